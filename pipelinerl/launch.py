@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from omegaconf import OmegaConf
 
@@ -16,17 +17,18 @@ from pipelinerl.base import faults
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.base.logs import setup_logging
-from pipelinerl.base.ports import ReservedPorts
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.compose import Composition, compose
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, load_domain
-from pipelinerl.launcher.arguments import USAGE, parse
+from pipelinerl.launcher.arguments import USAGE, launched_on_each_host, parse
+from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.checks import imports
 from pipelinerl.launcher.choices import keep_choices, print_choices
 from pipelinerl.launcher.folder import RunFolder, check_writable
 from pipelinerl.launcher.in_flight import choose_in_flight
-from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, usable_devices
+from pipelinerl.launcher.open_backend import open_backend
+from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.launcher.sharing import share_one_device
 from pipelinerl.launcher.supervision import ChildFailed
@@ -82,23 +84,28 @@ def launch(argv: Sequence[str]) -> int:
         return COMPLETED
     for notice in composition.notices:
         print(f"launcher: {notice}", flush=True)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("WORLD_SIZE: several nodes need streams that cross machines; run on one node")
+    if composition.tree.world.backend != "ray" and (remedy := launched_on_each_host(os.environ)) is not None:
+        raise ConfigError(remedy)
     dry_run = os.environ.get("DRY_RUN", "").lower() not in ("", "0", "false")
-    output_dir = fix_output_dir(composition.tree)
-    devices = usable_devices(composition, dry_run)
-    share_one_device(composition, devices, dry_run)
-    choose_in_flight(composition, devices, dry_run)
+    with open_backend(composition, dry_run) as backend:
+        return _checked_run(composition, backend, dry_run, arguments.plain)
+
+
+def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plain: bool) -> int:
+    output_dir, hosts = fix_output_dir(composition.tree), backend.hosts
+    devices = [device for host in hosts for device in host.devices]
+    share_one_device(composition, devices, dry_run, backend.card_memory)
+    choose_in_flight(composition, hosts, dry_run, backend.card_memory)
     domain = load_domain(composition.tree.domain_hooks)
-    cfg = checked(composition.tree, domain, len(devices), dry_run, composition.user_keys)
+    cfg = checked(composition.tree, domain, hosts, dry_run, composition.user_keys)
     check_writable(output_dir)
     if cfg.validate_:
         if unusable := imports.check(cfg):
             raise ConfigError(unusable)
         print(f"the configuration is valid; output_dir={output_dir}")
         return COMPLETED
-    with RunFolder(output_dir) as folder, ReservedPorts() as ports:
-        return _run(composition, domain, cfg, folder, devices, ports, dry_run, arguments.plain)
+    with RunFolder(output_dir) as folder:
+        return _run(composition, domain, cfg, folder, backend, dry_run, plain)
 
 
 def _run(
@@ -106,8 +113,7 @@ def _run(
     domain: Domain,
     cfg: Config,
     folder: RunFolder,
-    devices: Sequence[str],
-    ports: ReservedPorts,
+    backend: Backend,
     dry_run: bool,
     plain: bool,
 ) -> int:
@@ -122,7 +128,8 @@ def _run(
     if cfg.force_restart and not dry_run:
         folder.start_over(domain.folders)
     setup_logging(folder.path, "launcher", "launcher_0")
-    plan = make_plan(composition, domain, folder, devices, ports.take, dry_run, named)
+    backend.check_paths(folder.path, [cfg.model_path] if Path(cfg.model_path).is_dir() else [])
+    plan = make_plan(composition, domain, folder, backend, dry_run, named)
     print_choices(plan.rows)
     if dry_run:
         print(
@@ -146,7 +153,7 @@ def _run(
                 say(line)
 
         try:
-            supervise(plan, say, tick)
+            supervise(plan, say, tick, backend.others)
         except (ChildFailed, WaitExpired, Interrupted):
             for line in reconcile(folder.path).lines():  # where every rollout went, although it ends early
                 print(line, flush=True)

@@ -29,3 +29,18 @@ def write_whole(
     if mode is not None:
         beside.chmod(mode)
     os.replace(beside, path)
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there now, also one that another host has just written to a shared folder.
+
+    Network file systems remember for up to a minute that a name was not there. They look again once they see
+    that the folder was changed, and a change of one's own shows them.
+    """
+    if path.exists():
+        return True
+    try:
+        os.utime(path.parent)
+    except OSError:  # no such folder yet, or one of somebody else
+        return False
+    return path.exists()

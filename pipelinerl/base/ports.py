@@ -19,15 +19,20 @@ from pipelinerl.base.closing import Closing
 LOOPBACK = "127.0.0.1"
 
 
-def is_free(port: int) -> bool:
-    """Whether nothing listens on the port now."""
+def is_free(port: int, address: str = LOOPBACK) -> bool:
+    """Whether nothing listens on the port of this host's `address` now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((LOOPBACK, port))
+            probe.bind((address, port))
         except OSError:
             return False
     return True
+
+
+def is_free_everywhere(port: int, address: str) -> bool:
+    """Whether nothing listens on the port, neither at `address` nor for this host alone."""
+    return all(is_free(port, one) for one in {LOOPBACK, address})
 
 
 class ReservedPorts(Closing):

@@ -12,8 +12,16 @@ from pipelinerl.base.heartbeat import start_heartbeat
 log = logging.getLogger(__name__)
 
 
-def run_role(name: str, description: str | None, run: Callable[[Path], None], beats: bool = True) -> int:
+def run_role(
+    name: str,
+    description: str | None,
+    run: Callable[[Path], None],
+    beats: bool = True,
+    job: str | None = None,
+) -> int:
     """Run `pipelinerl.<name>` in the folder that the command line names; the exit code of the process.
+
+    The heartbeat is that of `job`, by default named like the role.
 
     An error is logged with its traceback, and told in one line on stderr, which the launcher shows.
     """
@@ -23,7 +31,7 @@ def run_role(name: str, description: str | None, run: Callable[[Path], None], be
     output_dir = parser.parse_args().output_dir
     try:
         if beats:
-            start_heartbeat(output_dir, name)
+            start_heartbeat(output_dir, job or name)
         faults.hit(f"{name}:start")
         run(output_dir)
     except Exception as error:

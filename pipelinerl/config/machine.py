@@ -21,7 +21,7 @@ class HardwareConfig(Section):
     threads_per_process: int = Field(1, ge=1)
     """Threads of each torch process on the CPU. More than one per process is ruinous on few cores."""
     devices: int = Field(0, ge=0)
-    """GPUs of this node that the run may use; 0 = all visible ones."""
+    """GPUs of each host that the run may use; 0 = all visible ones."""
 
 
 class WorldConfig(Section):
@@ -51,6 +51,18 @@ class WorldConfig(Section):
     """First port tried for reference engines."""
     service_start_port: int = Field(7000, ge=1, le=65535)
     """First port tried for the services of a domain (retrieval, scoring)."""
+    backend: Literal["local", "ray"] = "local"
+    """`ray`: the hosts of a running Ray cluster, the launcher's first; `local`: this host."""
+    hosts: int | None = Field(None, ge=1)
+    """Hosts to use, waited for up to `engine.start_deadline_s`; null = all that are alive. A dry run and
+    `validate` imagine them, 2 if null, each with `hardware.devices` GPUs."""
+    ray_address: str = "auto"
+    """Address of the Ray cluster."""
+    actor_hosts: int | None = Field(None, ge=0)
+    """How many hosts, from the last one, hold engines only; null = GPUs are divided by the fractions, engines
+    from the last host down. On CPUs each other host has a trainer rank; null = all hosts but the first."""
+    interface: str | None = None
+    """Network interface of NCCL and gloo between hosts; null = the one that has the host's address."""
 
 
 class Job(Section):
@@ -63,15 +75,15 @@ class Job(Section):
     replica_idx: int = 0
     """Index among the jobs of the same kind."""
     local_idx: int = 0
-    """Index among the jobs of the same kind on this node."""
+    """Index among the jobs of the same kind on this host."""
     node_rank: int = 0
-    """Node that runs the job."""
+    """Host that runs the job; 0 is the launcher's."""
     hostname: str = "127.0.0.1"
     """Host at which the other roles reach it."""
     port: int | None = None
-    """Port of its server, None for a job without one."""
+    """Port of its server; of a trainer on several hosts, that of their rendezvous; None for any other job."""
     gpus: list[int] = []
-    """Devices given to it; empty on the CPU."""
+    """Devices given to it, counted on its host; empty on the CPU."""
     url: str = ""
     """Base address of its server, empty without one."""
     environment_key: str | None = None
@@ -117,7 +129,8 @@ class StreamsConfig(Section):
     save: str = "3600 1"
     """When the launcher's own server writes its data to disk (redis' `save`); "" = never."""
     password: SecretStr | None = None
-    """What the server asks for; needed where it listens beyond this machine."""
+    """What the server asks for; needed where it listens beyond this machine. On several hosts the launcher
+    makes one up for its own."""
     namespace: str | None = None
     """Prefix of the keys; the run's folder when null. For a server that several machines share."""
 

@@ -227,6 +227,11 @@ class Config(OpenSection):
         """Whether this run ever asks its test problems."""
         return bool(self.test_dataset_names and (self.eval_every_n_versions or self.eval_at_end))
 
+    @property
+    def several_hosts(self) -> bool:
+        """Whether some process of the run is placed beyond the launcher's host."""
+        return any(job.node_rank for job in self.jobs)
+
     def jobs_of(self, kind: str) -> list[Job]:
         """The jobs of one kind, in order."""
         return [job for job in self.jobs if job.kind == kind]

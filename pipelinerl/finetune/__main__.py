@@ -15,8 +15,10 @@ from pipelinerl.streams import set_streams_backend
 
 
 def main() -> int:
-    # One heartbeat for all ranks; the others hold up rank 0.
-    return run_role("finetune", __doc__, _run, beats=os.environ.get("RANK", "0") == "0")
+    # One heartbeat for all ranks of a host; the others hold up its first one.
+    host = os.environ.get("GROUP_RANK", "0")
+    job = "finetune" if host == "0" else f"finetune_{host}"
+    return run_role("finetune", __doc__, _run, beats=os.environ.get("LOCAL_RANK", "0") == "0", job=job)
 
 
 def _run(output_dir: Path) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import torch
 
+from pipelinerl.base.ports import LOOPBACK
 from pipelinerl.base.waits import waiting
 from pipelinerl.config import Config
 from pipelinerl.finetune.step import Learner
+from pipelinerl.run_state.lost_engines import LostEngines
 from pipelinerl.run_state.replacements import ask_for_replacement
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.nccl_transport import NcclTransport
@@ -54,7 +56,9 @@ class EngineBroadcaster(Broadcaster):
         self._exact = self._dtype == torch.float32 and not cfg.finetune.load_as_bf16
         elements = learner.elements
         transport = build_transport(cfg, elements, self._dtype, learner.device)
-        self._publisher = Publisher([job.url for job in cfg.jobs_of("actor_llm")], transport, cfg.weights.kv)
+        urls = [job.url for job in cfg.jobs_of("actor_llm")]
+        lost = LostEngines(self._output_dir).take if cfg.several_hosts else tuple
+        self._publisher = Publisher(urls, transport, cfg.weights.kv, lost=lost)
         self._updates = 0
         self._unchecked = FIRST_UPDATES
 
@@ -135,10 +139,12 @@ def build_transport(cfg: Config, elements: int, dtype: torch.dtype, device: torc
             buffer_bytes=weights.buffer_mb * 2**20,
             buffers=weights.buffers,
             first_port=cfg.world.actor_group_port,
+            address=cfg.jobs_of("finetune")[0].hostname if cfg.several_hosts else LOOPBACK,
             ahead=cfg.weights_ahead,
         )
     configured = Path(weights.directory) if weights.directory else None
-    directory = weights_directory(Path(str(cfg.output_dir)), elements * dtype.itemsize, configured)
+    output_dir, size = Path(str(cfg.output_dir)), elements * dtype.itemsize
+    directory = weights_directory(output_dir, size, configured, shared=cfg.several_hosts)
     return FileTransport(directory, dtype, cfg.weights_ahead)
 
 

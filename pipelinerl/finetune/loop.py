@@ -193,12 +193,22 @@ class Trainer:
             raise ValueError(
                 f"step {counters.completed_steps} holds {total.texts} texts, expected {expected}"
             )
-        rollouts.close(rollout_log)
+        self._note_ends(rollouts, rollout_log)
         counters.epoch = max(counters.epoch, total.epoch)
         self._count_step(total, grad_norm)
         if self.ranks.is_main and counters.completed_steps % self.finetune.log_each_n_steps == 0:
             self._log(total, coefficients)
         return total.worked_s, batch
+
+    def _note_ends(self, rollouts: StepRollouts, rollout_log: RolloutLog) -> None:
+        """The update took place: each rank writes down its rollouts, on several hosts the first for all."""
+        if not self.cfg.several_hosts:
+            rollouts.close(rollout_log)
+            return
+        # Between the hosts of a shared folder an appended line is not whole.
+        for each in self.ranks.gather(rollouts):
+            if self.ranks.is_main:
+                each.close(rollout_log)
 
     def _micro_batches(self, feed: Feed) -> Iterator[PipelineBatchEncoding]:
         """The step's; with a sharded policy a rank that is done goes on with sentinels until all are."""
@@ -297,7 +307,8 @@ class Trainer:
         if self.cfg.max_lag == 0 and version == self.counters.last_broadcasted_version:
             names = {job.name for job in self.cfg.jobs}
             roles = [role for role in KINDS if role in names]
-            wait_for_snapshots(self.output_dir, roles, version, self.cfg.watchdog.input_deadline_s)
+            deadline_s, shared = self.cfg.watchdog.input_deadline_s, self.cfg.several_hosts
+            wait_for_snapshots(self.output_dir, roles, version, deadline_s, shared)
 
     def _finish(self, feed: Feed) -> None:
         self._save(feed, self.finetune.keep_intermediate_checkpoints, self.finetune.save_final_training_state)

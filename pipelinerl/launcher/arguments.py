@@ -1,7 +1,7 @@
 """The command line of the launcher: hydra's grammar, read without hydra's application machinery."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,4 +62,18 @@ def parse(argv: Sequence[str]) -> Arguments:
         show=given.cfg is not None,
         plain=given.plain,
         help=given.help,
+    )
+
+
+def launched_on_each_host(environ: Mapping[str, str]) -> str | None:
+    """What to say if a launcher such as torchrun has started one process on each of several hosts."""
+    count = environ.get("WORLD_SIZE", "1")
+    if not count.isdigit() or int(count) <= 1:
+        return None
+    rank, first = environ.get("RANK", "0"), environ.get("MASTER_ADDR", "HEAD")
+    return (
+        f"WORLD_SIZE={count} (RANK={rank}): one launcher starts everything on all hosts; join them in a Ray "
+        "cluster and run this command once, with world.backend=ray streams=redis: on each host, "
+        f"ray symmetric-run --address {first}:6379 --min-nodes {count} -- python -m pipelinerl.launch ... "
+        "(docs/several_machines.md)"
     )

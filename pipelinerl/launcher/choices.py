@@ -14,6 +14,7 @@ from pipelinerl.base.files import write_whole
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.finetune import Checkpointing
+from pipelinerl.config.hosts import Host
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import NamedService, ServiceSpec
 from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_version
@@ -37,7 +38,7 @@ def choices(
     cfg: Config,
     composition: Composition,
     output_dir: Path,
-    devices: Sequence[str],
+    hosts: Sequence[Host],
     checkpoint: Path | None,
     services: Sequence[ServiceSpec],
     named: Sequence[tuple[NamedService, str]],
@@ -50,13 +51,14 @@ def choices(
         return "given" if key in given else otherwise
 
     yield Choice("output folder", str(output_dir), why("output_dir", "default"), "output_dir=DIR")
-    yield _hardware(cfg, composition, devices)
+    yield _hardware(cfg, composition, hosts)
+    yield from _hosts(cfg, hosts, why)
     model = str(checkpoint) if checkpoint else cfg.model_path
     because = "latest checkpoint" if checkpoint else why("model_path", "default of this domain")
     yield Choice("model", model, because, "model_path=DIR")
     yield _datasets(cfg, composition)
     yield _engine(cfg)
-    yield from _http_processes(cfg, why)
+    yield from _http_processes(cfg, hosts, why)
     key, in_flight = "actor.llm_max_rollouts", f"{cfg.actor.llm_max_rollouts} for each engine"
     yield Choice("rollouts at once", in_flight, why(key, composition.reasons.get(key, "profile")), f"{key}=N")
     ahead = ", received ahead" if cfg.weights_ahead else ""
@@ -81,11 +83,22 @@ def choices(
     yield from _rest(cfg)
 
 
-def _hardware(cfg: Config, composition: Composition, devices: Sequence[str]) -> Choice:
+def _hardware(cfg: Config, composition: Composition, hosts: Sequence[Host]) -> Choice:
+    devices = sum(len(host.devices) for host in hosts)
     found = f"{len(composition.devices)} GPUs found" if composition.devices else "no GPU found"
-    used = f"{cfg.hardware.kind}, {len(devices)} GPUs" if cfg.hardware.kind == "gpu" else "cpu"
+    used = f"{cfg.hardware.kind}, {devices} GPUs" if cfg.hardware.kind == "gpu" else "cpu"
     given = "hardware" in composition.user_keys
     return Choice("hardware", used, f"given ({found})" if given else found, "hardware=cpu|gpu")
+
+
+def _hosts(cfg: Config, hosts: Sequence[Host], why: Callable[[str, str], str]) -> Iterator[Choice]:
+    """Which process runs on which host, with its GPUs; nothing for the usual one."""
+    for host in hosts if cfg.world.backend == "ray" else ():
+        gpus = {job.name: f" ({','.join(map(str, job.gpus))})" if job.gpus else "" for job in cfg.jobs}
+        here = [f"{job.name}{gpus[job.name]}" for job in cfg.jobs if job.node_rank == host.rank]
+        because = why("world.hosts", "in the Ray cluster") if host.rank else "the launcher's"
+        shown = f"{host.name}, {host.address}: {', '.join(here) or 'nothing'}"
+        yield Choice(f"host {host.rank}", shown, because, "world.hosts=N")
 
 
 def _datasets(cfg: Config, composition: Composition) -> Choice:
@@ -117,12 +130,13 @@ def _engine(cfg: Config) -> Choice:
     return Choice("engines", text, source, "vllm_config.version=V")
 
 
-def _http_processes(cfg: Config, why: Callable[[str, str], str]) -> Iterator[Choice]:
+def _http_processes(cfg: Config, hosts: Sequence[Host], why: Callable[[str, str], str]) -> Iterator[Choice]:
     engine = next((job for job in cfg.jobs_of("actor_llm") if job.gpus), None)
     if engine is None:
         return
-    key, number = "vllm_config.api_server_count", http_processes(cfg, engine)
-    profile = "cores of this host" if cfg.vllm_config.api_server_count is None else "profile"
+    key, number = "vllm_config.api_server_count", http_processes(cfg, engine, hosts[engine.node_rank])
+    cores = "cores of this host" if len(hosts) == 1 else "cores of its host"
+    profile = cores if cfg.vllm_config.api_server_count is None else "profile"
     yield Choice("HTTP processes", f"{number} for each engine", why(key, profile), f"{key}=N")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipelinerl.base.heartbeat import heartbeat_path
+from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
@@ -42,17 +43,17 @@ def commands(
     cfg: Config,
     output_dir: Path,
     services: Sequence[ServiceSpec],
-    devices: Sequence[str],
+    hosts: Sequence[Host],
     checkpoint: Path | None,
 ) -> list[ChildSpec]:
     """One child process per job, in the order of `cfg.jobs`, and the trainer's stand-in where it is needed.
 
-    `checkpoint` is the folder that engines load instead of `model_path`, `devices` are the ids of the GPUs
-    that `job.gpus` counts.
+    `checkpoint` is the folder that engines load instead of `model_path`; on `hosts` are the GPUs that
+    `job.gpus` counts.
     """
     already_run = ("actor_llm",) if cfg.debug.use_existing_llms else ()
     jobs = [job for job in cfg.jobs if job.kind not in already_run]
-    run = _Run(cfg, output_dir, jobs, devices)
+    run = _Run(cfg, output_dir, jobs, hosts)
     specs = {spec.name: spec for spec in services}
     made: list[ChildSpec] = []
     for job in jobs:
@@ -72,12 +73,12 @@ def commands(
     return made
 
 
-def http_processes(cfg: Config, job: Job) -> int:
-    """HTTP processes of a vLLM engine: as many as are given, or as this host has cores for."""
+def http_processes(cfg: Config, job: Job, host: Host) -> int:
+    """HTTP processes of a vLLM engine: as many as are given, or as its host has cores for."""
     if cfg.vllm_config.api_server_count is not None or not job.gpus:
         return cfg.vllm_config.api_server_count or 1
-    used = {gpu for one in cfg.jobs for gpu in one.gpus}
-    return api_servers(len(os.sched_getaffinity(0)), len(job.gpus), len(used))
+    used = {gpu for one in cfg.jobs if one.node_rank == host.rank for gpu in one.gpus}
+    return api_servers(host.cores, len(job.gpus), len(used))
 
 
 def compiler_caches() -> dict[str, str]:
@@ -96,8 +97,8 @@ def compiler_caches() -> dict[str, str]:
 class _Run:
     """Commands of one run; `jobs` are those that the launcher starts."""
 
-    def __init__(self, cfg: Config, output_dir: Path, jobs: Sequence[Job], devices: Sequence[str]) -> None:
-        self._cfg, self._output_dir, self._devices = cfg, output_dir, devices
+    def __init__(self, cfg: Config, output_dir: Path, jobs: Sequence[Job], hosts: Sequence[Host]) -> None:
+        self._cfg, self._output_dir, self._hosts = cfg, output_dir, hosts
         self._servers = tuple(_process_name(job) for job in jobs if job.kind in NEEDED_BY_ROLLOUTS)
         self._streams = tuple(name for name in self._servers if name == STREAMS_CHILD)
         # More than one thread per process is ruinous on few cores.
@@ -157,11 +158,8 @@ class _Run:
         """Actor, preprocess, trainer, or the server of an environment."""
         cfg, output_dir = self._cfg, self._output_dir
         argv = [sys.executable, "-m"]
-        if job.kind == "finetune" and len(job.gpus) > 1:
-            argv += ["accelerate.commands.launch", "--num_processes", str(len(job.gpus))]
-            if cfg.accelerate_config is not None:
-                argv += ["--config_file", cfg.accelerate_config]
-            argv += ["-m"]
+        if job.kind == "finetune":
+            argv += self._ranks(job)
         argv += [ROLE_MODULES[job.kind], str(output_dir), "--job", str(job.idx)]
         env = {}
         if cfg.hardware.kind == "gpu":
@@ -172,13 +170,15 @@ class _Run:
         # that both share, though, vLLM measures free memory while it starts.
         depends = self._servers if job.kind == "actor" else self._streams
         if job.kind == "finetune":
-            shared = [other.name for other in cfg.jobs_of("actor_llm") if set(other.gpus) & set(job.gpus)]
+            beside = [other for other in cfg.jobs_of("actor_llm") if other.node_rank == job.node_rank]
+            shared = [other.name for other in beside if set(other.gpus) & set(job.gpus)]
             depends += tuple(name for name in shared if name in self._servers)
         return ChildSpec(
             name=job.name,
             argv=argv,
-            env=self._env | env,
+            env=self._env | self._network(job) | env,
             log_dir=output_dir / job.name,
+            host=job.node_rank,
             depends=depends,
             heartbeat=HeartbeatCheck(
                 path=heartbeat_path(output_dir, job.name),
@@ -186,6 +186,33 @@ class _Run:
                 silent_deadline_s=cfg.watchdog.silent_deadline_s,
             ),
         )
+
+    def _ranks(self, job: Job) -> list[str]:
+        """What starts several ranks of the trainer, on this job's host and on those of its other jobs."""
+        trainers = self._cfg.jobs_of("finetune")
+        several, first = len(trainers) > 1, trainers[0]
+        if not several and len(job.gpus) <= 1:
+            return []
+        argv = ["accelerate.commands.launch", "--num_processes", str(self._cfg.derived.trainer_ranks)]
+        if several:
+            argv += ["--num_machines", str(len(trainers)), "--machine_rank", str(job.replica_idx)]
+            argv += ["--main_process_ip", first.hostname, "--main_process_port", str(first.port)]
+            argv += ["--rdzv_backend", "static"]
+        if self._cfg.accelerate_config is not None:
+            argv += ["--config_file", self._cfg.accelerate_config]
+        elif several:  # accelerate itself looks for several GPUs on each host
+            argv += ["--multi_gpu"]
+        return [*argv, "-m"]
+
+    def _network(self, job: Job) -> dict[str, str]:
+        """Which interface carries what goes between hosts; what the user has set stays."""
+        if not self._cfg.several_hosts:
+            return {}
+        host = self._hosts[job.node_rank]
+        env = {"VLLM_HOST_IP": host.address}
+        if (interface := self._cfg.world.interface or host.interface) is not None:
+            env |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
+        return {name: value for name, value in env.items() if name not in os.environ}
 
     def _server(
         self,
@@ -196,11 +223,15 @@ class _Run:
         start_deadline_s: float | None = None,
     ) -> ChildSpec:
         engine, name = self._cfg.engine, _process_name(job)
+        served = job.kind == "actor_llm"
         return ChildSpec(
             name=name,
             argv=argv,
-            env=self._env | dict(env),
+            env=self._env | self._network(job) | dict(env),
             log_dir=self._output_dir / name,
+            host=job.node_rank,
+            alike=tuple(one.name for one in self._cfg.jobs_of("actor_llm")) if served else (),
+            least=engine.min_alive,
             health=HealthCheck(
                 url=job.url + health,
                 start_deadline_s=start_deadline_s or engine.start_deadline_s,
@@ -244,14 +275,14 @@ class _Run:
             version=VllmVersion.parse(vllm.version or installed_version(vllm.python) or DEFAULT_VERSION),
             kwargs=vllm.vllm_kwargs,
             fp32_head=bool(cfg.fp32_layer_prefix),
-            api_server_count=http_processes(cfg, job),
+            api_server_count=http_processes(cfg, job, self._hosts[job.node_rank]),
             trust_remote_code=cfg.finetune.trust_remote_code,
             python=vllm.python,
         )
         return serve_argv(options), serve_env(self._gpus(job))
 
     def _gpus(self, job: Job) -> list[str]:
-        devices = self._devices
+        devices = self._hosts[job.node_rank].devices
         return [devices[index] if index < len(devices) else str(index) for index in job.gpus]
 
 

@@ -25,6 +25,7 @@ MADE_BY_A_RUN = (
     "conf",
     "environment_*",
     "finetune",
+    "finetune_*",
     "launcher",
     "preprocess",
     "ref_vllm_*",

@@ -6,10 +6,10 @@ from omegaconf import OmegaConf
 
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import typed
-from pipelinerl.config.machine import Job
+from pipelinerl.config.hosts import Host
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.decoder_shape import decoder_shape, model_config
-from pipelinerl.launcher.placement import derive, layout
+from pipelinerl.launcher.placement import Place, derive, layout
 from pipelinerl.launcher.sharing import ENGINE_BYTES_PER_PARAMETER, ENGINE_OTHER, CardMemory, card_memory
 
 KEY = "actor.llm_max_rollouts"
@@ -21,7 +21,7 @@ USUAL_LENGTH = 0.5
 
 def choose_in_flight(
     composition: Composition,
-    devices: Sequence[str],
+    hosts: Sequence[Host],
     dry_run: bool,
     memory_of: Callable[[str], CardMemory | None] = card_memory,
 ) -> None:
@@ -34,7 +34,7 @@ def choose_in_flight(
     if OmegaConf.select(tree, KEY) is not None:
         return
     try:
-        number, because = _in_flight(typed(tree), devices, dry_run, memory_of)
+        number, because = _in_flight(typed(tree), hosts, dry_run, memory_of)
     except ValueError:  # a ConfigError, or a flag that is no number
         return  # the checks, which come next, say it
     OmegaConf.update(tree, KEY, number)
@@ -42,18 +42,19 @@ def choose_in_flight(
 
 
 def _in_flight(
-    cfg: Config, devices: Sequence[str], dry_run: bool, memory_of: Callable[[str], CardMemory | None]
+    cfg: Config, hosts: Sequence[Host], dry_run: bool, memory_of: Callable[[str], CardMemory | None]
 ) -> tuple[int, str]:
-    places = layout(cfg, list(range(len(devices))))
-    update = derive(cfg, [Job(kind="finetune", idx=0, gpus=places.trainer)]).texts_per_update
+    places = layout(cfg, hosts)
+    update = derive(cfg, places.trainer_jobs).texts_per_update
     texts = update if cfg.max_lag is None else (cfg.max_lag // update + 1) * update
-    engines = places.engines or [[]]
+    engines = places.engines or [Place(0, [])]
     number = -(-texts // len(engines))
     source = "an update" if cfg.max_lag is None else f"max_lag={cfg.max_lag}"
     because = f"{texts} texts of {source} for {len(engines)} engines"
     if number > MOST:
         number, because = MOST, f"{because}, at most {MOST}"
-    room = _cached_requests(cfg, [devices[index] for index in engines[0]], dry_run, memory_of)
+    cards = [hosts[engines[0].host].devices[index] for index in engines[0].gpus]
+    room = _cached_requests(cfg, cards, dry_run, memory_of)
     if room is not None and room < number:
         number, because = room, "room for their keys and values"
     if number < FEWEST:

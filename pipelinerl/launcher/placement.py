@@ -5,16 +5,19 @@ Pure functions of the configuration, called once by the launcher's plan and once
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipelinerl.base.errors import ConfigError
-from pipelinerl.base.ports import LOOPBACK, is_free
+from pipelinerl.base.ports import LOOPBACK
 from pipelinerl.config.environments import replicas
+from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import DerivedConfig, Job, JobKind
 from pipelinerl.config.tree import Config
 
 STREAMS_SERVICE = "redis"
 """Name of the service that the core itself may start."""
+RENDEZVOUS_PORT = 29500
+"""First port tried for the rendezvous of trainer ranks on several hosts; torch's own default."""
 
 
 def split_devices(total: int, fractions: tuple[int, int, int], per_engine: int = 1) -> tuple[int, int, int]:
@@ -35,114 +38,251 @@ def split_devices(total: int, fractions: tuple[int, int, int], per_engine: int =
     return actor, preprocessor, total - actor - preprocessor
 
 
+class Place(NamedTuple):
+    """Devices of one host, counted there; none on a CPU."""
+
+    host: int
+    gpus: list[int]
+
+
 @dataclass(frozen=True)
 class Layout:
-    """GPUs of each engine and of each reference engine, none on a CPU, and those left for the trainer."""
+    """Where each engine and each reference engine is, and the trainer's ranks on each of its hosts."""
 
-    engines: list[list[int]]
-    references: list[list[int]]
-    trainer: list[int]
+    engines: list[Place]
+    references: list[Place]
+    trainer: list[Place]
+
+    @property
+    def trainer_jobs(self) -> list[Job]:
+        """The trainer's jobs, for `derive`."""
+        return [Job(kind="finetune", idx=0, gpus=place.gpus) for place in self.trainer]
 
 
-def layout(cfg: Config, devices: list[int]) -> Layout:
+def layout(cfg: Config, hosts: Sequence[Host]) -> Layout:
     """Who gets which devices, as if every role ran. Raises ConfigError if they do not suffice."""
     world, roles = cfg.world, cfg.debug.roles
     if cfg.hardware.kind == "cpu":
-        return Layout([[]] * cfg.engine.count, [[]] if world.preprocessor_fraction else [], [])
-    if not devices:
+        return _on_cpus(cfg, hosts)
+    everything = [Place(host.rank, list(range(len(host.devices)))) for host in hosts if host.devices]
+    total = sum(len(place.gpus) for place in everything)
+    if not total:
         raise ConfigError("hardware=gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES or use hardware=cpu")
     if "actor_llm" not in roles and not cfg.debug.place_inference_workers:
-        return Layout([], [], devices)
-    if len(devices) == 1 and "finetune" in roles:
+        return Layout([], [], everything)
+    if total == 1 and "finetune" in roles:
         if not world.share_device:
             raise ConfigError(
                 "world: one GPU for engine and trainer; set world.share_device=true or use hardware=cpu"
             )
-        return Layout([devices], [], devices)
-    per_engine = cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
-    fractions = (world.actor_fraction, world.preprocessor_fraction, world.finetune_fraction)
-    actor, reference, trainer = split_devices(len(devices), fractions, per_engine)
-    if trainer < (1 if "finetune" in roles else 0):
+        return Layout(everything, [], everything)
+    return _on_gpus(cfg, everything, cfg.vllm_config.parallel_size("tensor", "pipeline", "data"))
+
+
+def _on_cpus(cfg: Config, hosts: Sequence[Host]) -> Layout:
+    """Engines in turn on the hosts for engines, from the last one; a trainer rank on each other host."""
+    ranks, only = [host.rank for host in hosts], cfg.world.actor_hosts
+    if only is not None and only >= len(hosts) > 1:
+        raise _all_for_engines(only, len(hosts))
+    if len(hosts) == 1:
+        served, trained = ranks, ranks
+    elif only is None:
+        served, trained = ranks[1:], ranks[:1]
+    else:
+        served, trained = ranks[-only:], ranks[: len(ranks) - only]
+    engines = [Place(served[-1 - index % len(served)], []) for index in range(cfg.engine.count)]
+    references = [Place(0, [])] if cfg.world.preprocessor_fraction else []
+    return Layout(engines, references, [Place(rank, []) for rank in trained])
+
+
+def _on_gpus(cfg: Config, everything: Sequence[Place], per_engine: int) -> Layout:
+    """No engine is divided over hosts, and trainer ranks are equal in number on each of theirs."""
+    world, trains = cfg.world, "finetune" in cfg.debug.roles
+    largest = max(len(place.gpus) for place in everything)
+    if len(everything) > 1 and per_engine > largest:
         raise ConfigError(
-            f"world: {len(devices)} GPUs leave {max(trainer, 0)} for the trainer "
-            f"({actor} for engines, {reference} for references, {per_engine} per engine); "
-            "lower world.actor_fraction or the parallel sizes"
+            f"vllm_config.vllm_kwargs: an engine of {per_engine} GPUs (tensor x pipeline x data) is larger "
+            f"than a host ({largest}); lower the parallel sizes"
         )
-    groups = [devices[first : first + per_engine] for first in range(0, actor + reference, per_engine)]
-    engines = actor // per_engine
-    rest = devices[actor + reference :] if "finetune" in roles else []
-    return Layout(groups[:engines], groups[engines:], rest)
+    if world.actor_hosts is not None:
+        places = _whole_hosts(cfg, everything, per_engine)
+    else:
+        fractions = (world.actor_fraction, world.preprocessor_fraction, world.finetune_fraction)
+        total = sum(len(place.gpus) for place in everything)
+        actor, reference, trainer = split_devices(total, fractions, per_engine)
+        if trainer < trains:
+            raise ConfigError(
+                f"world: {total} GPUs leave {max(trainer, 0)} for the trainer "
+                f"({actor} for engines, {reference} for references, {per_engine} per engine); "
+                "lower world.actor_fraction or the parallel sizes"
+            )
+        places = _fill(everything, actor // per_engine, reference // per_engine, per_engine, trains)
+    shares = {place.host: len(place.gpus) for place in places.trainer}
+    if trains and len(set(shares.values())) != 1:
+        shown = ", ".join(f"{count} on host {rank}" for rank, count in shares.items()) or "none"
+        raise ConfigError(
+            f"world: trainer ranks must be equal in number on each host, not {shown}; set world.actor_hosts, "
+            "the fractions or hardware.devices"
+        )
+    return places
+
+
+def _whole_hosts(cfg: Config, everything: Sequence[Place], per_engine: int) -> Layout:
+    """Engines alone on the last `world.actor_hosts` hosts, references and trainer on the others."""
+    world, count = cfg.world, cfg.world.actor_hosts or 0
+    if count >= len(everything):
+        raise _all_for_engines(count, len(everything))
+    if count == 0:
+        raise ConfigError("world.actor_hosts=0: leaves no GPU for engines; set null or at least 1")
+    rest = everything[:-count]
+    references = 0
+    if world.preprocessor_fraction:
+        left, shares = (
+            sum(len(place.gpus) for place in rest),
+            (world.preprocessor_fraction, world.finetune_fraction),
+        )
+        references = split_devices(left, (0, *shares), per_engine)[1] // per_engine
+    others = _fill(rest, 0, references, per_engine, "finetune" in cfg.debug.roles)
+    return Layout(_slots(everything[-count:], per_engine), others.references, others.trainer)
+
+
+def _slots(places: Sequence[Place], per_engine: int) -> list[Place]:
+    """Where engines fit, from the last host down and on each host from its first device up."""
+    return [
+        Place(host, gpus[first : first + per_engine])
+        for host, gpus in reversed(places)
+        for first in range(0, len(gpus) - per_engine + 1, per_engine)
+    ]
+
+
+def _fill(places: Sequence[Place], engines: int, references: int, per_engine: int, trains: bool) -> Layout:
+    """The first slots for engines, then for references; the trainer gets what is left on each host."""
+    slots = _slots(places, per_engine)
+    if engines + references > len(slots):
+        raise ConfigError(
+            f"world: {engines + references} engines of {per_engine} GPUs do not fit, {len(slots)} do; lower "
+            "world.actor_fraction or the parallel sizes"
+        )
+    taken = {(slot.host, gpu) for slot in slots[: engines + references] for gpu in slot.gpus}
+    rest = [Place(host, [gpu for gpu in gpus if (host, gpu) not in taken]) for host, gpus in places]
+    trainer = [place for place in rest if place.gpus] if trains else []
+    return Layout(slots[:engines], slots[engines : engines + references], trainer)
+
+
+def _all_for_engines(asked: int, hosts: int) -> ConfigError:
+    return ConfigError(
+        f"world.actor_hosts={asked}: leaves none of {hosts} hosts for the trainer; set at most {hosts - 1}"
+    )
 
 
 class _Jobs:
-    """Jobs in the order of their index; each server gets a port of its own."""
+    """Jobs in the order of their index; each server gets a port of its own on its host."""
 
-    def __init__(self, free: Callable[[int], bool]) -> None:
+    def __init__(self, hosts: Sequence[Host], free: Callable[[int, int], bool]) -> None:
         self.all: list[Job] = []
+        self._hosts = {host.rank: host for host in hosts}
         self._free = free
 
     def count(self, kind: JobKind) -> int:
         return sum(job.kind == kind for job in self.all)
 
-    def add(self, kind: JobKind, name: str, **more: Any) -> None:
-        index = self.count(kind)
-        places = {"idx": len(self.all), "replica_idx": index, "local_idx": index}
-        self.all.append(Job.model_validate({"kind": kind, "name": name, **places, **more}))
+    def add(self, kind: JobKind, name: str, host: int = 0, **more: Any) -> None:
+        """Add a job on a host."""
+        local = sum(job.kind == kind and job.node_rank == host for job in self.all)
+        places = {
+            "idx": len(self.all),
+            "replica_idx": self.count(kind),
+            "local_idx": local,
+            "node_rank": host,
+        }
+        own = {"hostname": self._hosts[host].address, **places, **more}
+        self.all.append(Job.model_validate({"kind": kind, "name": name, **own}))
 
-    def serve(self, kind: JobKind, name: str, port: int, scheme: str = "http", **more: Any) -> None:
-        """Add a job with a server, at the first free port from `port` upwards; ConfigError without any."""
-        given = {job.port for job in self.all}
-        found = next((p for p in range(port, 65536) if p not in given and self._free(p)), None)
+    def port(self, host: int, first: int) -> int:
+        """The first free port from `first` upwards; ConfigError without any."""
+        given = {job.port for job in self.all if job.node_rank == host}
+        found = next((p for p in range(first, 65536) if p not in given and self._free(host, p)), None)
         if found is None:
-            raise ConfigError(f"port {port}: no free port from here to 65535; choose a lower one")
-        self.add(kind, name, port=found, url=f"{scheme}://{LOOPBACK}:{found}", **more)
+            raise ConfigError(f"port {first}: no free port from here to 65535; choose a lower one")
+        return found
+
+    def serve(
+        self,
+        kind: JobKind,
+        name: str,
+        port: int,
+        host: int = 0,
+        scheme: str = "http",
+        private: bool = False,
+        **more: Any,
+    ) -> None:
+        """Add a job with a server, at the first free port from `port` upwards; ConfigError without any.
+
+        One that is `private` is reached from its host only.
+        """
+        found = self.port(host, port)
+        address = LOOPBACK if private else self._hosts[host].address
+        self.add(kind, name, host, hostname=address, port=found, url=f"{scheme}://{address}:{found}", **more)
 
 
 def place(
-    cfg: Config,
-    devices: Sequence[int],
-    services: Iterable[str] = (),
-    free: Callable[[int], bool] = is_free,
+    cfg: Config, hosts: Sequence[Host], services: Iterable[str], free: Callable[[int, int], bool]
 ) -> list[Job]:
-    """Every process of the run on this node.
+    """Every process of the run.
 
-    `devices` are the indices of the usable GPUs (none on the CPU), `services` the names of the servers to
-    start, `free` says whether a port may be used. Raises ConfigError if the devices do not suffice.
+    `services` are the names of the servers to start, `free` says whether a host (by its rank) may use a port.
+    Actor, preprocess, redis, services and environments are on the launcher's host; the last two are reached
+    from there only. Raises ConfigError if the devices do not suffice.
     """
-    roles, places = cfg.debug.roles, layout(cfg, list(devices))
-    world, jobs = cfg.world, _Jobs(free)
+    roles, places = cfg.debug.roles, layout(cfg, hosts)
+    world, jobs = cfg.world, _Jobs(hosts, free)
     if cfg.streams.starts_server:
-        jobs.serve("service", STREAMS_SERVICE, cfg.streams.port, "redis")
+        jobs.serve("service", STREAMS_SERVICE, cfg.streams.port, scheme="redis")
     for name in services:
-        jobs.serve("service", name, world.service_start_port)
-    for index, gpus in enumerate(places.engines if "actor_llm" in roles else []):
+        jobs.serve("service", name, world.service_start_port, private=True)
+    for index, (host, gpus) in enumerate(places.engines if "actor_llm" in roles else []):
         name, port = f"actor_vllm_{index}", cfg.engine.port + index
         if cfg.debug.use_existing_llms:
             jobs.add("actor_llm", name, port=port, url=f"http://{LOOPBACK}:{port}", gpus=gpus)
         else:
-            jobs.serve("actor_llm", name, port, gpus=gpus)
-    for index, gpus in enumerate(places.references if "preprocessor" in roles else []):
-        jobs.serve("preprocessor_llm", f"ref_vllm_{index}", world.reference_start_port + index, gpus=gpus)
+            jobs.serve("actor_llm", name, port, host, gpus=gpus)
+    for index, (host, gpus) in enumerate(places.references if "preprocessor" in roles else []):
+        port = world.reference_start_port + index
+        jobs.serve("preprocessor_llm", f"ref_vllm_{index}", port, host, gpus=gpus)
     if "actor" in roles:
         for key, count in replicas(cfg, jobs.count("actor_llm")).items():
             for index in range(count):
                 name = f"environment_{jobs.count('environment')}"
-                port = world.environment_start_port
-                jobs.serve("environment", name, port, environment_key=key, environment_index=index)
+                own: dict[str, Any] = {"environment_key": key, "environment_index": index}
+                jobs.serve("environment", name, world.environment_start_port, private=True, **own)
         jobs.add("actor", "actor")
     if "preprocessor" in roles:
         # Without reference engines preprocess scores the reference itself, on the trainer's last device.
         scores = cfg.finetune.rl.uses_reference and not jobs.count("preprocessor_llm")
-        jobs.add("preprocessor", "preprocess", gpus=places.trainer[-1:] if scores else [])
-    if "finetune" in roles:
-        jobs.add("finetune", "finetune", gpus=places.trainer)
+        here = next((place.gpus for place in places.trainer if place.host == 0), None)
+        if scores and places.trainer and here is None:
+            raise ConfigError(
+                "finetune.rl: the reference is scored on a GPU of the trainer, which has none on host 0; set "
+                "world.preprocessor_fraction"
+            )
+        jobs.add("preprocessor", "preprocess", gpus=here[-1:] if scores and here else [])
+    _add_trainer(jobs, places.trainer if "finetune" in roles else [])
     return jobs.all
+
+
+def _add_trainer(jobs: _Jobs, places: Sequence[Place]) -> None:
+    """One job on each of its hosts; where there are several, the first has the port of their rendezvous."""
+    port = jobs.port(places[0].host, RENDEZVOUS_PORT) if len(places) > 1 else None
+    for index, (host, gpus) in enumerate(places):
+        name = f"finetune_{index}" if index else "finetune"
+        jobs.add("finetune", name, host, gpus=gpus, port=None if index else port)
 
 
 def derive(cfg: Config, jobs: Sequence[Job]) -> DerivedConfig:
     """Quantities on which every role must agree; section `derived` of the run's tree."""
     finetune = cfg.finetune
-    ranks = max([1, *(len(job.gpus) for job in jobs if job.kind == "finetune")])
+    # One rank on each of its devices, or one on a host where it has none.
+    ranks = sum(max(1, len(job.gpus)) for job in jobs if job.kind == "finetune") or 1
     step = _round_up(finetune.train_batch_size * finetune.gradient_accumulation_passes, ranks)
     update = _round_up(finetune.weight_update_interval, step)
     return DerivedConfig(trainer_ranks=ranks, texts_per_step=step, texts_per_update=update)

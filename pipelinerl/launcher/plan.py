@@ -1,6 +1,7 @@
 """From arguments to a plan: composed, validated, prepared and placed, but nothing started."""
 
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from pipelinerl.config.files import save, typed
 from pipelinerl.config.machine import Job, roles_of
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, NamedService, ServiceSpec
+from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.folder import RunFolder
@@ -46,64 +48,43 @@ def fix_output_dir(tree: DictConfig) -> Path:
     return path
 
 
-def usable_devices(composition: Composition, dry_run: bool) -> list[str]:
-    """Ids of the GPUs this run uses; a dry run on a machine without any imagines as many as the shares."""
-    tree = composition.tree
-    if tree.hardware.kind != "gpu":
-        return []
-    found = composition.devices
-    wanted = _number(tree, "hardware.devices", "; CUDA_VISIBLE_DEVICES says which")
-    if dry_run and not found:
-        roles = ("actor", "preprocessor", "finetune")
-        shares = sum(_number(tree, f"world.{role}_fraction") for role in roles)
-        return [str(index) for index in range(wanted or max(shares, 2))]
-    return found[:wanted] if wanted else found
-
-
-def _number(tree: DictConfig, key: str, more: str = "") -> int:
-    """A count of the tree, which is not typed yet; ConfigError for anything else."""
-    value = OmegaConf.select(tree, key)
-    if not isinstance(value, int | None) or isinstance(value, bool):
-        raise ConfigError(f"{key}={value}: give a whole number{more}")
-    return value or 0
-
-
 def make_plan(
     composition: Composition,
     domain: Domain,
     folder: RunFolder,
-    devices: Sequence[str],
-    free: Callable[[int], bool],
+    backend: Backend,
     dry_run: bool,
     named: Sequence[tuple[NamedService, str]] = (),
 ) -> Plan:
     """Let the domain prepare, place every process, write the resolved tree and every `start.sh`.
 
-    `free` says whether a port may be used, `named` is what `asked_services` gave. Streams of an earlier
-    attempt are set aside, except in a dry run.
+    `named` is what `asked_services` gave. Streams of an earlier attempt are set aside, except in a dry run.
     """
-    tree = composition.tree
+    tree, hosts = composition.tree, backend.hosts
     try:
         _set(tree, domain.prepare(_resolved(tree), folder.path))
     except (ValueError, OSError) as error:
         raise ConfigError(f"{tree.domain_name or 'the domain'} cannot be prepared: {error}") from error
     services, cfg = _missing_services(tree, domain), typed(tree)
-    jobs = place(cfg, range(len(devices)), [spec.name for spec in services], free)
+    jobs = place(cfg, hosts, [spec.name for spec in services], backend.free)
     servers = {job.name: job for job in jobs if job.kind == "service"}
     _set(tree, _addresses(services, servers))
     if cfg.streams.starts_server:
         redis = servers[STREAMS_SERVICE]
         _set(tree, {"streams.host": redis.hostname, "streams.port": redis.port})
+        if len(hosts) > 1 and cfg.streams.password is None:
+            _set(tree, {"streams.password": secrets.token_urlsafe()})
     attempt = folder.next_attempt()
     with open_dict(tree):
         tree.attempt = attempt
         tree.jobs = [job.model_dump() for job in jobs]
         tree.derived = derive(cfg, jobs).model_dump()
-    trainer = choose_trainer(typed(tree), devices, dry_run)
+    devices = next((hosts[job.node_rank].devices for job in jobs if job.kind == "finetune"), ())
+    trainer = choose_trainer(typed(tree), devices, dry_run, backend.card_memory)
     with open_dict(tree):
         tree.derived.update(trainer.derived)
     final, checkpoint = typed(tree), folder.checkpoint
-    children = commands(final, folder.path, services, devices, checkpoint)
+    children = commands(final, folder.path, services, hosts, checkpoint)
     if not dry_run:
         folder.set_streams_aside(attempt)
         forget_earlier_records(final, folder.path)
@@ -111,7 +92,7 @@ def make_plan(
     write_server_config(final, folder.path)
     for child in children:
         write_start_script(child)
-    rows = list(choices(final, composition, folder.path, devices, checkpoint, services, named, trainer))
+    rows = list(choices(final, composition, folder.path, hosts, checkpoint, services, named, trainer))
     return Plan(cfg=final, children=children, rows=rows)
 
 

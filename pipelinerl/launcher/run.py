@@ -3,7 +3,7 @@
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -11,8 +11,9 @@ from types import FrameType
 from pipelinerl.base import faults
 from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.launcher.plan import Plan
-from pipelinerl.launcher.supervision import STOPPED_DEADLINE_S, ChildFailed, Supervisor
+from pipelinerl.launcher.supervision import STOPPED_DEADLINE_S, ChildFailed, ChildHost, Supervisor
 from pipelinerl.observe.stages import ProgressWatch
+from pipelinerl.run_state import lost_engines
 from pipelinerl.run_state.replacements import Replacements
 from pipelinerl.weights.wire import SHARED_MEMORY, claim, remove_abandoned, shared_directory
 
@@ -91,11 +92,19 @@ class Watchdog:
         engines = plan.cfg.jobs_of("actor_llm")
         self._engines = {job.url.rstrip("/"): job.name for job in engines if job.name in started}
         self._trainers = [job.name for job in plan.cfg.jobs_of("finetune")]
-        self._replacements = Replacements(output_dir)
+        self._output_dir, self._told_lost = output_dir, set[str]()
+        self._replacements = Replacements(output_dir, shared=plan.cfg.several_hosts)
         self._progress = ProgressWatch(output_dir, plan.cfg.watchdog.progress_deadline_s)
 
     def check(self) -> None:
-        """Replace broken engines. Raises WaitExpired with the stuck stage while the trainer works."""
+        """Replace broken engines, tell the trainer of lost ones.
+
+        Raises WaitExpired with the stuck stage while the trainer works.
+        """
+        if lost := self._supervisor.left_out - self._told_lost:
+            self._told_lost |= lost
+            urls = [url for url, name in self._engines.items() if name in lost]
+            lost_engines.tell_lost(self._output_dir, urls)
         for url, cause in self._replacements.take().items():
             if url in self._engines:
                 self._supervisor.replace(self._engines[url], cause)
@@ -103,22 +112,29 @@ class Watchdog:
             self._progress.check(time.monotonic())
 
 
-def supervise(plan: Plan, say: Callable[[str], None], progress: Callable[[], None]) -> None:
+def supervise(
+    plan: Plan,
+    say: Callable[[str], None],
+    progress: Callable[[], None],
+    others: Mapping[int, ChildHost] | None = None,
+) -> None:
     """Start everything, watch until complete, stop everything; nothing is left, however this ends.
 
-    Raises ChildFailed, WaitExpired or Interrupted.
+    `others` are the run's hosts beside this one, by rank. Raises ChildFailed, WaitExpired or Interrupted.
     """
     # Weights in shared memory would outlive a trainer, or a launcher, that was killed.
     shared = shared_directory(Path(str(plan.cfg.output_dir)))
     for folder, size in remove_abandoned().items():
         say(f"removed {folder} ({size / 1e6:.1f} MB), which a run that was killed had left")
     stopped_s = min(STOPPED_DEADLINE_S, plan.cfg.watchdog.silent_deadline_s)
+    if plan.cfg.several_hosts:
+        lost_engines.begin(Path(str(plan.cfg.output_dir)))
     faults.hit("launcher:start")
     with (
         interruptible(),
         claim(shared) if SHARED_MEMORY.is_dir() else nullcontext(),
         Supervisor(
-            plan.children, announce=say, leftovers=[shared], stopped_deadline_s=stopped_s
+            plan.children, others=others, announce=say, leftovers=[shared], stopped_deadline_s=stopped_s
         ) as supervisor,
     ):
         try:

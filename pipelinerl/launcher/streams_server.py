@@ -1,4 +1,7 @@
-"""The redis server that a run with `streams=redis` starts for itself: loopback only, gone with the run."""
+"""The redis server that a run with `streams=redis` starts for itself; it is gone with the run.
+
+It is reached over the loopback interface only or, by the processes of several hosts, with a password.
+"""
 
 import json
 import os
@@ -7,7 +10,7 @@ from pathlib import Path
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
-from pipelinerl.launcher.placement import LOOPBACK, STREAMS_SERVICE
+from pipelinerl.launcher.placement import STREAMS_SERVICE
 from pipelinerl.launcher.supervision import ChildSpec, HealthCheck
 
 CHILD = f"services/{STREAMS_SERVICE}"
@@ -42,7 +45,7 @@ def write_server_config(cfg: Config, output_dir: Path) -> None:
     save = cfg.streams.save or '""'
     # Redis reads strings as JSON writes them.
     lines = [
-        f"bind {LOOPBACK}",
+        f"bind {job.hostname}",
         f"port {job.port}",
         "protected-mode yes",
         "daemonize no",

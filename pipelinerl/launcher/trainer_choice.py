@@ -44,7 +44,7 @@ def choose_trainer(
     dry_run: bool,
     memory_of: Callable[[str], CardMemory | None] = card_memory,
 ) -> TrainerChoice:
-    """What the trainer of a placed run does; `devices` are the ids that `job.gpus` counts.
+    """What the trainer of a placed run does; `devices` are the ids that its `job.gpus` counts.
 
     A dry run, perhaps on another machine, asks neither a hub for the model's sizes nor a card for its memory
     unless they are there.
@@ -102,14 +102,14 @@ def _checkpointing(
 
 def _room(cfg: Config, devices: Sequence[str], memory_of: Callable[[str], CardMemory | None]) -> float | None:
     """Bytes that each rank may plan with, None if some card does not tell."""
-    (trainer,) = cfg.jobs_of("finetune")
+    trainer = cfg.jobs_of("finetune")[0]  # on each of its hosts the trainer has as many
     found = [memory_of(devices[index]) if index < len(devices) else None for index in trainer.gpus]
     cards = [card for card in found if card is not None]
     if len(cards) < len(found):
         return None
     free = min(card.free for card in cards)
     for job in cfg.jobs_of("actor_llm"):
-        if set(job.gpus) & set(trainer.gpus):
+        if job.node_rank == trainer.node_rank and set(job.gpus) & set(trainer.gpus):
             share = float(cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization") or 0.9)
             free -= int(share * max(card.total for card in cards))
     return ROOM * free

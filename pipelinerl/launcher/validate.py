@@ -7,9 +7,9 @@ from pydantic import ValidationError
 
 from pipelinerl.base.errors import ConfigError, explain
 from pipelinerl.config.files import typed
+from pipelinerl.config.hosts import Host
 from pipelinerl.config.installed import conf_dir
 from pipelinerl.config.keys import leaves
-from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, parts_of
 from pipelinerl.launcher.checks import (
@@ -20,17 +20,22 @@ from pipelinerl.launcher.checks import (
     objective,
     partial,
     sampling,
+    several_hosts,
     training,
 )
 from pipelinerl.launcher.placement import derive, layout
 
 
 def checked(
-    tree: DictConfig, domain: Domain, devices: int, dry_run: bool = False, given: Sequence[str] = ()
+    tree: DictConfig,
+    domain: Domain,
+    hosts: Sequence[Host],
+    dry_run: bool = False,
+    given: Sequence[str] = (),
 ) -> Config:
     """The typed tree, or ConfigError with every problem found, one line each.
 
-    `devices` counts the GPUs of the run. `given` are the keys that the command line set: none of them may be
+    `hosts` are those of the run. `given` are the keys that the command line set: none of them may be
     without effect.
     """
     missing = sorted(key for key, value in leaves(tree).items() if value == MISSING)
@@ -39,7 +44,7 @@ def checked(
     if tree.model_path is None:
         raise ConfigError(_no_model(str(tree.hardware.kind), tree.get("domain_name")))
     cfg = typed(tree)
-    found = [*problems(cfg, devices, dry_run), *domain_problems(tree, domain)]
+    found = [*problems(cfg, hosts, dry_run), *domain_problems(tree, domain)]
     found += inert.check(cfg, given, domain)
     if found:
         raise ConfigError(dict.fromkeys(found))
@@ -55,12 +60,12 @@ def _no_model(kind: str, domain: str | None) -> str:
     return f"{said}, or play with the bundled small model: hardware=cpu"
 
 
-def problems(cfg: Config, devices: int, dry_run: bool = False) -> Iterator[str]:
-    """Problems of the core's own keys; `devices` counts the GPUs of the run."""
+def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Iterator[str]:
+    """Problems of the core's own keys; `hosts` are those of the run."""
     derived, unplaceable = None, list[str]()
     try:  # the trainer's devices decide how many texts a step has
-        trainer = Job(kind="finetune", idx=0, gpus=layout(cfg, list(range(devices))).trainer)
-        derived = derive(cfg, [trainer] if "finetune" in cfg.debug.roles else [])
+        trainer = layout(cfg, hosts).trainer_jobs
+        derived = derive(cfg, trainer if "finetune" in cfg.debug.roles else [])
     except ValueError as error:  # a ConfigError, or a parallel size that is no number
         unplaceable = [str(error)]
     yield from data.check(cfg)
@@ -68,7 +73,8 @@ def problems(cfg: Config, devices: int, dry_run: bool = False) -> Iterator[str]:
     yield from objective.check(cfg)
     yield from training.check(cfg, derived)
     yield from unplaceable
-    yield from machine.check(cfg, devices, dry_run)
+    yield from machine.check(cfg, hosts, dry_run)
+    yield from several_hosts.check(cfg, hosts)
     yield from environments.check(cfg)
     yield from partial.check(cfg)
 

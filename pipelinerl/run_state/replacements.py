@@ -33,7 +33,12 @@ def ask_for_replacement(output_dir: Path, urls: Iterable[str], cause: str) -> No
 class Replacements:
     """What was asked for since this was made; an earlier start's engines are gone."""
 
-    def __init__(self, output_dir: Path) -> None:
+    def __init__(self, output_dir: Path, shared: bool = False) -> None:
+        """`shared`: the trainer may be on another host."""
+        if shared:
+            # A network file system asks the server about a file that it knows each time it is opened, but
+            # believes for a minute that a missing one is still missing.
+            LineFile(_path(output_dir)).close()
         # A resumed run starts all engines anew, often under the same URLs: old requests are not about them.
         self._tail = LineTail(_path(output_dir), from_end=True)
 

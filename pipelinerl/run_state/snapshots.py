@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
-from pipelinerl.base.files import write_whole
+from pipelinerl.base.files import is_there, write_whole
 from pipelinerl.base.waits import waiting
 from pipelinerl.streams.errors import CorruptRecord
 from pipelinerl.streams.records import Buffer, RecordEncoder, decode_record
 
 State = TypeVar("State")
 _LOOK_EVERY_S = 0.002
+_LOOK_AT_SHARED_S = 0.05
 _REMEDY = "remove it, what it held is then made anew"
 
 
@@ -112,15 +113,21 @@ class Snapshots:
         return starts
 
 
-def wait_for_snapshots(output_dir: Path, roles: Iterable[str], version: int, deadline_s: float) -> None:
-    """Until each role has written its snapshot of an announced version; raises WaitExpired."""
+def wait_for_snapshots(
+    output_dir: Path, roles: Iterable[str], version: int, deadline_s: float, shared: bool = False
+) -> None:
+    """Until each role has written its snapshot of an announced version; raises WaitExpired.
+
+    `shared`: other hosts may write them.
+    """
+    there, look_every_s = (is_there, _LOOK_AT_SHARED_S) if shared else (Path.exists, _LOOK_EVERY_S)
     for role in roles:
         path = Snapshots(output_dir, role).path(version)
         with waiting(f"the snapshot of {role} at version {version}", deadline_s) as wait:
             # A role writes within milliseconds of the announcement, so there is no watch to set up for it.
-            while not path.exists():
+            while not there(path):
                 wait.check(f"{path} is not there")
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(look_every_s)
 
 
 def replayed_texts(output_dir: Path, version: int, step: int) -> int:

@@ -30,15 +30,19 @@ def shared_directory(output_dir: Path) -> Path:
     return SHARED_MEMORY / f"pipelinerl-{name}"
 
 
-def weights_directory(output_dir: Path, model_bytes: int, configured: Path | None = None) -> Path:
+def weights_directory(
+    output_dir: Path, model_bytes: int, configured: Path | None = None, shared: bool = False
+) -> Path:
     """An existing folder with room for the versions kept; files of an earlier start are removed.
 
     `configured` wins where it is given; otherwise shared memory with room for three copies of `model_bytes`,
-    else `output_dir/weights`.
+    else `output_dir/weights`, which is also that of a run whose hosts have to share it.
     """
     if configured is not None:
         chosen = configured
-    elif SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > COPIES * model_bytes:
+    elif (
+        not shared and SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > COPIES * model_bytes
+    ):
         chosen = shared_directory(output_dir)
     else:
         chosen = output_dir / "weights"

@@ -46,10 +46,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class LauncherProcess:
     """A launcher in a process of its own, and everything that it started."""
 
-    def __init__(self, output_dir: Path, arguments: list[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        output_dir: Path,
+        arguments: list[str],
+        env: Mapping[str, str] | None = None,
+        command: Callable[..., list[str]] = lambda *words: [*words],
+    ) -> None:
+        """`command` makes of the words one that runs them elsewhere."""
         self.output_dir = output_dir
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pipelinerl.launch", f"output_dir={output_dir}", *SMALL, *arguments],
+            command(
+                sys.executable, "-m", "pipelinerl.launch", f"output_dir={output_dir}", *SMALL, *arguments
+            ),
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -165,8 +174,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a run: `start(*overrides, name="run")` in a folder of that name."""
     started: list[LauncherProcess] = []
 
-    def run(*overrides: str, name: str = "run", env: Mapping[str, str] | None = None) -> LauncherProcess:
-        started.append(LauncherProcess(tmp_path / name, list(overrides), env))
+    def run(*overrides: str, name: str = "run", **how: Any) -> LauncherProcess:
+        started.append(LauncherProcess(tmp_path / name, list(overrides), **how))
         return started[-1]
 
     yield run

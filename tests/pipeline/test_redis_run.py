@@ -44,7 +44,7 @@ def printed(output_dir: Path, topic: str) -> list[object]:
 def test_a_run_over_redis_completes_resumes_and_leaves_no_server(
     launch: Start,
 ) -> None:
-    first = launch("streams=redis", "finetune.max_train_steps=2")
+    first = launch("streams=redis", "finetune.max_train_steps=2", "observe.rollout_page=true")
     run = first.output_dir
     first.until(lambda: (run / "finetune" / "metrics.jsonl").is_file(), "the first step")
     port = load(run).streams.port

@@ -56,6 +56,13 @@ CONDITIONAL = (
         Inert(f"world.{name}", _on_cpu, "a CPU has no devices to share out; use engine.count")
         for name in ("actor_fraction", "finetune_fraction", "share_device")
     ),
+    *(
+        Inert(f"world.{name}", lambda c: c.world.backend == "local", "one host; set world.backend=ray")
+        for name in ("hosts", "ray_address", "actor_hosts", "interface")
+    ),
+    Inert(
+        "engine.min_alive", lambda c: c.world.backend == "local", "no host can be lost; set world.backend=ray"
+    ),
     Inert("hardware.devices", _on_cpu, "a CPU run uses no GPU; use hardware=gpu"),
     Inert("finetune.cuda_empty_cache", _on_cpu, "memory of a CPU is not cached by torch; leave it out"),
     Inert("finetune.use_flash_attention", _on_cpu, "a CPU has no variable-length attention; leave it out"),

@@ -2,9 +2,10 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
+from pipelinerl.config.hosts import Host
 from pipelinerl.config.tree import Config
 from pipelinerl.inference.vllm import (
     VllmVersion,
@@ -18,8 +19,8 @@ ENGINE_DTYPES = ("bfloat16", "float32")
 WANDB_MODES = ("online", "offline", "disabled", "dryrun", "run", "shared")
 
 
-def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
-    """Problems with engines and devices; `devices` counts the GPUs of the run."""
+def check(cfg: Config, hosts: Sequence[Host], dry_run: bool) -> Iterator[str]:
+    """Problems with engines and devices of these hosts."""
     engine, kind = cfg.engine, cfg.hardware.kind
     if engine.kind == "vllm" and kind == "cpu":
         yield from _vllm_on_cpu(cfg)
@@ -27,6 +28,7 @@ def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
         yield f"weights.transport={cfg.weights.transport}: the embedded engine reads files; set file"
     if kind == "gpu" and engine.count != 1:
         yield f"engine.count={engine.count}: on GPUs world.actor_fraction decides; leave it at 1"
+    devices = min((len(host.devices) for host in hosts if host.devices), default=0)
     if kind == "gpu" and not dry_run and cfg.hardware.devices > devices:
         given = cfg.hardware.devices
         yield f"hardware.devices={given}: only {devices} visible; lower it or check CUDA_VISIBLE_DEVICES"

@@ -8,9 +8,12 @@ Children live in sessions of their own and end with this process in two ways: th
 (child.py), and a guard kills their whole groups (guard.py). When a child dies while the supervisor lives, the
 rest of its group is killed too. A child that forks workers should still call `die_with_parent(parent_pid)` at
 the start of each, so that they do not depend on either. Only a process that leaves its group escapes.
+
+On further hosts (`Supervisor(specs, others={1: RemoteHost(...)})`) an agent does the same there.
 """
 
-from pipelinerl.launcher.supervision.run import STOPPED_DEADLINE_S, ChildFailed, Supervisor
+from pipelinerl.launcher.supervision.host import STOPPED_DEADLINE_S, ChildHost
+from pipelinerl.launcher.supervision.run import ChildFailed, Supervisor
 from pipelinerl.launcher.supervision.spec import (
     ChildSpec,
     HealthCheck,
@@ -21,6 +24,7 @@ from pipelinerl.launcher.supervision.spec import (
 __all__ = [
     "STOPPED_DEADLINE_S",
     "ChildFailed",
+    "ChildHost",
     "ChildSpec",
     "HealthCheck",
     "HeartbeatCheck",

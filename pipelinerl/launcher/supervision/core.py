@@ -184,6 +184,26 @@ class SupervisorCore:
         child.phase, child.timer = ChildPhase.ENDED if child.spec.optional else ChildPhase.FAILED, math.inf
         return [GoOnWithout(name, cause) if child.spec.optional else GiveUp(name, cause)]
 
+    def host_lost(self, host: int, cause: str) -> list[Action]:
+        """A host is gone with its children: those that others can stand in for are done, others end the run.
+
+        Nothing is started again there.
+        """
+        actions: list[Action] = []
+        over = (ChildPhase.ENDED, ChildPhase.FAILED)
+        lost = [c for c in self._children.values() if c.spec.host == host and c.phase not in over]
+        for child in lost:
+            child.phase, child.timer = ChildPhase.FAILED, math.inf
+        for child in lost:
+            spec = child.spec
+            left = sum(self._children[name].phase not in over for name in spec.alike)
+            if spec.optional or (spec.alike and left >= spec.least):
+                child.phase = ChildPhase.ENDED
+                actions.append(GoOnWithout(spec.name, cause))
+            else:
+                actions.append(GiveUp(spec.name, cause))
+        return actions
+
     def stop_order(self, running: set[str]) -> list[set[str]]:
         """The running children in waves, each to be stopped before those it depends on."""
         waves: list[set[str]] = []

@@ -132,6 +132,11 @@ class RunningChild:
         assert info is not None
         on_exit(info.si_status if info.si_code == os.CLD_EXITED else -info.si_status)
 
+    @property
+    def alive(self) -> bool:
+        """Whether its exit has not been reported yet."""
+        return not self._gone.is_set()
+
     def terminate(self) -> None:
         """SIGTERM to the child itself, which stops its own workers; one that was stopped goes on for that."""
         # Not by Popen, which would wait for one that has just ended: its zombie keeps the pid until `reap`.

@@ -1,19 +1,15 @@
 """The supervisor of a run: carries out what the core decides, with real processes and the real clock."""
 
-import contextlib
 import logging
 import math
 import queue
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from pipelinerl.base.closing import Closing
 from pipelinerl.base.waits import Wait, waiting
-from pipelinerl.launcher.supervision import guard as guard_module
 from pipelinerl.launcher.supervision.core import (
     Action,
     ChildPhase,
@@ -24,15 +20,13 @@ from pipelinerl.launcher.supervision.core import (
     StartChild,
     SupervisorCore,
 )
-from pipelinerl.launcher.supervision.process import RunningChild, stopped_processes, what_runs
+from pipelinerl.launcher.supervision.host import STOPPED_DEADLINE_S, Child, ChildHost, LocalHost, Told
 from pipelinerl.launcher.supervision.spec import ChildSpec
 
 log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 1.0
 _AFTER_KILL_S = 10.0
-_GUARD_END_S = 15.0
-STOPPED_DEADLINE_S = 20.0
 
 
 class ChildFailed(Exception):
@@ -44,57 +38,20 @@ class ChildFailed(Exception):
         super().__init__(f"{name}: {cause}{said} (log: {log_path})")
 
 
-class _Guard:
-    """The process that cleans up after a supervisor that was killed."""
-
-    def __init__(self, leftovers: Sequence[Path]) -> None:
-        self._leftovers = leftovers
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard_module.__file__, *map(str, leftovers)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def tell(self, sign: str, pgid: int) -> None:
-        assert self._process.stdin is not None
-        # A guard that was killed a moment ago is replaced in the next step and told everything again.
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(f"{sign}{pgid}\n".encode())
-            self._process.stdin.flush()
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(_GUARD_END_S)
-        except subprocess.TimeoutExpired:  # somebody stopped it; what it would remove is removed here
-            log.warning("the guard process did not end within %g s and is killed", _GUARD_END_S)
-            self._process.kill()
-            self._process.wait()
-            for folder in self._leftovers:
-                guard_module.remove(str(folder), time.time())
-
-
 class Supervisor(Closing):
     """Starts and watches children. All methods belong to one thread, which must live as long as they do: the
     kernel ends a child with the thread that started it.
 
-    `announce(line)` gets one line per event; the folders `leftovers` are removed when all is over, also after
-    a kill -9 of this process. A child of which a process is stopped (SIGSTOP) for `stopped_deadline_s` is
-    killed, also while it starts.
+    `others` are the hosts beside this one, by rank. `announce(line)` gets one line per event; the folders
+    `leftovers` are removed when all is over, also after a kill -9 of this process. A child of which a process
+    is stopped (SIGSTOP) for `stopped_deadline_s` is killed, also while it starts.
     """
 
     def __init__(
         self,
         specs: list[ChildSpec],
         *,
+        others: Mapping[int, ChildHost] | None = None,
         announce: Callable[[str], None] = log.info,
         leftovers: Sequence[Path] = (),
         stopped_deadline_s: float = STOPPED_DEADLINE_S,
@@ -104,12 +61,15 @@ class Supervisor(Closing):
         self._announce = announce
         # What happened to a child, as a call to be made by this thread; the children's threads put it here.
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._running: dict[str, RunningChild] = {}
+        self._running: dict[str, Child] = {}
         self._waits: dict[str, Wait] = {}
-        self._leftovers = leftovers
-        self._guard = _Guard(leftovers)
-        self._stopped_deadline_s, self._next_look = stopped_deadline_s, 0.0
+        self._hosts: dict[int, ChildHost] = {0: LocalHost(leftovers, stopped_deadline_s), **(others or {})}
+        self._next_look = 0.0
         self._stopping = False
+        self.left_out: set[str] = set()
+        """Children that were on a lost host, and without which the run goes on."""
+        for rank, host in self._hosts.items():
+            host.on_lost(partial(self._hear_of_loss, rank))
 
     def pids(self) -> dict[str, int]:
         """Pids of the children that run now."""
@@ -148,28 +108,17 @@ class Supervisor(Closing):
             if tick is not None and time.monotonic() >= next_tick:
                 tick()
                 next_tick = time.monotonic() + tick_s
-            self._renew_guard()
-            self._look_for_stopped()
+            self._look()
             self._carry_out(self._core.tick(time.monotonic()))
             next_timer = min(self._core.next_timer(), next_tick)
             self._next_event(min(_LONGEST_WAIT_S, max(0.0, next_timer - time.monotonic())))
 
-    def _look_for_stopped(self) -> None:
-        """Kill who has been stopped for too long: whatever its phase, it has no heartbeat that tells."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + _LONGEST_WAIT_S
-        running = dict(self._running)
-        stopped = stopped_processes(child.pid for child in running.values())
-        for name, child in running.items():
-            pid = stopped.get(child.pid)
-            stopped_s = child.stopped.look(now if pid is None else None, now)
-            if pid is not None and stopped_s > self._stopped_deadline_s:
-                who = "" if pid == child.pid else f"{what_runs(pid)} is "
-                cause = f"{who}stopped (SIGSTOP) for {stopped_s:.0f} s"
-                actions = self._core.unresponsive(name, self._core.generation(name), cause, starting=True)
-                self._carry_out(actions)
+    def _look(self) -> None:
+        """What hosts do now and then, by this thread."""
+        if (now := time.monotonic()) >= self._next_look:
+            self._next_look = now + _LONGEST_WAIT_S
+            for host in self._hosts.values():
+                host.look()
 
     def _next_event(self, longest_s: float) -> None:
         """Wait for what happens next, at most `longest_s` seconds, and act on it."""
@@ -180,10 +129,11 @@ class Supervisor(Closing):
         event()
 
     def _exited(self, name: str, generation: int, code: int) -> None:
-        child = self._running.pop(name)
+        child = self._running.pop(name, None)
+        if child is None:  # its host was given up before it could say so
+            return
         self._end_wait(name)
         child.reap()
-        self._guard.tell("-", child.pid)
         if self._stopping:
             return
         actions = self._core.exited(name, generation, code, time.monotonic())
@@ -207,12 +157,36 @@ class Supervisor(Closing):
         if not self._stopping:
             self._carry_out(self._core.unresponsive(name, generation, cause))
 
+    def _stopped(self, name: str, generation: int, cause: str) -> None:
+        if not self._stopping:
+            self._carry_out(self._core.unresponsive(name, generation, cause, starting=True))
+
+    def _hear_of_loss(self, rank: int, cause: str) -> None:
+        self._events.put(partial(self._host_lost, rank, cause))
+
+    def _host_lost(self, rank: int, cause: str) -> None:
+        gone = [name for name in self._running if self._specs[name].host == rank]
+        for name in gone:
+            del self._running[name]
+            self._end_wait(name)
+        if self._stopping:
+            return
+        self._announce(cause)
+        actions = self._core.host_lost(rank, cause)
+        for action in actions:
+            if isinstance(action, GiveUp):
+                raise ChildFailed(action.name, cause, "", self._specs[action.name].stderr)
+        for action in actions:
+            self.left_out.add(action.name)
+            self._announce(f"the run goes on without {action.name}")
+
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, StartChild):
                 self._spawn(self._specs[action.name], action.generation)
             elif isinstance(action, KillChild):
-                self._running[action.name].kill()
+                if action.name in self._running:
+                    self._running[action.name].kill()
             elif isinstance(action, RestartChild):
                 self._announce(
                     f"{action.name}: {action.cause}; restart {action.number} of "
@@ -221,14 +195,13 @@ class Supervisor(Closing):
 
     def _spawn(self, spec: ChildSpec, generation: int) -> None:
         name, put = spec.name, self._events.put
-        child = RunningChild(
-            spec,
-            on_exit=lambda code: put(partial(self._exited, name, generation, code)),
-            on_healthy=lambda: put(partial(self._healthy, name, generation)),
-            on_silent=lambda cause: put(partial(self._silent, name, generation, cause)),
+        told = Told(
+            exited=lambda code: put(partial(self._exited, name, generation, code)),
+            healthy=lambda: put(partial(self._healthy, name, generation)),
+            silent=lambda cause: put(partial(self._silent, name, generation, cause)),
+            stopped=lambda cause: put(partial(self._stopped, name, generation, cause)),
         )
-        self._running[name] = child
-        self._guard.tell("+", child.pid)
+        child = self._running[name] = self._hosts[spec.host].start(spec, told)
         self._announce(f"{name} started (pid {child.pid})")
         if spec.health is not None:
             wait = waiting(f"{name} to become healthy at {spec.health.url}", spec.health.start_deadline_s)
@@ -237,14 +210,6 @@ class Supervisor(Closing):
     def _end_wait(self, name: str) -> None:
         if wait := self._waits.pop(name, None):
             wait.__exit__()
-
-    def _renew_guard(self) -> None:
-        """Someone killed the guard: a new one takes over the groups that run now."""
-        if not self._guard.alive:
-            log.warning("the guard process died; a new one takes over")
-            self._guard = _Guard(self._leftovers)
-            for child in self._running.values():
-                self._guard.tell("+", child.pid)
 
     def stop(self, deadline_s: float = 15.0) -> None:
         """Stop all: SIGTERM in reverse order of dependencies, SIGKILL to whole groups after `deadline_s`.
@@ -259,13 +224,14 @@ class Supervisor(Closing):
             self._wait_for_end(wave, deadline_s)
             if left := wave & self._running.keys():
                 log.warning("%s did not stop within %g s and are killed", ", ".join(sorted(left)), deadline_s)
-                for name in left:
+                for name in left & self._running.keys():
                     self._running[name].kill()
                 self._wait_for_end(left, _AFTER_KILL_S)
         for child in stopped:
             if not child.wait_until_gone(_AFTER_KILL_S):
                 log.error("processes of %s survived SIGKILL (pids of group %d)", child.spec.name, child.pid)
-        self._guard.close()
+        for host in self._hosts.values():
+            host.close()
 
     close = stop
 

@@ -50,6 +50,12 @@ class ChildSpec:
     """Nobody needs it: it is given up without ending the run, and stopped after all others."""
     depends: tuple[str, ...] = ()
     """Children that must be ready (healthy, or started if they have no check) before this one starts."""
+    host: int = 0
+    """Rank of the host that runs it; 0 is the supervisor's."""
+    alike: tuple[str, ...] = ()
+    """Children that do the same work, itself among them: when its host is lost, the run goes on without it
+    while `least` of them are left."""
+    least: int = 1
 
     @property
     def stdout(self) -> Path:
@@ -62,7 +68,8 @@ class ChildSpec:
 
 def write_start_script(spec: ChildSpec) -> Path:
     """Write `start.sh`, which runs this child alone in the foreground; only `spec.env` goes into it."""
-    lines = ["#!/bin/sh", f"# Runs {spec.name} alone.", "set -e"]
+    where = f", on host {spec.host}" if spec.host else ""
+    lines = ["#!/bin/sh", f"# Runs {spec.name} alone{where}.", "set -e"]
     lines.append(f"cd {shlex.quote(str(Path.cwd()))}")
     lines += [f"export {key}={shlex.quote(value)}" for key, value in sorted(spec.env.items())]
     lines.append(f"exec {shlex.join(spec.argv)}")

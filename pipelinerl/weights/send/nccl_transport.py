@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,15 +40,17 @@ class NcclTransport(Transport):
         buffer_bytes: int = 256 * 2**20,
         buffers: int = 2,
         first_port: int = 9000,
+        address: str = LOOPBACK,
         connect: Connect | None = None,
         ahead: bool = False,
     ) -> None:
-        """`ahead`: engines have this package's back-end. `connect` replaces vLLM's helper in tests."""
+        """`ahead`: engines have this package's back-end; they reach the rendezvous at `address`. `connect`
+        replaces vLLM's helper in tests."""
         self.device, self.dtype, self.ahead = device, dtype, ahead
         self._limit, self._buffers = buffer_bytes, buffers
-        self._first_port, self._connect = first_port, connect
+        self._first_port, self._address, self._connect = first_port, address, connect
         # Of several runs on a host more than one may look for a port at the same moment.
-        self._ports = ReservedPorts(free=_can_be_bound)
+        self._ports = ReservedPorts(free=partial(_can_be_bound, address))
         self._rendezvous: dict[str, Any] = {}
         self._packed_at_init = False
         self._communicator: Any = None
@@ -62,7 +65,7 @@ class NcclTransport(Transport):
         self._lanes = []
         self._packed_at_init = _packed_at_init(members)
         self._rendezvous = {
-            "master_address": LOOPBACK,
+            "master_address": self._address,
             "master_port": self._take_port(),
             "world_size": 1 + sum(one.ranks for one in members),
         }
@@ -200,9 +203,9 @@ def _packed_at_init(members: Sequence[Member]) -> bool:
     return places.pop()
 
 
-def _can_be_bound(port: int) -> bool:
+def _can_be_bound(address: str, port: int) -> bool:
     # Without SO_REUSEADDR: the store of the rendezvous before may linger at its port.
     with socket.socket() as probe, suppress(OSError):
-        probe.bind((LOOPBACK, port))
+        probe.bind((address, port))
         return True
     return False

@@ -7,7 +7,7 @@ finish may hold half a model: it is broken, and takes part again only as a new p
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, Literal
 
@@ -41,7 +41,9 @@ class Publisher:
         transport: Transport,
         kv: KvPolicy = "keep",
         deadlines: PublishDeadlines | None = None,
+        lost: Callable[[], Iterable[str]] = tuple,
     ) -> None:
+        """`lost` gives the addresses of engines that will not come back, each once."""
         self._deadlines = deadlines or PublishDeadlines()
         urls = [url.rstrip("/") for url in engine_urls]
         if not urls:
@@ -50,7 +52,7 @@ class Publisher:
         self.version: int | None = None
         """Last version that every participant confirmed."""
         self._transport = transport
-        self._recompute = kv == "recompute"
+        self._recompute, self._lost = kv == "recompute", lost
         # Held during an update, and the version that it is to.
         self._updating, self._target = threading.Lock(), 0
         # Engines of the last rendezvous.
@@ -67,7 +69,14 @@ class Publisher:
                 reason = f"{deadline_s:g} s passed ({problems})"
                 raise WeightUpdateError(next(iter(missing)), "wait for engines", reason)
             time.sleep(READY_INTERVAL_S)
+            self._leave_out_lost()
+            missing = {url: why for url, why in missing.items() if url in self.engines}
         self._rendezvous(list(self.engines.values()))
+
+    def _leave_out_lost(self) -> None:
+        for url in self._lost():
+            if len(self.engines) > 1:
+                self.engines.pop(url.rstrip("/"), None)
 
     def publish(self, version: int, named_tensors: Iterable[NamedTensor]) -> UpdateReport:
         """Put `version` into every healthy engine; after a WeightUpdateError nothing may be announced.
@@ -86,6 +95,7 @@ class Publisher:
     def _publish(self, version: int, named_tensors: Iterable[NamedTensor]) -> UpdateReport:
         if self.version is not None and version < self.version:
             raise ValueError(f"version {version} is older than {self.version}; versions only grow")
+        self._leave_out_lost()
         started = time.perf_counter()
         report = UpdateReport(version, 0)
         # Staged while the engines answer; both before anybody is paused.

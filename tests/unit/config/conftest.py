@@ -13,6 +13,7 @@ from pipelinerl.config import compose as compose_module
 from pipelinerl.config.compose import Composition, compose
 from pipelinerl.domain import BaseDomain
 from pipelinerl.launcher.validate import checked
+from tests.support.one_host import one_host
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +65,7 @@ def validated(composed: Callable[..., Composition], model: Path) -> Callable[...
 
     def run(*overrides: str) -> Config:
         composition = composed("+domain=guessing", f"model_path={model}", *SIZES, *overrides)
-        return checked(composition.tree, BaseDomain(), devices=0)
+        return checked(composition.tree, BaseDomain(), one_host())
 
     return run
 

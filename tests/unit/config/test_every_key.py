@@ -31,6 +31,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "actor.domain_mix": {"world.env_replicas": 4},
     "environment_key": {"environment": {"_target_": "package.Maze"}},
     "vllm_config.python": {"vllm_config.version": "0.26.0"},
+    "world.actor_hosts": {"world.backend": "ray", "world.actor_fraction": 12},
+    "world.interface": {"world.backend": "ray"},
 }
 """What has to be switched on before a key, or a key below it, can have an effect."""
 
@@ -41,6 +43,7 @@ VALUES: dict[str, Any] = {
     "streams.password": SecretStr("word"),
     "vllm_config.version": "0.26.0",
     "world.actor_fraction": 2,
+    "world.actor_hosts": 1,
     "wandb.wandb_workspace_root": "/",
     "wandb.wandb_resume": "never",
 }

@@ -12,6 +12,7 @@ from pipelinerl.config.compose import Composition
 from pipelinerl.config.legacy import REMOVED
 from pipelinerl.domain import BaseDomain
 from pipelinerl.launcher.validate import checked
+from tests.support.one_host import one_host
 from tests.unit.config.test_upstream_file import UPSTREAM
 
 Compose = Callable[..., Composition]
@@ -56,7 +57,7 @@ def test_the_remedy_of_a_key_is_never_refused_next(composed: Compose, tmp_path: 
         OmegaConf.save(file, tmp_path / "exp_config.yaml")
         made = composed("hardware=gpu", *overrides, config_dir=tmp_path, config_name="exp_config")
         given = [override.partition("=")[0].removeprefix("+") for override in overrides]
-        checked(made.tree, BaseDomain(), devices=2, dry_run=True, given=given)
+        checked(made.tree, BaseDomain(), one_host(2), dry_run=True, given=given)
 
     with pytest.raises(ConfigError) as on_the_command_line:
         passes(f"{key}={str(value).lower()}")

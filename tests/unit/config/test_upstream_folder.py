@@ -24,6 +24,7 @@ from pipelinerl.config.legacy import REMOVED
 from pipelinerl.domain import BaseDomain, resolve_dotted
 from pipelinerl.launcher.environment_server import make_environment
 from pipelinerl.launcher.validate import checked
+from tests.support.one_host import one_host
 from tests.unit.config.conftest import DEFAULTS
 
 Compose = Callable[..., Composition]
@@ -142,7 +143,7 @@ def conf(tmp_path: Path) -> Path:
 
 
 def check(made: Composition, *given: str) -> None:
-    checked(made.tree, BaseDomain(), devices=2, dry_run=True, given=given)
+    checked(made.tree, BaseDomain(), one_host(2), dry_run=True, given=given)
 
 
 def said(made: Composition) -> set[str]:

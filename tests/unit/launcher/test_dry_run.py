@@ -199,9 +199,15 @@ def test_layers_that_mix_texts_are_refused_before_an_engine_starts(
     placed()
 
 
-def test_several_nodes_are_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "run on one node" in refused()
+def test_a_launcher_on_each_host_is_told_the_command_for_all(
+    refused: Refused, placed: Placed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("MASTER_ADDR", "dns-7-0")):
+        monkeypatch.setenv(name, value)
+    said = refused()
+    assert "WORLD_SIZE=2 (RANK=1)" in said and "run this command once, with world.backend=ray" in said
+    assert "ray symmetric-run --address dns-7-0:6379 --min-nodes 2" in said
+    placed("hardware=cpu", "world.backend=ray", "streams=redis")
 
 
 def test_the_launcher_works_from_any_directory_and_names_its_folder(tmp_path: Path, model: Path) -> None:

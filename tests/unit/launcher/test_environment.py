@@ -12,6 +12,7 @@ from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.environment_server import make_environment
 from pipelinerl.launcher.supervision.core import PERMANENT
 from pipelinerl.utils import PerTree, get_environment_jobs, resolve_environment_key
+from tests.support.one_host import one_host
 from tests.unit.launcher.conftest import Placed
 
 
@@ -115,7 +116,7 @@ def test_the_launcher_starts_checks_and_restarts_each_server(placed: Placed, tmp
     assert "maze: 2 servers" in out
     servers = cfg.jobs_of("environment")
     assert [(job.environment_key, job.environment_index) for job in servers] == [("maze", 0), ("maze", 1)]
-    children = {child.name: child for child in commands(cfg, tmp_path / "run", [], [], None)}
+    children = {child.name: child for child in commands(cfg, tmp_path / "run", [], one_host(), None)}
     first = children["environment_0"]
     assert first.health is not None and first.health.url == f"{servers[0].url}/health"
     assert first.health.start_deadline_s == cfg.engine.start_deadline_s

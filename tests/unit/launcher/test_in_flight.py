@@ -8,6 +8,7 @@ import pytest
 from pipelinerl.config.compose import compose
 from pipelinerl.launcher.in_flight import KEY, choose_in_flight
 from pipelinerl.launcher.sharing import GIB, CardMemory
+from tests.support.one_host import one_host
 from tests.unit.launcher.conftest import ON_GPUS, Placed
 
 BATCH, LENGTH = "finetune.gradient_accumulation_passes", "vllm_config.vllm_kwargs.max_model_len"
@@ -29,7 +30,7 @@ def chosen(
 ) -> tuple[int | None, str]:
     (model / "config.json").write_text(json.dumps(SIZES))
     made = compose(["+domain=guessing", "hardware=gpu", f"model_path={model}", f"{LENGTH}=2048", *overrides])
-    choose_in_flight(made, [str(index) for index in range(devices)], True, lambda device: card)
+    choose_in_flight(made, one_host(devices), True, lambda device: card)
     return made.tree.actor.llm_max_rollouts, made.reasons.get(KEY, "")
 
 

@@ -7,6 +7,7 @@ import pytest
 from pipelinerl.base.ports import is_free
 from pipelinerl.config import Config, ConfigError
 from pipelinerl.launcher.placement import place, split_devices
+from tests.support.one_host import one_host
 
 
 def config(**groups: object) -> Config:
@@ -45,7 +46,7 @@ def test_shares_that_are_all_zero_are_refused() -> None:
 
 
 def summary(cfg: Config, devices: int) -> list[tuple[str, list[int]]]:
-    jobs = place(cfg, range(devices), free=lambda port: True)
+    jobs = place(cfg, one_host(devices), [], lambda host, port: True)
     assert [job.idx for job in jobs] == list(range(len(jobs)))
     return [(job.kind, job.gpus) for job in jobs]
 
@@ -63,12 +64,12 @@ def test_without_a_device_everything_runs_on_the_cpu() -> None:
 
 def test_a_gpu_run_without_a_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="no GPU is visible"):
-        place(config(), [])
+        place(config(), one_host(), [], lambda host, port: True)
 
 
 def test_one_device_is_shared_only_when_asked() -> None:
     with pytest.raises(ConfigError, match=r"set world\.share_device=true"):
-        place(config(), [0])
+        place(config(), one_host(1), [], lambda host, port: True)
     shared = summary(config(world={"share_device": True}), 1)
     assert ("actor_llm", [0]) in shared and ("finetune", [0]) in shared
 
@@ -90,7 +91,7 @@ def test_a_parallel_engine_gets_all_its_devices() -> None:
     placed = summary(config(vllm_config={"vllm_kwargs": kwargs}), 8)
     assert [gpus for kind, gpus in placed if kind == "actor_llm"] == [[0, 1, 2, 3]]
     with pytest.raises(ConfigError, match="leave 0 for the trainer"):
-        place(config(vllm_config={"vllm_kwargs": kwargs}), range(4))
+        place(config(vllm_config={"vllm_kwargs": kwargs}), one_host(4), [], lambda host, port: True)
     replicas = {"tensor-parallel-size": 1, "data-parallel-size": 2}
     placed = summary(config(vllm_config={"vllm_kwargs": replicas}), 8)
     assert [gpus for kind, gpus in placed if kind == "actor_llm"] == [[0, 1], [2, 3]]
@@ -104,7 +105,7 @@ def test_reference_engines_lie_between_engines_and_trainer() -> None:
 
 
 def test_a_reference_is_an_engine_on_the_cpu_too() -> None:
-    jobs = place(config(**CPU, world={"preprocessor_fraction": 1}), (), free=lambda port: True)
+    jobs = place(config(**CPU, world={"preprocessor_fraction": 1}), one_host(), [], lambda host, port: True)
     reference = next(job for job in jobs if job.kind == "preprocessor_llm")
     assert (reference.name, reference.url) == ("ref_vllm_0", "http://127.0.0.1:8180")
 
@@ -116,17 +117,19 @@ def test_preprocess_gets_a_device_when_it_scores_the_reference_itself() -> None:
     assert dict(summary(config(), 4))["preprocessor"] == []
     world = {"actor_fraction": 4, "preprocessor_fraction": 1, "finetune_fraction": 3}
     assert dict(summary(config(finetune={"rl": rl}, world=world), 4))["preprocessor"] == []
+    without_trainer = config(finetune={"rl": rl}, debug={"mode": "actor+preprocessor"})
+    assert dict(summary(without_trainer, 4))["preprocessor"] == []
 
 
 def test_a_taken_port_moves_on_to_the_next_free_one() -> None:
-    jobs = place(config(**CPU, **ONE), [], ["a", "b"], free=lambda port: port not in {7000, 8080})
+    jobs = place(config(**CPU, **ONE), one_host(), ["a", "b"], lambda host, port: port not in {7000, 8080})
     ports = {job.name: job.port for job in jobs if job.port}
     assert ports == {"a": 7001, "b": 7002, "environment_0": 7777, "actor_vllm_0": 8081}
     assert all(job.url == f"http://127.0.0.1:{job.port}" for job in jobs if job.port)
 
 
 def test_engines_that_already_run_keep_their_ports() -> None:
-    jobs = place(config(**CPU, debug={"use_existing_llms": True}), [], free=lambda port: False)
+    jobs = place(config(**CPU, debug={"use_existing_llms": True}), one_host(), [], lambda host, port: False)
     assert jobs[0].port == 8080
 
 
@@ -136,4 +139,4 @@ def test_a_port_in_use_is_not_free_and_none_left_is_an_error() -> None:
         server.listen()
         assert not is_free(server.getsockname()[1])
     with pytest.raises(ConfigError, match="no free port"):
-        place(config(**CPU), [], free=lambda port: False)
+        place(config(**CPU), one_host(), [], lambda host, port: False)

@@ -19,6 +19,7 @@ from pipelinerl.launcher.sharing import (
     model_parameters,
     share_one_device,
 )
+from tests.support.one_host import one_host
 
 CARD = CardMemory(total=141 * GIB, free=140 * GIB)
 
@@ -99,7 +100,7 @@ def test_on_a_shared_card_the_trainer_starts_behind_the_engine_that_is_started_w
     small_model: Path, tmp_path: Path, devices: int, running: str, waits: tuple[str, ...]
 ) -> None:
     cfg = typed(composition(small_model, f"debug.use_existing_llms={running}").tree)
-    cfg = cfg.model_copy(update={"jobs": place(cfg, range(devices), free=lambda port: True)})
-    specs = commands(cfg, tmp_path, [], [str(index) for index in range(devices)], None)
+    cfg = cfg.model_copy(update={"jobs": place(cfg, one_host(devices), [], lambda host, port: True)})
+    specs = commands(cfg, tmp_path, [], one_host(devices), None)
     assert next(spec.depends for spec in specs if spec.name == "finetune") == waits
     assert load_domain(cfg.domain_hooks) is not None

@@ -31,7 +31,7 @@ ALLOWED = {
     "redis": ("pipelinerl/streams/redis_link.py",),
     "pandas": (),
     "deepspeed": (),
-    "ray": (),
+    "ray": ("pipelinerl/launcher/ray_backend.py",),
     "litellm": (),
     "pickle": ("pipelinerl/actor/messages.py", "pipelinerl/actor/problems.py", "pipelinerl/actor/runner.py"),
 }

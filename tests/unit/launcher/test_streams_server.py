@@ -20,6 +20,7 @@ from pipelinerl.streams import (
     write_to_streams,
 )
 from pipelinerl.streams.local_server import answers
+from tests.support.one_host import one_host
 from tests.unit.launcher.conftest import DryRun
 
 PASSWORD = 'a "quoted" \\ secret'
@@ -62,7 +63,7 @@ def test_every_role_waits_for_the_server_and_nothing_restarts_it(dry_run: DryRun
 
     dry_run("+domain=guessing", "streams=redis")
     cfg = load(tmp_path / "run")
-    children = {child.name: child for child in commands(cfg, tmp_path / "run", [], [], None)}
+    children = {child.name: child for child in commands(cfg, tmp_path / "run", [], one_host(), None)}
     for role in ("actor", "preprocess", "finetune"):
         assert "services/redis" in children[role].depends
     assert children["services/redis"].max_restarts == 0

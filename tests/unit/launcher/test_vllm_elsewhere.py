@@ -16,6 +16,7 @@ from pipelinerl.inference.vllm import (
     serve_env,
 )
 from pipelinerl.launcher.checks import machine
+from tests.support.one_host import one_host
 
 
 def interpreter(folder: Path, version: str | None, plugin: bool) -> str:
@@ -47,7 +48,7 @@ def test_a_cpu_build_shares_the_cores_unless_told_otherwise(monkeypatch: pytest.
 def problems(*overrides: str) -> list[str]:
     """What is wrong with engines and devices of a run on a machine without a GPU."""
     tree = compose(["+domain=guessing", "hardware=cpu", "+preset=vllm_cpu", *overrides]).tree
-    return list(machine.check(typed(tree), 0, dry_run=False))
+    return list(machine.check(typed(tree), one_host(), dry_run=False))
 
 
 def test_a_run_on_the_cpu_may_use_it(tmp_path: Path) -> None:

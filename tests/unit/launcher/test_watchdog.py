@@ -9,6 +9,7 @@ import pytest
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.machine import Job
 from pipelinerl.launcher.run import Watchdog
+from pipelinerl.run_state import lost_engines
 from pipelinerl.run_state.replacements import ask_for_replacement
 
 URL = "http://127.0.0.1:8080"
@@ -20,6 +21,7 @@ class Recorded:
     def __init__(self) -> None:
         self.replaced: list[tuple[str, str]] = []
         self.done: set[str] = set()
+        self.left_out: set[str] = set()
 
     def replace(self, name: str, cause: str) -> None:
         self.replaced.append((name, cause))
@@ -35,6 +37,7 @@ def watchdog(folder: Path, progress_s: float, started: tuple[str, ...]) -> tuple
     ]
     cfg = SimpleNamespace(
         output_dir=str(folder),
+        several_hosts=False,
         jobs=jobs,
         jobs_of=lambda kind: [job for job in jobs if job.kind == kind],
         watchdog=SimpleNamespace(progress_deadline_s=progress_s),
@@ -50,6 +53,20 @@ def test_an_engine_that_the_trainer_gave_up_is_replaced_once(tmp_path: Path) -> 
     dog.check()
     dog.check()
     assert supervisor.replaced == [("actor_vllm_0", "weight update failed at update")]
+
+
+def test_the_trainer_is_told_once_of_an_engine_whose_host_is_lost(tmp_path: Path) -> None:
+    lost_engines.begin(tmp_path)
+    lost_engines.tell_lost(tmp_path, ["http://of-an-earlier-start"])
+    lost_engines.begin(tmp_path)
+    told = lost_engines.LostEngines(tmp_path)
+    dog, supervisor = watchdog(tmp_path, 3600.0, ("actor_vllm_0", "finetune"))
+    dog.check()
+    assert told.take() == []
+    supervisor.left_out.add("actor_vllm_0")
+    dog.check()
+    dog.check()
+    assert told.take() == [URL] and told.take() == []
 
 
 def test_an_engine_that_somebody_else_started_is_left_alone(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def test_directory_is_shared_memory_when_there_is_room(
     (chosen / "weights-00000001.safetensors").touch()
     assert not list(wire.weights_directory(run, 1000).iterdir()), "leftovers of an earlier start go"
     assert wire.weights_directory(run, 10**18) == run / "weights"
+    assert wire.weights_directory(run, 1000, shared=True) == run / "weights", "other hosts have their own"
     assert wire.weights_directory(run, 1000, tmp_path / "here") == tmp_path / "here"
 
 

@@ -169,6 +169,13 @@ def test_a_rendezvous_given_up_meanwhile_leaves_the_group_again() -> None:
     assert groups[0].destroyed.is_set()
 
 
+def test_engines_of_other_hosts_are_told_the_trainer_s_address() -> None:
+    made, groups = transport(address="127.0.0.2")
+    (info,) = made.init_info(members(1))
+    made.join(1.0)
+    assert info["master_address"] == groups[0].rendezvous["master_address"] == "127.0.0.2"
+
+
 def test_without_vllm_the_trainer_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     made = NcclTransport(CPU, torch.bfloat16, first_port=19400)

@@ -232,6 +232,17 @@ def test_versions_only_grow_and_the_layout_stays(pair: Pair) -> None:
     assert not pair.first.paused
 
 
+def test_an_engine_of_a_lost_host_is_asked_nothing_more(pair: Pair) -> None:
+    lost = [["http://127.0.0.1:9/"], [], [pair.urls[0]], [pair.urls[1]]]
+    pair.urls.append("http://127.0.0.1:9")  # its host was lost before it was ready
+    publisher = pair.ready(lost=lambda: lost.pop(0))
+    assert list(publisher.publish(1, TENSORS).excluded) == []
+    pair.first.calls.clear()
+    assert list(publisher.publish(2, TENSORS).excluded) == [] and pair.first.calls == []
+    publisher.publish(3, TENSORS)
+    assert pair.second.label == "3", "the last engine is never left out"
+
+
 def test_waiting_for_engines_ends_with_their_names(tmp_path: Path) -> None:
     publisher = Publisher(["http://127.0.0.1:9"], FileTransport(tmp_path), deadlines=DEADLINES)
     with pytest.raises(WeightUpdateError, match=r"wait for engines of http://127.0.0.1:9"):

@@ -21,7 +21,7 @@ from pipelinerl.launcher.supervision import (
     HeartbeatCheck,
     Supervisor,
     core,
-    run,
+    host,
 )
 from tests.support.processes import DEADLINE_S, alive, free_port, until
 
@@ -250,7 +250,7 @@ def test_what_a_child_started_in_a_session_of_its_own_ends_with_it(tmp_path: Pat
 
 
 def test_a_stopped_guard_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_GUARD_END_S", 0.2)
+    monkeypatch.setattr(host, "_GUARD_END_S", 0.2)
     left = tmp_path / "shared"
     left.mkdir()
     with Supervisor([script("finetune", tmp_path, "pass")], leftovers=[left]) as supervisor:

@@ -1,0 +1,49 @@
+"""What the launcher asks the hosts of a run: this one here, those of a Ray cluster in `ray_backend.py`."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from pipelinerl.base.closing import Closing
+from pipelinerl.base.ports import ReservedPorts, is_free_everywhere
+from pipelinerl.config.hosts import Host
+from pipelinerl.launcher.sharing import CardMemory, card_memory
+from pipelinerl.launcher.supervision import ChildHost
+
+
+class Backend(Closing):
+    """The hosts of a run, and what the launcher asks them; a context manager.
+
+    This class alone has no host but the launcher's.
+    """
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self.hosts = list(hosts)
+        """By rank; the first is the launcher's."""
+        self._ports = ReservedPorts(free=partial(is_free_everywhere, address=self.hosts[0].address))
+
+    @property
+    def others(self) -> Mapping[int, ChildHost]:
+        """Where the supervisor starts children beside this host."""
+        return {}
+
+    def free(self, host: int, port: int) -> bool:
+        """Whether a port of a host is free; then it is kept until this is closed."""
+        return self._ports.take(port)
+
+    def card_memory(self, device: str) -> CardMemory | None:
+        """Of a GPU; the cards of all hosts are taken to be alike."""
+        return card_memory(device)
+
+    def check_paths(self, output_dir: Path, paths: Sequence[str]) -> None:
+        """Raises ConfigError where another host lacks one of these paths, or does not share `output_dir`."""
+
+    def close(self) -> None:
+        self._ports.close()
+
+
+class Imagined(Backend):
+    """Hosts of a dry run or a validation, of which nothing can be asked."""
+
+    def free(self, host: int, port: int) -> bool:
+        return True

@@ -1,0 +1,50 @@
+"""Where a run may be placed: this host, hosts of a Ray cluster, or imagined ones that are only looked at."""
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import ValidationError
+
+from pipelinerl.base.errors import ConfigError, explain
+from pipelinerl.config.compose import Composition
+from pipelinerl.config.hosts import imagined_hosts, this_host
+from pipelinerl.config.machine import WorldConfig
+from pipelinerl.launcher.backend import Backend, Imagined
+
+
+def open_backend(composition: Composition, dry_run: bool) -> Backend:
+    """The backend that the tree asks for. Raises ConfigError, or WaitExpired for hosts that do not come."""
+    tree = composition.tree
+    try:
+        world = WorldConfig.model_validate(OmegaConf.to_container(tree.world, resolve=True))
+    except ValidationError as error:
+        raise ConfigError(explain(error, WorldConfig, "world")) from None
+    if world.backend == "local":
+        return Backend([this_host(usable_devices(composition, dry_run))])
+    if dry_run or tree.validate:
+        return Imagined(imagined_hosts(world.hosts, usable_devices(composition, dry_run=True)))
+    # An extra, which nobody needs on one host.
+    from pipelinerl.launcher.ray_backend import RayBackend
+
+    wanted = _number(tree, "hardware.devices") if tree.hardware.kind == "gpu" else None
+    return RayBackend(world, wanted, float(tree.engine.start_deadline_s))
+
+
+def usable_devices(composition: Composition, dry_run: bool) -> list[str]:
+    """Ids of the GPUs this run uses; a dry run on a machine without any imagines as many as the shares."""
+    tree = composition.tree
+    if tree.hardware.kind != "gpu":
+        return []
+    found = composition.devices
+    wanted = _number(tree, "hardware.devices", "; CUDA_VISIBLE_DEVICES says which")
+    if dry_run and not found:
+        roles = ("actor", "preprocessor", "finetune")
+        shares = sum(_number(tree, f"world.{role}_fraction") for role in roles)
+        return [str(index) for index in range(wanted or max(shares, 2))]
+    return found[:wanted] if wanted else found
+
+
+def _number(tree: DictConfig, key: str, more: str = "") -> int:
+    """A count of the tree, which is not typed yet; ConfigError for anything else."""
+    value = OmegaConf.select(tree, key)
+    if not isinstance(value, int | None) or isinstance(value, bool):
+        raise ConfigError(f"{key}={value}: give a whole number{more}")
+    return value or 0

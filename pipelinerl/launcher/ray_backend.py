@@ -1,0 +1,222 @@
+"""The hosts of a running Ray cluster. Ray counts devices, keeps other jobs off them and says which nodes
+died; starting, watching and ending processes there is this project's own (`supervision/agent.py`).
+
+Imported with `world.backend=ray` only. The launcher's own node is host 0, whose processes the launcher starts
+itself; each other host has one agent in a Ray actor. One placement group holds the devices of all.
+"""
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from pipelinerl.base.errors import ConfigError, first_line
+from pipelinerl.base.waits import waiting
+from pipelinerl.config.hosts import Host, this_host
+from pipelinerl.config.machine import WorldConfig
+from pipelinerl.launcher.backend import Backend
+from pipelinerl.launcher.supervision import ChildHost
+from pipelinerl.launcher.supervision.agent import HostAgent, facts, forget_other_launchers
+from pipelinerl.launcher.supervision.remote import HostGone, HostSilent, RemoteHost
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported; it sends them by default
+try:
+    import ray
+    from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
+    from ray.util import placement_group, placement_group_table, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+except ImportError as error:
+    raise ConfigError("world.backend=ray: Ray is not installed; pip install 'pipelinerl[ray]'") from error
+
+PASSED_ON = ("PYTHONPATH", "PIPELINERL_", "HF_", "WANDB_", "VLLM_", "NCCL_", "GLOO_", "TORCH", "OMP_", "UCX_")
+"""Beginnings of the variables that processes on other hosts have from the launcher."""
+ANSWER_S = 60.0
+"""An agent's start: a Python process that imports this package."""
+SHARED_S = 5.0
+"""Until a file that the launcher has written is seen by the other hosts."""
+AGENT_THREADS = 8
+_LOOK_EVERY_S = 0.1
+
+
+class _Agent:
+    """A Ray actor that holds a host's devices and, on other hosts than the launcher's, runs its agent."""
+
+    def __init__(self, address: str, cwd: str, launcher_is_here: bool) -> None:
+        self._address = address
+        self._agent = None if launcher_is_here else HostAgent(address, cwd)
+
+    def facts(self) -> dict[str, Any]:
+        """Fields of `Host`; devices are those that Ray has given to this actor."""
+        devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        return {**facts(self._address), "devices": tuple(devices)}
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._agent, method)(*arguments)
+
+
+class RayBackend(Backend):
+    """Hosts of the cluster at `world.ray_address`, each with `gpus` devices (0: all it has, None: none).
+
+    Raises ConfigError for a cluster that is not there or too small for ever, WaitExpired for hosts that do
+    not come, or devices that others hold, for `deadline_s`.
+    """
+
+    def __init__(self, world: WorldConfig, gpus: int | None, deadline_s: float) -> None:
+        self._others: dict[int, RemoteHost] = {}
+        self._agents: list[Any] = []
+        self._group: Any = None
+        forget_other_launchers()
+        _connect(world.ray_address)
+        try:
+            nodes = _nodes(world.hosts, gpus is not None, deadline_s)
+            if len(nodes) == 1 and gpus is None:  # nothing that Ray would have to count or reach
+                super().__init__([this_host()])
+                return
+            self._group = _reserve([_bundle(node, gpus) for node in nodes], deadline_s)
+            addresses = [str(node["NodeManagerAddress"]) for node in nodes]
+            self._agents = [self._start_agent(*place) for place in enumerate(addresses)]
+            super().__init__(list(self._hosts(addresses)))
+            for host in self.hosts[1:]:
+                self._others[host.rank] = RemoteHost(str(host), partial(_ask, self._agents[host.rank]))
+        except BaseException:
+            self._leave()
+            raise
+
+    def _start_agent(self, rank: int, address: str) -> Any:
+        options = {
+            "num_cpus": 0,
+            "num_gpus": self._group.bundle_specs[rank].get("GPU", 0),
+            "max_restarts": 0,
+            "max_concurrency": AGENT_THREADS,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=rank
+            ),
+        }
+        return ray.remote(_Agent).options(**options).remote(address, os.getcwd(), rank == 0)
+
+    def _hosts(self, addresses: Sequence[str]) -> Iterator[Host]:
+        for rank, (agent, address) in enumerate(zip(self._agents, addresses)):
+            try:
+                found = ray.get(agent.facts.remote(), timeout=ANSWER_S)
+            except (RayActorError, GetTimeoutError) as error:
+                raise ConfigError(f"host {address}: its agent does not start: {first_line(error)}") from None
+            if len(addresses) == 1:
+                yield Host(devices=found["devices"], cores=found["cores"])
+            else:
+                yield Host(rank=rank, address=address, **found)
+
+    @property
+    def others(self) -> Mapping[int, ChildHost]:
+        return self._others
+
+    def free(self, host: int, port: int) -> bool:
+        if host == 0:
+            return super().free(host, port)
+        return bool(self._others[host].call("take_port", port))
+
+    def check_paths(self, output_dir: Path, paths: Sequence[str]) -> None:
+        nonce = secrets.token_hex(8)
+        probe = output_dir / "launcher" / f"shared-{nonce}"
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_text(nonce)
+        try:
+            for rank, other in self._others.items():
+                host = self.hosts[rank]
+                if missing := other.call("missing", [sys.executable, os.getcwd(), *paths]):
+                    raise ConfigError(f"{host}: has no {missing[0]}; every host needs it at the same path")
+                if other.call("read_back", probe, SHARED_S, timeout_s=2 * SHARED_S) != nonce:
+                    raise ConfigError(
+                        f"output_dir={output_dir}: {host} does not see it; give a folder that all hosts share"
+                    )
+        finally:
+            probe.unlink()
+
+    def _leave(self) -> None:
+        for other in self._others.values():
+            other.close()
+        for agent in self._agents:
+            ray.kill(agent)
+        if self._group is not None:
+            remove_placement_group(self._group)
+        ray.shutdown()
+
+    def close(self) -> None:
+        self._leave()
+        super().close()
+
+
+def _connect(address: str) -> None:
+    passed_on = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level="error",
+            # Variables only: Ray would upload a working folder, and build an environment, on each host.
+            runtime_env={"env_vars": passed_on},
+        )
+    except Exception as error:  # no common base: no cluster, another version, a wrong token
+        raise ConfigError(
+            f"world.ray_address={address}: {first_line(error)}; start a cluster with ray start --head"
+        ) from None
+
+
+def _nodes(count: int | None, with_gpus: bool, deadline_s: float) -> list[dict[str, Any]]:
+    """The launcher's node and `count` - 1 others, or all others; on GPUs only such that have some."""
+    own = ray.get_runtime_context().get_node_id()
+    with waiting(f"{count or 1} hosts in the Ray cluster (world.hosts)", deadline_s) as wait:
+        while True:
+            alive = [node for node in ray.nodes() if node["Alive"]]
+            usable = [n for n in alive if n["NodeID"] != own and ("GPU" in n["Resources"] or not with_gpus)]
+            usable.sort(key=lambda node: ip_address(node["NodeManagerAddress"]))
+            nodes = [node for node in alive if node["NodeID"] == own] + usable
+            if len(nodes) >= (count or 1):
+                return nodes[:count]
+            wait.check(f"there are {len(nodes)}")
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _bundle(node: Mapping[str, Any], gpus: int | None) -> dict[str, float]:
+    """A node's share: its GPUs, and something that no other node has."""
+    address = node["NodeManagerAddress"]
+    there = int(node["Resources"].get("GPU", 0))
+    wanted = 0 if gpus is None else min(gpus, there) if gpus else there
+    # No CPUs: heads of clusters are often said to have none, and what runs here is not counted by core.
+    return {f"node:{address}": 0.001, **({"GPU": wanted} if wanted else {})}
+
+
+def _reserve(bundles: list[dict[str, float]], deadline_s: float) -> Any:
+    """A placement group that exists. Raises ConfigError at once if it never can."""
+    group = placement_group(bundles, strategy="SPREAD")
+    try:
+        with waiting(
+            "the devices of the hosts, which other jobs of the Ray cluster hold", deadline_s
+        ) as wait:
+            while (table := placement_group_table(group))["state"] != "CREATED":
+                if table["stats"]["scheduling_state"] == "INFEASIBLE":
+                    asked = ", ".join(f"{bundle.get('GPU', 0):g} GPUs" for bundle in bundles)
+                    raise ConfigError(f"world.backend=ray: the cluster cannot give {asked} on its hosts")
+                wait.check(table["stats"]["scheduling_state"])
+                time.sleep(_LOOK_EVERY_S)
+    except BaseException:
+        remove_placement_group(group)
+        raise
+    return group
+
+
+def _ask(agent: Any, method: str, *arguments: Any, timeout_s: float) -> Any:
+    """Call a method of an agent; Ray's errors become those of `RemoteHost`."""
+    try:
+        return ray.get(agent.call.remote(method, *arguments), timeout=timeout_s)
+    except GetTimeoutError as error:
+        raise HostSilent from error
+    except ActorDiedError as error:
+        raise HostGone("its agent ended, or Ray has given its node up") from error
+    except RayActorError as error:  # perhaps for a moment only
+        time.sleep(_LOOK_EVERY_S)
+        raise HostSilent from error

@@ -1,0 +1,177 @@
+"""Children on another host: the supervisor, the remote host and its agent, here in one process."""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor
+from pipelinerl.launcher.supervision.agent import HostAgent, interface_of
+from pipelinerl.launcher.supervision.core import (
+    ChildPhase,
+    GiveUp,
+    GoOnWithout,
+    SupervisorCore,
+)
+from pipelinerl.launcher.supervision.remote import HostGone, HostSilent, RemoteHost
+from tests.support.processes import alive, free_port, until
+
+SERVER = """
+import http.server, sys
+class Ok(http.server.BaseHTTPRequestHandler):
+    def do_GET(self): self.send_response(200); self.end_headers()
+    def log_message(self, *words): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ok).serve_forever()
+"""
+
+
+class Wire:
+    """Calls of an agent in this process, until it is cut or the agent's process dies."""
+
+    def __init__(self, agent: HostAgent) -> None:
+        self.agent = agent
+        self.cut = self.dead = False
+        self.lose_answers = 0
+
+    def __call__(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+        if self.dead:
+            raise HostGone("its agent ended")
+        if self.cut:
+            time.sleep(min(timeout_s, 0.1))
+            raise HostSilent
+        answer = getattr(self.agent, method)(*arguments)
+        if method == "events" and answer and self.lose_answers:
+            self.lose_answers -= 1
+            raise HostSilent
+        return answer
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("LOCAL_RANK", "1")  # as on a host of somebody's who starts a launcher on each
+    made = HostAgent("127.0.0.1", os.getcwd(), abandoned_after_s=2.0)
+    yield made
+    made.close()
+
+
+def spec(name: str, folder: Path, *argv: str, **more: Any) -> ChildSpec:
+    return ChildSpec(name=name, argv=[sys.executable, "-c", *argv], log_dir=folder / name, host=1, **more)
+
+
+def served(name: str, folder: Path, port: int, **more: Any) -> ChildSpec:
+    health = HealthCheck(url=f"http://127.0.0.1:{port}/health")
+    return spec(name, folder, SERVER, str(port), health=health, max_restarts=1, **more)
+
+
+def test_a_child_is_started_healthy_restarted_and_stopped_there(agent: HostAgent, tmp_path: Path) -> None:
+    lines: list[str] = []
+    wire = Wire(agent)
+    wire.lose_answers = 2  # what was told is told again
+    engine = served("engine", tmp_path, free_port())
+    work = spec("work", tmp_path, "import time; time.sleep(1)", depends=("engine",))
+    other = RemoteHost("host 1", wire)
+    with Supervisor([engine, work], others={1: other}, announce=lines.append) as supervisor:
+        supervisor.start()
+        first = supervisor.pids()["engine"]
+        supervisor.replace("engine", "asked for")
+        supervisor.watch()
+        until(lambda: not alive(first), "the first engine's end")
+    assert lines.count("engine is healthy") >= 1 and "work is done" in lines
+    assert any("engine: asked for; restart 1 of 1" in line for line in lines)
+    assert agent._closed.is_set() and agent.start(7, engine) == 0
+
+
+def test_the_last_words_of_a_child_come_with_its_exit(agent: HostAgent, tmp_path: Path) -> None:
+    trainer = spec("finetune", tmp_path, "import sys; sys.exit('no memory left')")
+    with (
+        Supervisor([trainer], others={1: RemoteHost("host 1", Wire(agent))}) as supervisor,
+        pytest.raises(ChildFailed, match="finetune: exit status 1: no memory left"),
+    ):
+        supervisor.start()
+        supervisor.watch()
+
+
+@pytest.mark.parametrize("how", ["dead", "cut"])
+def test_a_lost_host_ends_the_run_by_the_name_of_what_it_had(
+    how: str, agent: HostAgent, tmp_path: Path
+) -> None:
+    wire = Wire(agent)
+    other = RemoteHost("host 1 (b, 10.0.0.2)", wire, lost_after_s=0.5)
+    with Supervisor([served("engine", tmp_path, free_port())], others={1: other}) as supervisor:
+        supervisor.start()
+        pid = supervisor.pids()["engine"]
+        setattr(wire, how, True)
+        with pytest.raises(ChildFailed, match=r"engine: host 1 \(b, 10\.0\.0\.2\) is lost: "):
+            supervisor.watch()
+    # Nobody polls any more: the agent does not wait for somebody to come back.
+    until(lambda: not alive(pid), "the end of what was left there")
+
+
+def test_an_engine_of_a_lost_host_is_left_out_while_another_lives(agent: HostAgent, tmp_path: Path) -> None:
+    wire, lines = Wire(agent), list[str]()
+    names = ("a", "b")
+    specs = [served(name, tmp_path, free_port(), alike=names) for name in names]
+    here = ChildSpec(**{**vars(specs[0]), "host": 0})
+    other = RemoteHost("host 1", wire)
+    with Supervisor([here, specs[1]], others={1: other}, announce=lines.append) as supervisor:
+        supervisor.start()
+        wire.dead = True
+        supervisor.watch(until=lambda: "the run goes on without b" in lines)
+        assert supervisor.pids().keys() == {"a"}
+        supervisor.replace("b", "too late")
+    agent.close()
+
+
+def lost(least: int, *hosts: int, **more: Any) -> list[object]:
+    names = tuple(f"e{index}" for index in range(len(hosts)))
+    specs = [
+        ChildSpec(name=name, argv=[], log_dir=Path("/"), host=host, alike=names, least=least, **more)
+        for name, host in zip(names, hosts)
+    ]
+    core = SupervisorCore([*specs, ChildSpec(name="actor", argv=[], log_dir=Path("/"), depends=names)])
+    core.tick(0.0)
+    actions: list[object] = list(core.host_lost(1, "gone"))
+    if all(isinstance(action, GoOnWithout) for action in actions):
+        assert core.all_ready and core.host_lost(1, "gone") == [] and core.exited("e1", 0, -9, 1.0) == []
+        assert core.phase("e1") is ChildPhase.ENDED
+    return actions
+
+
+def test_engines_of_a_lost_host_are_left_out_only_while_enough_remain() -> None:
+    assert lost(1, 0, 1) == [GoOnWithout("e1", "gone")]
+    assert lost(2, 0, 1) == [GiveUp("e1", "gone")]
+    assert lost(1, 1, 1) == [GiveUp("e0", "gone"), GiveUp("e1", "gone")]
+    assert lost(1, 0, 1, 1) == [GoOnWithout("e1", "gone"), GoOnWithout("e2", "gone")]
+
+
+def test_an_agent_without_a_launcher_kills_its_children(agent: HostAgent, tmp_path: Path) -> None:
+    program = "import os, time; print(os.environ.get('LOCAL_RANK'), flush=True); time.sleep(600)"
+    pid = agent.start(0, spec("engine", tmp_path, program))
+    assert alive(pid)
+    until(lambda: (tmp_path / "engine/stdout.log").read_text() == "None\n", "its environment")
+    until(lambda: not alive(pid), "its end")
+
+
+def test_a_kill_that_overtook_its_start_is_answered(agent: HostAgent) -> None:
+    agent.kill(3)
+    (event,) = agent.events(1.0, 0)
+    assert (event.key, event.kind, event.what) == (3, "exited", (-9, ""))
+    assert agent.events(0.0, event.number) == []
+
+
+def test_a_long_poll_ends_with_the_first_news(agent: HostAgent) -> None:
+    threading.Timer(0.2, agent.kill, [1]).start()
+    started = time.monotonic()
+    assert agent.events(20.0, 0) and time.monotonic() - started < 10.0
+
+
+def test_the_agent_says_what_is_not_there(agent: HostAgent, tmp_path: Path) -> None:
+    assert agent.missing([str(tmp_path), "/no/such/thing"]) == ["/no/such/thing"]
+    assert agent.read_back(tmp_path / "none", 0.2) is None
+    port = free_port()
+    assert agent.take_port(port) and not agent.take_port(port)
+    assert interface_of("127.0.0.1") == "lo" and interface_of("203.0.113.9") is None
