@@ -12,8 +12,8 @@ from pathlib import Path
 from pipelinerl.sandbox import kernel, landlock
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
-SCRATCH = "/tmp"
-"""The folder of a program; only with namespaces is there one."""
+_SCRATCH = ("/tmp", "/scratch")
+"""Names of the folder of a program, by preference; only with namespaces is there one."""
 _FOREIGN = ("site-packages", "dist-packages")
 """Inside the library's folder, but not of the library."""
 _NEW_ROOT = "/proc"
@@ -41,12 +41,17 @@ def check_readable() -> None:
         pass
 
 
-def build(packages: list[str], folders: list[str] | None = None) -> None:
-    """Mount the library, packages and devices, all but devices read only, as the only root there is."""
+def build(packages: list[str], folders: list[str] | None = None) -> str:
+    """Mount the library, packages and devices, all but devices read only, as the only root there is.
+
+    Returns where programs have their folder: `/tmp`, unless that would cover something of the others. Python's
+    `tempfile` then finds the current folder, which it is.
+    """
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", _NEW_ROOT, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     os.umask(0o022)
-    for path in [*(folders or library()), *packages]:
+    visible = [*(folders or library()), *packages]
+    for path in visible:
         os.makedirs(_NEW_ROOT + path, exist_ok=True)
         kernel.mount(path, _NEW_ROOT + path, None, kernel.MS_BIND)
         _read_only(_NEW_ROOT + path)
@@ -59,9 +64,11 @@ def build(packages: list[str], folders: list[str] | None = None) -> None:
     for device in DEVICES:
         Path(_NEW_ROOT + device).touch()
         kernel.mount(device, _NEW_ROOT + device, None, kernel.MS_BIND)
-    os.mkdir(_NEW_ROOT + SCRATCH)
+    scratch = next(name for name in _SCRATCH if not any(path.startswith(f"{name}/") for path in visible))
+    os.mkdir(_NEW_ROOT + scratch)
     kernel.pivot_root(_NEW_ROOT)
     _read_only("/")
+    return scratch
 
 
 def _read_only(target: str) -> None:
@@ -71,11 +78,11 @@ def _read_only(target: str) -> None:
     kernel.mount("none", target, None, flags | kept)
 
 
-def mount_scratch(megabytes: int, files: int) -> None:
+def mount_scratch(folder: str, megabytes: int, files: int) -> None:
     """An empty folder in memory for one program, in a mount namespace of its own."""
     data = f"size={megabytes}m,nr_inodes={files},mode=1777"
-    kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, data)
-    os.chdir(SCRATCH)
+    kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, data)
+    os.chdir(folder)
 
 
 def grant(packages: list[str]) -> None:

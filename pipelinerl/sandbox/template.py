@@ -63,6 +63,7 @@ class Template:
         if os.uname().machine != "x86_64":
             raise Refused(f"seccomp filters are written for x86_64, this is {os.uname().machine}")
         self.connection, self.mode, self.packages = connection, mode, packages
+        self.scratch = ""
         self.names = program.preamble()
         for name in PRELOADED:
             with suppress(ImportError):
@@ -106,7 +107,7 @@ class Template:
             os.waitpid(child, 0)
             os._exit(0)
         die_with_parent()
-        rooms.build(sorted(self.packages.values()))
+        self.scratch = rooms.build(sorted(self.packages.values()))
 
     def _landlock(self) -> None:
         try:
@@ -209,7 +210,7 @@ def _keep(template: Template, limits: dict[str, Any], descriptors: list[int]) ->
     status, *given = descriptors
     if template.mode == "namespaces":
         kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
-        rooms.mount_scratch(limits["scratch_mb"], limits["files"])
+        rooms.mount_scratch(template.scratch, limits["scratch_mb"], limits["files"])
     trouble, trouble_end = os.pipe()
     started = time.monotonic()
     child = os.fork()

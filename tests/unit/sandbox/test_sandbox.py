@@ -2,8 +2,11 @@
 
 import asyncio
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -161,6 +164,25 @@ async def test_packages_are_what_was_named_and_no_more() -> None:
             assert f"No module named '{other}'" in outcome.stderr
     with pytest.raises(ValueError, match="sandbox package 'no_such': not installed"):
         Sandbox(packages=["no_such"])
+
+
+async def test_a_package_below_the_usual_folder_of_programs_is_not_covered_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        (folder / "lies_in_tmp").mkdir()
+        (folder / "lies_in_tmp/__init__.py").write_text("from . import part")
+        (folder / "lies_in_tmp/part.py").write_text("VALUE = 3")
+        monkeypatch.syspath_prepend(str(folder))
+        async with Sandbox(packages=["lies_in_tmp"]) as box:
+            shown = "print(it.part.VALUE, open(it.__file__).read())"
+            source = f"import lies_in_tmp as it, tempfile\ntempfile.mkstemp()\n{shown}"
+            outcome = await box.run(source)
+    finally:
+        shutil.rmtree(folder)
+    if mechanism() == "namespaces":  # with Landlock there is no folder to write to
+        assert outcome.stdout == "3 from . import part\n", outcome.stderr
 
 
 def test_the_ways_are_tried_in_order_and_all_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
