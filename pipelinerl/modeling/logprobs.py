@@ -125,7 +125,8 @@ def _block_sums(logits: torch.Tensor, local: torch.Tensor) -> _Sums:
 def _block_gradient(
     logits: torch.Tensor,
     local: torch.Tensor,
-    log_normaliser: torch.Tensor,
+    top: torch.Tensor,
+    log_total: torch.Tensor,
     entropy: torch.Tensor,
     grad_logprobs: torch.Tensor,
     grad_entropy: torch.Tensor | None,
@@ -137,7 +138,12 @@ def _block_gradient(
     d logp_t / d z = onehot_t - p;  d H / d z = -p * (log p + H).
     """
     compiling = torch.compiler.is_compiling()
-    logp = logits - log_normaliser[:, None] if compiling else logits.sub_(log_normaliser[:, None])
+    # log p + H is the small difference of two numbers that are small themselves where the distribution is
+    # sharp: subtracting one rounded sum from large logits would leave little of it.
+    parts = (top + log_total,) if grad_entropy is None else (top, log_total)
+    logp = logits
+    for part in parts:
+        logp = logp - part[:, None] if compiling else logp.sub_(part[:, None])
     if grad_entropy is None:
         upstream = grad_logprobs[:, None]
     else:
@@ -188,7 +194,7 @@ class _TokenScores(torch.autograd.Function):
         log_total = sums.total.log()
         log_normaliser = sums.top + log_total
         entropy = log_total - sums.weighted / sums.total
-        ctx.save_for_backward(hidden, weight, bias, targets, log_normaliser, entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, sums.top, log_total, entropy)
         ctx.scale, ctx.width = scale, width
         # Without an entropy bonus its gradient is None, not zeros that would cost a pass over the logits.
         ctx.set_materialize_grads(False)
@@ -196,10 +202,10 @@ class _TokenScores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, bias, targets, log_normaliser, entropy = ctx.saved_tensors
+        hidden, weight, bias, targets, top, log_total, entropy = ctx.saved_tensors
         grad_logprobs, grad_entropy = grads
         if grad_logprobs is None:
-            grad_logprobs = torch.zeros_like(log_normaliser)
+            grad_logprobs = torch.zeros_like(top)
         _, block_gradient = _block_functions(weight)
         with torch.autocast(hidden.device.type, enabled=False):
             factors = hidden.to(_factor_dtype(hidden, weight))
@@ -212,7 +218,8 @@ class _TokenScores(torch.autograd.Function):
                 grad = block_gradient(
                     logits,
                     targets - block.start,
-                    log_normaliser,
+                    top,
+                    log_total,
                     entropy,
                     grad_logprobs,
                     grad_entropy,

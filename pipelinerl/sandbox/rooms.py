@@ -44,8 +44,8 @@ def check_readable() -> None:
 def build(packages: list[str], folders: list[str] | None = None) -> str:
     """Mount the library, packages and devices, all but devices read only, as the only root there is.
 
-    Returns where programs have their folder: `/tmp`, unless that would cover something of the others. Python's
-    `tempfile` then finds the current folder, which it is.
+    Returns where programs have their folder: `/tmp`, unless that would cover something of the others. There
+    Python's `tempfile` finds the current folder instead, which it is.
     """
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", _NEW_ROOT, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")

@@ -76,7 +76,7 @@ def test_logits_that_happen_to_be_square_are_compiled_for_all_shapes(waits: list
     for rows, columns in ((8, 8), (5, 9), (12, 7)):
         ids, one = torch.arange(rows) % columns, torch.ones(rows)
         sums(torch.randn(rows, columns), ids)
-        gradient(torch.randn(rows, columns), ids, one, one, one, None, 1.0, torch.float32)
+        gradient(torch.randn(rows, columns), ids, one, one, one, one, None, 1.0, torch.float32)
     assert len(waits) == 2
 
 

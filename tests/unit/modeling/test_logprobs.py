@@ -86,6 +86,21 @@ def test_any_shape_equals_the_plain_softmax_in_float64(
         assert float(difference) <= 5e-5 * (1 + scale / temperature) * float(expected.grad.norm()) + 1e-4
 
 
+def test_the_gradient_of_a_small_entropy_keeps_its_digits() -> None:
+    """Where logits are large and one of them dominates, it is a small difference of small numbers."""
+    generator = torch.Generator().manual_seed(414)
+    hidden, weight = 6 * torch.randn(8, 8, generator=generator), torch.randn(14, 8, generator=generator)
+    targets, gradients = torch.zeros(8, dtype=torch.int64), []
+    for kind in (torch.float64, torch.float32):
+        factors = weight.clone().to(kind).requires_grad_()
+        exact = naive(hidden.double(), factors, None, targets, 0.3)[1] if kind == torch.float64 else None
+        entropy = token_scores(hidden, factors, targets, 0.3).entropy if exact is None else exact
+        entropy.sum().backward()
+        assert factors.grad is not None
+        gradients.append(factors.grad.double())
+    torch.testing.assert_close(gradients[1], gradients[0], atol=2e-5, rtol=1e-4)
+
+
 def test_no_matrix_over_the_vocabulary_is_kept_for_the_backward() -> None:
     n, width, vocabulary = 64, 4, 512
     kept: list[int] = []
