@@ -108,6 +108,7 @@ class DamagedRuns:
         return run
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_incomplete_lines_are_left_out_with_a_count_and_damaged_ones_refused_by_name(
     launch: Start, tmp_path: Path

@@ -12,16 +12,21 @@ SERVED = "{ifeval: {_target_: pipelinerl.domains.ifeval.IFEvalEnvironment}}"
 PUZZLES = "{logic: {_target_: pipelinerl.domains.logic.LogicEnvironment}}"
 
 
-@pytest.mark.slow
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("name", "more", "groups", "figure"),
     [
-        ("counting", ["dataset_loader_params={count: 8, test_count: 3}"], 3, "success"),
-        (
+        pytest.param(
+            "counting", ["dataset_loader_params={count: 8, test_count: 3}"], 3, "success", marks=SLOW
+        ),
+        pytest.param(
             "ifeval",
             ["dataset_loader_params={count: 8, test_count: 3}", f"+environments={SERVED}"],
             3,
             "success_loose",
+            marks=SLOW,
         ),
         ("fn_calling", ["dataset_loader_params={count: 8, test_count: 1}"], 5, "partial_score"),
         (

@@ -17,7 +17,6 @@ SIZES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("textarena") is None, reason="pip install 'pipelinerl[textarena]'"
 )

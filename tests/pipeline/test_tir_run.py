@@ -28,6 +28,7 @@ def what_it_needs() -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 def test_mathematics_with_a_tool_trains(start: Start) -> None:
     run = start("+domain=tir", *SIZES)
     assert run.wait() == 0, run.err

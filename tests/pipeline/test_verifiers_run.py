@@ -13,7 +13,6 @@ from tests.support.metric_tables import check_run
 EXAMPLES = ROOT / "docs/examples/verifiers"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("verifiers") is None, reason="pip install 'pipelinerl[verifiers]'"
 )

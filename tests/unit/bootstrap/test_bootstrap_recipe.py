@@ -118,6 +118,7 @@ def folder(tokenizer, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_workers_take_turns_with_the_packs_of_their_seeds(tokenizer, folder):
     for first, found in zip((5, 6), first_packs(toy, folder, workers=2, count=2), strict=True):
         made = (d for world in itertools.count(first, 2) for d in toy(world, "clean"))

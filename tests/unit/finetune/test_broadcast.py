@@ -74,7 +74,7 @@ def parts(
         compared.append(publisher.version)
         return [ParityResult("http://e", 2e-5, 1e-6)]
 
-    monkeypatch.setattr(broadcast, "Publisher", lambda *arguments: publisher)
+    monkeypatch.setattr(broadcast, "Publisher", lambda *arguments, **named: publisher)
     monkeypatch.setattr(broadcast, "check_parity", check_parity)
     learner: Any = SimpleNamespace(
         elements=3,

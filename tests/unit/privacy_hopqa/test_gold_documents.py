@@ -82,7 +82,12 @@ def world() -> World:
     return build(world_config("tiny"))
 
 
-@pytest.mark.parametrize("split", ["train", "val", "test"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "split", [pytest.param("train", marks=SLOW), "val", pytest.param("test", marks=SLOW)]
+)
 def test_a_hop_fails_without_its_gold_document_and_only_from_there_on(world: World, split: str) -> None:
     chains = chains_of(world, split)
     solved = [chain for chain in chains if all(correct_hops(chain, world))]
