@@ -2,13 +2,13 @@
 
 import random
 from collections.abc import Iterator
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from domains.coding.dataset import load_problems
 from domains.coding.settings import KEY, CodingSettings, settings_of
 from domains.coding.tiny import ARITHMETIC, DIGITS, FAMILIES, Task, training
+from domains.loading import loading_problems
 from domains.prompts import question_messages, template_problems
 from pipelinerl.base.errors import first_line
 from pipelinerl.bootstrap.demonstrations import Demonstration
@@ -37,13 +37,7 @@ class CodingDomain(BaseDomain):
             mechanism(settings_of(cfg).packages)
         except (SandboxUnavailable, ValueError) as error:
             problems.append(first_line(error))
-        if str(cfg.dataset_loader).endswith(LOADER):
-            given: Any = OmegaConf.to_container(cfg.dataset_loader_params, resolve=True)
-            try:
-                load_problems([*cfg.train_dataset_names, *cfg.test_dataset_names], **given)
-            except (TypeError, ValueError, OSError) as error:
-                problems.append(first_line(error))
-        return problems
+        return [*problems, *loading_problems(cfg, LOADER, load_problems)]
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
         """Answers to training questions in the right form, most of them wrong; none is the only right one."""

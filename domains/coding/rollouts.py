@@ -61,14 +61,7 @@ async def generate_coding_rollout(
     status = found.answer_status
     text = make_training_text(llm, call)
     text.metadata["coding"] = _remarks(found, completion)
-    text.reward, penalty = rollout_reward(
-        status,
-        text.finished,
-        text.output_tokens,
-        int(llm.parameters["max_tokens"]),
-        cfg.rewards,
-        float(cfg.actor.get("discount_factor", 1.0)),
-    )
+    text.reward, penalty = rollout_reward(cfg, llm, [text], status)
     metrics = CodingMetrics(
         reward=text.reward,
         success=status == "correct",

@@ -2,16 +2,15 @@
 
 import random
 from collections.abc import Iterator
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from domains.counting.counting import FORM, task_of
 from domains.counting.data import load_problems
 from domains.counting.questions import draw, question
+from domains.loading import loading_problems
 from domains.prompts import template_problems
 from domains.split import is_held_out
-from pipelinerl.base.errors import first_line
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
 
@@ -50,14 +49,7 @@ class CountingDomain(BaseDomain):
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The rows can be read or made, the prompt holds the question."""
-        problems = template_problems(cfg)
-        if str(cfg.dataset_loader).endswith(LOADER):
-            given: Any = OmegaConf.to_container(cfg.dataset_loader_params, resolve=True)
-            try:
-                load_problems([*cfg.train_dataset_names, *cfg.test_dataset_names], **given)
-            except (TypeError, ValueError, OSError) as error:
-                problems.append(first_line(error))
-        return problems
+        return [*template_problems(cfg), *loading_problems(cfg, LOADER, load_problems)]
 
     def vocabulary(self) -> tuple[str, ...]:
         """What every question and answer has, so that a small model reads the letters and little else."""

@@ -5,14 +5,14 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from domains.fn_calling.dataset import load_problems
 from domains.fn_calling.problems import TOOLS, make
 from domains.fn_calling.rollouts import FORM, tools_text
+from domains.loading import loading_problems
 from domains.prompts import template_problems
 from domains.split import is_held_out
-from pipelinerl.base.errors import first_line
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.bootstrap.formats import USER
 from pipelinerl.domain import BaseDomain, ReportFocus
@@ -71,14 +71,7 @@ class FnCallingDomain(BaseDomain):
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The problems can be read or made, the prompt holds the question."""
-        problems = template_problems(cfg)
-        if str(cfg.dataset_loader).endswith(LOADERS):
-            given: Any = OmegaConf.to_container(cfg.dataset_loader_params, resolve=True)
-            try:
-                load_problems([*cfg.train_dataset_names, *cfg.test_dataset_names], **given)
-            except (TypeError, ValueError, OSError) as error:
-                problems.append(first_line(error))
-        return problems
+        return [*template_problems(cfg), *loading_problems(cfg, LOADERS, load_problems)]
 
     def vocabulary(self) -> tuple[str, ...]:
         """What every prompt and answer has, so that a small model reads functions and little else."""

@@ -84,15 +84,7 @@ async def generate_fn_calling_rollout(
     status, share = found["answer_status"], float(found["partial_score"])
     text = make_training_text(llm, call)
     text.metadata |= {KEY: {"answer_status": status, "partial_score": share}}
-    text.reward, penalty = rollout_reward(
-        status,
-        text.finished,
-        text.output_tokens,
-        int(llm.parameters["max_tokens"]),
-        cfg.rewards,
-        float(cfg.actor.get("discount_factor", 1.0)),
-        share=share,
-    )
+    text.reward, penalty = rollout_reward(cfg, llm, [text], status, share=share)
     metrics = FnCallingMetrics(
         reward=text.reward,
         success=status == "correct",

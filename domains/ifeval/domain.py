@@ -2,15 +2,14 @@
 
 import random
 from collections.abc import Iterator
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from domains.ifeval.dataset import load_problems
 from domains.ifeval.writing import WRITINGS, Prompt, response_of, write
+from domains.loading import loading_problems
 from domains.prompts import template_problems
 from domains.split import is_held_out
-from pipelinerl.base.errors import first_line
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
 
@@ -36,14 +35,7 @@ class IFEvalDomain(BaseDomain):
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The prompts can be read or made, the template holds them."""
-        problems = template_problems(cfg)
-        if str(cfg.dataset_loader).endswith(LOADERS):
-            given: Any = OmegaConf.to_container(cfg.dataset_loader_params, resolve=True)
-            try:
-                load_problems([*cfg.train_dataset_names, *cfg.test_dataset_names], **given)
-            except (TypeError, ValueError, OSError) as error:
-                problems.append(first_line(error))
-        return problems
+        return [*template_problems(cfg), *loading_problems(cfg, LOADERS, load_problems)]
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
         """Responses to prompts of training, each instruction followed or not, whatever the phase."""

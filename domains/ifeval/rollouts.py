@@ -69,13 +69,7 @@ async def generate_ifeval_rollout(
     partial = bool(cfg.actor.get("ifeval_partial_credit", True))
     text = make_training_text(llm, call)
     text.reward, penalty = rollout_reward(
-        "wrong" if status == "partial" else status,
-        text.finished,
-        text.output_tokens,
-        int(llm.parameters["max_tokens"]),
-        cfg.rewards,
-        float(cfg.actor.get("discount_factor", 1.0)),
-        share=found["score"] if partial else 0.0,
+        cfg, llm, [text], "wrong" if status == "partial" else status, share=found["score"] if partial else 0.0
     )
     metrics = IFEvalMetrics(
         reward=text.reward,

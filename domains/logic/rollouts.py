@@ -59,14 +59,7 @@ async def generate_logic_rollout(
     found = await verdict(cfg, problem, call.output.content or "", session)
     status = found["answer_status"]
     text = make_training_text(llm, call)
-    text.reward, penalty = rollout_reward(
-        status,
-        text.finished,
-        text.output_tokens,
-        int(llm.parameters["max_tokens"]),
-        cfg.rewards,
-        float(cfg.actor.get("discount_factor", 1.0)),
-    )
+    text.reward, penalty = rollout_reward(cfg, llm, [text], status)
     metrics = LogicMetrics(
         reward=text.reward,
         success=status == "correct",

@@ -4,12 +4,15 @@ Called by the rollout with the block `rewards` of the configuration; upstream's 
 """
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Literal, get_args
 
+from omegaconf import DictConfig
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipelinerl.actor.difficulty import length_penalty
+from pipelinerl.llm import TrainableLLM
+from pipelinerl.rollouts import TrainingText
 
 __all__ = ["STATUSES", "AnswerStatus", "RewardTable", "get_reward", "length_penalty", "rollout_reward"]
 
@@ -51,22 +54,18 @@ def get_reward(answer_status: str, finished: bool, reward_table: RewardTable) ->
 
 
 def rollout_reward(
-    status: str,
-    finished: bool,
-    output_tokens: int,
-    max_tokens: int,
-    rewards: Mapping[str, Any],
-    discount: float,
-    share: float = 0.0,
+    cfg: DictConfig, llm: TrainableLLM, texts: Sequence[TrainingText], status: str, share: float = 0.0
 ) -> tuple[float, float]:
-    """Reward of one completion, and the length penalty (at most 0) that is in it.
+    """Reward of the completions of a rollout, and the length penalty (at most 0) that is in it.
 
-    The table's entry times `discount` to the power of the completion's tokens, plus the penalty. `share` is
-    the part of a wrong answer that is right: its entry lies so far on the way to that of a correct one.
+    The entry of `cfg.rewards` times the discount to the power of the sampled tokens, plus the penalty for
+    nearly as many as `max_tokens` allows. `share` is the part of a wrong answer that is right: its entry lies
+    so far on the way to that of a correct one.
     """
-    table = RewardTable.model_validate(dict(rewards))
-    penalty = length_penalty(max_tokens, output_tokens, table.buffer_tokens) if table.buffer_tokens else 0.0
+    table, finished = RewardTable.model_validate(dict(cfg.rewards)), texts[-1].finished
+    tokens, limit = sum(text.output_tokens for text in texts), int(llm.parameters["max_tokens"]) * len(texts)
+    penalty = length_penalty(limit, tokens, table.buffer_tokens) if table.buffer_tokens else 0.0
     value = get_reward(status, finished, table)
     if status == "wrong":
         value += share * (get_reward("correct", finished, table) - value)
-    return value * discount**output_tokens + penalty, penalty
+    return value * float(cfg.actor.get("discount_factor", 1.0)) ** tokens + penalty, penalty

@@ -73,14 +73,7 @@ async def generate_math_rollout(
     status = await verdict(cfg, problem, call.output.content or "", session)
     text = make_training_text(llm, call)
     text.metadata |= {VERDICT: status, EXPECTED: str(problem["answer"])}
-    text.reward, penalty = rollout_reward(
-        status,
-        text.finished,
-        text.output_tokens,
-        int(llm.parameters["max_tokens"]),
-        cfg.rewards,
-        float(cfg.actor.get("discount_factor", 1.0)),
-    )
+    text.reward, penalty = rollout_reward(cfg, llm, [text], status)
     metrics = MathMetrics(
         reward=text.reward,
         success=status == "correct",

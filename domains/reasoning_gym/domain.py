@@ -1,13 +1,11 @@
 """What the core is told about the domain: settings and checks before a run; named by `domain_hooks`."""
 
-from typing import Any
+from omegaconf import DictConfig
 
-from omegaconf import DictConfig, OmegaConf
-
+from domains.loading import loading_problems
 from domains.prompts import template_problems
 from domains.reasoning_gym.data import load_problems
 from domains.reasoning_gym.settings import KEY, ReasoningGymSettings
-from pipelinerl.base.errors import first_line
 from pipelinerl.domain import BaseDomain, ReportFocus
 
 LOADER = "reasoning_gym.load_problems"
@@ -23,14 +21,5 @@ class ReasoningGymDomain(BaseDomain):
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The package is installed, each family makes a question with its options, the prompt holds it."""
-        problems = template_problems(cfg)
-        if not str(cfg.dataset_loader).endswith(LOADER):
-            return problems
-        given: Any = OmegaConf.to_container(cfg.dataset_loader_params, resolve=True)
-        # One question of each family and part: the actor makes them all, and some families are slow.
-        try:
-            given |= {key: min(given[key], 1) for key in ("count", "test_count") if key in given}
-            load_problems([*cfg.train_dataset_names, *cfg.test_dataset_names], **given)
-        except (TypeError, ValueError) as error:
-            problems.append(first_line(error))
-        return problems
+        found = loading_problems(cfg, LOADER, load_problems, few=("count", "test_count"))
+        return [*template_problems(cfg), *found]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from domains.loading import loading_problems
 from domains.math.domain import MathDomain
 from domains.math.notes import judge_notes
 from domains.tir.datasets import load_datasets
@@ -33,10 +34,4 @@ class TirDomain(MathDomain):
             mechanism(settings_of(cfg).packages)
         except (SandboxUnavailable, ValueError) as error:
             problems.append(first_line(error))
-        if str(cfg.dataset_loader).endswith(LOADER):
-            names = [*cfg.train_dataset_names, *cfg.test_dataset_names]
-            try:
-                load_datasets(names, **dict(cfg.dataset_loader_params))
-            except (TypeError, ValueError, OSError) as error:
-                problems.append(first_line(error))
-        return problems
+        return [*problems, *loading_problems(cfg, LOADER, load_datasets)]

@@ -92,14 +92,7 @@ async def generate_tir_rollout(
     asked = time.monotonic()
     status = await verdict(cfg, problem, dialogue.calls[-1].output.content or "", session)
     texts = [make_training_text(llm, call) for call in dialogue.calls]
-    reward, penalty = rollout_reward(
-        status,
-        texts[-1].finished,
-        sum(text.output_tokens for text in texts),
-        int(llm.parameters["max_tokens"]) * len(texts),
-        cfg.rewards,
-        float(cfg.actor.get("discount_factor", 1.0)),
-    )
+    reward, penalty = rollout_reward(cfg, llm, texts, status)
     metrics = TirMetrics(
         reward=reward,
         success=status == "correct",
