@@ -25,7 +25,7 @@ RUN = Path("/runs/run")
 SERVICES = [ServiceSpec(name="service", argv=["serve"], url_key="url")]
 READERS = [
     *(path for path in (ROOT / "pipelinerl").rglob("*.py") if "checks" not in path.parts),
-    ROOT / "domains/math/rollouts.py",
+    ROOT / "domains/math/rewards.py",
     ROOT / "domains/prompts.py",
     ROOT / "domains/dispatcher.py",
 ]
