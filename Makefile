@@ -50,7 +50,7 @@ bench: setup
 	if [ -n "$$missed" ]; then echo "a goal was missed or a script failed:$$missed"; exit 1; fi
 
 # Learning, hours on two cores. Each can be stopped and started again.
-EXPERIMENTS := learning arms raro reputation reputation_language text_domains
+EXPERIMENTS := learning arms raro reputation reputation_language text_domains coding
 experiments: setup
 	@set -e; for name in $(EXPERIMENTS); do echo "== $$name"; $(PY) -m benchmarks.$$name; done
 

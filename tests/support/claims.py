@@ -123,6 +123,11 @@ def prefix_cache(metric: str, what: str) -> list[float]:
     return [min(found), max(found)]
 
 
+def coding_success(when: str) -> list[float]:
+    """Mean and interval, before, after or of the difference."""
+    return [figure("coding", f"success {when}{end}") for end in ("", ", lower end", ", upper end")]
+
+
 def decoding_rounds() -> list[float]:
     figures = result("prefix_cache_decoding")["figures"]
     return [row["value"] for name, row in figures.items() if "of round" in name]

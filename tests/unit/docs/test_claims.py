@@ -8,6 +8,7 @@ import pytest
 from tests.support.capacity_claims import SENTENCES as CAPACITY_SENTENCES
 from tests.support.claims import (
     Claim,
+    coding_success,
     gate,
     language_shares,
     raro_curves,
@@ -97,6 +98,18 @@ SENTENCES: dict[str, Claim] = OTHERS | {
                 for when in ("after", "difference")
                 for end in ("mean", "low", "high")
             ),
+        ],
+    ),
+    "programs of a small model": (
+        "domains/coding/README.md",
+        r"it solved (\S+) \[(\S+), (\S+)\] before and (\S+) \[(\S+), (\S+)\] after (\S+) to (\S+)\s+"
+        r"minutes of training at (\S+) to (\S+) programs a second: \+(\S+) \[(\S+), (\S+)\]",
+        lambda: [
+            *coding_success("before"),
+            *coding_success("after"),
+            *(extreme(row["minutes"] for row in result("coding")["rows"]) for extreme in (min, max)),
+            *(extreme(row["texts_per_s"] for row in result("coding")["rows"]) for extreme in (min, max)),
+            *coding_success("difference"),
         ],
     ),
     "GPU, shared prefixes": (
