@@ -18,7 +18,8 @@ Each seed's row is written to `--work` at its end; seeds with a row there are no
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from benchmarks._pretrained_figure import draw
 from benchmarks._runs import texts_per_s
 from benchmarks.gpu import runs
 from benchmarks.gpu.runs import LimitedRun
-from domains.reasoning_gym import load_problems
 from pipelinerl.config.files import load
+from pipelinerl.domain import resolve_dotted
 from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics
 from pipelinerl.observe.intervals import paired_difference, wilson
 
@@ -85,24 +86,29 @@ def curve_of(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluatio
     return rows
 
 
-def row_of(seed: int, out: Path, seconds: float, status: int) -> dict[str, Any]:
-    """What a run reached. ValueError if it was ended before its second evaluation."""
+def reached(
+    name: str, out: Path, seconds: float, status: int, task_of: Callable[[Any], str]
+) -> dict[str, Any]:
+    """What the run `name` reached, and the task of each test problem.
+
+    ValueError if it was ended before its second evaluation.
+    """
     evaluations = read_evaluations(out)
     if len(evaluations) < 2:
-        raise ValueError(f"seed {seed}: {len(evaluations)} evaluations, exit status {status}")
+        raise ValueError(f"{name}: {len(evaluations)} evaluations, exit status {status}")
     cfg = load(out)
-    problems = load_problems(list(cfg.test_dataset_names), **dict(cfg.dataset_loader_params))
+    loader = resolve_dotted(str(cfg.dataset_loader), "dataset_loader")
+    problems = loader(list(cfg.test_dataset_names), **dict(cfg.dataset_loader_params))
     first, last = evaluations[0], evaluations[-1]
     records = read_metrics(out, "finetune")
     steps = [row for row in records if "stats/samples" in row]
     return {
-        "seed": seed,
         "status": status,
         "total_s": seconds,
         "steps": steps[-1]["stats/completed_steps"],
         "training_s": steps[-1]["time"] - steps[0]["time"],
         "samples_per_s": texts_per_s(records),
-        "tasks": [problem["task"] for problem in problems],
+        "tasks": [task_of(problem) for problem in problems],
         "before": [value or 0.0 for value in first.values["success"]],
         "after": [value or 0.0 for value in last.values["success"]],
         "failed": [sum(value is None for value in one.values["success"]) for one in (first, last)],
@@ -176,9 +182,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             out = options.work / f"seed_{seed}"
             runs.keep(out, options.work / f"seed_{seed}.json")
             with runs.survived(f"seed {seed}"):
-                write_json(options.work / f"seed_{seed}.json", row_of(seed, out, run.seconds, status))
-    found = [options.work / f"seed_{seed}.json" for seed in options.seeds]
-    rows = [json.loads(path.read_text()) for path in found if path.is_file()]
+                found = reached(f"seed {seed}", out, run.seconds, status, itemgetter("task"))
+                write_json(options.work / f"seed_{seed}.json", {"seed": seed, **found})
+    paths = [options.work / f"seed_{seed}.json" for seed in options.seeds]
+    rows = [json.loads(path.read_text()) for path in paths if path.is_file()]
     if not rows:
         return 1
     out = options.out or RESULTS / f"pretrained_{options.hardware}.json"

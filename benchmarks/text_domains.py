@@ -24,13 +24,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks._figures import RESULTS, Figure, at_least, command_line, report, write_json
-from benchmarks._runs import texts_per_s
 from benchmarks.gpu import runs
 from benchmarks.gpu.runs import LimitedRun
-from benchmarks.pretrained import curve_of, table_of
-from pipelinerl.config.files import load
-from pipelinerl.domain import resolve_dotted
-from pipelinerl.observe.history import read_evaluations, read_metrics
+from benchmarks.pretrained import reached, table_of
 from pipelinerl.observe.plots import COLOURS, DASHES, MARKERS
 
 Row = dict[str, Any]
@@ -45,34 +41,6 @@ def group_of(problem: Mapping[str, Any]) -> str:
     return str(problem["dataset"]).rpartition("/")[2]
 
 
-def row_of(domain: str, seed: int, out: Path, seconds: float, status: int) -> Row:
-    """What a run reached. ValueError if it was ended before its second evaluation."""
-    evaluations = read_evaluations(out)
-    if len(evaluations) < 2:
-        raise ValueError(f"{domain}, seed {seed}: {len(evaluations)} evaluations, exit status {status}")
-    cfg = load(out)
-    loader = resolve_dotted(str(cfg.dataset_loader), "dataset_loader")
-    problems = loader(list(cfg.test_dataset_names), **dict(cfg.dataset_loader_params))
-    first, last = evaluations[0], evaluations[-1]
-    records = read_metrics(out, "finetune")
-    steps = [record for record in records if "stats/samples" in record]
-    return {
-        "domain": domain,
-        "seed": seed,
-        "status": status,
-        "total_s": seconds,
-        "steps": steps[-1]["stats/completed_steps"],
-        "training_s": steps[-1]["time"] - steps[0]["time"],
-        "samples_per_s": texts_per_s(records),
-        "tasks": [group_of(problem) for problem in problems],
-        "before": [value or 0.0 for value in first.values["success"]],
-        "after": [value or 0.0 for value in last.values["success"]],
-        "failed": [sum(value is None for value in one.values["success"]) for one in (first, last)],
-        "texts": last.version,
-        "curve": curve_of(steps, evaluations),
-    }
-
-
 def run(options: Any, domain: str, seed: int) -> None:
     """One run; its row goes to `--work`."""
     out = runs.fresh(options.work / f"{domain}_{seed}")
@@ -82,8 +50,8 @@ def run(options: Any, domain: str, seed: int) -> None:
     one = LimitedRun(command, options.work / f"{domain}_{seed}.log", environment)
     status = one.end(options.limit)
     with runs.survived(f"{domain}, seed {seed}"):
-        row = row_of(domain, seed, out, one.seconds, status)
-        write_json(options.work / f"{domain}_{seed}.json", row)
+        found = reached(f"{domain}, seed {seed}", out, one.seconds, status, group_of)
+        write_json(options.work / f"{domain}_{seed}.json", {"domain": domain, "seed": seed, **found})
     if one.terminated:
         raise runs.Terminated
 

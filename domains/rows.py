@@ -1,13 +1,14 @@
 """Rows of a data file with the place of each, for what is said of a bad one: JSON lines, JSON or parquet.
 
-Called by the loaders of `math` and `raro`; nothing is downloaded.
+Called by the loaders of domains that read files; nothing is downloaded.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 ENDINGS = (".jsonl", ".json", ".parquet")
 """What `rows` tells formats apart by; a file with any other is read as JSON lines."""
 
@@ -29,6 +30,19 @@ def rows(path: Path) -> Iterator[tuple[str, Any]]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield f"{path}:{number}", _parsed(line, f"{path}:{number}")
+
+
+def checked_rows(path: Path, checked: Callable[[Any], T]) -> Iterator[T]:
+    """What `checked` makes of each row; the place is put before its ValueError. ValueError without rows."""
+    found = False
+    for where, row in rows(path):
+        try:
+            yield checked(row)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        found = True
+    if not found:
+        raise ValueError(f"{path}: holds no question")
 
 
 def _parsed(content: bytes, where: str) -> Any:

@@ -18,7 +18,7 @@ from domains.counting.questions import (
     draws,
     question,
 )
-from domains.rows import ENDINGS, rows
+from domains.rows import ENDINGS, checked_rows
 from domains.split import is_held_out, part_of
 
 Problem = dict[str, Any]
@@ -103,12 +103,4 @@ def _from_file(name: str, data_dir: str | None) -> Iterator[dict[str, Any]]:
             f"dataset {name!r}: no file {', '.join(map(str, tried))}; give a file, or leave "
             "dataset_loader_params.data_dir out and its questions are generated"
         )
-    found = False
-    for where, row in rows(path):
-        try:
-            yield checked(row)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        found = True
-    if not found:
-        raise ValueError(f"{path}: holds no question")
+    yield from checked_rows(path, checked)

@@ -13,7 +13,7 @@ from typing import Any
 
 from domains.math.answers import last_boxed
 from domains.math.pool import MAX_GOLD_LENGTH
-from domains.rows import ENDINGS, rows
+from domains.rows import ENDINGS, checked_rows
 
 Problem = dict[str, Any]
 DOMAIN = "math"
@@ -61,15 +61,7 @@ def arithmetic(name: str, highest: int) -> Iterator[tuple[str, str]]:
 
 
 def _from_file(name: str, data_dir: str | None) -> Iterator[tuple[str, str]]:
-    path, found = find_file(name, data_dir), False
-    for where, row in rows(path):
-        try:
-            yield read_row(row)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        found = True
-    if not found:
-        raise ValueError(f"{path}: holds no question")
+    yield from checked_rows(find_file(name, data_dir), read_row)
 
 
 def find_file(name: str, data_dir: str | None) -> Path:
