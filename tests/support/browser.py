@@ -24,6 +24,11 @@ _FLAGS = (
     *("--disable-dev-shm-usage", "--font-render-hinting=none", "--remote-debugging-port=0"),
 )
 _KEY_TEXT = {"Enter": "\r"}
+_LEFT = ("navigated", "context was destroyed", "Cannot find context")
+
+
+class PageLeft(AssertionError):
+    """The page that was asked made place for another one."""
 
 
 class Page:
@@ -69,13 +74,17 @@ class Page:
         return said["result"].get("value")
 
     async def until(self, expression: str) -> None:
-        """Wait until an expression is true. Raises AssertionError at the deadline."""
+        """Wait until an expression is true, on whatever page comes. Raises AssertionError at the deadline."""
         waits = f"""new Promise(done => {{
             const look = () => ({expression}) ? done(true) : setTimeout(look, 10);
             look();
         }})"""
         try:
-            await self.run(waits)
+            async with asyncio.timeout(DEADLINE_S):
+                while True:
+                    with contextlib.suppress(PageLeft):
+                        await self.run(waits)
+                        return
         except TimeoutError:
             raise AssertionError(f"not true after {DEADLINE_S:g} s: {expression}; {self.errors}") from None
 
@@ -105,7 +114,7 @@ class Page:
         return base64.b64decode(shot["data"])
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command of the protocol. Raises AssertionError with the browser's complaint."""
+        """One command of the protocol. Raises AssertionError with the browser's complaint, or PageLeft."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": parameters}
         if self._session:
@@ -114,7 +123,9 @@ class Page:
         await self._socket.send_json(message)
         async with asyncio.timeout(DEADLINE_S):
             said = await self._answers[number]
-        assert "error" not in said, f"{method}: {said['error']}"
+        if "error" in said:
+            left = any(words in str(said["error"]) for words in _LEFT)
+            raise (PageLeft if left else AssertionError)(f"{method}: {said['error']}")
         return said["result"]
 
     async def begin(self) -> None:
