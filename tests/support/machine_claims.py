@@ -30,6 +30,30 @@ MACHINES: dict[str, Claim] = {
         r"(\d+) times it was complete by then; the longest took (\S+) s",
         chaos,
     ),
+    "several machines, what Ray costs on one": (
+        "docs/several_machines.md",
+        r"take (\S+) % of a core, (\S+) % of that host;.*?"
+        r"for a\s+step (\S+) times \[(\S+), (\S+)\] the processor"
+        r"\s+time, and it makes (\S+) times \[(\S+), (\S+)\] the steps per second",
+        lambda: [
+            figure("hosts_cost", name)
+            for name in (
+                "Ray's own processes",
+                "Ray's own processes, of this host",
+                "processor time of a step with Ray / without",
+                "  lower end of 95 %, processor time",
+                "  upper end of 95 %, processor time",
+                "steps per second with Ray / without",
+                "  lower end of 95 %",
+                "  upper end of 95 %",
+            )
+        ],
+    ),
+    "several machines, a folder on NFS": (
+        "docs/several_machines.md",
+        r"`Path\.exists` after (\S+) s, and for the look that processes of a run take after (\S+) s at most",
+        lambda: [figure("network_folder", name) for name in ("Path.exists: median", "is_there: longest")],
+    ),
     "fused forward of a Llama": (
         "docs/engine.md",
         r"a Llama of 5M this takes (\S+) times.*?, (\S+) times with one, and (\S+) times for a prompt of 256 "

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Self
@@ -47,8 +48,12 @@ def _run(*words: str) -> None:
 class NetworkHost:
     """One host: `address` on the bridge, `pid` of its first process as this machine counts."""
 
-    def __init__(self, network: str, number: int, address: str, ray_folder: str) -> None:
+    def __init__(
+        self, network: str, number: int, address: str, ray_folder: str, cards: str | None = None
+    ) -> None:
+        """`cards` are the ids of the GPUs that its processes see; None: those that this process sees."""
         self.name, self.address = f"{network}{number}", address
+        self._cards = [] if cards is None else [f"CUDA_VISIBLE_DEVICES={cards}"]
         self.link = f"{self.name}v"
         _run("ip", "netns", "add", self.name)
         _run("ip", "link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", self.name)
@@ -74,7 +79,8 @@ class NetworkHost:
         """A command that runs there, in this folder."""
         kinds = ["--net", "--uts", "--ipc", "--mount", "--pid"]
         there = ["nsenter", "--target", str(self.pid), *kinds, f"--wd={os.getcwd()}"]
-        return [*there, "env", "RAY_AUTH_MODE=token", f"RAY_AUTH_TOKEN={TOKEN}", *words]
+        token = ["RAY_AUTH_MODE=token", f"RAY_AUTH_TOKEN={TOKEN}"]
+        return [*there, "env", *token, *self._cards, *words]
 
     def ray(self, *words: str) -> None:
         """`ray start` with this host's address."""
@@ -109,11 +115,15 @@ class NetworkHost:
 
 
 class NetworkHosts:
-    """So many hosts in one Ray cluster, the first is its head; a context manager."""
+    """So many hosts in one Ray cluster, the first is its head; a context manager.
 
-    def __init__(self, count: int, gpus: int = 0) -> None:
-        """`gpus` of each host are in Ray's books only."""
+    `gpus` of each host are in Ray's books only, unless each of `cards` has the ids of a host's. Without `ray`
+    they are only connected.
+    """
+
+    def __init__(self, count: int, gpus: int = 0, cards: Sequence[str | None] = (), ray: bool = True) -> None:
         self._gpus = f"--num-gpus={gpus}"
+        self._cards, self._ray = cards or [None] * count, ray
         self._number = next(_numbers)
         self.network = f"pl{os.getpid() % 100000}x{self._number}"
         self._count = count
@@ -128,16 +138,21 @@ class NetworkHosts:
             _run("ip", "link", "set", self.network, "up")
             for number in range(self._count):
                 address = f"10.231.{part}.{number + 1}"
-                self.hosts.append(NetworkHost(self.network, number, address, self._ray_folder))
-            head = self.hosts[0]
-            own = [f"--port={RAY_PORT}", f"--temp-dir={self._ray_folder}", "--include-dashboard=false"]
-            head.ray("--head", *own, self._gpus)
-            for host in self.hosts[1:]:
-                host.ray(f"--address={head.address}:{RAY_PORT}", self._gpus)
+                cards = self._cards[number]
+                self.hosts.append(NetworkHost(self.network, number, address, self._ray_folder, cards))
+            if self._ray:
+                self._start_ray()
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def _start_ray(self) -> None:
+        head = self.hosts[0]
+        own = [f"--port={RAY_PORT}", f"--temp-dir={self._ray_folder}", "--include-dashboard=false"]
+        head.ray("--head", *own, self._gpus)
+        for host in self.hosts[1:]:
+            host.ray(f"--address={head.address}:{RAY_PORT}", self._gpus)
 
     def __exit__(self, *exception: object) -> None:
         for host in self.hosts:

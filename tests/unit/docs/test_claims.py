@@ -1,6 +1,7 @@
 """Measured claims in the sentences of the READMEs are those of their JSON, to the digits that are shown."""
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from tests.support.claims import (
     coding_success,
     gate,
     language_shares,
+    programs_of_dialogues,
     raro_curves,
     raro_earned,
     raro_ends,
     raro_game,
     speed,
+    text_domain_ends,
 )
 from tests.support.machine_claims import MACHINES
 from tests.support.measured import (
@@ -111,6 +114,31 @@ SENTENCES: dict[str, Claim] = OTHERS | {
             *(extreme(row["texts_per_s"] for row in result("coding")["rows"]) for extreme in (min, max)),
             *coding_success("difference"),
         ],
+    ),
+    **{
+        f"most likely and constant answers, {domain}": (
+            f"domains/{domain}/README.md",
+            r"most\s+likely\s+answers\s+solve\s+(\S+)"
+            + constant
+            + r"\s+Beyond\s+the(?:se|\s+former)\s+the\s+runs\s+gain\s+(\S+)\s+\[(\S+), (\S+)\][.:].*?"
+            + r"Training\s+took\s+(\S+)\s+to\s+(\S+)\s+minutes\s+a\s+seed\.",
+            partial(text_domain_ends, domain),
+        )
+        for domain, constant in {
+            "counting": r",\s+always\s+the\s+same\s+number\s+(\S+)\.",
+            "ifeval": r"\.",
+            "fn_calling": r"\.",
+            "tir": r",\s+always\s+the\s+same\s+number\s+(\S+)\.",
+            "logic": r",\s+always\s+the\s+same\s+answer\s+(\S+)\s+of\s+the\s+first\s+task\s+and\s+"
+            r"(\S+)\s+of\s+the\s+second\.",
+            "reasoning_gym": r",\s+always\s+the\s+same\s+answer\s+(\S+),\s+(\S+)\s+and\s+(\S+)\s+"
+            r"of\s+the\s+families\.",
+        }.items()
+    },
+    "programs of a dialogue": (
+        "domains/tir/README.md",
+        r"A\s+dialogue\s+has\s+(\S+)\s+to\s+(\S+)\s+programs\s+before\s+and\s+(\S+)\s+after\.",
+        programs_of_dialogues,
     ),
     "GPU, shared prefixes": (
         "README.md",

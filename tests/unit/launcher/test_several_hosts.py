@@ -193,9 +193,10 @@ def test_a_missing_ray_is_named_with_its_remedy(refused: Refused, monkeypatch: p
     assert "Ray is not installed; pip install 'pipelinerl[ray]'" in refused("hardware=cpu", *RAY)
 
 
-def test_one_host_imports_nothing_of_ray() -> None:
+def test_one_host_imports_nothing_of_ray(tmp_path: Path) -> None:
     program = (
         "import sys; from pipelinerl import launch; launch.main(sys.argv[1:]); print('ray' in sys.modules)"
     )
-    done = python("-c", program, "+domain=guessing", "hardware=cpu", "validate=true")
+    folder = f"output_dir={tmp_path / 'run'}"
+    done = python("-c", program, "+domain=guessing", "hardware=cpu", folder, DRY_RUN="1")
     assert done.stdout.splitlines()[-1] == "False", done.stderr
