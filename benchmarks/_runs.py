@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks._processes import launcher
+from pipelinerl.observe.history import read_evaluations
 from pipelinerl.observe.intervals import Interval, bootstrap
-from pipelinerl.streams import SingleStreamSpec, read_stream
 
 DEADLINE_S = 3600
 
@@ -45,9 +45,8 @@ def run_to_end(
 
 
 def evaluations(out: Path) -> list[tuple[int, Values]]:
-    """(weight version, values per held-out chain) of each evaluation of a run, in order."""
-    with read_stream(SingleStreamSpec(out, "stats_test")) as reader:
-        return [(int(record["version"]), record["values"]) for record in reader.read_available()]
+    """(weight version, values per held-out chain) of each evaluation of all starts of a run, in order."""
+    return [(one.version, dict(one.values)) for one in read_evaluations(out)]
 
 
 def texts_per_s(records: Sequence[Mapping[str, Any]]) -> float:

@@ -124,8 +124,8 @@ def groups_of(options: argparse.Namespace) -> dict[str, Group]:
     logs: dict[str, list[RolloutLog]] = {}
     secrets: dict[tuple[str, str], Secrets] = {}
     for seed in options.seeds:
-        run = options.work / f"start_{seed}"
-        tree = load_tree(run)
+        first = options.work / f"{options.arms[0]}_{seed}"  # all of them asked the start before they trained
+        tree = load_tree(first)
         chains = list(held_out(tree, settings_of(tree), options.rollouts))
         for (task, name), known in secrets_of_chains(chain for chain, *_ in chains).items():
             secrets[task, f"{seed}/{name}"] = known
@@ -133,7 +133,7 @@ def groups_of(options: argparse.Namespace) -> dict[str, Group]:
             logs.setdefault("careful script", []).append(log_of(chain, "careful", seed, careful))
             logs.setdefault("gold chain", []).append(log_of(chain, "gold", seed, leaky))
         for arm in ("start", *options.arms):
-            folder = options.work / f"{arm}_{seed}"
+            folder = first if arm == "start" else options.work / f"{arm}_{seed}"
             if folder.is_dir():
                 of_arm = evaluated(folder, seed, 10**6, last=arm != "start")
                 kept = [log for log in of_arm if (log.task_id, log.chain_id) in secrets]

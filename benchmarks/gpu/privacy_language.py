@@ -1,20 +1,19 @@
 """The privacy agent as a real language model: supervised start, then reinforcement learning by three rewards.
 
     python -m benchmarks.gpu.privacy_language [--model results/smollm2] [--hardware gpu|cpu] [--limit 560.0]
-        [--stages supervised start arms] [--arms outcome situational penalty] [--seeds 0 1] [--steps 80]
-        [--evaluations 2] [--chains 344] [--per-card 2] [--work results/gpu_privacy_language] [--out FILE]
+        [--stages supervised arms] [--arms outcome situational penalty] [--seeds 0 1] [--steps 80]
+        [--evaluations 2] [--chains 344] [--per-card 3] [--work results/gpu_privacy_language] [--out FILE]
         [key=value ...]
 
 `supervised` makes the policy: `--model` (a folder of `pipelinerl.pretrained smollm2`) imitates scripted play
 in the complete prompts; on another card the same model becomes the adversary that
-`benchmarks.gpu.privacy_adversary` asks. `start` asks the policy about `--chains` held-out chains of the world
-of each seed. `arms` trains it on each world with each reward (`benchmarks.arms` says what the arms are),
-`--per-card` runs at a time on each card with engine and trainer together, and evaluates it before,
-`--evaluations` times on the way and after.
+`benchmarks.gpu.privacy_adversary` asks. `arms` trains the policy on the world of each seed with each reward
+(`benchmarks.arms` says what the arms are), `--per-card` runs at a time on each card with engine and trainer
+together, and asks it about `--chains` held-out chains before, `--evaluations` times on the way and after.
 
 `--limit` seconds are for all stages of a call. What is finished is kept and not made again; what the limit
 ends goes on from its last state with the same command. Rows lie in `*_rows.json` beside the table (`--out`):
-with that file alone the table is made on another machine. `key=value` are for the runs of `start` and `arms`;
+with that file alone the table is made on another machine. `key=value` are for the runs of `arms`;
 `--hardware cpu` rehearses at a tiny size with the model it is given.
 """
 
@@ -34,12 +33,12 @@ from benchmarks import arms
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, machine, report, write_json
 from benchmarks._runs import evaluations
 from benchmarks.gpu import runs
-from benchmarks.gpu.side_by_side import Task, run_all, slots
+from benchmarks.gpu.side_by_side import Task, on_a_card, run_all, slots
 from pipelinerl.observe.intervals import Interval, bootstrap, known
 
 PRESET = ("+domain=privacy_hopqa", "+preset=privacy_hopqa_pretrained")
-STAGES = ("supervised", "start", "arms")
-LEAST_S = {"supervised": 60.0, "start": 90.0, "arms": 120.0}
+STAGES = ("supervised", "arms")
+LEAST_S = {"supervised": 60.0, "arms": 120.0}
 """With less left a task of the stage is not begun."""
 TEXTS = {"gpu": 256, "cpu": 16}
 """Of an optimizer step."""
@@ -51,15 +50,12 @@ METRICS = (
 """Kept of each held-out chain."""
 SKILLS = {"policy": PRESET[1], "adversary": "+preset=privacy_hopqa_adversary"}
 """What is imitated, and the preset of it."""
-KV_BYTES = 14 * 2**30
-"""The cache has a size of its own, so that a neighbour on the card is not taken for the engine."""
+KV_BYTES = 8 * 2**30
 ON_GPU = (
-    "world.share_device=true",
-    "vllm_config.vllm_kwargs.gpu-memory-utilization=0.15",
-    f"+vllm_config.vllm_kwargs.kv-cache-memory-bytes={KV_BYTES}",
-    "vllm_config.api_server_count=2",
-    "actor.rollout_workers=3",
+    *on_a_card(KV_BYTES, http_processes=2),
+    "actor.llm_max_rollouts=128",
     "privacy_hopqa.retrieval_workers=2",
+    "finetune.compile=true",
 )
 """Of a run that has neighbours on its card and on the host's cores."""
 ON_CPU = (
@@ -121,24 +117,21 @@ def supervised_tasks(place: Place) -> Iterator[Task]:
 
 
 def run_overrides(options: argparse.Namespace, arm: str, seed: int) -> list[str]:
-    """Of one run; `start` is evaluated and not trained."""
+    """Of one run."""
     texts, gpu = TEXTS[options.hardware], options.hardware == "gpu"
     every = max(1, options.steps // (options.evaluations + 1)) * texts
     found = [*PRESET, f"hardware={options.hardware}", f"model_path={options.work / 'policy'}", f"seed={seed}"]
     found += [f"privacy_hopqa.world.seed={seed}", f"privacy_hopqa.world.test_chains={options.chains}"]
     found += ON_GPU if gpu else ON_CPU
     found.append(f"finetune.gradient_accumulation_passes={texts}")
-    if arm == "start":
-        once = ["finetune.max_train_steps=1", "eval_every_n_versions=1000000", "eval_at_end=false"]
-        return [*found, *once, *options.overrides]
     found += [f"finetune.max_train_steps={options.steps}", f"eval_every_n_versions={every}"]
     return [*found, "finetune.save_checkpoint_steps=10", *arms.ARMS[arm], *options.overrides]
 
 
-def run_tasks(place: Place, names: Sequence[str]) -> Iterator[Task]:
+def run_tasks(place: Place) -> Iterator[Task]:
     """Runs of the launcher; one that was stopped goes on in its folder."""
     options = place.options
-    for arm, seed in ((arm, seed) for seed in options.seeds for arm in names):
+    for arm, seed in ((arm, seed) for seed in options.seeds for arm in options.arms):
         name, out = f"{arm}_{seed}", options.work / f"{arm}_{seed}"
         given = run_overrides(options, arm, seed)
 
@@ -171,7 +164,7 @@ def finished(rows: dict[str, Any], options: argparse.Namespace) -> dict[str, dic
     return {arm: {one: run_of(rows[f"{arm}_{one}"]) for one in seeds} for arm in options.arms}
 
 
-def figures_of(rows: dict[str, Any], options: argparse.Namespace) -> Iterator[Figure]:
+def figures_of(rows: dict[str, Any]) -> Iterator[Figure]:
     """Of the recipes, of the start and of each run."""
     for name in SKILLS:
         if (made := rows.get(name)) is not None:
@@ -180,7 +173,7 @@ def figures_of(rows: dict[str, Any], options: argparse.Namespace) -> Iterator[Fi
             for gate in made["gates"]:
                 title = f"{name}: {gate['kind']} right"
                 yield at_least(title, gate["accuracy"], "share", gate["minimum"])
-    found = start_of(rows, options)
+    found = start_of(rows)
     for metric, (low, high) in START_GOALS.items():
         if metric not in found:
             continue
@@ -189,14 +182,15 @@ def figures_of(rows: dict[str, Any], options: argparse.Namespace) -> Iterator[Fi
             yield at_most(f"start: {metric}, not above", found[metric].mean, "share", high)
     for name, row in rows.items():
         rate = (row.get("rates") or {}).get("trained_texts_per_second")
-        if rate is not None and not name.startswith("start"):
+        if rate is not None:
             yield Figure(f"{name}: trained", float(rate), "texts/s")
             yield Figure(f"{name}: first to last record", float(row["rates"]["elapsed_s"]), "s")
 
 
-def start_of(rows: dict[str, Any], options: argparse.Namespace) -> dict[str, Interval]:
-    """Every metric of the start over the chains of all seeds that were asked; empty before any was."""
-    asked = [rows[f"start_{seed}"]["evaluations"][0][1] for seed in options.seeds if f"start_{seed}" in rows]
+def start_of(rows: dict[str, Any]) -> dict[str, Interval]:
+    """Every metric of the start, over the chains of all runs before they trained; empty before any did."""
+    first = [row["evaluations"][0] for row in rows.values() if row.get("evaluations")]
+    asked = [values for texts, values in first if texts == 0]
     pooled = {m: np.concatenate([known(values.get(m, [])) for values in asked]) for m in METRICS if asked}
     return {metric: bootstrap(values) for metric, values in pooled.items() if len(values)}
 
@@ -221,11 +215,7 @@ def compared(place: Place) -> dict[str, Any]:
 
 def tasks_of(place: Place, stage: str) -> list[Task]:
     """Those of the stage that are not finished."""
-    options = place.options
-    if stage == "supervised":
-        tasks = supervised_tasks(place)
-    else:
-        tasks = run_tasks(place, ["start"] if stage == "start" else options.arms)
+    tasks = supervised_tasks(place) if stage == "supervised" else run_tasks(place)
     rows = place.rows()
     return [task for task in tasks if task.name not in rows]
 
@@ -247,8 +237,8 @@ def main() -> int:
     rows = place.rows()
     settings = {"hardware": options.hardware, "steps": options.steps, "chains": options.chains}
     settings["finished"] = ", ".join(rows)
-    report("gpu_privacy_language", figures_of(rows, options), settings, options.out)
-    more = {"start": {metric: one._asdict() for metric, one in start_of(rows, options).items()}}
+    report("gpu_privacy_language", figures_of(rows), settings, options.out)
+    more = {"start": {metric: one._asdict() for metric, one in start_of(rows).items()}}
     write_json(options.out, json.loads(options.out.read_text()) | more)
     with runs.survived("the table"):  # of runs in which a metric never applied
         write_json(options.out, json.loads(options.out.read_text()) | compared(place))

@@ -6,12 +6,10 @@ can be imported without the agent.
 
 from domains.lazy import lazy
 
-_EXPORTS = {
-    "generate_privacy_hopqa_rollout": "rollouts",
-    "load_problems": "dataset",
-    "PrivacyHopQASettings": "settings",
-    "PrivacyHopQADomain": "domain",
-}
-
-__all__ = list(_EXPORTS)
-__getattr__ = lazy(__name__, _EXPORTS)
+__all__, __getattr__ = lazy(
+    __name__,
+    generate_privacy_hopqa_rollout="rollouts",
+    load_problems="dataset",
+    PrivacyHopQASettings="settings",
+    PrivacyHopQADomain="domain",
+)

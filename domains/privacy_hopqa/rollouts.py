@@ -4,8 +4,6 @@
 agent meets the engine and the services; what it did is judged in `reward/evaluate.py`.
 """
 
-import asyncio
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from uuid import uuid4
 import aiohttp
 from omegaconf import DictConfig
 
+from domains.deadline import within
 from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
 from domains.privacy_hopqa.agent.errors import RolloutFailure
 from domains.privacy_hopqa.agent.llm import EngineModel
@@ -104,23 +103,13 @@ async def generate_privacy_hopqa_rollout(
     Services that stay unreachable, a missing privacy score, an unwritable audit log and the rollout's
     deadline give a failed rollout without texts. Engine errors pass through to the scheduler's retries.
     """
-    start = time.perf_counter()
     runtime = _RUNTIMES.of(cfg)
-    chain = chain_of(problem)
-    timeout_s = runtime.settings.rollout_timeout_s
-    deadline = asyncio.timeout(timeout_s)
+    run = _run(runtime, chain_of(problem), llm, session)
     try:
-        async with deadline:
-            result = await _run(runtime, chain, llm, session)
+        result = await within(runtime.settings.rollout_timeout_s, "privacy_hopqa.rollout_timeout_s", run)
     except RolloutFailure as failure:
         result = RolloutResult(training_texts=[], failed=f"{failure.reason}: {failure}")
-    except TimeoutError:
-        if not deadline.expired():  # an engine's own timeout, which the scheduler may retry
-            raise
-        reason = f"timeout: privacy_hopqa.rollout_timeout_s={timeout_s:g} passed"
-        result = RolloutResult(training_texts=[], failed=reason)
     result.domain, result.dataset_name = problem["domain"], problem["dataset"]
-    result.latency = time.perf_counter() - start
     return result
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from pipelinerl.bootstrap.demonstrations import Demonstration, Encoded, encode
 from pipelinerl.bootstrap.formats import SMALL_CHAT, ChatFormat
+from pipelinerl.bootstrap.model import precision
 from pipelinerl.bootstrap.packs import joined
 from pipelinerl.modeling.model import hidden_states, output_head
 from pipelinerl.modeling.segments import Segments
@@ -90,7 +91,8 @@ def _greedy_hits(
         for column in (packed.input_ids, packed.position_ids(), packed.labels)
     )
     segments = Segments.from_offsets(bounds, device)
-    hidden = hidden_states(model, ids[None], positions[None], segments)[0]
+    with precision(device):
+        hidden = hidden_states(model, ids[None], positions[None], segments)[0]
     at = torch.nonzero(labels != MASKED_TOKEN_ID)[:, 0]
     greedy = (hidden[at - 1].float() @ output_head(model)[0].float().T).argmax(-1)
     wrong = torch.zeros(len(labels), dtype=torch.bool, device=device)

@@ -1,4 +1,6 @@
-"""A from-scratch causal language model of a few million parameters in the Qwen3 architecture."""
+"""A from-scratch causal language model in the Qwen3 architecture, and the precision of the recipe."""
+
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -28,3 +30,11 @@ def build_model(shape: ShapeConfig, tokenizer: PreTrainedTokenizerFast, seed: in
         initializer_range=0.02,
     )
     return Qwen3ForCausalLM(config)
+
+
+def precision(device: torch.device) -> AbstractContextManager[object]:
+    """How the recipe computes: bfloat16 under autocast on a GPU, float32 on a CPU.
+
+    On a GPU the attention of a row in float32 goes sequence by sequence, which compiles anew for every row.
+    """
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()

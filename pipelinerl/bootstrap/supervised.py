@@ -7,7 +7,6 @@ negative log-likelihood.
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from pipelinerl.bootstrap.model import precision
 from pipelinerl.bootstrap.packs import PackedBatch
 from pipelinerl.finetune.optimiser import build_optimiser
 from pipelinerl.finetune.schedulers import build_scheduler
@@ -129,7 +129,7 @@ def _loss(policy: Policy, batch: PackedBatch, device: torch.device) -> torch.Ten
     """Weighted mean of the labels' negative log-likelihood."""
     at = batch.target_positions()
     weights = batch.weights[at]
-    with torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext():
+    with precision(device):
         scores, _ = policy(
             to_device(batch.input_ids[None].astype(np.int64), device),
             to_device(batch.position_ids()[None], device),

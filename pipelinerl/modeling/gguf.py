@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedConfig
 
 from pipelinerl.modeling.loading import load_causal_lm
 
@@ -36,17 +36,21 @@ def save_unpacked(path: Path, folder: Path) -> int:
     config.save_pretrained(folder)
     assert model.generation_config is not None
     model.generation_config.save_pretrained(folder)
-    _save_tokenizer(path, folder, config.max_position_embeddings)
+    _save_tokenizer(path, folder, config)
     return sum(one.numel() for one in tensors.values())
 
 
-def _save_tokenizer(path: Path, folder: Path, positions: int) -> None:
+def _save_tokenizer(path: Path, folder: Path, config: PreTrainedConfig) -> None:
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     # SmolLM2 splits every digit off before anything else (`tokenizer.ggml.pre`), which transformers does not
     # read: blank lines and blanks before a number would become other tokens than those it was trained on.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    tokenizer.model_max_length = positions
+    tokenizer.model_max_length = config.max_position_embeddings
+    # The tokens of the file by their ids: 5.17 takes the beginning of a turn for its end.
+    for role in ("bos", "eos", "pad"):
+        if (token := getattr(config, f"{role}_token_id")) is not None:
+            setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(token))
     tokenizer.init_kwargs.pop("is_local", None)  # of the file, and written out with the rest otherwise
     tokenizer.save_pretrained(folder)

@@ -68,8 +68,11 @@ class Mixture:
 
 CAREFUL = Mixture(web_leaky=0.0, web_weak=0.0, local_weak=0.0, wrong_source=0.0, first_card=0.0, any_card=0.0)
 """Right wherever it can be, and without any private value in a query."""
-MIXTURES = {"compact": Mixture(), "full": Mixture(any_card=0.25)}
-"""By prompt set, such that play succeeds in about half of the chains and leaks in about a third."""
+MIXTURES = {"compact": Mixture(), "full": Mixture(any_card=0.05)}
+"""By prompt set, such that play succeeds in half to three quarters of the chains and leaks in about a third.
+
+A card at random is rare in the complete prompts: who imitates it draws tokens of long names, and mixes them.
+"""
 
 
 def search_query(chain: Chain, hop: Hop, answers: dict[int, str], *, leaky: bool) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import arms
 from benchmarks.gpu.privacy_adversary import Group, agreement, kappa, log_of, shuffled
-from benchmarks.gpu.privacy_language import Place, figures_of, finished, run_overrides, start_of
+from benchmarks.gpu.privacy_language import Place, figures_of, finished, run_overrides, start_of, tasks_of
 from benchmarks.gpu.runs import ENDED, STOP_S
 from benchmarks.gpu.side_by_side import Task, run_all
 from domains.privacy_hopqa.data.chains import Chain
@@ -29,18 +29,25 @@ def options(work: Path, **more: object) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize("hardware", ["gpu", "cpu"])
-@pytest.mark.parametrize("arm", ["start", "outcome", "situational", "penalty"])
+@pytest.mark.parametrize("arm", ["outcome", "situational", "penalty"])
 def test_every_run_is_one_that_the_launcher_accepts(arm: str, hardware: str, tmp_path: Path) -> None:
     tree = compose(run_overrides(options(tmp_path, hardware=hardware), arm, 1)).tree
     assert PrivacyHopQADomain().validate(tree) == []
     assert tree.privacy_hopqa.prompt_set == "full" and tree.privacy_hopqa.world.seed == tree.seed == 1
     assert tree.privacy_hopqa.world.test_chains == 344
-    if hardware == "gpu" and arm != "start":
+    if hardware == "gpu":
         every = tree.eval_every_n_versions
         assert 80 * 256 / every == 4  # three on the way, and the last version at the end
     rewards = tree.privacy_hopqa.training_reward_mode, tree.privacy_hopqa.privacy_reward_weight
     assert arm != "penalty" or rewards == ("hop_step_situational", 1)
     assert arm != "outcome" or rewards == ("outcome", 0)
+
+
+def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
+    place = Place(options(tmp_path, model=tmp_path), tmp_path / "rows.json")
+    place.add("outcome_1", row(0.5, 0.25))
+    assert [task.name for task in tasks_of(place, "supervised")] == ["policy", "adversary"]
+    assert [task.name for task in tasks_of(place, "arms")] == ["outcome_0", "penalty_0", "penalty_1"]
 
 
 def task(name: str, code: str, folder: Path, ended: dict[str, int]) -> Task:
@@ -89,16 +96,16 @@ def row(success: float, leak: float) -> dict[str, object]:
 
 def test_arms_are_compared_over_the_seeds_that_all_have(tmp_path: Path) -> None:
     place = Place(options(tmp_path), tmp_path / "rows.json")
-    for name in ("start_0", "outcome_0", "outcome_1", "penalty_0"):
+    for name in ("outcome_0", "outcome_1", "penalty_0"):
         place.add(name, row(0.5, 0.25))
     rows = place.rows()
     found = finished(rows, place.options)
     assert {arm: list(seeds) for arm, seeds in found.items()} == {"outcome": [0], "penalty": [0]}
-    assert start_of(rows, place.options)["leak"].mean == 0.25
-    figures = {one.name: one for one in figures_of(rows, place.options)}
+    assert start_of(rows)["leak"].mean == 0.25
+    figures = {one.name: one for one in figures_of(rows)}
     assert figures["start: success"].met and figures["start: leak"].met
     assert figures["penalty_0: trained"].value == 100.0
-    assert "machine" in json.loads(place.rows_file.read_text())["start_0"]
+    assert "machine" in json.loads(place.rows_file.read_text())["outcome_0"]
 
 
 def held_out() -> list[Chain]:

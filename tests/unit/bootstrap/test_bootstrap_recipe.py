@@ -4,9 +4,6 @@ import copy
 import hashlib
 import itertools
 import json
-import os
-import random
-from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -19,28 +16,9 @@ from pipelinerl.bootstrap.packs import PackStream, loader, pack
 from pipelinerl.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.config.bootstrap import BootstrapConfig, PhaseConfig, ShapeConfig
 from pipelinerl.rollouts import MASKED_TOKEN_ID as MASKED
+from tests.support.toy_demonstrations import broken, deadly, toy
 
 SKELETON = ('{"answer":"', '"}', "d1", "d2")
-WORDS = ["cold", "chain", "audit", "store", "staff", "growth", "share", "budget", "plan", "region", "vendor"]
-
-
-def toy(seed: int, phase: str) -> Iterable[Demonstration]:
-    draw = random.Random(f"{seed}:{phase}")
-    for _ in range(100):
-        word = draw.choice(WORDS)
-        value = 10 + 3 * WORDS.index(word)
-        exact = phase == "clean"
-        yield Demonstration(
-            "echo", f"how much is {word} {draw.randint(0, 999)}?", f'{{"answer":" {value}%"}}', exact
-        )
-
-
-def deadly(seed: int, phase: str) -> Iterable[Demonstration]:
-    os._exit(7)
-
-
-def broken(seed: int, phase: str) -> Iterable[Demonstration]:
-    raise ValueError(f"no world {seed}")
 
 
 @pytest.fixture(scope="module")

@@ -138,8 +138,17 @@ def test_the_folder_holds_the_weights_the_tokenizer_and_where_they_came_from(
     model = write_gguf(path)
     known = replace(wheel, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     monkeypatch.setattr(pretrained, "MODELS", {"tiny": known})
+    read = AutoTokenizer.from_pretrained
+
+    def misread(*args: Any, **options: Any) -> Any:  # as transformers 5.17 reads this file
+        tokenizer = read(*args, **options)
+        tokenizer.eos_token = tokenizer.bos_token
+        return tokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", misread)
     out = tmp_path / "models" / "tiny"
     assert main(["tiny", str(out)]) == 0
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", read)
     assert "licence Apache-2.0" in capsys.readouterr().out
     assert [one.name for one in out.parent.iterdir()] == ["tiny"]  # nothing is left beside it
 
@@ -157,6 +166,7 @@ def test_the_folder_holds_the_weights_the_tokenizer_and_where_they_came_from(
     chat = [{"role": "user", "content": "a"}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == "<s>a</s>"
     assert tokenizer.model_max_length == 128
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
     # What stands before a number stays one token, as in training: digits are split off first.
     for one in (tokenizer, load_tokenizer(out)):
         assert one.tokenize("a\n\n12  3") == ["a", "ĊĊ", "1", "2", "ĠĠ", "3"]

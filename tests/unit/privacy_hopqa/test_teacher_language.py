@@ -79,7 +79,7 @@ def test_imperfect_play_succeeds_and_leaks_as_often_as_a_start_should():
         right.append(all(judge.correct(hop.hop_number, hop.answer) for hop in episode.hops))
         secrets = Secrets(chain.company, chain.private_questions("chain"))
         leaked.append(rule_based(episode.web_queries, secrets).headline)
-    assert 0.35 <= sum(right) / len(chains) <= 0.7
+    assert 0.5 <= sum(right) / len(chains) <= 0.85  # who imitates it adds mistakes of its own
     assert 0.2 <= sum(leaked) / len(chains) <= 0.5
 
 
