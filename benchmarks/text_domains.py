@@ -1,37 +1,43 @@
-"""Do the small models of `counting`, `ifeval` and `fn_calling` learn? Several seeds each, on a CPU.
+"""Do the small models of the text domains learn? Several seeds each, on a CPU.
 
-    python -m benchmarks.text_domains [--domains counting ifeval fn_calling] [--seeds 0 1 2] [--limit 1800.0]
-                                      [--work results/text_domains] [--out FILE] [key=value ...]
+    python -m benchmarks.text_domains [--domains counting ifeval fn_calling tir logic reasoning_gym]
+                                      [--seeds 0 1 2] [--limit 1800.0] [--work results/text_domains]
+                                      [--out FILE] [key=value ...]
 
-Of each domain and seed one run of `+domain=NAME hardware=cpu` from the bundled model, evaluated before, while
-and after it trains on problems that training never gives. Success before and after is paired by problem and
-pooled over the seeds, with 95 % bootstrap intervals. Each run's row is written to `--work` at its end; those
-with a row there are not run again. A run that reaches `--limit` seconds is ended and counts up to its last
-evaluation. The table goes to `--out` (`results/text_domains.json` beside this file), the figure beside it.
+Of each domain and seed one run of `+domain=NAME hardware=cpu` from the bundled model (`reasoning_gym` has a
+preset for it), evaluated before, while and after it trains on problems that training never gives. Success
+before and after is paired by problem and pooled over the seeds, with 95 % bootstrap intervals. Beside it
+stands how the bundled model does with its most likely answers: a model that only became surer of what it said
+most often would end there.
+
+Each run's row is written to `--work` at its end; those with a row there are not run again. A run that reaches
+`--limit` seconds is ended and counts up to its last evaluation. The table goes to `--out`
+(`results/text_domains.json` beside this file), the figure beside it.
 """
 
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-
+from benchmarks import _learning_figure
 from benchmarks._figures import RESULTS, Figure, at_least, command_line, report, write_json
 from benchmarks.gpu import runs
 from benchmarks.gpu.runs import LimitedRun
-from benchmarks.pretrained import reached, table_of
-from pipelinerl.observe.plots import COLOURS, DASHES, MARKERS
+from benchmarks.pretrained import reached, table_of, test_problems
+from domains.reasoning_gym.families import entry
+from pipelinerl.observe.history import Evaluation, read_evaluations
+from pipelinerl.observe.intervals import known, paired_difference, wilson
 
 Row = dict[str, Any]
 GAIN_GOAL = 0.05
 """Lower end of the pooled difference."""
+PRESETS: Mapping[str, Sequence[str]] = {"reasoning_gym": ("+preset=reasoning_gym_small",)}
+"""Of domains whose CPU profile is for a pretrained model."""
 
 
 def group_of(problem: Mapping[str, Any]) -> str:
@@ -43,21 +49,88 @@ def group_of(problem: Mapping[str, Any]) -> str:
 
 def run(options: Any, domain: str, seed: int) -> None:
     """One run; its row goes to `--work`."""
-    out = runs.fresh(options.work / f"{domain}_{seed}")
-    given = [f"+domain={domain}", "hardware=cpu", f"seed={seed}", "observe.rollout_page=false"]
-    command = runs.launcher(out, [*given, *options.overrides])
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    one = LimitedRun(command, options.work / f"{domain}_{seed}.log", environment)
-    status = one.end(options.limit)
-    with runs.survived(f"{domain}, seed {seed}"):
+    name = f"{domain}_{seed}"
+    with _ended(options, name, domain, [f"seed={seed}"]) as (out, one, status):
         found = reached(f"{domain}, seed {seed}", out, one.seconds, status, group_of)
-        write_json(options.work / f"{domain}_{seed}.json", {"domain": domain, "seed": seed, **found})
+        passes = read_evaluations(out)
+        row = {"domain": domain, "seed": seed, **found, "means": [means_of(passes[end]) for end in (0, -1)]}
+        write_json(options.work / f"{name}.json", row)
+
+
+def means_of(one: Evaluation) -> dict[str, float]:
+    """Of each metric over the problems that have it."""
+    return {name: float(known(values).mean()) for name, values in one.values.items() if len(known(values))}
+
+
+def run_greedy(options: Any, domain: str) -> None:
+    """The evaluation of the bundled model that takes the most likely answers; it goes to `--work`."""
+    name = greedy_name(domain)
+    given = ["test_llm.parameters.temperature=0", "finetune.max_train_steps=1"]
+    with _ended(options, name, domain, given) as (out, _, _):
+        success = [value or 0.0 for value in read_evaluations(out)[0].values["success"]]
+        row = {"domain": domain, "success": success, "constant": best_constant(test_problems(out))}
+        write_json(options.work / f"{name}.json", row)
+
+
+def greedy_name(domain: str) -> str:
+    return f"{domain}_greedy"
+
+
+@contextmanager
+def _ended(
+    options: Any, name: str, domain: str, overrides: Sequence[str]
+) -> Iterator[tuple[Path, LimitedRun, int]]:
+    """A run's folder, process and exit status; what fails inside is said, and costs nothing beside it."""
+    out = runs.fresh(options.work / name)
+    profile = [f"+domain={domain}", "hardware=cpu", *PRESETS.get(domain, ())]
+    given = [*profile, "observe.rollout_page=false", *overrides]
+    command = runs.launcher(out, [*given, *options.overrides])
+    one = LimitedRun(command, options.work / f"{name}.log", {**os.environ, "HF_HUB_OFFLINE": "1"})
+    status = one.end(options.limit)
+    with runs.survived(name):
+        yield out, one, status
     if one.terminated:
         raise runs.Terminated
 
 
-def figures_of(rows: Sequence[Row], tables: Mapping[str, Any]) -> list[Figure]:
-    """Of each domain the pooled numbers, and what each seed reached."""
+def answer_of(problem: Mapping[str, Any]) -> Any:
+    """What always the same answer would have to be: a number, or of a puzzle an order or who tells the truth.
+
+    None for problems that have many right answers.
+    """
+    context = problem.get("reward_context", problem)
+    if "options" not in context:
+        return problem.get("count", problem.get("answer"))
+    found = entry(*(context[key] for key in ("task", "options", "seed", "index")))
+    if context is problem:
+        return found["answer"]
+    metadata = found["metadata"]
+    if "solution" in metadata:
+        return tuple(metadata["solution"])
+    return tuple(metadata["transformed_words"].index(word) for word in metadata["sorted_words"])
+
+
+def best_constant(problems: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of each group the share of its most frequent answer; empty where nothing is always answered so."""
+    answers = defaultdict[str, Counter[Any]](Counter)
+    for problem in problems:
+        if (answer := answer_of(problem)) is not None:
+            answers[group_of(problem)][answer] += 1
+    return {group: max(one.values()) / one.total() for group, one in answers.items()}
+
+
+def over_greedy(rows: Sequence[Row], greedy: Row) -> dict[str, Any]:
+    """Of a domain: what the most likely answers and always the same one reach; the runs above the former."""
+    likely, after = greedy["success"], [value for row in rows for value in row["after"]]
+    return {
+        "success": wilson(sum(likely), len(likely))._asdict(),
+        "difference": paired_difference(likely * len(rows), after)._asdict(),
+        "constant": greedy["constant"],
+    }
+
+
+def figures_of(rows: Sequence[Row], tables: Mapping[str, Any], greedy: Mapping[str, Any]) -> list[Figure]:
+    """Of each domain the pooled numbers, those above its most likely answers, and what each seed reached."""
     figures = []
     for domain, table in tables.items():
         for name, one in table.items():
@@ -69,6 +142,17 @@ def figures_of(rows: Sequence[Row], tables: Mapping[str, Any]) -> list[Figure]:
             goal = GAIN_GOAL if name == "all" else None
             figures.append(at_least(f"{said}: difference, lower end", one["difference"]["low"], "", goal))
             figures.append(Figure(f"{said}: difference, upper end", one["difference"]["high"], ""))
+    for domain, one in greedy.items():
+        figures += [
+            Figure(f"{domain}: success before, most likely answers", one["success"]["mean"], ""),
+            Figure(f"{domain}: after, above those", one["difference"]["mean"], ""),
+            Figure(f"{domain}: after, above those, lower end", one["difference"]["low"], ""),
+            Figure(f"{domain}: after, above those, upper end", one["difference"]["high"], ""),
+        ]
+        figures += [
+            Figure(f"{domain} {group}: always the same answer", share, "")
+            for group, share in one["constant"].items()
+        ]
     for row in rows:
         said = f"{row['domain']}, seed {row['seed']}"
         figures += [
@@ -81,27 +165,12 @@ def figures_of(rows: Sequence[Row], tables: Mapping[str, Any]) -> list[Figure]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Write the figure: a panel per domain, a line per seed."""
-    domains = list(dict.fromkeys(row["domain"] for row in rows))
-    figure, panels = plt.subplots(
-        1, len(domains), figsize=(4 * len(domains), 3.4), squeeze=False, sharey=True
-    )
-    for axes, domain in zip(panels[0], domains, strict=True):
-        for number, row in enumerate(row for row in rows if row["domain"] == domain):
-            look = {"color": COLOURS[number], "linestyle": DASHES[number], "marker": MARKERS[number]}
-            points = [(one["texts"] / 1000, 100 * one["success"]) for one in row["curve"]]
-            axes.plot(
-                *zip(*points, strict=True), **look, markersize=4, linewidth=1.4, label=f"seed {row['seed']}"
-            )
-        axes.set(title=domain, xlabel="thousand texts trained", ylim=(0, 100))
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0][0].set_ylabel("percent of held-out problems")
-    panels[0][0].legend(fontsize=9, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, bbox_inches="tight")
-    plt.close(figure)
+    """Write the figure: a panel per domain."""
+    panels: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for row in rows:
+        points = [(one["texts"], one["success"]) for one in row["curve"]]
+        panels.setdefault(row["domain"], {})[row["seed"]] = points
+    _learning_figure.draw(panels, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,24 +178,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs.leave_in_order()
     options.work = options.work.absolute()
     wanted = [(domain, seed) for domain in options.domains for seed in options.seeds]
+    for domain in options.domains:
+        if not (options.work / f"{greedy_name(domain)}.json").is_file():
+            run_greedy(options, domain)
     for domain, seed in wanted:
         if not (options.work / f"{domain}_{seed}.json").is_file():
             run(options, domain, seed)
-    found = [options.work / f"{domain}_{seed}.json" for domain, seed in wanted]
-    rows = [json.loads(path.read_text()) for path in found if path.is_file()]
+    rows = _kept(options.work, [f"{domain}_{seed}" for domain, seed in wanted])
     if not rows:
         return 1
-    tables = {
-        domain: table_of([row for row in rows if row["domain"] == domain])
+    of_domain = {
+        domain: [row for row in rows if row["domain"] == domain]
         for domain in dict.fromkeys(row["domain"] for row in rows)
     }
+    tables = {domain: table_of(found) for domain, found in of_domain.items()}
+    likely = _kept(options.work, list(map(greedy_name, of_domain)))
+    greedy = {one["domain"]: over_greedy(of_domain[one["domain"]], one) for one in likely}
     out = options.out or RESULTS / "text_domains.json"
     settings = {"seeds": options.seeds, "domains": list(tables)}
-    missed = report("text_domains", figures_of(rows, tables), settings, out)
-    kept = {**json.loads(out.read_text()), "overrides": options.overrides, "table": tables, "rows": rows}
-    write_json(out, kept)
+    missed = report("text_domains", figures_of(rows, tables, greedy), settings, out)
+    kept = {**json.loads(out.read_text()), "overrides": options.overrides, "table": tables, "greedy": greedy}
+    write_json(out, {**kept, "rows": rows, "greedy_rows": likely})
     draw(rows, out.with_suffix(".png"))
-    return 1 if missed or len(rows) < len(wanted) else 0
+    return 1 if missed or len(rows) < len(wanted) or len(greedy) < len(of_domain) else 0
+
+
+def _kept(work: Path, names: Sequence[str]) -> list[Row]:
+    paths = [work / f"{name}.json" for name in names]
+    return [json.loads(path.read_text()) for path in paths if path.is_file()]
 
 
 if __name__ == "__main__":

@@ -5,14 +5,12 @@ Names load on first use, so that importing this package needs neither the famili
 
 from domains.lazy import lazy
 
-_EXPORTS = {
-    "LogicDomain": "domain",
-    "LogicEnvironment": "verifier_api",
-    "generate_logic_rollout": "rollouts",
-    "load_datasets": "dataset",
-    "load_problems": "dataset",
-    "verify_answer_rpc": "verifier_api",
-}
-
-__all__ = list(_EXPORTS)
-__getattr__ = lazy(__name__, _EXPORTS)
+__all__, __getattr__ = lazy(
+    __name__,
+    LogicDomain="domain",
+    LogicEnvironment="verifier_api",
+    generate_logic_rollout="rollouts",
+    load_datasets="dataset",
+    load_problems="dataset",
+    verify_answer_rpc="verifier_api",
+)

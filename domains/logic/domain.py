@@ -1,18 +1,22 @@
-"""What the core is told about the domain: settings and checks before a run; named by `domain_hooks`."""
+"""What the core is told about the domain: settings, checks, demonstrations; named by `domain_hooks`."""
+
+from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
 from domains.loading import loading_problems
+from domains.logic import demonstrations as answers
 from domains.logic.dataset import load_problems
 from domains.logic.settings import KEY, LogicSettings
-from domains.prompts import template_problems
+from domains.prompts import check_bare, template_problems
+from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
 
 LOADERS = ("logic.load_problems", "logic.dataset.load_problems")
 
 
 class LogicDomain(BaseDomain):
-    """Checks before the start; everything else is the rollout's."""
+    """Checks before the start, and puzzles with answers to imitate."""
 
     settings = LogicSettings
     settings_key = KEY
@@ -23,3 +27,13 @@ class LogicDomain(BaseDomain):
         """The families are there or the rows can be read, the prompt holds the puzzle."""
         found = loading_problems(cfg, LOADERS, load_problems, few=("count", "test_count"))
         return [*template_problems(cfg), *found]
+
+    def vocabulary(self) -> tuple[str, ...]:
+        """What every question has, so that a small model reads the puzzle and little else."""
+        return answers.PIECES
+
+    def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
+        """Answers to puzzles of training: right ones, or in the phase `careless` mostly wrong ones."""
+        check_bare(cfg, KEY)
+        params = cfg.dataset_loader_params
+        return answers.demonstrations(seed, phase == "careless", params.tasks, params.held_out)

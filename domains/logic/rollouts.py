@@ -1,7 +1,5 @@
 """The rollout policy of `logic`: one puzzle, one completion, one verdict."""
 
-import random
-import time
 from typing import Any
 
 import aiohttp
@@ -13,10 +11,11 @@ from domains.math.rewards import rollout_reward
 from domains.pool import JudgePool
 from domains.prompts import question_messages
 from domains.reasoning_gym.scoring import make_pool
+from domains.verdict_server import any_server
 from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
-from pipelinerl.utils import PerTree, get_environment_jobs, resolve_environment_key
+from pipelinerl.utils import PerTree, resolve_environment_key
 
 
 class LogicMetrics(BaseMetrics):
@@ -42,19 +41,16 @@ async def verdict(
 ) -> Verdict:
     """From one of the run's servers, or without any from this worker's processes."""
     context, form = problem["reward_context"], _settings.of(cfg).answer_format
-    jobs = get_environment_jobs(cfg, resolve_environment_key(cfg, default=KEY))
-    if not jobs:
+    server = any_server(cfg, resolve_environment_key(cfg, default=KEY))
+    if server is None:
         return await judged(_pools.of(cfg), completion, context, form)
-    job = random.choice(jobs)
-    assert job.port is not None
-    return await verify_answer_rpc(session, job.hostname, job.port, completion, context, form)
+    return await verify_answer_rpc(session, *server, completion, context, form)
 
 
 async def generate_logic_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Answer one puzzle; the reward is that of `rewards`, discounted and shortened by its length."""
-    started = time.monotonic()
     call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, problem["task"])), session)
     found = await verdict(cfg, problem, call.output.content or "", session)
     status = found["answer_status"]
@@ -71,7 +67,6 @@ async def generate_logic_rollout(
     return RolloutResult(
         training_texts=[text],
         metrics=metrics,
-        latency=time.monotonic() - started,
         dataset_name=problem.get("dataset"),
         domain=KEY,
     )

@@ -8,11 +8,9 @@ import aiohttp
 from domains.logic.published import judge_row
 from domains.pool import JudgePool
 from domains.reasoning_gym.answers import AnswerFormat
-from domains.reasoning_gym.scoring import make_pool, score
+from domains.reasoning_gym.scoring import RIGHT, make_pool, score
 from domains.verdict_server import ask, serve
 
-RIGHT = 0.999
-"""Scores of right answers; a few families build 1.0 from fractions."""
 Verdict = dict[str, Any]
 """`answer_status` (`correct`, `wrong`, `no_answer` or `unparsable`) and `score`, from 0 to 1."""
 

@@ -5,13 +5,11 @@ Names load on first use, so that importing this package needs neither the librar
 
 from domains.lazy import lazy
 
-_EXPORTS = {
-    "ReasoningGymDomain": "domain",
-    "ReasoningGymMetrics": "rollouts",
-    "extract_answer": "answers",
-    "generate_reasoning_gym_rollout": "rollouts",
-    "load_problems": "data",
-}
-
-__all__ = list(_EXPORTS)
-__getattr__ = lazy(__name__, _EXPORTS)
+__all__, __getattr__ = lazy(
+    __name__,
+    ReasoningGymDomain="domain",
+    ReasoningGymMetrics="rollouts",
+    extract_answer="answers",
+    generate_reasoning_gym_rollout="rollouts",
+    load_problems="data",
+)

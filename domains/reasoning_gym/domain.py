@@ -1,18 +1,22 @@
-"""What the core is told about the domain: settings and checks before a run; named by `domain_hooks`."""
+"""What the core is told about the domain: settings, checks, demonstrations; named by `domain_hooks`."""
+
+from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
 from domains.loading import loading_problems
-from domains.prompts import template_problems
+from domains.prompts import check_bare, template_problems
+from domains.reasoning_gym import demonstrations as answers
 from domains.reasoning_gym.data import load_problems
 from domains.reasoning_gym.settings import KEY, ReasoningGymSettings
+from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
 
 LOADER = "reasoning_gym.load_problems"
 
 
 class ReasoningGymDomain(BaseDomain):
-    """Checks before the start; everything else is the rollout's."""
+    """Checks before the start, and questions with answers to imitate."""
 
     settings = ReasoningGymSettings
     settings_key = KEY
@@ -23,3 +27,13 @@ class ReasoningGymDomain(BaseDomain):
         """The package is installed, each family makes a question with its options, the prompt holds it."""
         found = loading_problems(cfg, LOADER, load_problems, few=("count", "test_count"))
         return [*template_problems(cfg), *found]
+
+    def vocabulary(self) -> tuple[str, ...]:
+        """What every question has, so that a small model reads what is asked and little else."""
+        return answers.pieces()
+
+    def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
+        """Answers to questions of training: right ones, or in the phase `careless` mostly wrong ones."""
+        check_bare(cfg, KEY)
+        params = cfg.dataset_loader_params
+        return answers.demonstrations(seed, phase == "careless", params.tasks, params.held_out)

@@ -8,15 +8,12 @@ from omegaconf import DictConfig
 
 from domains.pool import JudgePool
 from domains.prompts import question_messages
-from domains.reasoning_gym.scoring import make_pool, score
+from domains.reasoning_gym.scoring import RIGHT, make_pool, score
 from domains.reasoning_gym.settings import settings_of
 from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
 from pipelinerl.utils import PerTree
-
-RIGHT = 0.999
-"""Scores of right answers; a few families build 1.0 from fractions."""
 
 
 class ReasoningGymMetrics(BaseMetrics):
@@ -39,7 +36,7 @@ async def generate_reasoning_gym_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Answer one question; the reward is the score, or 1 and 0 with `partial_credit=false`."""
-    started, settings = time.monotonic(), _settings.of(cfg)
+    settings = _settings.of(cfg)
     call = await llm_async_generate(
         llm, Prompt(messages=question_messages(cfg, problem["question"])), session
     )
@@ -59,6 +56,5 @@ async def generate_reasoning_gym_rollout(
     return RolloutResult(
         training_texts=[text],
         metrics=metrics,
-        latency=time.monotonic() - started,
         dataset_name=problem["dataset"],
     )

@@ -19,6 +19,9 @@ _EXPRESSION = re.compile(
 )
 """What may reach that parser: no names but variables and functions of mathematics, no text, no brackets."""
 
+RIGHT = 0.999
+"""Scores of right answers; a few families build 1.0 from fractions."""
+
 FIRST = ("chain_sum", "{}", 1, 0, None, "1", "text")
 """A question that is quickly scored, so that a worker has loaded the library before its first deadline."""
 

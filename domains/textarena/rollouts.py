@@ -1,12 +1,11 @@
 """The rollout policy of `textarena`: one game, every seat the model, each seat a role."""
 
-import asyncio
-import time
 from typing import Any
 
 import aiohttp
 from omegaconf import DictConfig
 
+from domains.deadline import within
 from domains.prompts import question_messages
 from domains.textarena.games import Game, GameError
 from domains.textarena.settings import settings_of
@@ -39,18 +38,12 @@ async def generate_textarena_rollout(
 
     A game that passes its deadline, or that its own code cannot go on with, is a failed rollout.
     """
-    started, limit = time.monotonic(), _settings.of(cfg).deadline_s
-    deadline = asyncio.timeout(limit)
+    play = _play(cfg, llm, problem, session)
     try:
-        async with deadline:
-            result = await _play(cfg, llm, problem, session)
+        result = await within(_settings.of(cfg).deadline_s, "textarena.deadline_s", play)
     except GameError as error:
         result = RolloutResult(training_texts=[], failed=f"game: {error}")
-    except TimeoutError:
-        if not deadline.expired():  # an engine's own timeout, which the scheduler may retry
-            raise
-        result = RolloutResult(training_texts=[], failed=f"timeout: textarena.deadline_s={limit:g} passed")
-    result.latency, result.dataset_name = time.monotonic() - started, problem["dataset"]
+    result.dataset_name = problem["dataset"]
     return result
 
 

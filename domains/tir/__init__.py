@@ -5,14 +5,12 @@ Names load on first use, so that importing this package needs neither an engine,
 
 from domains.lazy import lazy
 
-_EXPORTS = {
-    "MCPPythonEnvironment": "environment",
-    "TirDomain": "domain",
-    "TirMetrics": "rollouts",
-    "generate_tir_rollout": "rollouts",
-    "load_datasets": "datasets",
-    "load_problems": "datasets",
-}
-
-__all__ = list(_EXPORTS)
-__getattr__ = lazy(__name__, _EXPORTS)
+__all__, __getattr__ = lazy(
+    __name__,
+    MCPPythonEnvironment="environment",
+    TirDomain="domain",
+    TirMetrics="rollouts",
+    generate_tir_rollout="rollouts",
+    load_datasets="datasets",
+    load_problems="datasets",
+)

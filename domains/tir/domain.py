@@ -1,5 +1,6 @@
-"""What the core is told about the domain: settings and checks before a run; named by `domain_hooks`."""
+"""What the core is told about the domain: settings, checks, demonstrations; named by `domain_hooks`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -7,9 +8,12 @@ from omegaconf import DictConfig
 from domains.loading import loading_problems
 from domains.math.domain import MathDomain
 from domains.math.notes import judge_notes
+from domains.prompts import check_bare
+from domains.tir import demonstrations as dialogues
 from domains.tir.datasets import load_datasets
 from domains.tir.settings import KEY, TirSettings, settings_of
 from pipelinerl.base.errors import first_line
+from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import NotesOf, ReportFocus
 from pipelinerl.sandbox.host import SandboxUnavailable, mechanism
 
@@ -35,3 +39,8 @@ class TirDomain(MathDomain):
         except (SandboxUnavailable, ValueError) as error:
             problems.append(first_line(error))
         return [*problems, *loading_problems(cfg, LOADER, load_datasets)]
+
+    def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
+        """Answers in dialogues about generated arithmetic, most of which end wrong."""
+        check_bare(cfg, KEY)
+        return dialogues.demonstrations(seed, cfg.dataset_loader_params.highest, list(cfg.test_dataset_names))

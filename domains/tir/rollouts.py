@@ -87,7 +87,6 @@ async def generate_tir_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Answer one question; every text has the reward of the verdict on the last answer."""
-    started = time.monotonic()
     dialogue = await converse(cfg, llm, problem["task"], session)
     asked = time.monotonic()
     status = await verdict(cfg, problem, dialogue.calls[-1].output.content or "", session)
@@ -107,7 +106,6 @@ async def generate_tir_rollout(
     return RolloutResult(
         training_texts=_finished(texts, reward, status, problem, _settings.of(cfg).join),
         metrics=metrics,
-        latency=time.monotonic() - started,
         dataset_name=problem.get("dataset"),
         domain=DOMAIN,
     )

@@ -36,7 +36,12 @@ def shown(outcome: Outcome, most: int) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[len(text) - half :]}"
 
 
+def block(text: str) -> str:
+    """What a program wrote, as the message that the model reads."""
+    return f"{FENCE}output\n{text}\n{FENCE}"
+
+
 async def use(box: Sandbox, program: str, most: int) -> tuple[str, bool]:
     """The block that the model reads, and whether the program ran to its end."""
     outcome = await box.run(program)
-    return f"{FENCE}output\n{shown(outcome, most)}\n{FENCE}", outcome.ok
+    return block(shown(outcome, most)), outcome.ok

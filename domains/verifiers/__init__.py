@@ -5,12 +5,10 @@ Names load on first use, so that importing this package needs neither the librar
 
 from domains.lazy import lazy
 
-_EXPORTS = {
-    "VerifiersDomain": "domain",
-    "VerifiersMetrics": "rollouts",
-    "generate_verifiers_rollout": "rollouts",
-    "load_problems": "data",
-}
-
-__all__ = list(_EXPORTS)
-__getattr__ = lazy(__name__, _EXPORTS)
+__all__, __getattr__ = lazy(
+    __name__,
+    VerifiersDomain="domain",
+    VerifiersMetrics="rollouts",
+    generate_verifiers_rollout="rollouts",
+    load_problems="data",
+)

@@ -1,14 +1,13 @@
 """The rollout policy of `verifiers`: one episode of an environment, recorded."""
 
-import asyncio
 import secrets
-import time
 from typing import Any
 
 import aiohttp
 from omegaconf import DictConfig
 from pydantic import ConfigDict
 
+from domains.deadline import within
 from domains.verifiers.environments import library, served, task_of
 from domains.verifiers.settings import VerifiersSettings, settings_of
 from domains.verifiers.traces import TraceMismatch, texts_of, values_of
@@ -43,21 +42,17 @@ async def generate_verifiers_rollout(
 
     Raises the engines' failure if they did not answer, which the scheduler may try again.
     """
-    started, settings = time.monotonic(), _settings.of(cfg)
+    settings = _settings.of(cfg)
+    return await within(settings.deadline_s, "verifiers.deadline_s", _recorded(settings, llm, problem))
+
+
+async def _recorded(settings: VerifiersSettings, llm: TrainableLLM, problem: dict[str, Any]) -> RolloutResult:
     token = _tokens.pop() if _tokens else secrets.token_urlsafe(24)
-    deadline = asyncio.timeout(settings.deadline_s)
     try:
-        async with deadline:
-            result = await _play(settings, llm, problem, token)
+        result = await _play(settings, llm, problem, token)
     except TraceMismatch as error:
         result = RolloutResult(training_texts=[], failed=f"trace_mismatch: {error}")
-    except TimeoutError:
-        if not deadline.expired():  # an engine's own timeout, which the scheduler may retry
-            raise
-        reason = f"timeout: verifiers.deadline_s={settings.deadline_s:g} passed"
-        return RolloutResult(training_texts=[], failed=reason, latency=time.monotonic() - started)
     _tokens.append(token)  # not after a rollout that was given up: somebody may still speak at its address
-    result.latency = time.monotonic() - started
     return result
 
 

@@ -205,7 +205,7 @@ def test_metrics_and_ends_of_logs_are_kept_in_one_file(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("{}\n")
     (folder / "actor.log").write_bytes(b"x" * (raro.KEPT_BYTES + 5))
-    raro.keep_metrics(plan, tmp_path / "kept.tar.gz")
+    raro.keep_metrics(plan.work, tmp_path / "kept.tar.gz")
     with tarfile.open(tmp_path / "kept.tar.gz") as kept:
         sizes = {member.name: member.size for member in kept}
     assert sizes == {"raro_0/actor/metrics.jsonl": 3, "raro_0/actor/actor.log": raro.KEPT_BYTES}

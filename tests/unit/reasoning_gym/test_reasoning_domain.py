@@ -8,6 +8,7 @@ import pytest
 
 from domains.reasoning_gym.families import cached, entry
 from pipelinerl.config.compose import compose
+from tests.support.one_line import check_refusals, check_starts
 
 NAME = "+domain=reasoning_gym"
 TASKS = "dataset_loader_params.tasks"
@@ -15,9 +16,7 @@ TASKS = "dataset_loader_params.tasks"
 
 @pytest.mark.usefixtures("families")
 def test_the_default_mixture_starts_on_both_kinds_of_hardware(dry_run: Callable[..., Any]) -> None:
-    for hardware in ("hardware=cpu", "hardware=gpu"):
-        status, _, err = dry_run(NAME, hardware, "force_restart=true")
-        assert (status, err) == (0, "")
+    check_starts(dry_run, NAME)
 
 
 def test_a_mixture_is_chosen_on_the_command_line() -> None:
@@ -28,7 +27,9 @@ def test_a_mixture_is_chosen_on_the_command_line() -> None:
 
 @pytest.mark.usefixtures("families")
 def test_wrong_families_options_and_settings_are_one_line_each(dry_run: Callable[..., Any]) -> None:
-    for override, message in (
+    check_refusals(
+        dry_run,
+        NAME,
         (f"{TASKS}={{chain_sums: {{}}}}", "tasks.chain_sums: no such family; did you mean chain_sum?"),
         (f"{TASKS}={{gcd: {{max: 3}}}}", "tasks.gcd.max: no such option"),
         ("dataset_loader_params.count=0", "count=0"),
@@ -36,9 +37,7 @@ def test_wrong_families_options_and_settings_are_one_line_each(dry_run: Callable
         ("actor.task_template=Solve", "put {task} where the question goes"),
         ("reasoning_gym.answer_format=number", "reasoning_gym.answer_format='number': input should be"),
         ("reasoning_gym.deadline=1", "did you mean reasoning_gym.deadline_s?"),
-    ):
-        status, _, err = dry_run(NAME, override)
-        assert status == 2 and message in err and len(err.splitlines()) == 1, (override, err)
+    )
 
 
 def test_the_missing_package_is_one_line(

@@ -9,6 +9,7 @@ import pytest
 
 from domains.textarena.data import load_problems
 from pipelinerl.config.compose import compose
+from tests.support.one_line import check_refusals, check_starts
 
 NAME = "+domain=textarena"
 GAMES = "dataset_loader_params.games"
@@ -25,13 +26,14 @@ def test_equal_names_give_equal_deals_and_other_names_others() -> None:
 
 @pytest.mark.usefixtures("arena")
 def test_the_default_games_start_on_both_kinds_of_hardware(dry_run: Callable[..., Any]) -> None:
-    for hardware in ("hardware=cpu", "hardware=gpu"):
-        assert dry_run(NAME, hardware, "force_restart=true")[::2] == (0, "")
+    check_starts(dry_run, NAME)
 
 
 @pytest.mark.usefixtures("arena")
 def test_wrong_games_options_and_settings_are_one_line_each(dry_run: Callable[..., Any]) -> None:
-    for override, message in (
+    check_refusals(
+        dry_run,
+        NAME,
         (f"{GAMES}={{TicTacToe-v1: {{}}}}", "games.TicTacToe-v1: no game that is played here; did you mean"),
         (f"{GAMES}={{Nim-v0: {{pile: 3}}}}", "unexpected keyword argument 'pile'"),
         (f"{GAMES}={{Nim-v0: 3}}", "options are a mapping; write Nim-v0: {}"),
@@ -40,9 +42,7 @@ def test_wrong_games_options_and_settings_are_one_line_each(dry_run: Callable[..
         ("actor.task_template=Play", "put {task} where the question goes"),
         ("textarena.max_turns=0", "textarena.max_turns"),
         ("textarena.deadline=1", "did you mean textarena.deadline_s?"),
-    ):
-        status, _, err = dry_run(NAME, override)
-        assert status == 2 and message in err and len(err.splitlines()) == 1, (override, err)
+    )
 
 
 def test_no_game_at_all_is_one_line() -> None:

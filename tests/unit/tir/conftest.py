@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from pipelinerl.sandbox.host import SandboxUnavailable, mechanism
+from tests.support.sandbox_needed import need_a_sandbox
 from tests.unit.launcher.conftest import dry_run, model  # noqa: F401, fixtures of launches
 
 collect_ignore_glob = [] if find_spec("math_verify") else ["test_*.py"]
@@ -12,7 +12,4 @@ collect_ignore_glob = [] if find_spec("math_verify") else ["test_*.py"]
 
 @pytest.fixture(scope="session", autouse=True)
 def a_sandbox() -> None:
-    try:
-        mechanism()
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+    need_a_sandbox()

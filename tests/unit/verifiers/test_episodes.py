@@ -1,5 +1,6 @@
 """Tasksets of verifiers, unchanged: seats, rewards and metrics by name, and the ids that were recorded."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from pipelinerl.inference.errors import EngineUnavailable
 from tests.unit.verifiers.conftest import TOKENIZER, Play
 
 pytestmark = [pytest.mark.usefixtures("tasksets"), pytest.mark.timeout(240)]
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs/examples/verifiers"
 
 
 def problem(taskset: str, index: int = 0, **options: Any) -> dict[str, Any]:
@@ -40,6 +43,29 @@ async def test_one_turn_is_one_text_with_the_weighted_reward_and_all_scores_by_n
         "metric_length": [1.0],
     }
     assert result.dataset_name is None or result.dataset_name == "test/numbers_v1"
+
+
+@pytest.mark.parametrize(
+    "words, said, reward",
+    [
+        (False, "5", True),
+        (False, "It is 5.", False),
+        (True, "From 3 to 8 it is 5.", True),
+        (True, "none", False),
+        (True, "5 or 900", False),
+    ],
+)
+async def test_the_example_reads_a_number_out_of_a_sentence_only_where_it_asks_in_words(
+    play: Play, monkeypatch: pytest.MonkeyPatch, words: bool, said: str, reward: bool
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    env = {"taskset": {"id": "halving", "highest": 9, "words": words}}
+    tasks = load_problems(["test"], env, test_count=50)
+    asked = next(one for one in tasks if json.loads(one["task"])["low"] < 5 < json.loads(one["task"])["high"])
+    assert ("Name one whole number" in json.loads(asked["task"])["prompt"]) == words
+    result = await play(asked, lambda prompt: said)
+    assert result.failed is None and (result.metrics.reward > 0) == reward
+    assert result.metrics.metric_inside == [float(reward)]
 
 
 async def test_a_dialogue_is_one_text_with_every_turn_learnt(play: Play) -> None:

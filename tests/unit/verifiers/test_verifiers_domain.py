@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.one_line import check_refusals, check_starts
+
 NAME = "+domain=verifiers"
 ID = "dataset_loader_params.env.taskset.id"
 
@@ -52,17 +54,15 @@ def test_a_seat_is_played_in_the_worker_unless_somebody_names_another_program() 
 
 @pytest.mark.usefixtures("tasksets")
 def test_a_start_is_refused_in_one_line(dry_run: Callable[..., Any]) -> None:
-    for overrides, message in (
-        ([], "env.taskset.id names no taskset"),
-        ([f"{ID}=none_such"], "taskset 'none_such' not found"),
-        ([f"{ID}=tools_v1"], "verifiers.renderer is null and tools_v1 has tools"),
-        ([f"{ID}=numbers_v1", "verifiers.render=qwen3"], "did you mean verifiers.renderer?"),
-    ):
-        status, _, err = dry_run(NAME, "hardware=cpu", *overrides)
-        assert status == 2 and message in err and len(err.splitlines()) == 1, (overrides, err)
-    for hardware in ("cpu", "gpu"):
-        overrides = [f"{ID}=tools_v1", "verifiers.renderer=qwen3", "force_restart=true"]
-        assert dry_run(NAME, f"hardware={hardware}", *overrides)[::2] == (0, "")
+    check_refusals(
+        dry_run,
+        NAME,
+        ("env.taskset.id names no taskset",),
+        (f"{ID}=none_such", "taskset 'none_such' not found"),
+        (f"{ID}=tools_v1", "verifiers.renderer is null and tools_v1 has tools"),
+        (f"{ID}=numbers_v1", "verifiers.render=qwen3", "did you mean verifiers.renderer?"),
+    )
+    check_starts(dry_run, NAME, f"{ID}=tools_v1", "verifiers.renderer=qwen3")
 
 
 def test_the_missing_package_is_one_line(
