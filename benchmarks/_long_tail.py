@@ -1,6 +1,5 @@
 """Rollouts of one call whose lengths have a long tail, for `benchmarks.async_sync`; imported by the actor."""
 
-import time
 from typing import Any
 
 import aiohttp
@@ -35,10 +34,9 @@ async def generate_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """One completion of the problem's length; its parity is the reward, which nothing can learn."""
-    started = time.monotonic()
     prompt = Prompt(token_ids=[5 + (len(problem["id"]) + index) % 40 for index in range(PROMPT)])
     call = await llm_async_generate(llm, prompt, session, problem["length"])
     text = make_training_text(llm, call)
     text.reward = float(sum(text.input_ids) % 2)
     metrics = BaseMetrics(reward=text.reward, success=bool(text.reward), no_error=True, no_answer=False)
-    return RolloutResult(training_texts=[text], metrics=metrics, latency=time.monotonic() - started)
+    return RolloutResult(training_texts=[text], metrics=metrics)

@@ -152,7 +152,10 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         found["O1 outcome raises success"] = change.low > 0, shown
         change, shown = against(runs, "outcome", None, "leak")
         found["O2 outcome raises leakage"] = change.low > 0, shown
-    if {"outcome", "situational"} <= runs.keys():
+    # Where the first evaluation of a run is lost, nobody knows when it got there.
+    if {"outcome", "situational"} <= runs.keys() and all(
+        r.texts[0] == 0 for r in runs["situational"].values()
+    ):
         shares = []
         for seed, run in runs["outcome"].items():
             target = run.curve("success")[-1]
@@ -205,7 +208,8 @@ def draw(runs: Runs, path: Path) -> None:
             style: dict[str, Any] = {"color": COLOURS[index], "linestyle": DASHES[index]}
             for run in seeds.values():
                 axis.plot(run.texts, run.curve(metric), alpha=0.3, linewidth=0.8, **style)
-            texts = np.linspace(0, min(run.texts[-1] for run in seeds.values()), 8)
+            begin = max(run.texts[0] for run in seeds.values())
+            texts = np.linspace(begin, min(run.texts[-1] for run in seeds.values()), 8)
             mean = np.mean([np.interp(texts, run.texts, run.curve(metric)) for run in seeds.values()], axis=0)
             axis.plot(texts, mean, marker=MARKERS[index], label=arm, linewidth=2, **style)
         axis.set(xlabel="texts trained on", ylabel=f"{metric}, held-out chains", ylim=(0, 1))

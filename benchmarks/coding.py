@@ -12,20 +12,14 @@ bootstrap intervals. What is finished in `--work` is not repeated. The table goe
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-
+from benchmarks import _learning_figure
 from benchmarks._figures import RESULTS, Figure, command_line, report, write_json
 from benchmarks._runs import evaluations, launch, paired, run_to_end, texts_per_s
 from pipelinerl.observe.history import read_metrics
-from pipelinerl.observe.plots import COLOURS, DASHES, MARKERS
 
 START = "domains/raro/checkpoint"
 EVERY = 1280
@@ -66,22 +60,6 @@ def _mean(values: Sequence[float | None]) -> float:
     return sum(known) / len(known)
 
 
-def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write the figure: a line per seed."""
-    figure, axes = plt.subplots(figsize=(5, 3.4))
-    for number, row in enumerate(rows):
-        look = {"color": COLOURS[number], "linestyle": DASHES[number], "marker": MARKERS[number]}
-        points = [(version, 100 * success) for version, success in row["curve"]]
-        axes.plot(*zip(*points, strict=True), **look, markersize=4, label=f"seed {row['seed']}")
-    axes.set(title="problems that training never asks", xlabel="texts trained on", ylabel="percent solved")
-    axes.set_ylim(0, 100)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=9, frameon=False)
-    figure.savefig(path, dpi=130, bbox_inches="tight")
-    plt.close(figure)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     options = command_line(__doc__, argv)
     model = start(options.work, options.tokens)
@@ -105,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {"seeds": options.seeds, "tokens": options.tokens, "steps": options.steps}
     missed = report("coding", figures, settings, out)
     write_json(out, {**json.loads(out.read_text()), "overrides": options.overrides, "rows": rows})
-    draw(rows, out.with_suffix(".png"))
+    panel = {row["seed"]: row["curve"] for row in rows}
+    _learning_figure.draw({"problems that training never asks": panel}, out.with_suffix(".png"))
     return missed
 
 

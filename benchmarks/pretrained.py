@@ -86,6 +86,13 @@ def curve_of(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluatio
     return rows
 
 
+def test_problems(out: Path) -> list[Any]:
+    """What a run's evaluations ask, in their order."""
+    cfg = load(out)
+    loader = resolve_dotted(str(cfg.dataset_loader), "dataset_loader")
+    return list(loader(list(cfg.test_dataset_names), **dict(cfg.dataset_loader_params)))
+
+
 def reached(
     name: str, out: Path, seconds: float, status: int, task_of: Callable[[Any], str]
 ) -> dict[str, Any]:
@@ -96,9 +103,6 @@ def reached(
     evaluations = read_evaluations(out)
     if len(evaluations) < 2:
         raise ValueError(f"{name}: {len(evaluations)} evaluations, exit status {status}")
-    cfg = load(out)
-    loader = resolve_dotted(str(cfg.dataset_loader), "dataset_loader")
-    problems = loader(list(cfg.test_dataset_names), **dict(cfg.dataset_loader_params))
     first, last = evaluations[0], evaluations[-1]
     records = read_metrics(out, "finetune")
     steps = [row for row in records if "stats/samples" in row]
@@ -108,7 +112,7 @@ def reached(
         "steps": steps[-1]["stats/completed_steps"],
         "training_s": steps[-1]["time"] - steps[0]["time"],
         "samples_per_s": texts_per_s(records),
-        "tasks": [task_of(problem) for problem in problems],
+        "tasks": [task_of(problem) for problem in test_problems(out)],
         "before": [value or 0.0 for value in first.values["success"]],
         "after": [value or 0.0 for value in last.values["success"]],
         "failed": [sum(value is None for value in one.values["success"]) for one in (first, last)],

@@ -3,17 +3,17 @@
 The `__init__.py` of a domain says which of its modules has which name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 
-def lazy(package: str, exports: Mapping[str, str]) -> Callable[[str], Any]:
-    """`__getattr__` of a package whose `exports` map a name to the module below it that defines it."""
+def lazy(package: str, **modules: str) -> tuple[list[str], Callable[[str], Any]]:
+    """`__all__` and `__getattr__` of a package: each name, and the module below it that defines the name."""
 
     def load(name: str) -> Any:
-        if name not in exports:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{exports[name]}"), name)
+        return getattr(import_module(f"{package}.{modules[name]}"), name)
 
-    return load
+    return list(modules), load

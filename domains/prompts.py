@@ -13,6 +13,15 @@ def question_messages(cfg: DictConfig, task: str) -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}, user] if system else [user]
 
 
+def check_bare(cfg: DictConfig, domain: str) -> None:
+    """Raises ValueError where the prompt is more than the question; demonstrations have nothing else."""
+    if question_messages(cfg, "") != [{"role": "user", "content": ""}]:
+        raise ValueError(
+            f"actor.system_prompt, actor.task_template: demonstrations of {domain} are of bare questions; "
+            "set both to ''"
+        )
+
+
 def template_problems(cfg: DictConfig) -> list[str]:
     """What is wrong with `actor.task_template`, one line each."""
     if cfg.actor.task_template and "{task}" not in cfg.actor.task_template:

@@ -8,12 +8,15 @@ start them; where a run has none, rollouts call the judge in their own process. 
 import inspect
 import json
 import logging
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
 from aiohttp import web
+from omegaconf import DictConfig
 
+from pipelinerl.utils import get_environment_jobs
 from retrieval_server.malformed import BAD_BODY, BODY_ERRORS, log_one_line
 
 MAX_BODY_BYTES = 4 << 20
@@ -58,6 +61,16 @@ def serve(judge: Judge, host: str, port: int) -> None:
     """Serve until the process is stopped."""
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     web.run_app(make_app(judge), host=host, port=port, print=None, shutdown_timeout=2.0)
+
+
+def any_server(cfg: DictConfig, key: str | None) -> tuple[str, int] | None:
+    """Host and port of one of an environment's servers, another one each time; None if the run has none."""
+    jobs = get_environment_jobs(cfg, key)
+    if not jobs:
+        return None
+    job = random.choice(jobs)
+    assert job.port is not None
+    return job.hostname, job.port
 
 
 async def ask(

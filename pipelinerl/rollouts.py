@@ -119,7 +119,7 @@ class RolloutResult(BaseModel):
     training_texts: list[TrainingText]
     metrics: BaseMetrics | None = None
     latency: float = 0.0
-    """Seconds."""
+    """Seconds, for code written for upstream; nothing reads it, because the actor times rollouts itself."""
     model_version: int | None = None
     dataset_name: str | None = None
     group_id: str | None = None

@@ -37,7 +37,7 @@ from benchmarks._raro_runs import Step, arms_of, read, write
 from benchmarks._raro_table import Arm, RunResult, lines, table
 from benchmarks.gpu.raro_start import MARK
 from benchmarks.gpu.runs import KEPT_BYTES, STOP_S, LimitedRun, launcher, leave_in_order, survived
-from benchmarks.gpu.side_by_side import Task, run_all, slots
+from benchmarks.gpu.side_by_side import UNCOMPILED, Task, on_a_card, run_all, slots
 from benchmarks.gpu.trl import on_loopback
 
 ARMS = arms_of("raro") | {
@@ -56,7 +56,6 @@ LEAST_S = 150.0
 """With less left no run is started: its engine would hardly be up."""
 BUNDLED = ROOT / "domains/raro/checkpoint"
 KV_BYTES = 6 * 2**30
-"""Of each engine; with a size of its own no engine measures what others on its card take."""
 
 
 @dataclass(frozen=True)
@@ -189,16 +188,7 @@ class Plan:
 
     def on_a_card(self) -> list[str]:
         """Engine and trainer beside each other, and beside those of other runs."""
-        return [
-            "world.share_device=true",
-            "vllm_config.vllm_kwargs.gpu-memory-utilization=0.15",
-            f"+vllm_config.vllm_kwargs.kv-cache-memory-bytes={KV_BYTES}",
-            "vllm_config.api_server_count=4",
-            "actor.rollout_workers=3",
-            "finetune.seq_length=8192",
-            "finetune.gradient_checkpointing=false",
-            "finetune.compile=false",
-        ]
+        return [*on_a_card(KV_BYTES, http_processes=4), *UNCOMPILED]
 
     def questions(self) -> list[str]:
         """Where questions come from, and how they are asked."""
@@ -272,15 +262,15 @@ def results_of(plan: Plan) -> list[RunResult]:
     return found
 
 
-def keep_metrics(plan: Plan, path: Path) -> None:
-    """Metrics of all runs and the end of each log in one file: what is left when the machine is gone."""
+def keep_metrics(work: Path, path: Path) -> None:
+    """Metrics of all runs in `work` and the end of each log, in one file: what is left of a machine."""
     with tarfile.open(path, "w:gz") as kept:
-        for one in sorted(plan.work.glob("*/*/metrics.jsonl")):
-            kept.add(one, str(one.relative_to(plan.work)))
-        for log in sorted(plan.work.glob("**/*.log")):
+        for one in sorted(work.glob("*/*/metrics.jsonl")):
+            kept.add(one, str(one.relative_to(work)))
+        for log in sorted(work.glob("**/*.log")):
             end = log.with_suffix(".end")
             end.write_bytes(log.read_bytes()[-KEPT_BYTES:])
-            kept.add(end, str(log.relative_to(plan.work)))
+            kept.add(end, str(log.relative_to(work)))
             end.unlink()
 
 
@@ -300,7 +290,7 @@ def write_all(plan: Plan, out: Path) -> list[RunResult]:
         "machine": machine(),
     }
     write(out, results, ARMS, settings)
-    keep_metrics(plan, out.with_suffix(".runs.tar.gz"))
+    keep_metrics(plan.work, out.with_suffix(".runs.tar.gz"))
     if results:
         draw(results, ARMS, out.with_suffix(".png"))
     return results

@@ -89,10 +89,10 @@ class Row:
     error: str | None = None
 
 
-def build(size: str) -> PreTrainedModel:
-    """A random float32 model on the GPU."""
+def build(size: str, device: str = "cuda") -> PreTrainedModel:
+    """A random float32 model."""
     torch.manual_seed(0)
-    with torch.device("cuda"):
+    with torch.device(device):
         return Qwen3ForCausalLM(model_config(size)).float()
 
 
@@ -100,9 +100,9 @@ def count(model: PreTrainedModel) -> int:
     return sum(parameter.numel() for _, parameter in distinct_parameters(model))
 
 
-def micro_batch() -> PipelineBatchEncoding:
-    """One full pack of texts of one length."""
-    texts = random_texts([TEXT] * (TOKENS // TEXT), VOCAB, PROMPT)
+def micro_batch(count: int = TOKENS // TEXT, length: int = TEXT, vocab: int = VOCAB) -> PipelineBatchEncoding:
+    """One full pack of `count` texts of one length."""
+    texts = random_texts([length] * count, vocab, PROMPT)
     return encode(texts, 0, len(texts))
 
 
@@ -203,13 +203,13 @@ def profile_step(step: Callable[[], Any], kinds: Mapping[str, tuple[str, ...]] =
 
 
 def timed(step: Callable[[], Any], repeats: int) -> float:
-    """Median of seconds per call, each between two synchronisations."""
-    times = []
+    """Median of seconds per call, each between two synchronisations where there is a GPU."""
+    times, synchronize = [], torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for _ in range(repeats):
-        torch.cuda.synchronize()
+        synchronize()
         started = time.perf_counter()
         step()
-        torch.cuda.synchronize()
+        synchronize()
         times.append(time.perf_counter() - started)
     return statistics.median(times)
 

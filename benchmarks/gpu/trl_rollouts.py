@@ -1,6 +1,5 @@
 """Rollouts of one call for `benchmarks.gpu.trl`; imported by this project's actor."""
 
-import time
 from typing import Any
 
 import aiohttp
@@ -25,10 +24,9 @@ async def generate_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """One completion; `llm.parameters` have its length."""
-    started = time.monotonic()
     prompt = Prompt(messages=[{"role": "user", "content": problem["prompt"]}])
     call = await llm_async_generate(llm, prompt, session)
     text = make_training_text(llm, call)
     text.reward = reward(list(text.input_ids[call.prompt_length_tokens :]))
     metrics = BaseMetrics(reward=text.reward, success=bool(text.reward), no_error=True, no_answer=False)
-    return RolloutResult(training_texts=[text], metrics=metrics, latency=time.monotonic() - started)
+    return RolloutResult(training_texts=[text], metrics=metrics)

@@ -1,5 +1,8 @@
 """The work of `benchmarks.gpu.trl`, which this project and TRL do alike: prompts, lengths, rewards.
 
+`hosts` is that of `benchmarks.gpu.several_hosts`: completions are short, so that the trainer limits and its
+steps are even.
+
 Standard library only, because TRL's trainer imports it in an environment of its own.
 """
 
@@ -41,6 +44,9 @@ class Workload:
 
 WORKLOADS = {
     "gpu": Workload("1.7B", 518, 512, group=8, texts=256, rows=9, row=16_384, in_flight=512, context=2048),
+    "hosts": Workload(
+        "0.6B", 386, 64, group=8, texts=128, rows=4, row=16_384, in_flight=512, context=512, updates=16
+    ),
     "cpu": Workload("tiny", 48, 16, group=4, texts=16, rows=2, row=256, in_flight=32, context=128),
 }
 

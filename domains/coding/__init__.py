@@ -5,14 +5,12 @@ Names load on first use, so that importing this package needs neither an engine 
 
 from domains.lazy import lazy
 
-_EXPORTS = {
-    "CodingDomain": "domain",
-    "CodingMetrics": "rollouts",
-    "evaluate": "verifier_api",
-    "generate_coding_rollout": "rollouts",
-    "load_datasets": "dataset",
-    "load_problems": "dataset",
-}
-
-__all__ = list(_EXPORTS)
-__getattr__ = lazy(__name__, _EXPORTS)
+__all__, __getattr__ = lazy(
+    __name__,
+    CodingDomain="domain",
+    CodingMetrics="rollouts",
+    evaluate="verifier_api",
+    generate_coding_rollout="rollouts",
+    load_datasets="dataset",
+    load_problems="dataset",
+)

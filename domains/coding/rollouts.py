@@ -52,7 +52,6 @@ async def generate_coding_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Answer one problem; the reward is that of `rewards`, discounted and shortened by its length."""
-    started = time.monotonic()
     prompt = Prompt(messages=question_messages(cfg, task_of(problem)))
     call = await llm_async_generate(llm, prompt, session)
     asked = time.monotonic()
@@ -78,7 +77,6 @@ async def generate_coding_rollout(
     return RolloutResult(
         training_texts=[text],
         metrics=metrics,
-        latency=time.monotonic() - started,
         dataset_name=problem.get("dataset"),
         domain=DOMAIN,
     )

@@ -5,7 +5,6 @@ anything else 0.
 """
 
 import re
-import time
 from typing import Any
 
 import aiohttp
@@ -37,7 +36,6 @@ async def generate_counting_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Answer one question; the reward is 1 for the right number and 0 otherwise."""
-    started = time.monotonic()
     call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, task_of(problem))), session)
     answer = answer_of(call.output.content or "")
     success = answer == int(problem["count"])
@@ -49,7 +47,6 @@ async def generate_counting_rollout(
     return RolloutResult(
         training_texts=[text],
         metrics=metrics,
-        latency=time.monotonic() - started,
         dataset_name=problem.get("dataset"),
         domain=DOMAIN,
     )

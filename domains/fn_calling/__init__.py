@@ -5,17 +5,15 @@ Names load on first use, so that the comparison can be imported without an engin
 
 from domains.lazy import lazy
 
-_EXPORTS = {
-    "AgenticToolsEnvironment": "verifier_api",
-    "BFCLEnvironment": "verifier_api",
-    "FnCallingDomain": "domain",
-    "evaluate_fn_calling_answer": "verifier_api",
-    "generate_fn_calling_rollout": "rollouts",
-    "load_datasets": "dataset",
-    "load_problems": "dataset",
-    "verify_fn_calling_answer": "verifier_api",
-    "verify_fn_calling_answer_rpc": "verifier_api",
-}
-
-__all__ = list(_EXPORTS)
-__getattr__ = lazy(__name__, _EXPORTS)
+__all__, __getattr__ = lazy(
+    __name__,
+    AgenticToolsEnvironment="verifier_api",
+    BFCLEnvironment="verifier_api",
+    FnCallingDomain="domain",
+    evaluate_fn_calling_answer="verifier_api",
+    generate_fn_calling_rollout="rollouts",
+    load_datasets="dataset",
+    load_problems="dataset",
+    verify_fn_calling_answer="verifier_api",
+    verify_fn_calling_answer_rpc="verifier_api",
+)

@@ -71,7 +71,10 @@ class FnCallingDomain(BaseDomain):
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The problems can be read or made, the prompt holds the question."""
-        return [*template_problems(cfg), *loading_problems(cfg, LOADERS, load_problems)]
+        return [
+            *template_problems(cfg),
+            *loading_problems(cfg, LOADERS, load_problems, few=("count", "test_count")),
+        ]
 
     def vocabulary(self) -> tuple[str, ...]:
         """What every prompt and answer has, so that a small model reads functions and little else."""

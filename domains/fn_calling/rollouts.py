@@ -1,8 +1,6 @@
 """The rollout policy of `fn_calling`: a question and functions, one completion, one verdict on its calls."""
 
 import json
-import random
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +10,11 @@ from omegaconf import DictConfig
 from domains.fn_calling.verifier_api import Verdict, verify_fn_calling_answer, verify_fn_calling_answer_rpc
 from domains.math.rewards import rollout_reward
 from domains.prompts import question_messages
+from domains.verdict_server import any_server
 from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
-from pipelinerl.utils import get_environment_jobs, resolve_environment_key
+from pipelinerl.utils import resolve_environment_key
 
 KEY = "fn_calling"
 FORM = (
@@ -62,13 +61,13 @@ async def verdict(
 ) -> Verdict:
     """From one of the run's servers, or without any from this process."""
     context = problem["reward_context"]
-    jobs = get_environment_jobs(cfg, resolve_environment_key(cfg, default=KEY))
-    if not jobs:
+    server = any_server(cfg, resolve_environment_key(cfg, default=KEY))
+    if server is None:
         return verify_fn_calling_answer(completion, context)
-    job = random.choice(jobs)
-    assert job.port is not None
-    where: dict[str, Any] = {"session": session, "host": job.hostname, "port": job.port}
-    return await verify_fn_calling_answer_rpc(**where, generation=completion, reward_context=context)
+    host, port = server
+    return await verify_fn_calling_answer_rpc(
+        session=session, host=host, port=port, generation=completion, reward_context=context
+    )
 
 
 async def generate_fn_calling_rollout(
@@ -78,7 +77,6 @@ async def generate_fn_calling_rollout(
 
     Where several calls are wanted, an answer with some of them has their share of the reward.
     """
-    started = time.monotonic()
     call = await llm_async_generate(llm, Prompt(messages=messages_of(cfg, problem)), session)
     found = await verdict(cfg, problem, call.output.content or "", session)
     status, share = found["answer_status"], float(found["partial_score"])
@@ -96,7 +94,6 @@ async def generate_fn_calling_rollout(
     return RolloutResult(
         training_texts=[text],
         metrics=metrics,
-        latency=time.monotonic() - started,
         dataset_name=problem.get("dataset"),
         domain=KEY,
     )

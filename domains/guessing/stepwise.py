@@ -5,7 +5,6 @@ one within `max_guesses` guesses; each guess earns the share of numbers it can b
 """
 
 import random
-import time
 from typing import Any
 
 import aiohttp
@@ -61,7 +60,7 @@ async def generate_guessing_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Play one game. Every guess is a training text with a reward of its own."""
-    started, answer, low, high = time.monotonic(), problem["answer"], 1, problem["highest"]
+    answer, low, high = problem["answer"], 1, problem["highest"]
     texts, guess, no_error = list[TrainingText](), None, True
     while len(texts) < problem["max_guesses"] and guess != answer:
         prompt = Prompt.from_user_message(question(problem["highest"], low, high))
@@ -80,4 +79,4 @@ async def generate_guessing_rollout(
         no_answer=guess is None,
         guesses=len(texts),
     )
-    return RolloutResult(training_texts=texts, metrics=metrics, latency=time.monotonic() - started)
+    return RolloutResult(training_texts=texts, metrics=metrics)

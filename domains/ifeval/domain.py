@@ -35,7 +35,10 @@ class IFEvalDomain(BaseDomain):
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The prompts can be read or made, the template holds them."""
-        return [*template_problems(cfg), *loading_problems(cfg, LOADERS, load_problems)]
+        return [
+            *template_problems(cfg),
+            *loading_problems(cfg, LOADERS, load_problems, few=("count", "test_count")),
+        ]
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
         """Responses to prompts of training, each instruction followed or not, whatever the phase."""

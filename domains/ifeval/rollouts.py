@@ -1,8 +1,6 @@
 """The rollout policy of `ifeval`: one prompt, one response, one verdict on each of its instructions."""
 
-import random
 import re
-import time
 from typing import Any
 
 import aiohttp
@@ -11,10 +9,11 @@ from omegaconf import DictConfig
 from domains.ifeval.verifier_api import Verdict, verify_answer, verify_answer_rpc
 from domains.math.rewards import rollout_reward
 from domains.prompts import question_messages
+from domains.verdict_server import any_server
 from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
-from pipelinerl.utils import get_environment_jobs, resolve_environment_key
+from pipelinerl.utils import resolve_environment_key
 
 KEY = "ifeval"
 FINAL = re.compile(r"\[BEGIN FINAL RESPONSE\](.*?)\[END FINAL RESPONSE\]", re.DOTALL | re.IGNORECASE)
@@ -46,12 +45,10 @@ async def verdict(
 ) -> Verdict:
     """From one of the run's servers, or without any from this process."""
     given, context = judged_part(completion), problem["reward_context"]
-    jobs = get_environment_jobs(cfg, resolve_environment_key(cfg, default=KEY))
-    if not jobs:
+    server = any_server(cfg, resolve_environment_key(cfg, default=KEY))
+    if server is None:
         return verify_answer(given, context)
-    job = random.choice(jobs)
-    assert job.port is not None
-    return await verify_answer_rpc(session, job.hostname, job.port, given, context)
+    return await verify_answer_rpc(session, *server, given, context)
 
 
 async def generate_ifeval_rollout(
@@ -62,7 +59,6 @@ async def generate_ifeval_rollout(
     The reward is that of `rewards`, discounted and shortened by its length; with
     `actor.ifeval_partial_credit` a response that follows some of its instructions has that share of it.
     """
-    started = time.monotonic()
     call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, problem["task"])), session)
     found = await verdict(cfg, problem, call.output.content or "", session)
     status, total = found["answer_status"], max(1, found["total_count"])
@@ -86,7 +82,6 @@ async def generate_ifeval_rollout(
     return RolloutResult(
         training_texts=[text],
         metrics=metrics,
-        latency=time.monotonic() - started,
         dataset_name=problem.get("dataset"),
         domain=KEY,
     )

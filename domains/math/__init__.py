@@ -7,18 +7,17 @@ Names below load on first use, so that loaders and rewards can be imported witho
 from domains.lazy import lazy
 from domains.math.load_datasets import load_datasets
 
-_EXPORTS = {
-    "MathDomain": "domain",
-    "MathEnvironment": "environment",
-    "MathMetrics": "rollouts",
-    "RewardTable": "rewards",
-    "generate_math_rollout": "rollouts",
-    "get_reward": "rewards",
-    "length_penalty": "rewards",
-    "load_problems": "data",
-    "verify_answer": "answers",
-    "verify_answer_rpc": "client",
-}
-
-__all__ = ["load_datasets", *_EXPORTS]
-__getattr__ = lazy(__name__, _EXPORTS)
+__all__, __getattr__ = lazy(
+    __name__,
+    MathDomain="domain",
+    MathEnvironment="environment",
+    MathMetrics="rollouts",
+    RewardTable="rewards",
+    generate_math_rollout="rollouts",
+    get_reward="rewards",
+    length_penalty="rewards",
+    load_problems="data",
+    verify_answer="answers",
+    verify_answer_rpc="client",
+)
+__all__ += ["load_datasets"]

@@ -1,6 +1,5 @@
 """The rollout policy of `math`: one question, one completion, one verdict."""
 
-import random
 import time
 from typing import Any
 
@@ -13,12 +12,13 @@ from domains.math.notes import EXPECTED, VERDICT
 from domains.math.pool import VerifierPool
 from domains.math.rewards import RewardTable, get_reward, length_penalty, rollout_reward
 from domains.prompts import question_messages
+from domains.verdict_server import any_server
 from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.config.environments import environment_specs
 from pipelinerl.launcher.environment_server import make_environment
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
-from pipelinerl.utils import PerTree, get_environment_jobs, resolve_environment_key
+from pipelinerl.utils import PerTree, resolve_environment_key
 
 __all__ = ["MathMetrics", "RewardTable", "generate_math_rollout", "get_reward", "length_penalty"]
 """The rewards stand in `rewards.py`; rollout policies written for upstream import them from here."""
@@ -55,19 +55,16 @@ async def verdict(
     cfg: DictConfig, problem: dict[str, Any], content: str, session: aiohttp.ClientSession
 ) -> str:
     """Status of an answer, from one of the verification servers, or without any from this process's pool."""
-    jobs = get_environment_jobs(cfg, environment_key(cfg))
-    if not jobs:
+    server = any_server(cfg, environment_key(cfg))
+    if server is None:
         return await _pools.of(cfg).verify(content, str(problem["answer"]))
-    job = random.choice(jobs)
-    assert job.port is not None
-    return await verify_answer_rpc(session, job.hostname, job.port, content, str(problem["answer"]))
+    return await verify_answer_rpc(session, *server, content, str(problem["answer"]))
 
 
 async def generate_math_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Answer one question; the reward is that of `rewards`, discounted and shortened by its length."""
-    started = time.monotonic()
     call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, problem["task"])), session)
     asked = time.monotonic()
     status = await verdict(cfg, problem, call.output.content or "", session)
@@ -85,6 +82,5 @@ async def generate_math_rollout(
     return RolloutResult(
         training_texts=[text],
         metrics=metrics,
-        latency=time.monotonic() - started,
         dataset_name=problem.get("dataset"),
     )

@@ -5,12 +5,10 @@ Method: Relativistic Adversarial Reasoning Optimization (arXiv 2511.21667). Name
 
 from domains.lazy import lazy
 
-_EXPORTS = {
-    "generate_raro_rollout": "rollout",
-    "load_problems": "data",
-    "RaroSettings": "config",
-    "RaroDomain": "domain",
-}
-
-__all__ = list(_EXPORTS)
-__getattr__ = lazy(__name__, _EXPORTS)
+__all__, __getattr__ = lazy(
+    __name__,
+    generate_raro_rollout="rollout",
+    load_problems="data",
+    RaroSettings="config",
+    RaroDomain="domain",
+)

@@ -30,32 +30,71 @@ def solutions(numbers: Sequence[int], target: int, integer_only: bool = True) ->
 
     `integer_only`: every intermediate value is a non-negative integer.
     """
-    found = expressions(numbers, integer_only)
-    return sorted(text for text, result in found.items() if result == target)
+    ordered = tuple(sorted(numbers))
+    return sorted(_texts(ordered, target, _ways(ordered, integer_only, target), integer_only))
 
 
 def expressions(numbers: Sequence[int], integer_only: bool = True) -> dict[str, Fraction]:
     """Every printed expression that uses each number once, with its value."""
-    found = _expressions(tuple(sorted(numbers)), integer_only)
-    return {text: result for text, (result, _) in found.items()}
+    ordered = tuple(sorted(numbers))
+    ways = _ways(ordered, integer_only)
+    return {text: Fraction(result) for result in ways for text in _texts(ordered, result, ways, integer_only)}
+
+
+Numbers = tuple[int, ...]
+"""Sorted."""
+Exact = int | Fraction
+Way = tuple[str, Numbers, Exact, Numbers, Exact]
+"""An operator, and for each operand the numbers that it is made of and its value."""
 
 
 @lru_cache(maxsize=4096)
-def _expressions(numbers: tuple[int, ...], integer_only: bool) -> dict[str, tuple[Fraction, int]]:
-    """Printed expression -> (value, precedence of its last operator), over sorted numbers."""
+def _ways(numbers: Numbers, integer_only: bool, target: int | None = None) -> dict[Exact, list[Way]]:
+    """Value -> last operations that give it, of all values or of the target alone.
+
+    Texts are written only of values that are asked for: of four numbers to 50 that is a few in thousands.
+    """
     if len(numbers) == 1:
-        return {str(numbers[0]): (Fraction(numbers[0]), 3)}
-    made: dict[str, tuple[Fraction, int]] = {}
+        return {numbers[0]: []}
+    results = _whole_results if integer_only else _exact_results
+    found: dict[Exact, list[Way]] = {}
     for left, right in _splits(numbers):
-        for (a, (x, p)), (b, (y, q)) in itertools.product(
-            _expressions(left, integer_only).items(), _expressions(right, integer_only).items()
-        ):
-            for op in OPERATORS:
-                result = combine(op, x, y)
-                if result is None or (integer_only and (result < 0 or result.denominator != 1)):
-                    continue
-                made[join(op, a, p, b, q)] = (result, PRECEDENCE[op])
+        for x, y in itertools.product(_ways(left, integer_only), _ways(right, integer_only)):
+            for op, result in results(x, y):
+                if target is None or result == target:
+                    found.setdefault(result, []).append((op, left, x, right, y))
+    return found
+
+
+def _texts(
+    numbers: Numbers, result: Exact, ways: dict[Exact, list[Way]], integer_only: bool
+) -> dict[str, int]:
+    """Printed expressions of one value -> precedence of their last operator; 3 for a number."""
+    if len(numbers) == 1:
+        return {str(numbers[0]): 3} if result == numbers[0] else {}
+    made: dict[str, int] = {}
+    for op, left, x, right, y in ways.get(result, []):
+        firsts = _texts(left, x, _ways(left, integer_only), integer_only)
+        seconds = _texts(right, y, _ways(right, integer_only), integer_only)
+        for (a, p), (b, q) in itertools.product(firsts.items(), seconds.items()):
+            made[join(op, a, p, b, q)] = PRECEDENCE[op]
     return made
+
+
+def _whole_results(x: Exact, y: Exact) -> Iterator[tuple[str, Exact]]:
+    yield "+", x + y
+    if x >= y:
+        yield "-", x - y
+    yield "*", x * y
+    if y and x % y == 0:
+        yield "/", x // y
+
+
+def _exact_results(x: Exact, y: Exact) -> Iterator[tuple[str, Exact]]:
+    for op in OPERATORS:
+        result = combine(op, Fraction(x), Fraction(y))
+        if result is not None:
+            yield op, result
 
 
 def _splits(numbers: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -38,16 +38,12 @@ async def generate_raro_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """One attempt at one question; on other splits than `train`, and in evaluation, nothing is trained."""
-    start = time.monotonic()
     runtime, caller = runtime_of(cfg), Caller(llm, session)
     if not trains(problem):
-        result = await evaluate(caller, problem, runtime.settings, runtime.pool)
-    elif runtime.settings.reward == "expert":
-        result = expert_rollout(llm, problem, runtime.settings)
-    else:
-        result = await play(caller, problem, runtime)
-    result.latency = time.monotonic() - start
-    return result
+        return await evaluate(caller, problem, runtime.settings, runtime.pool)
+    if runtime.settings.reward == "expert":
+        return expert_rollout(llm, problem, runtime.settings)
+    return await play(caller, problem, runtime)
 
 
 def trains(problem: dict[str, Any]) -> bool:

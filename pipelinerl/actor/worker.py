@@ -47,8 +47,6 @@ from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.streams.errors import UnsupportedValue
 
-log = logging.getLogger(__name__)
-
 PULSE_S = 1.0
 STARTS_PER_TURN = 16
 """Rollouts that start in one turn of the loop, so that a wave of them does not hold up the others."""

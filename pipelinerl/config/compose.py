@@ -81,13 +81,13 @@ def compose(
             "a file of upstream is found with --config-dir FOLDER"
         )
     apply(tree, values, brought)
+    _check_interpolations(tree)  # before anything below reads a value
     with open_dict(tree):
         tree.domain_name = tree.get("domain_name") or domain
         tree.domain_keys = brought
         named = _name_datasets(tree)
         if not OmegaConf.is_missing(tree, "model_path") and isinstance(tree.model_path, str):
             tree.model_path = resolve_bundled(tree.model_path)
-    _check_interpolations(tree)
     return Composition(
         tree=tree,
         user_keys=[o.key_or_group for o in overrides],
@@ -306,8 +306,14 @@ def _name_datasets(tree: DictConfig) -> bool:
 
 def _check_interpolations(tree: DictConfig) -> None:
     """Raises ConfigError for a key whose `${...}` leads nowhere."""
+    referring = [key for key, value in leaves(tree).items() if "${" in str(value)]
+    key = ""
     try:
-        OmegaConf.to_container(tree, resolve=True)
+        # Deep keys refer to shallow ones (`finetune.config_name` to `model_path`), which are what was set.
+        for key in sorted(referring, key=lambda key: key.count(".")):
+            OmegaConf.select(tree, key)
+        key = ""
+        OmegaConf.to_container(tree, resolve=True)  # elements of lists too
     except OmegaConfBaseException as error:
-        key = f"{error.full_key}: " if error.full_key else ""
-        raise ConfigError(f"{key}{first_line(error)}") from None
+        where = key or error.full_key
+        raise ConfigError(f"{where}: {first_line(error)}" if where else first_line(error)) from None

@@ -69,7 +69,9 @@ def brought_keys(tree: DictConfig, path: Path) -> list[str]:
 def _foreign_keys(tree: DictConfig) -> Iterator[tuple[str, str, list[str]]]:
     """Prefix of an open group, a key in it that the core does not have, and those that it has."""
     for prefix, model in OPEN_GROUPS.items():
-        group = (tree.get(prefix.rstrip(".")) or {}) if prefix else tree
+        # A section that is itself `${...}` and leads nowhere is refused with all others, once they are set.
+        section = OmegaConf.select(tree, prefix.rstrip("."), throw_on_resolution_failure=False)
+        group = (section or {}) if prefix else tree
         known = model.keys()
         yield from ((prefix, str(key), known) for key in group if key not in known)
 

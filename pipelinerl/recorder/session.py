@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import contextvars
 import json
-import logging
 import os
 import signal
 import sys
@@ -28,8 +27,6 @@ from pipelinerl.inference.llm_call import LLMCall, Prompt
 from pipelinerl.inference.llm_engine import EngineLLM
 from pipelinerl.recorder.joining import joined as join
 from pipelinerl.rollouts import TrainingText
-
-log = logging.getLogger(__name__)
 
 END_DEADLINE_S = 10.0
 """For calls and programs that were given up to be gone."""

@@ -6,7 +6,6 @@ set nothing but the base URL.
 """
 
 import asyncio
-import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,8 +24,6 @@ from pipelinerl.recorder import routes
 from pipelinerl.recorder.routes import Answer
 from pipelinerl.recorder.session import ENGINE_FAILURES, NoSession, Session
 from retrieval_server.malformed import BAD_BODY, BODY_ERRORS, log_one_line
-
-log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 64 * 1024 * 1024

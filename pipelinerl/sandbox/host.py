@@ -6,6 +6,7 @@ common with another. What a program did is judged here, outside, by what came ou
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -13,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -264,13 +265,17 @@ class Sandbox:
 
     async def _follow(self, status: socket.socket, ends: list[int]) -> Outcome:
         """Collect what one program writes, and its keeper's report."""
-        stop = lambda: _hang_up(status)  # noqa: E731
-        most = self.limits.output_bytes
-        bounds = [most, STDERR_BYTES, most][: len(ends)]
-        jobs = [_drained(end, bound, stop if bound == most else None) for end, bound in zip(ends, bounds)]
+        most, stop = self.limits.output_bytes, functools.partial(_hang_up, status)
+        output, errors, *values = ends
+        jobs = [
+            _drained(output, most, stop),
+            _drained(errors, STDERR_BYTES),
+            _drained(status.fileno(), REPORT_BYTES),
+        ]
+        jobs += [_drained(one, most, stop) for one in values]
         try:
             async with asyncio.timeout(self.limits.wall_s + PATIENCE_S):
-                *parts, (told, _) = await asyncio.gather(*jobs, _drained(status.fileno(), REPORT_BYTES, None))
+                stdout, stderr, (told, _), *sent = await asyncio.gather(*jobs)
         except TimeoutError:
             self.close()
             raise RuntimeError("sandbox: a keeper did not answer; its template was ended") from None
@@ -279,15 +284,15 @@ class Sandbox:
         report = json.loads(told)
         if report["trouble"]:
             raise RuntimeError(f"sandbox: a program was not started: {report['trouble']}")
-        flooded = any(over for (_, over), bound in zip(parts, bounds) if bound == most)
+        value = sent[0][0] if sent else b""
         return Outcome(
-            status=self._status(report, flooded),
+            status=self._status(report, flooded=any(over for _, over in (stdout, *sent))),
             exit_code=report["code"],
-            stdout=parts[0][0].decode(errors="replace"),
-            stderr=parts[1][0].decode(errors="replace"),
+            stdout=stdout[0].decode(errors="replace"),
+            stderr=stderr[0].decode(errors="replace"),
             wall_s=report["wall_s"],
             cpu_s=report["cpu_s"],
-            value=parts[2][0].decode(errors="replace") if len(parts) > 2 and parts[2][0] else None,
+            value=value.decode(errors="replace") if value else None,
         )
 
     def _status(self, report: dict[str, Any], flooded: bool) -> Status:
@@ -318,8 +323,13 @@ def _hang_up(status: socket.socket) -> None:
         status.shutdown(socket.SHUT_WR)
 
 
-async def _drained(descriptor: int, most: int, overflow: Any) -> tuple[bytes, bool]:
-    """At most this many bytes until the other end closes, and whether there were more."""
+async def _drained(
+    descriptor: int, most: int, overflow: Callable[[], None] | None = None
+) -> tuple[bytes, bool]:
+    """At most this many bytes until the other end closes, and whether there were more.
+
+    `overflow` is called as soon as there are.
+    """
     loop, kept, over = asyncio.get_running_loop(), bytearray(), False
     os.set_blocking(descriptor, False)
     ready = asyncio.Event()

@@ -226,7 +226,6 @@ def _keep(template: Template, limits: dict[str, Any], descriptors: list[int]) ->
         "late": late,
         "wall_s": time.monotonic() - started,
         "cpu_s": used.ru_utime + used.ru_stime,
-        "peak_mb": used.ru_maxrss / 1024,
         "trouble": os.read(trouble, 500).decode(errors="replace"),
     }
     with suppress(OSError):

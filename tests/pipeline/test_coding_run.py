@@ -4,16 +4,16 @@ import pytest
 
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.run_state.accounting import Outcome
-from pipelinerl.sandbox.host import SandboxUnavailable, mechanism
 from tests.pipeline.conftest import Start
 from tests.support.metric_tables import check_run
+from tests.support.sandbox_needed import need_a_sandbox
 
 SIZES = [
     "model_path=domains/guessing/checkpoint",
     "dataset_loader_params={count: 16, test_count: 4}",
     "llm.parameters.max_tokens=16",
     "test_llm.parameters.max_tokens=16",
-    "finetune.max_train_steps=2",
+    "finetune.max_train_steps=1",
     "finetune.gradient_accumulation_passes=16",
     "max_lag=64",
 ]
@@ -21,16 +21,13 @@ SIZES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def a_sandbox() -> None:
-    try:
-        mechanism()
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+    need_a_sandbox()
 
 
 def test_programming_problems_train(start: Start) -> None:
     run = start("+domain=coding", *SIZES)
     assert run.wait() == 0, run.err
-    assert run.summary()["completed_steps"] == 2 and not run.children()
+    assert run.summary()["completed_steps"] == 1 and not run.children()
     counts = run.counts()
     assert counts.eval_started == 2 * 4 == counts.eval_ends[Outcome.EVAL_DONE]
     check_run(run.output_dir)

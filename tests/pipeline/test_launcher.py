@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from pipelinerl.config import load
-from tests.pipeline.conftest import Start
+from tests.pipeline.conftest import LauncherProcess, Start
 from tests.support.metric_tables import check_run as check_metric_names
 
 ENDLESS = "finetune.max_train_steps=100000"
@@ -34,10 +34,19 @@ def test_a_run_completes_is_not_repeated_and_goes_on_when_asked_for_more(launch:
     assert load(run).attempt == 1 and (run / "streams_0").is_dir()
     assert more.counts().started > counts.started
 
-    over = launch("finetune.max_train_steps=1", "force_restart=true")
-    assert over.wait() == 0, over.err
-    assert over.summary()["completed_steps"] == 1
+    over = launch(ENDLESS, "force_restart=true")
+    # Not before a trainer is there: until then the steps are those of the run that is removed.
+    over.until(lambda: bool(over.running("pipelinerl.finetune")) and over.steps() > 0, "the first step")
     assert not (run / "streams_0").exists() and load(run).attempt == 0
+    stops_in_order_when_interrupted(over)
+
+
+def stops_in_order_when_interrupted(run: LauncherProcess) -> None:
+    children = run.children()
+    run.send(signal.SIGTERM)
+    assert run.wait() == 143
+    assert run.err.splitlines() == ["launcher: stopped by SIGTERM; the same command resumes"]
+    run.leaves_nothing(children)
 
 
 def test_a_killed_launcher_leaves_no_process_and_no_port(launch: Start) -> None:
@@ -47,16 +56,6 @@ def test_a_killed_launcher_leaves_no_process_and_no_port(launch: Start) -> None:
     for module in ("pipelinerl.inference.embedded", "pipelinerl.actor", "pipelinerl.preprocess"):
         assert run.running(module)
     run.send(signal.SIGKILL)
-    run.leaves_nothing(children)
-
-
-def test_an_interrupted_run_stops_in_order_and_resumes(launch: Start) -> None:
-    run = launch(ENDLESS)
-    run.until(lambda: run.steps() > 0, "the first step")
-    children = run.children()
-    run.send(signal.SIGTERM)
-    assert run.wait() == 143
-    assert run.err.splitlines() == ["launcher: stopped by SIGTERM; the same command resumes"]
     run.leaves_nothing(children)
 
 

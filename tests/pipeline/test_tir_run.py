@@ -4,9 +4,9 @@ import pytest
 
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.run_state.accounting import Outcome
-from pipelinerl.sandbox.host import SandboxUnavailable, mechanism
 from tests.pipeline.conftest import Start
 from tests.support.metric_tables import check_run
+from tests.support.sandbox_needed import need_a_sandbox
 
 SIZES = [
     "model_path=domains/guessing/checkpoint",
@@ -22,10 +22,7 @@ SIZES = [
 @pytest.fixture(scope="module", autouse=True)
 def what_it_needs() -> None:
     pytest.importorskip("math_verify", reason="pip install 'pipelinerl[math]'")
-    try:
-        mechanism()
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+    need_a_sandbox()
 
 
 @pytest.mark.slow

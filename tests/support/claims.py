@@ -128,6 +128,22 @@ def coding_success(when: str) -> list[float]:
     return [figure("coding", f"success {when}{end}") for end in ("", ", lower end", ", upper end")]
 
 
+def text_domain_ends(domain: str) -> list[float]:
+    """The start's most likely answers, always the same answer by group, the runs above those, minutes."""
+    found = result("text_domains")
+    greedy = found["greedy"][domain]
+    above = [greedy["difference"][end] for end in ("mean", "low", "high")]
+    minutes = [row["training_s"] / 60 for row in found["rows"] if row["domain"] == domain]
+    return [greedy["success"]["mean"], *greedy["constant"].values(), *above, min(minutes), max(minutes)]
+
+
+def programs_of_dialogues() -> list[float]:
+    """Least and most over the seeds before, and the mean after."""
+    rows = [row for row in result("text_domains")["rows"] if row["domain"] == "tir"]
+    before, after = ([row["means"][end]["num_python_calls"] for row in rows] for end in (0, 1))
+    return [min(before), max(before), sum(after) / len(after)]
+
+
 def decoding_rounds() -> list[float]:
     figures = result("prefix_cache_decoding")["figures"]
     return [row["value"] for name, row in figures.items() if "of round" in name]

@@ -24,8 +24,8 @@ Cells = Sequence[str]
 GPU, ENGINE, RETRIEVAL = "docs/gpu.md", "docs/engine.md", "retrieval_server/README.md"
 PRIVACY, RARO = "domains/privacy_hopqa/README.md", "domains/raro/README.md"
 REPUTATION = "domains/reputation_hacking/README.md"
-GYM = "domains/reasoning_gym/README.md"
-COUNTING, IFEVAL, CALLING = (f"domains/{name}/README.md" for name in ("counting", "ifeval", "fn_calling"))
+TEXT_DOMAINS = ("counting", "ifeval", "fn_calling", "tir", "logic", "reasoning_gym")
+COUNTING, IFEVAL, CALLING, TIR, LOGIC, GYM = (f"domains/{name}/README.md" for name in TEXT_DOMAINS)
 
 
 def is_shown(written: str, value: float, slack: float = 0.0) -> bool:
@@ -254,6 +254,24 @@ def text_domain(domain: str, row: Cells) -> list[Value]:
     table = result("text_domains")["table"][domain][row[0].strip("`")]
     ends = [value for when in ("before", "after", "difference") for value in interval(table[when])]
     return [table["before"]["n"], *ends]
+
+
+def environment(domain: str, row: Cells, on_card: bool = False) -> list[Value]:
+    """By metric, as `pretrained`."""
+    tables = (
+        result("gpu_environments")["table"][domain] if on_card else result(f"environments_{domain}")["table"]
+    )
+    table = tables[row[0].strip("`")]
+    ends = [value for when in ("before", "after", "difference") for value in interval(table[when])]
+    return [table["difference"]["n"], *ends]
+
+
+def environment_seed(domain: str, metrics: Sequence[str], row: Cells, on_card: bool = False) -> list[Value]:
+    """The first and the last evaluation of each metric, and the training of one seed."""
+    rows = result("gpu_environments")["rows"][domain] if on_card else result(f"environments_{domain}")["rows"]
+    (one,) = (one for one in rows if one["seed"] == int(row[0]))
+    ends = [one["curve"][metric][end][1] for metric in metrics for end in (0, -1)]
+    return [*ends, one["steps"], one["texts_per_s"], one["training_min"]]
 
 
 def bfcl(row: Cells) -> list[Value]:

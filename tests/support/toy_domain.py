@@ -23,7 +23,7 @@ def text(**fields: Any) -> TrainingText:
 
 def result(texts: list[TrainingText], reward: float = 1.0) -> RolloutResult:
     metrics = BaseMetrics(reward=reward, success=reward > 0, no_error=True, no_answer=False)
-    return RolloutResult(training_texts=texts, metrics=metrics, latency=0.0)
+    return RolloutResult(training_texts=texts, metrics=metrics)
 
 
 async def play(cfg: Any, llm: TrainableLLM, problem: dict[str, Any], session: Any) -> RolloutResult:

@@ -3,7 +3,6 @@
 `generate_reputation_rollout` is the rollout policy of `+domain=reputation_hacking`, named by `llm.py`.
 """
 
-import time
 from typing import Any
 
 import aiohttp
@@ -40,7 +39,7 @@ async def generate_reputation_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Play a problem's tape. Errors of the transport are raised, so that the whole rollout is tried again."""
-    started, settings = time.monotonic(), settings_of(cfg)
+    settings = settings_of(cfg)
     params = Params(c_signal=problem["c_signal"], c_help=problem["c_help"])
     labels = labels_of(problem["variant"], problem["seed"])
     system = {"role": "system", "content": system_text(params, problem["variant"], labels)}
@@ -59,7 +58,7 @@ async def generate_reputation_rollout(
     assign_rewards(played, settings, reward)
     metrics = measure(played, settlement, alone, reward)
     write_episode(cfg, settings, problem, played, metrics, start, ROLLOUT_ORIGIN.get())
-    return RolloutResult(training_texts=played.texts, metrics=metrics, latency=time.monotonic() - started)
+    return RolloutResult(training_texts=played.texts, metrics=metrics)
 
 
 def take(played: Played, call: LLMCall, labels: tuple[str, str, str]) -> None:

@@ -5,7 +5,6 @@ nor scheduler: they hand work to the engine thread and wait for its result.
 """
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -31,7 +30,6 @@ from pipelinerl.inference.embedded.weight_updates import WeightsRefused
 from pipelinerl.weights.wire import PREPARE_ROUTE
 from retrieval_server.malformed import BAD_BODY, BODY_ERRORS, log_one_line
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 # aiohttp allows 1 MiB unless told otherwise, too little for many long prompts in one request.
 MAX_BODY_BYTES = 64 * 2**20

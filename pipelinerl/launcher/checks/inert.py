@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain
 from pipelinerl.launcher.checks.dotted import as_written
@@ -127,9 +125,12 @@ def _below(key: str, *parents: str) -> bool:
 
 
 def _value(cfg: Config, key: str) -> Any:
-    return OmegaConf.select(OmegaConf.create(cfg.model_dump(mode="json", by_alias=True)), key)
+    value: Any = cfg.model_dump(mode="json", by_alias=True)
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _shown(cfg: Config, key: str) -> str:
     value = _value(cfg, key)
-    return "..." if OmegaConf.is_config(value) else as_written(value)
+    return "..." if isinstance(value, dict | list) else as_written(value)

@@ -2,13 +2,10 @@
 
 import pytest
 
-from pipelinerl.sandbox.host import SandboxUnavailable, mechanism
+from tests.support.sandbox_needed import need_a_sandbox
 from tests.unit.launcher.conftest import dry_run, model  # noqa: F401, fixtures of launches
 
 
 @pytest.fixture(scope="session", autouse=True)
 def a_sandbox() -> None:
-    try:
-        mechanism()
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+    need_a_sandbox()

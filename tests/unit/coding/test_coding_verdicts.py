@@ -8,12 +8,10 @@ import pytest
 from domains.coding.formats import read_row
 from domains.coding.tiny import context, tasks
 from domains.coding.verifier_api import Verification, evaluate, extract_code, same_output, same_value
-from pipelinerl.sandbox.host import Limits, Sandbox, SandboxUnavailable, mechanism
+from pipelinerl.sandbox.host import Limits, Sandbox
+from tests.support.sandbox_needed import need_a_sandbox
 
-try:
-    mechanism()
-except SandboxUnavailable as error:
-    pytest.skip(str(error), allow_module_level=True)
+need_a_sandbox()
 
 ADD = {"call_type": "fn", "fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, [7]]}
 SUM = {"call_type": "std", "inputs": ["1 2\n", ["3 4"]], "outputs": ["3\n", ["7"]]}

@@ -1,15 +1,13 @@
 """Trees composed the way the launcher does it, on a machine without a GPU."""
 
-import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from pipelinerl.config import Config, ConfigError
-from pipelinerl.config import compose as compose_module
 from pipelinerl.config.compose import Composition, compose
 from pipelinerl.domain import BaseDomain
 from pipelinerl.launcher.validate import checked
@@ -25,24 +23,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-_files_only = compose_module._compose
-_known: dict[str, DictConfig] = {}
-
-
-def remembered(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
-    """hydra's part of a composition, computed once per choice of bundled files: most cases share it."""
-    if len(roots) > 1:
-        return _files_only(roots, config_name, overrides)
-    key = " ".join([config_name, *overrides])
-    if key not in _known:
-        _known[key] = _files_only(roots, config_name, overrides)
-    return copy.deepcopy(_known[key])
-
-
 @pytest.fixture
 def composed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Composition]:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(compose_module, "_compose", remembered)
 
     def run(*overrides: str, **options: object) -> Composition:
         return compose(list(overrides), **options)  # type: ignore[arg-type]

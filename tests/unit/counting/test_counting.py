@@ -13,6 +13,7 @@ from domains.counting.counting import answer_of, task_of
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import resolve_dotted
 from tests.support.fake_engine import FakeEngine, rolled_out
+from tests.support.one_line import check_refusals, check_starts
 from tests.support.tiny_model import build_tokenizer, save_model
 
 NAME = "+domain=counting"
@@ -110,19 +111,17 @@ def test_a_bad_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
 
 
 def test_wrong_keys_are_one_line_each(dry_run: Callable[..., Any]) -> None:
-    for hardware in ("cpu", "gpu"):
-        status, _, err = dry_run(NAME, f"hardware={hardware}", "force_restart=true")
-        assert (status, err) == (0, "")
-    for override, message in (
+    check_starts(dry_run, NAME)
+    check_refusals(
+        dry_run,
+        NAME,
         ("train_dataset_names=[letters]", "dataset 'letters': a name begins with train or test"),
         ("dataset_loader_params.kinds=[vowels]", "kinds=['vowels']: choose from letters, words"),
         ("dataset_loader_params.vocabulary=latin", "vocabulary=latin: choose from english, made_up"),
         ("dataset_loader_params.count=0", "count=0"),
         ("dataset_loader_params.data_dir=nowhere", "no file nowhere/train_counting_problems.jsonl"),
         ("actor.task_template=Count", "put {task} where the question goes"),
-    ):
-        status, _, err = dry_run(NAME, override)
-        assert status == 2 and message in err and len(err.splitlines()) == 1, (override, err)
+    )
 
 
 FILE = """

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.bootstrap.__main__ import main as bootstrap
-from pipelinerl.config import compose as compose_module
 from pipelinerl.launch import main as launch
 from pipelinerl.launcher.checks import imports
 from tests.support.one_line import check_one_line
-from tests.unit.config.conftest import remembered
+from tests.support.sandbox_needed import need_a_sandbox
 from tests.unit.docs.test_pages_for_others import commands as commands_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,7 +32,10 @@ PRESETS = {
     "privacy_hopqa_pretrained": "privacy_hopqa",
     "privacy_hopqa_situational": "privacy_hopqa",
     "privacy_hopqa_situational_padded": "privacy_hopqa",
+    "reasoning_gym_small": "reasoning_gym",
 }
+NEEDED = {"logic": "reasoning_gym"} | {name: name for name in ("reasoning_gym", "textarena", "verifiers")}
+"""The package that a domain is about, an extra."""
 PRETRAINED = ("results/smollm2", "results/bootstrap/privacy_hopqa_pretrained")
 OF_OTHER_TESTS = ("--config-dir",)
 """The README's own domain is executed by `tests/pipeline/test_readme.py`."""
@@ -77,7 +79,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(ROOT / "docs/examples/verifiers"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("DRY_RUN", "1")
-    monkeypatch.setattr(compose_module, "_compose", remembered)
     # A process for each command would take a second; tests/unit/launcher/test_validated_imports.py has it.
     monkeypatch.setattr(imports, "check", lambda cfg: [])
     return tmp_path
@@ -91,11 +92,12 @@ def test_a_command_of_a_page_is_accepted(
         table = pytest.importorskip("pyarrow").table({"question": ["1+1?"], "final_answer": ["2"]})
         for split in ("train", "test"):
             pytest.importorskip("pyarrow.parquet").write_table(table, folder / f"{split}.parquet")
-    needed = {"logic": "reasoning_gym"} | {name: name for name in ("reasoning_gym", "textarena", "verifiers")}
-    for domain, package in needed.items():
+    for domain, package in NEEDED.items():
         if f"+domain={domain}" in words:
             pytest.importorskip(package)
     main = launch if program == "launch" else bootstrap
+    if main is launch and {"+domain=coding", "+domain=tir"} & {*words}:
+        need_a_sandbox()
     options = [f"hardware={kind}", *(word for word in words if not word.startswith("hardware="))]
     shows = "--cfg" in words or "validate=true" in words
     status = main([*options, *([] if shows else ["validate=true"])])
@@ -116,6 +118,8 @@ def test_keys_that_a_page_adds_to_its_command_are_accepted(
 def test_a_preset_is_accepted_on_both_kinds_of_hardware(
     preset: str, kind: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if PRESETS[preset] in NEEDED:
+        pytest.importorskip(NEEDED[PRESETS[preset]])
     words = [f"+domain={PRESETS[preset]}", f"+preset={preset}", f"hardware={kind}", "model_path=MODEL"]
     assert launch([*words, "validate=true"]) == 0, capsys.readouterr().err
 

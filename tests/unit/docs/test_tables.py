@@ -21,17 +21,22 @@ from tests.support.measured import (
     GPU,
     GYM,
     IFEVAL,
+    LOGIC,
     NUMBER,
     PRIVACY,
     RARO,
     REPUTATION,
     RETRIEVAL,
     ROOT,
+    TEXT_DOMAINS,
+    TIR,
     Cells,
     Value,
     arms,
     bfcl,
     credit,
+    environment,
+    environment_seed,
     from_scratch,
     gpu_engine,
     gpu_prefixes,
@@ -82,7 +87,7 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
         "status | meaning": "words",
         "key | meaning": "words",
     },
-    "domains/tir/README.md": {"key | meaning": "words"},
+    TIR: {"key | meaning": "words"},
     "domains/multidomain/README.md": {"key | meaning": "words"},
     COUNTING: {"key of `dataset_loader_params` | meaning": "words"},
     IFEVAL: {
@@ -91,7 +96,7 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
         "instruction | decision": "words",
     },
     CALLING: {"name | problems": "words", "status | meaning": "words"},
-    "domains/logic/README.md": {
+    LOGIC: {
         "task | family | task | family": "words",
         "task | the answer is": "words",
         "status | meaning": "words",
@@ -137,6 +142,18 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
 }
 
 
+ENVIRONMENT_METRICS: dict[str, tuple[str, ...]] = {
+    "textarena": ("reward", "success"),
+    "verifiers": ("reward_halves", "success"),
+}
+"""Shown of each seed."""
+ON_CARDS: dict[str, tuple[str, ...]] = {"textarena": ("reward", "success"), "logic": ("success",)}
+"""The same on a card."""
+ENDS = {
+    domain: " | ".join(f"`{metric}` before | after" for metric in metrics)
+    for domain, metrics in (ON_CARDS | ENVIRONMENT_METRICS).items()
+}
+
 MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     (CAPACITY, "part | microseconds | measured in"): (1, capacity_claims.costs),
     (
@@ -163,7 +180,7 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     (GPU, "|"): (1, gpu_engine),
     **{
         (page, "held-out problems | n | before | after | difference"): (1, partial(text_domain, domain))
-        for page, domain in ((COUNTING, "counting"), (IFEVAL, "ifeval"), (CALLING, "fn_calling"))
+        for page, domain in zip((COUNTING, IFEVAL, CALLING, TIR, LOGIC, GYM), TEXT_DOMAINS, strict=True)
     },
     (CALLING, "category | references | right, JSON | as Python | right | changed | of these wrong"): (
         1,
@@ -179,6 +196,34 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         1,
         partial(pretrained_seed, file="pretrained_gpu"),
     ),
+    **{
+        (f"domains/{domain}/README.md", "held-out problems | n | before | after | difference"): (
+            1,
+            partial(environment, domain),
+        )
+        for domain in ENVIRONMENT_METRICS
+    },
+    **{
+        (f"domains/{domain}/README.md", f"seed | {ENDS[domain]} | steps | texts/s | minutes of training"): (
+            1,
+            partial(environment_seed, domain, metrics),
+        )
+        for domain, metrics in ENVIRONMENT_METRICS.items()
+    },
+    **{
+        (f"domains/{domain}/README.md", "held-out problems, on a card | n | before | after | difference"): (
+            1,
+            partial(environment, domain, on_card=True),
+        )
+        for domain in ON_CARDS
+    },
+    **{
+        (
+            f"domains/{domain}/README.md",
+            f"seed, on a card | {ENDS[domain]} | steps | texts/s | minutes of training",
+        ): (1, partial(environment_seed, domain, metrics, on_card=True))
+        for domain, metrics in ON_CARDS.items()
+    },
     (PRIVACY, "skill | before | after | asked for"): (1, skill),
     (
         PRIVACY,
@@ -189,6 +234,10 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     (PRIVACY, "figure | before | after | difference"): (1, from_scratch),
     (PRIVACY, "policy | success | leakage (answer or full) | plan retrieves gold | choose right"): (1, arms),
     (PRIVACY, "arm | success | leakage (answer or full) | plan retrieves gold | choose right"): (1, padded),
+    (PRIVACY, "SmolLM2 | success | leakage (answer or full) | plan retrieves gold | choose right"): (
+        1,
+        partial(arms, file="gpu_privacy_language"),
+    ),
     (
         PRIVACY,
         "chains | texts | success: start | outcome | situational "

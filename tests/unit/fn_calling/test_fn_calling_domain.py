@@ -23,6 +23,7 @@ from domains.verdict_server import make_app
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import resolve_dotted
 from tests.support.fake_engine import FakeEngine, rolled_out
+from tests.support.one_line import check_refusals, check_starts
 from tests.support.tiny_model import build_tokenizer, save_model
 
 NAME = "+domain=fn_calling"
@@ -171,19 +172,17 @@ def test_wrong_keys_are_one_line_each(
     dry_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("domains.fn_calling.dataset.find_spec", lambda name: None)
-    for hardware in ("cpu", "gpu"):
-        status, _, err = dry_run(NAME, f"hardware={hardware}", "force_restart=true")
-        assert (status, err) == (0, "")
-    for override, message in (
+    check_starts(dry_run, NAME)
+    check_refusals(
+        dry_run,
+        NAME,
         ("train_dataset_names=[bfcl@train]", "bfcl-eval is not installed; pip install --no-deps bfcl-eval=="),
         ("train_dataset_names=[tools]", "dataset 'tools': name fn_calling, bfcl, bfcl_ and one of"),
         ("train_dataset_names=[fn_calling@dev]", "a part is train, validation, test, all"),
         ("dataset_loader_params.categories=[easy]", "categories=['easy']: choose from simple"),
         ("dataset_loader_params.held_out=1", "held_out=1"),
         ("actor.task_template=Call", "put {task} where the question goes"),
-    ):
-        status, _, err = dry_run(NAME, override)
-        assert status == 2 and message in err and len(err.splitlines()) == 1, (override, err)
+    )
 
 
 FILE = """

@@ -16,6 +16,7 @@ from domains.verdict_server import make_app
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import resolve_dotted
 from tests.support.fake_engine import FakeEngine, rolled_out
+from tests.support.one_line import check_refusals, check_starts
 from tests.support.tiny_model import build_tokenizer, save_model
 
 NAME = "+domain=ifeval"
@@ -149,18 +150,16 @@ async def test_a_server_says_what_the_process_says() -> None:
 
 
 def test_wrong_keys_are_one_line_each(dry_run: Callable[..., Any]) -> None:
-    for hardware in ("cpu", "gpu"):
-        status, _, err = dry_run(NAME, f"hardware={hardware}", "force_restart=true")
-        assert (status, err) == (0, "")
-    for override, message in (
+    check_starts(dry_run, NAME)
+    check_refusals(
+        dry_run,
+        NAME,
         ("train_dataset_names=[google_ifeval]", "dataset 'google_ifeval': give a file, set"),
         ("dataset_loader_params.data_dir=nowhere", "no file nowhere/ifeval.jsonl"),
         ("dataset_loader_params.instructions=[title]", "instructions: 'title' cannot be generated"),
         ("dataset_loader_params.count=0", "count=0"),
         ("actor.task_template=Write", "put {task} where the question goes"),
-    ):
-        status, _, err = dry_run(NAME, override)
-        assert status == 2 and message in err and len(err.splitlines()) == 1, (override, err)
+    )
 
 
 FILE = """

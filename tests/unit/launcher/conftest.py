@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.config import Config, load
-from pipelinerl.config import compose as compose_module
 from pipelinerl.launch import main
 from tests.support.one_line import check_one_line
-from tests.unit.config.conftest import remembered
 
 DryRun = Callable[..., tuple[int, str, str]]
 Placed = Callable[..., tuple[Config, str]]
@@ -92,7 +90,6 @@ def python(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.Complete
 def validate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Validate:
     """`python -m pipelinerl.launch ... validate=true` on a machine without a GPU: status and stderr."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(compose_module, "_compose", remembered)
 
     def run(*arguments: str) -> tuple[int, str]:
         status = main([f"output_dir={tmp_path / 'run'}", "validate=true", *arguments])

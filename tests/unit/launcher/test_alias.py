@@ -28,15 +28,21 @@ def test_the_alias_may_come_first_and_names_the_real_module() -> None:
 
 
 def test_a_module_leaves_the_function_of_its_name_to_the_package() -> None:
-    for first, second in (("pipelinerl.", ""), ("", "pipelinerl."), ("pipelinerl.", "pipelinerl.")):
-        code = (
-            f"from {first}domains.math.load_datasets import load_datasets as a;"
-            f"from {second}domains.math import load_datasets as b;"
-            f"import {second}domains.math.load_datasets;"
-            f"from {first}domains.math import load_datasets as c; assert a is b is c"
-        )
-        answer = python("-c", code)
-        assert answer.returncode == 0, answer.stderr
+    cases = [
+        f"from {first}domains.math.load_datasets import load_datasets as a;"
+        f"from {second}domains.math import load_datasets as b;"
+        f"import {second}domains.math.load_datasets;"
+        f"from {first}domains.math import load_datasets as c; assert a is b is c"
+        for first, second in (("pipelinerl.", ""), ("", "pipelinerl."), ("pipelinerl.", "pipelinerl."))
+    ]
+    # Each in a fork of one process, which has imported what they have in common.
+    code = (
+        "import multiprocessing, sys, numpy, pydantic, omegaconf, aiohttp\n"
+        "with multiprocessing.get_context('fork').Pool(1, maxtasksperchild=1) as pool:\n"
+        "    pool.map(exec, sys.argv[1:], chunksize=1)"
+    )
+    answer = python("-c", code, *cases)
+    assert answer.returncode == 0, answer.stderr
 
 
 def test_the_published_dotted_paths_resolve() -> None:

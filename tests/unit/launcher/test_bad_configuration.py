@@ -8,6 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.config.keys import apply, leaves
+from pipelinerl.launcher.checks import imports
 from pipelinerl.launcher.checks.inert import CONDITIONAL, UNREAD
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import Validate
@@ -100,7 +101,13 @@ IMPOSSIBLE: list[tuple[list[str], str]] = [
     (["wandb=offline"], "offline"),
     (["+domain=raro"], "+domain=raro: a domain was already chosen"),
     (["=3"], "=3"),
-    (["seed=${nothing}"], "nothing"),
+    (["seed=${nothing}"], "seed: Interpolation key 'nothing' not found"),
+    (["model_path=${nothing}"], "model_path: Interpolation key 'nothing' not found"),
+    (["model_path=${oc.env:NO_SUCH_VARIABLE}"], "model_path: "),
+    (["model_path=${no_resolver:x}"], "model_path: Unsupported interpolation type no_resolver"),
+    (["train_dataset_names=${nothing}"], "train_dataset_names: "),
+    (["seed=${seed}"], "seed: Recursive interpolation"),
+    (["finetune=${nothing}"], "finetune"),
 ]
 
 OPTIONS: list[tuple[list[str], str]] = [
@@ -152,7 +159,10 @@ def test_devices_that_are_no_number_are_refused(validate: Validate, given: str) 
     check_one_line(said, "launcher: ", given)
 
 
-def test_keys_that_the_run_reads_are_not_called_inert(validate: Validate) -> None:
+def test_keys_that_the_run_reads_are_not_called_inert(
+    validate: Validate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imports, "check", lambda cfg: [])  # a process each, of test_validated_imports.py
     read = ["wandb.use_wandb=false", "finetune.lora.enabled=false", "test_llm.parameters.top_p=0.5"]
     read += ["finetune.memory_debug.enabled=true", "finetune.memory_debug.every_n_steps=2"]
     read += ["world.preprocessor_fraction=1", "finetune.rl.kl_coef=0.1", "preprocess.n_workers=4"]

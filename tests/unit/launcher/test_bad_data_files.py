@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipelinerl.launcher.checks import imports
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import ROOT, Validate
 
@@ -112,8 +113,12 @@ def test_the_launcher_refuses_a_bad_file(
 
 @pytest.mark.parametrize("domain", [privacy, math], ids=lambda v: v.__name__)
 def test_the_same_command_takes_a_good_file(
-    validate: Validate, tmp_path: Path, domain: Callable[[Path], list[str]]
+    validate: Validate,
+    tmp_path: Path,
+    domain: Callable[[Path], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(imports, "check", lambda cfg: [])  # a process each, of test_validated_imports.py
     path = tmp_path / "data.jsonl"
     path.write_bytes(chain() if domain is privacy else row(question="q", answer="1"))
     assert validate(*domain(path)) == (0, "")

@@ -11,6 +11,7 @@ import pytest
 from domains import math
 from pipelinerl.config import load
 from pipelinerl.config.compose import compose
+from tests.support.one_line import check_refusals
 
 MATH = "+domain=math"
 GROUPS = ("base", "format", "pure_success", "success", "success_and_format")
@@ -43,16 +44,15 @@ def test_missing_packages_files_and_placeholders_are_one_line_each(
 ) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps({"question": "q"}) + "\n")
-    cases = [
+    check_refusals(
+        dry_run,
+        MATH,
         (f"train_dataset_names=[{bad}]", "bad.jsonl:1: no answer"),
         ("train_dataset_names=[gsm8k_train]", "dataset 'gsm8k_train': no file gsm8k_train.jsonl"),
         ("actor.task_template='Solve it.'", "put {task} where the question goes"),
         ("dataset_loader_params.highest=1", "highest=1: numbers of generated arithmetic"),
         ("environment._target_=domains.math.MathEnviroment", "has no MathEnviroment"),
-    ]
-    for override, message in cases:
-        status, _, err = dry_run(MATH, override)
-        assert status == 2 and message in err and len(err.splitlines()) == 1, (override, err)
+    )
     found = importlib.util.find_spec
     monkeypatch.setattr(
         "domains.math.domain.find_spec", lambda name: None if name == "math_verify" else found(name)

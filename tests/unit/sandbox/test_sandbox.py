@@ -13,12 +13,10 @@ import pytest
 from pipelinerl.sandbox import host
 from pipelinerl.sandbox.host import Limits, Sandbox, SandboxUnavailable, mechanism, package_folder
 from pipelinerl.sandbox.values import decode, encode
+from tests.support.sandbox_needed import need_a_sandbox
 from tests.support.sandbox_ways import count_below
 
-try:
-    mechanism()
-except SandboxUnavailable as error:
-    pytest.skip(str(error), allow_module_level=True)
+need_a_sandbox()
 
 LIMITS = Limits(cpu_s=1, wall_s=5, memory_mb=256)
 
@@ -74,6 +72,12 @@ async def test_two_programs_at_once_do_not_see_each_other() -> None:
     async with Sandbox(Limits(wall_s=4), modes=("namespaces",)) as box:
         outcomes = await asyncio.gather(box.run(bomb), box.run(bomb), box.run(bomb))
         assert {outcome.stdout for outcome in outcomes} == {"31\n"}
+
+
+async def test_long_errors_end_no_program_whatever_the_limit_of_its_output() -> None:
+    async with Sandbox(Limits(cpu_s=1, wall_s=5, output_bytes=host.STDERR_BYTES)) as box:
+        outcome = await box.run("import sys\nsys.stderr.write('e' * 40_000)")
+        assert outcome.ok and outcome.stderr == "e" * host.STDERR_BYTES
 
 
 async def test_values_come_back_as_built_in_types() -> None:
