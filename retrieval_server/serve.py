@@ -45,7 +45,7 @@ async def serve(
         loading = asyncio.ensure_future(_load(service, arguments))
         stopping = asyncio.ensure_future(stopped.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not stopping.done():
+        if loading.done():  # its failure counts even when a signal came at the same moment
             service.store = store = loading.result()
             logging.info(
                 "serving %d web documents (%s) and %d tasks",
@@ -54,6 +54,7 @@ async def serve(
                 len(store.task_ids),
             )
             await stopping
+        loading.cancel()
         beating.cancel()
     finally:
         await runner.cleanup()

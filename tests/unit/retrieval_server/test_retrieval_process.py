@@ -1,7 +1,9 @@
 """`python -m retrieval_server` as processes: one or several, their counters, deaths and ends."""
 
+import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -18,8 +20,11 @@ import psutil
 import pytest
 
 from retrieval_server.__main__ import main
+from retrieval_server.arguments import parse_arguments
 from retrieval_server.board import Board
 from retrieval_server.index import build
+from retrieval_server.serve import serve
+from retrieval_server.store import Store
 from retrieval_server.workers import listeners
 from tests.support.processes import DEADLINE_S, free_port, until
 
@@ -200,6 +205,28 @@ def test_a_token_of_the_environment_is_asked_for(data: Path, start: Callable[...
     server = start("--web", str(data / "web.jsonl"), RETRIEVAL_TOKEN="0123456789abcdef")
     assert set(server.until_ok()) == {"status", "version", "authorized"}
     assert server.ask(WEB, {"query": "cold"})[0] == 401
+
+
+async def test_a_load_that_fails_as_a_signal_comes_loses_no_error(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that ends signals its other processes, whose loading may be failing at that moment."""
+
+    def load(*_: object) -> Store:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise ValueError("no corpus")
+
+    monkeypatch.setattr(Store, "load", load)
+    loop, lost = asyncio.get_running_loop(), list[dict[str, Any]]()
+    loop.set_exception_handler(lambda _, context: lost.append(context))
+    arguments = parse_arguments(["--web", str(data / "web.jsonl"), "--port", str(free_port())])
+    (listener,) = listeners(arguments.host, arguments.port, 1)
+    with contextlib.suppress(ValueError):  # which of the two is seen first is open
+        await serve(arguments, listener, Board(1))
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.remove_signal_handler(signum)
+    gc.collect()  # an error that nobody has asked for is told when its task goes
+    assert lost == []
 
 
 @pytest.mark.parametrize(
