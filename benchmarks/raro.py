@@ -1,16 +1,17 @@
 """Does a critic replace the verifier? More SFT, RARO and verifier RL from one warm checkpoint.
 
-    python -m benchmarks.raro [--seeds 0 1 2] [--arms sft raro rlvr] [--parallel 1]
+    python -m benchmarks.raro [--game tiny|reference] [--seeds 0 1 2] [--arms sft raro rlvr] [--parallel 1]
                               [--steps 120] [--evaluations 2] [--out results/raro] [--result FILE]
                               [--small] [key=value ...]
 
-Countdown in miniature on the CPU. Every arm sees the same training questions and the same held-out ones
-(numbers that neither training nor warm-up saw); the RL arms have equal policy completions. Each run is
-evaluated with the exact verifier, `--evaluations` times after the first (SFT: 4 at least). Runs that are
-finished are not repeated and interrupted ones go on, so the same command continues after a break; the table
-of what is there is written after every run (to `--result`, or table.json in `--out`), a figure at the end.
-`--parallel` runs at a time keep about three cores busy each. `--small` makes a smoke test of it.
-Other arms: no_replay, no_tie.
+Countdown in miniature on the CPU: `tiny` with two verdicts a pair and weights of 1/2 for both roles,
+`reference` with the method's own values, 16 attempts, 16 verdicts, weights 1/9 and 8/9. Every arm sees the
+same training questions and the same held-out ones (numbers that neither training nor warm-up saw); the RL
+arms have equal policy completions. Each run is evaluated with the exact verifier, `--evaluations` times
+after the first (SFT: 4 at least). Runs that are finished are not repeated and interrupted ones go on, so the
+same command continues after a break; the table of what is there is written after every run (to `--result`,
+or table.json in `--out`), a figure at the end. `--parallel` runs at a time keep about three cores busy each.
+`--small` makes a smoke test of it. Other arms: no_replay, no_tie.
 """
 
 import json
@@ -26,23 +27,55 @@ from typing import Any
 from benchmarks._figures import RESULTS, command_line
 from benchmarks._raro_figure import draw
 from benchmarks._raro_runs import COMPARED, Step, arms_of, read, write
-from benchmarks._raro_table import RunResult, lines, table
+from benchmarks._raro_table import Arm, RunResult, lines, table
 from benchmarks._runs import run_to_end
 from benchmarks.gpu.runs import launcher
 
-STEP = Step(completions=64, verdicts=2)
 DEADLINE_S = 4 * 3600
-RESULT = RESULTS / "raro.json"
 ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
-ARMS = arms_of("raro_tiny")
 SIZES = {"train": 1500, "val": 100, "test": 1000}
 SMALL_SIZES = {"train": 100, "val": 10, "test": 20}
+
+
+@dataclass(frozen=True)
+class Game:
+    """How the arms play."""
+
+    arms: dict[str, Arm]
+    step: Step
+    result: Path
+    """Where the table of all three arms is kept."""
+    attempts: int | None = None
+    """Of a question in RL arms, whose steps are then sampled one ahead; None leaves both to the preset."""
+
+    def overrides(self, arm: Arm) -> list[str]:
+        """What an arm needs beside its preset."""
+        texts, given = self.step.texts(arm), [f"finetune.gradient_accumulation_passes={self.step.texts(arm)}"]
+        if arm.critic_groups:
+            given.append(f"raro.critic_group_size={self.step.verdicts}")
+        if self.attempts is not None and not arm.best_validation:
+            given += [
+                f"finetune.attempts={self.attempts}",
+                f"max_lag={texts}",
+                f"preprocess.ring_buffer_size={2 * texts}",
+                f"preprocess.max_ready_samples_per_lead={texts}",
+            ]
+        return given
+
+
+GAMES = {
+    "tiny": Game(arms_of("raro_tiny"), Step(completions=64, verdicts=2), RESULTS / "raro.json"),
+    "reference": Game(
+        arms_of("raro"), Step(completions=64, verdicts=16), RESULTS / "raro_reference.json", attempts=16
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Plan:
     """What all runs share."""
 
+    game: Game
     out: Path
     steps: int
     evaluations: int
@@ -52,8 +85,7 @@ class Plan:
 
 def command(plan: Plan, name: str, seed: int) -> list[str]:
     """The launcher's command of one run."""
-    arm = ARMS[name]
-    texts = STEP.texts(arm)
+    arm = plan.game.arms[name]
     evaluations = max(4, plan.evaluations) if arm.best_validation else plan.evaluations
     sizes = ", ".join(f"{split}: {size}" for split, size in plan.sizes.items())
     overrides = [
@@ -61,10 +93,10 @@ def command(plan: Plan, name: str, seed: int) -> list[str]:
         "hardware=cpu",
         f"seed={seed}",
         f"finetune.max_train_steps={plan.steps}",
-        f"finetune.gradient_accumulation_passes={texts}",
-        f"eval_every_n_versions={max(1, -(-plan.steps // evaluations)) * texts}",
+        f"eval_every_n_versions={max(1, -(-plan.steps // evaluations)) * plan.game.step.texts(arm)}",
         "test_dataset_names=[val,test]",
         f"raro.data.countdown.sizes={{{sizes}}}",
+        *plan.game.overrides(arm),
         *arm.overrides,
         *plan.overrides,
     ]
@@ -77,27 +109,29 @@ def run(plan: Plan, name: str, seed: int) -> RunResult:
     mark = out / "launcher" / "completed.json"
     if not mark.is_file() or int(json.loads(mark.read_text())["steps"]) < plan.steps:
         run_to_end(command(plan, name, seed), DEADLINE_S, {**os.environ, **ENV})
-    return read(out, ARMS, name, seed, STEP, plan.sizes["test"])
+    return read(out, plan.game.arms, name, seed, plan.game.step, plan.sizes["test"])
 
 
 def settings(plan: Plan) -> dict[str, Any]:
     """What the table's file says beside the runs."""
     return {
         "steps": plan.steps,
-        "policy completions per step": STEP.completions,
+        "policy completions per step": plan.game.step.completions,
+        "verdicts": plan.game.step.verdicts,
         "overrides": list(plan.overrides),
     }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, print and write the table; exit status 1 if a run failed."""
-    options = command_line(__doc__, argv, arms=ARMS)
-    plan = Plan(options.out, options.steps, options.evaluations, SIZES, tuple(options.overrides))
+    options = command_line(__doc__, argv, arms=GAMES["tiny"].arms)
+    game = GAMES[options.game]
+    plan = Plan(game, options.out, options.steps, options.evaluations, SIZES, tuple(options.overrides))
     if options.small:
         plan = replace(plan, steps=3, evaluations=1, sizes=SMALL_SIZES)
     results, failed = list[RunResult](), 0
     # The slow runs first, so that they do not end alone.
-    order = sorted(options.arms, key=lambda name: -STEP.texts(ARMS[name]))
+    order = sorted(options.arms, key=lambda name: -game.step.texts(game.arms[name]))
     with ThreadPoolExecutor(options.parallel) as pool:
         jobs = [pool.submit(run, plan, name, seed) for seed in options.seeds for name in order]
         for job in as_completed(jobs):
@@ -109,13 +143,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             last = results[-1]
             print(f"{last.arm} seed {last.seed}: {last.after['sampled']:.1f} %", flush=True)
-            write(options.result or plan.out / "table.json", results, ARMS, settings(plan))
-    for line in lines(table(results, ARMS), ARMS):
+            write(options.result or plan.out / "table.json", results, game.arms, settings(plan))
+    for line in lines(table(results, game.arms), game.arms):
         print(line)
-    draw(results, ARMS, options.out / "curves.png")
+    draw(results, game.arms, options.out / "curves.png")
     if not options.small and not failed and set(options.arms) >= COMPARED:
-        write(RESULT, results, ARMS, settings(plan))
-        draw(results, ARMS, RESULT.with_suffix(".png"))
+        write(game.result, results, game.arms, settings(plan))
+        draw(results, game.arms, game.result.with_suffix(".png"))
     return 1 if failed else 0
 
 

@@ -1,6 +1,7 @@
 """The experiment's table and commands; nothing is trained here."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from benchmarks import raro
 from benchmarks._raro_runs import METRICS
 from benchmarks._raro_table import gain_ratio, lines, t_interval, table
+
+TINY = raro.GAMES["tiny"]
 
 
 def test_the_interval_of_five_seeds():
@@ -34,7 +37,7 @@ def logged(out, arm, steps, before, after):
         split = {
             f"actor/{name}/{metric}_mean": value for name in ("val", "test") for metric in METRICS.values()
         }
-        step = turn * steps * raro.STEP.texts(raro.ARMS[arm])
+        step = turn * steps * TINY.step.texts(TINY.arms[arm])
         rows.append({"time": 100.0 + 60 * turn, "step": step, "actor/rollouts_done": 160, **split})
         rows[-1]["actor/raro/fresh/critic_accuracy_mean"] = 0.5 + 0.4 * turn
     (out / "actor" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -46,7 +49,7 @@ def test_the_table_and_the_figure_are_made_again_from_the_logs(tmp_path, monkeyp
         raise AssertionError("a finished run was started again")
 
     monkeypatch.setattr(raro.subprocess, "run", refuse)
-    monkeypatch.setattr(raro, "RESULT", tmp_path / "kept" / "raro.json")
+    monkeypatch.setitem(raro.GAMES, "tiny", replace(TINY, result=tmp_path / "kept" / "raro.json"))
     for seed in range(3):
         for arm, after in (("sft", 0.30), ("raro", 0.60 + seed / 100), ("rlvr", 0.62)):
             logged(tmp_path / f"{arm}_{seed}", arm, 5, 0.25, after)
@@ -64,28 +67,34 @@ def test_the_table_and_the_figure_are_made_again_from_the_logs(tmp_path, monkeyp
     assert (tmp_path / "curves.png").stat().st_size > 5_000
     said = capsys.readouterr().out
     assert "gain ratio RARO / verifier RL: 0.97" in said and "RARO" in said and "more SFT" in said
-    assert lines(table([], raro.ARMS), raro.ARMS)
+    assert lines(table([], TINY.arms), TINY.arms)
     assert raro.main(["--out", str(tmp_path), "--steps", "5", "--arms", "raro"]) == 0
     assert found[0] == (tmp_path / "kept" / "raro.json").read_text()  # one arm is no table to keep
 
 
 def test_rl_arms_have_equal_policy_completions():
-    assert [raro.STEP.texts(raro.ARMS[name]) for name in ("raro", "no_tie", "no_replay", "rlvr", "sft")] == [
-        320, 320, 192, 64, 64,
-    ]  # fmt: skip
+    arms = ("raro", "no_tie", "no_replay", "rlvr", "sft")
+    texts = {name: [game.step.texts(game.arms[arm]) for arm in arms] for name, game in raro.GAMES.items()}
+    assert texts == {"tiny": [320, 320, 192, 64, 64], "reference": [2112, 2112, 1088, 64, 64]}
 
 
-@pytest.mark.parametrize("arm", list(raro.ARMS))
-def test_every_command_is_a_valid_run(arm, tmp_path):
+@pytest.mark.parametrize("name", list(raro.GAMES))
+@pytest.mark.parametrize("arm", list(TINY.arms))
+def test_every_command_is_a_valid_run(arm, name, tmp_path):
     from domains.raro.domain import RaroDomain
     from pipelinerl.config.compose import compose
     from pipelinerl.launcher.arguments import parse
 
     sizes = {"train": 100, "val": 10, "test": 20}
-    plan = raro.Plan(out=tmp_path, steps=8, evaluations=2, sizes=sizes, overrides=("max_lag=null",))
+    game = raro.GAMES[name]
+    plan = raro.Plan(game, out=tmp_path, steps=8, evaluations=2, sizes=sizes, overrides=("max_lag=null",))
     command = raro.command(plan, arm, 1)
     cfg = compose(parse(command[3:]).overrides).tree
     assert RaroDomain().validate(cfg) == []
-    every = 2 if raro.ARMS[arm].best_validation else 4
-    assert cfg.eval_every_n_versions == every * raro.STEP.texts(raro.ARMS[arm])
+    every = 2 if game.arms[arm].best_validation else 4
+    assert cfg.eval_every_n_versions == every * game.step.texts(game.arms[arm])
+    if name == "reference" and arm == "raro":
+        weights = dict(cfg.finetune.rl.role_weights)
+        assert (cfg.finetune.attempts, cfg.raro.critic_group_size, cfg.finetune.rl.kl_coef) == (16, 16, 1e-3)
+        assert weights == {"policy": "1/9", "critic": "8/9"} and cfg.raro.replay.fraction == 0.5
     assert dict(cfg.raro.data.countdown.sizes) == sizes and Path(cfg.output_dir) == tmp_path / f"{arm}_1"
