@@ -17,6 +17,7 @@ from domains.raro.report import FIRST_LABELS, first_accuracy
 from pipelinerl.observe.history import Series, read_metrics, series
 
 METRICS = {"sampled": "raro/eval_accuracy", "greedy": "raro/eval_accuracy_greedy"}
+HALF = 'finetune.rl.role_weights={policy: "1/2", critic: "1/2"}'
 COMPARED = {"sft", "raro", "rlvr"}
 """Arms that a table must have to be kept as the last complete one."""
 
@@ -29,6 +30,7 @@ def arms_of(domain: str) -> dict[str, Arm]:
         "rlvr": Arm("verifier RL", "raro_rlvr"),
         "no_replay": Arm("RARO without replay", domain, ("raro.replay.fraction=0",), critic_groups=1),
         "no_tie": Arm("RARO without ties", domain, ("raro.allow_tie=false",), critic_groups=2),
+        "half": Arm("RARO, weights 1/2 each", domain, (HALF,), critic_groups=2),
     }
 
 

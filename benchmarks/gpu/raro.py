@@ -1,13 +1,13 @@
-"""RARO at its reference values on cards, beside more SFT and verifier RL, in two settings.
+"""RARO at its reference values with an instruction model on cards, beside more SFT and verifier RL.
 
-    python -m benchmarks.gpu.raro [--setting miniature|language] [--hardware gpu|cpu] [--model DIR]
-                                  [--only ARM ...] [--seeds 0 1 2] [--steps STEPS] [--per-card 2]
-                                  [--limit 560.0] [--work results/gpu_raro] [--out FILE] [key=value ...]
+    python -m benchmarks.gpu.raro [--hardware gpu|cpu] [--model DIR] [--only ARM ...] [--seeds 0 1 2]
+                                  [--steps STEPS] [--per-card 2] [--limit 560.0]
+                                  [--work results/gpu_raro] [--out FILE] [key=value ...]
 
-`miniature` is Countdown with three numbers and the bundled small model; `language` is chained arithmetic in
-the `full` prompts with an instruction model (`--model`, a folder such as `pipelinerl.pretrained` writes),
-which `benchmarks.gpu.raro_start` teaches the format once (`--only start` does that alone). Both have 16
-attempts, 16 verdicts, weights 1/9 and 8/9, tau 0.55 and 0.6, KL 1e-3. RL arms have equal policy completions;
+Chained arithmetic in the `full` prompts with an instruction model (`--model`, a folder such as
+`pipelinerl.pretrained` writes), which `benchmarks.gpu.raro_start` teaches the format once (`--only start`
+does that alone): 16 attempts, 16 verdicts, weights 1/9 and 8/9, tau 0.55 and 0.6, KL 1e-3. The same values on
+Countdown in miniature: `benchmarks.raro --game reference`, on a CPU. RL arms have equal policy completions;
 more SFT goes on far longer, and counts with its best version by validation. The ablations `no_tie`,
 `no_replay` and `half` (weights of 1/2 each) have the first seed, unless `--only` names them.
 
@@ -26,9 +26,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from omegaconf import OmegaConf
 
 from benchmarks._figures import RESULTS, ROOT, command_line, machine
 from benchmarks._raro_arithmetic import write_files
@@ -40,21 +37,13 @@ from benchmarks.gpu.runs import KEPT_BYTES, STOP_S, LimitedRun, launcher, leave_
 from benchmarks.gpu.side_by_side import UNCOMPILED, Task, on_a_card, run_all, slots
 from benchmarks.gpu.trl import on_loopback
 
-ARMS = arms_of("raro") | {
-    "half": Arm(
-        "RARO, weights 1/2 each",
-        "raro",
-        ('finetune.rl.role_weights={policy: "1/2", critic: "1/2"}',),
-        critic_groups=2,
-    )
-}
+ARMS = arms_of("raro")
 COMPARED = ("raro", "rlvr", "sft")
 """The slow runs first, so that they do not end alone."""
 ABLATIONS = ("no_tie", "no_replay", "half")
 ATTEMPTS = 16
 LEAST_S = 150.0
 """With less left no run is started: its engine would hardly be up."""
-BUNDLED = ROOT / "domains/raro/checkpoint"
 KV_BYTES = 6 * 2**30
 
 
@@ -76,34 +65,23 @@ class Setting:
     """Arguments of the supervised start."""
 
 
-RL = ("finetune.num_warmup_steps=3", "finetune.lr_scheduler_type=cosine")
 LENGTHS = ("raro.max_answer_tokens=8", "raro.max_question_tokens=40")
-SETTINGS = {
-    "miniature": Setting(
-        step=Step(completions=8 * ATTEMPTS, verdicts=16),
-        steps=80,
-        sft_steps=600,
-        sizes={"train": 1500, "val": 130, "test": 1000},  # nearly all that are solvable
-        overrides=(*RL, "finetune.learning_rate=2e-4", "vllm_config.vllm_kwargs.max_model_len=256"),
-        sft_overrides=("finetune.learning_rate=3e-4",),
+ON_CARDS = Setting(
+    step=Step(completions=4 * ATTEMPTS, verdicts=16),
+    steps=100,
+    sft_steps=800,
+    sizes={"train": 8000, "val": 300, "test": 1000},
+    overrides=(
+        "finetune.num_warmup_steps=3",
+        "finetune.lr_scheduler_type=constant_with_warmup",
+        *LENGTHS,
+        "raro.policy.max_tokens=96",
+        "raro.critic.max_tokens=128",
+        "finetune.learning_rate=2e-5",
+        "vllm_config.vllm_kwargs.max_model_len=512",
     ),
-    "language": Setting(
-        step=Step(completions=4 * ATTEMPTS, verdicts=16),
-        steps=100,
-        sft_steps=800,
-        sizes={"train": 8000, "val": 300, "test": 1000},
-        overrides=(
-            *RL,
-            "finetune.lr_scheduler_type=constant_with_warmup",
-            *LENGTHS,
-            "raro.policy.max_tokens=96",
-            "raro.critic.max_tokens=128",
-            "finetune.learning_rate=2e-5",
-            "vllm_config.vllm_kwargs.max_model_len=512",
-        ),
-        sft_overrides=("finetune.learning_rate=5e-5", "finetune.lr_scheduler_type=cosine"),
-    ),
-}
+    sft_overrides=("finetune.learning_rate=5e-5", "finetune.lr_scheduler_type=cosine"),
+)
 REHEARSED = Setting(
     step=Step(completions=8, verdicts=2),
     steps=2,
@@ -112,25 +90,21 @@ REHEARSED = Setting(
     attempts=4,
     evaluations=1,
     sft_evaluations=2,
-    start=("--plays", "60", "--questions", "40", "--pack-tokens", "4096", "--look", "4"),
-)
-"""Both settings, without a card. Completions are short, because a model with random weights never ends."""
-REHEARSED_OVERRIDES = {
-    "miniature": (),
-    "language": (
+    overrides=(
         *LENGTHS,
         "raro.policy.max_tokens=12",
         "raro.critic.max_tokens=12",
         "engine.max_model_len=512",
     ),
-}
+    start=("--plays", "60", "--questions", "40", "--pack-tokens", "4096", "--look", "4"),
+)
+"""Without a card. Completions are short, because a model with random weights never ends."""
 
 
 @dataclass
 class Plan:
     """Everything that runs share."""
 
-    name: str
     hardware: str
     setting: Setting
     work: Path
@@ -140,7 +114,7 @@ class Plan:
     @property
     def start(self) -> Path:
         """The model that every arm starts from."""
-        return BUNDLED if self.name == "miniature" else self.work / "start"
+        return self.work / "start"
 
     def run_folder(self, arm: str, seed: int) -> Path:
         return self.work / f"{arm}_{seed}"
@@ -174,7 +148,7 @@ class Plan:
             f"eval_every_n_versions={every}",
             "test_dataset_names=[val,test]",
             f"preprocess.max_ready_samples_per_lead={texts}",
-            *(self.on_a_card() if self.hardware == "gpu" else REHEARSED_OVERRIDES[self.name]),
+            *(self.on_a_card() if self.hardware == "gpu" else ()),
             *self.questions(),
             *setting.overrides,
         ]
@@ -192,36 +166,16 @@ class Plan:
 
     def questions(self) -> list[str]:
         """Where questions come from, and how they are asked."""
-        if self.name == "language":
-            files = ", ".join(f"{split}: {self.work}/data/{split}.jsonl" for split in self.setting.sizes)
-            return ["raro.data.source=jsonl", "raro.prompt_set=full", f"raro.data.files={{{files}}}"]
-        sizes = ", ".join(f"{split}: {size}" for split, size in self.setting.sizes.items())
-        return [*miniature_game(), f"raro.data.countdown.sizes={{{sizes}}}"]
-
-
-def miniature_game() -> list[str]:
-    """The block `raro` of the preset for a CPU, as overrides; G is the method's."""
-    game: Any = OmegaConf.load(ROOT / "conf/domain_hardware/raro_cpu.yaml").raro
-    flat = list[str]()
-
-    def flatten(node: Any, path: str) -> None:
-        for key, value in node.items():
-            if isinstance(value, dict) and key not in ("shares", "sizes"):
-                flatten(value, f"{path}.{key}")
-            elif key not in ("critic_group_size", "sizes"):
-                shown = json.dumps(value).replace('"', "")
-                flat.append(f"{path}.{key}={shown}")
-
-    flatten(OmegaConf.to_container(game), "raro")
-    return flat
+        files = ", ".join(f"{split}: {self.work}/data/{split}.jsonl" for split in self.setting.sizes)
+        return ["raro.data.source=jsonl", "raro.prompt_set=full", f"raro.data.files={{{files}}}"]
 
 
 def make_start(plan: Plan, end: float) -> bool:
-    """Files and the supervised start of `language`, unless they are there; False if it did not get there."""
-    if plan.name == "miniature" or (plan.start / MARK).is_file():
+    """Files and the supervised start, unless they are there; False if it did not get there."""
+    if (plan.start / MARK).is_file():
         return True
     if plan.model is None:
-        raise SystemExit("--setting language: give --model, the folder of an instruction-tuned model")
+        raise SystemExit("give --model, the folder of an instruction-tuned model")
     write_files(plan.work / "data", plan.setting.sizes)
     words = ["--model", str(plan.model), "--out", str(plan.start), *plan.setting.start]
     command = [sys.executable, "-m", "benchmarks.gpu.raro_start", *words]
@@ -279,7 +233,6 @@ def write_all(plan: Plan, out: Path) -> list[RunResult]:
     results = results_of(plan)
     mark = plan.start / MARK
     settings = {
-        "setting": plan.name,
         "hardware": plan.hardware,
         "steps": plan.setting.steps,
         "SFT steps": plan.setting.sft_steps,
@@ -297,12 +250,11 @@ def write_all(plan: Plan, out: Path) -> list[RunResult]:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    setting = SETTINGS[options.setting] if options.hardware == "gpu" else REHEARSED
+    setting = ON_CARDS if options.hardware == "gpu" else REHEARSED
     if options.steps is not None:
         setting = Setting(**{**vars(setting), "steps": int(options.steps)})
-    work = (options.work / options.setting).absolute()
     model = None if options.model is None else options.model.absolute()
-    return Plan(options.setting, options.hardware, setting, work, model, options.overrides)
+    return Plan(options.hardware, setting, options.work.absolute(), model, options.overrides)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -310,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     leave_in_order()
     end, plan = time.monotonic() + options.limit, plan_of(options)
     plan.work.mkdir(parents=True, exist_ok=True)
-    out = options.out or (RESULTS if options.hardware == "gpu" else plan.work) / f"gpu_raro_{plan.name}.json"
+    out = options.out or (RESULTS if options.hardware == "gpu" else plan.work) / "gpu_raro.json"
     wanted = options.only or [*COMPARED, *ABLATIONS]
     once = set() if options.only else set(ABLATIONS)
     queue = [

@@ -1,4 +1,4 @@
-"""Chained arithmetic and its players, the runs of both settings, and how a call keeps to its limit."""
+"""Chained arithmetic and its players, the runs, and how a call keeps to its limit."""
 
 import json
 import sys
@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from benchmarks import _raro_arithmetic as arithmetic
 from benchmarks._raro_table import RunResult, lines, table
@@ -16,7 +15,6 @@ from benchmarks.gpu import raro, side_by_side
 from benchmarks.gpu.raro_start import encoded, look
 from benchmarks.gpu.runs import ENDED
 from benchmarks.gpu.side_by_side import run_all, slots
-from domains.raro.data import load_problems
 from domains.raro.domain import RaroDomain
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, extract_answer, parse_verdict
 from pipelinerl.config.compose import compose
@@ -95,24 +93,21 @@ def test_the_look_counts_what_is_in_the_format(monkeypatch: pytest.MonkeyPatch) 
     assert found["critic accuracy"] == 0.5
 
 
-def plan_in(folder: Path, name: str = "language", hardware: str = "gpu") -> raro.Plan:
-    setting = raro.SETTINGS[name] if hardware == "gpu" else raro.REHEARSED
-    plan = raro.Plan(name, hardware, setting, folder, None)
+def plan_in(folder: Path, hardware: str = "gpu") -> raro.Plan:
+    setting = raro.ON_CARDS if hardware == "gpu" else raro.REHEARSED
+    plan = raro.Plan(hardware, setting, folder, None)
     arithmetic.write_files(folder / "data", {"train": 2, "val": 2, "test": 2})
     return plan
 
 
 @pytest.mark.parametrize("arm", list(raro.ARMS))
-@pytest.mark.parametrize("name", list(raro.SETTINGS))
 @pytest.mark.parametrize("hardware", ["gpu", "cpu"])
-def test_every_run_is_valid_and_has_the_reference_values(
-    arm: str, name: str, hardware: str, tmp_path: Path
-) -> None:
-    plan = plan_in(tmp_path, name, hardware)
+def test_every_run_is_valid_and_has_the_reference_values(arm: str, hardware: str, tmp_path: Path) -> None:
+    plan = plan_in(tmp_path, hardware)
     cfg = compose(plan.overrides(arm, 1)).tree
     assert RaroDomain().validate(cfg) == []
     assert cfg.finetune.gradient_accumulation_passes == plan.setting.step.texts(raro.ARMS[arm])
-    assert cfg.raro.prompt_set == ("full" if name == "language" else "tiny")
+    assert cfg.raro.prompt_set == "full"
     if hardware == "gpu" and arm != "sft":
         assert (cfg.finetune.attempts, cfg.finetune.rl.kl_coef) == (16, 1e-3)
         assert (cfg.raro.tau_crit, cfg.raro.tau_pol) == (0.55, 0.6)
@@ -121,24 +116,7 @@ def test_every_run_is_valid_and_has_the_reference_values(
         weights = {"policy": "1/2", "critic": "1/2"} if arm == "half" else {"policy": "1/9", "critic": "8/9"}
         assert dict(cfg.finetune.rl.role_weights) == weights
         groups = 1 if arm == "no_replay" else 2
-        questions = 4 if name == "language" else 8
-        assert cfg.finetune.gradient_accumulation_passes == questions * 16 * (1 + groups * 16)
-
-
-def test_the_miniature_is_the_game_of_the_preset(tmp_path: Path) -> None:
-    there = OmegaConf.to_container(compose(["+domain=raro", "hardware=cpu"]).tree.raro)
-    here = OmegaConf.to_container(compose(plan_in(tmp_path, "miniature").overrides("raro", 0)).tree.raro)
-    assert here["data"]["countdown"].pop("sizes")["test"] == 1000 and here.pop("critic_group_size") == 16
-    assert there["data"]["countdown"].pop("sizes")["test"] == 300 and there.pop("critic_group_size") == 2
-    assert here.pop("max_critic_requests") > there.pop("max_critic_requests")
-    assert here == there
-
-
-def test_the_miniature_has_as_many_questions_as_it_asks_for(tmp_path: Path) -> None:
-    cfg = compose(plan_in(tmp_path, "miniature").overrides("raro", 0)).tree
-    sizes = raro.SETTINGS["miniature"].sizes
-    for split, size in sizes.items():
-        assert len(load_problems([split], OmegaConf.to_container(cfg.raro.data))) == size
+        assert cfg.finetune.gradient_accumulation_passes == 4 * 16 * (1 + groups * 16)
 
 
 PLAYED = """

@@ -93,8 +93,21 @@ def test_every_command_is_a_valid_run(arm, name, tmp_path):
     assert RaroDomain().validate(cfg) == []
     every = 2 if game.arms[arm].best_validation else 4
     assert cfg.eval_every_n_versions == every * game.step.texts(game.arms[arm])
+    assert dict(cfg.raro.data.countdown.sizes) == sizes and Path(cfg.output_dir) == tmp_path / f"{arm}_1"
     if name == "reference" and arm == "raro":
         weights = dict(cfg.finetune.rl.role_weights)
         assert (cfg.finetune.attempts, cfg.raro.critic_group_size, cfg.finetune.rl.kl_coef) == (16, 16, 1e-3)
         assert weights == {"policy": "1/9", "critic": "8/9"} and cfg.raro.replay.fraction == 0.5
-    assert dict(cfg.raro.data.countdown.sizes) == sizes and Path(cfg.output_dir) == tmp_path / f"{arm}_1"
+        assert (cfg.raro.tau_crit, cfg.raro.tau_pol) == (0.55, 0.6)
+
+
+def test_the_experiment_has_as_many_questions_as_it_asks_for():
+    from omegaconf import OmegaConf
+
+    from domains.raro.data import load_problems
+    from pipelinerl.config.compose import compose
+
+    sizes = ", ".join(f"{split}: {size}" for split, size in raro.SIZES.items())
+    overrides = ["+domain=raro", "hardware=cpu", f"raro.data.countdown.sizes={{{sizes}}}"]
+    data = OmegaConf.to_container(compose(overrides).tree.raro.data)
+    assert {split: len(load_problems([split], data)) for split in raro.SIZES} == raro.SIZES
