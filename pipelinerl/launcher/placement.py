@@ -137,11 +137,9 @@ def _whole_hosts(cfg: Config, everything: Sequence[Place], per_engine: int) -> L
     rest = everything[:-count]
     references = 0
     if world.preprocessor_fraction:
-        left, shares = (
-            sum(len(place.gpus) for place in rest),
-            (world.preprocessor_fraction, world.finetune_fraction),
-        )
-        references = split_devices(left, (0, *shares), per_engine)[1] // per_engine
+        left = sum(len(place.gpus) for place in rest)
+        shares = (0, world.preprocessor_fraction, world.finetune_fraction)
+        references = split_devices(left, shares, per_engine)[1] // per_engine
     others = _fill(rest, 0, references, per_engine, "finetune" in cfg.debug.roles)
     return Layout(_slots(everything[-count:], per_engine), others.references, others.trainer)
 
@@ -188,14 +186,9 @@ class _Jobs:
 
     def add(self, kind: JobKind, name: str, host: int = 0, **more: Any) -> None:
         """Add a job on a host."""
-        local = sum(job.kind == kind and job.node_rank == host for job in self.all)
-        places = {
-            "idx": len(self.all),
-            "replica_idx": self.count(kind),
-            "local_idx": local,
-            "node_rank": host,
-        }
-        own = {"hostname": self._hosts[host].address, **places, **more}
+        beside = sum(job.kind == kind and job.node_rank == host for job in self.all)
+        where = {"node_rank": host, "local_idx": beside, "hostname": self._hosts[host].address}
+        own = {"idx": len(self.all), "replica_idx": self.count(kind), **where, **more}
         self.all.append(Job.model_validate({"kind": kind, "name": name, **own}))
 
     def port(self, host: int, first: int) -> int:

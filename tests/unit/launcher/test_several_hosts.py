@@ -170,6 +170,7 @@ def test_a_dry_run_shows_imagined_hosts_and_needs_no_ray(placed: Placed) -> None
 
 def test_processes_of_several_hosts_are_told_their_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    monkeypatch.setenv("VLLM_HOST_IP", "192.0.2.1")  # of this host, and of no other
     cfg = Config.model_validate({**CPU, "model_path": "m", "streams": {"backend": "redis"}})
     hosts = imagined_hosts(2, [])
     jobs = place(cfg, hosts, [], lambda host, port: True)

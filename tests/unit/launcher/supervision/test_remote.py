@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor
-from pipelinerl.launcher.supervision.agent import HostAgent, interface_of
+from pipelinerl.launcher.supervision.agent import HostAgent, difference, interface_of, software
 from pipelinerl.launcher.supervision.core import (
     ChildPhase,
     GiveUp,
@@ -18,6 +18,7 @@ from pipelinerl.launcher.supervision.core import (
     SupervisorCore,
 )
 from pipelinerl.launcher.supervision.remote import HostGone, HostSilent, RemoteHost
+from pipelinerl.launcher.supervision.spec import Exited
 from tests.support.processes import alive, free_port, until
 
 SERVER = """
@@ -53,7 +54,8 @@ class Wire:
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("LOCAL_RANK", "1")  # as on a host of somebody's who starts a launcher on each
-    made = HostAgent("127.0.0.1", os.getcwd(), abandoned_after_s=2.0)
+    monkeypatch.setenv("NCCL_DEBUG", "of this host")
+    made = HostAgent("127.0.0.1", os.getcwd(), {"NCCL_DEBUG": "INFO"}, abandoned_after_s=2.0)
     yield made
     made.close()
 
@@ -149,29 +151,44 @@ def test_engines_of_a_lost_host_are_left_out_only_while_enough_remain() -> None:
 
 
 def test_an_agent_without_a_launcher_kills_its_children(agent: HostAgent, tmp_path: Path) -> None:
-    program = "import os, time; print(os.environ.get('LOCAL_RANK'), flush=True); time.sleep(600)"
+    shown = "os.environ.get('LOCAL_RANK'), os.environ['NCCL_DEBUG']"
+    program = f"import os, time; print({shown}, flush=True); time.sleep(600)"
     pid = agent.start(0, spec("engine", tmp_path, program))
     assert alive(pid)
-    until(lambda: (tmp_path / "engine/stdout.log").read_text() == "None\n", "its environment")
+    until(lambda: (tmp_path / "engine/stdout.log").read_text() == "None INFO\n", "its environment")
     until(lambda: not alive(pid), "its end")
 
 
-def test_a_kill_that_overtook_its_start_is_answered(agent: HostAgent) -> None:
-    agent.kill(3)
-    (event,) = agent.events(1.0, 0)
-    assert (event.key, event.kind, event.what) == (3, "exited", (-9, ""))
-    assert agent.events(0.0, event.number) == []
+def test_a_kill_that_overtook_its_start_is_answered(agent: HostAgent, tmp_path: Path) -> None:
+    threading.Timer(0.2, agent.kill, [3]).start()
+    assert agent.events(600.0, 0) == [(1, 3, Exited(-9))]  # a long poll ends with the first news
+    assert agent.start(3, spec("engine", tmp_path, "print('never')")) == 0
+    assert agent.events(0.0, 1) == []
 
 
-def test_a_long_poll_ends_with_the_first_news(agent: HostAgent) -> None:
-    threading.Timer(0.2, agent.kill, [1]).start()
-    started = time.monotonic()
-    assert agent.events(20.0, 0) and time.monotonic() - started < 10.0
+def test_a_start_that_fails_is_named_with_its_cause(agent: HostAgent, tmp_path: Path) -> None:
+    (tmp_path / "engine").write_text("in the way of the folder of logs")
+    other = RemoteHost("host 1", Wire(agent))
+    with (
+        Supervisor([spec("engine", tmp_path, "pass", max_restarts=3)], others={1: other}) as supervisor,
+        pytest.raises(ChildFailed, match=r"engine: exit status 127, not started again: .*File exists"),
+    ):
+        supervisor.watch()
 
 
 def test_the_agent_says_what_is_not_there(agent: HostAgent, tmp_path: Path) -> None:
     assert agent.missing([str(tmp_path), "/no/such/thing"]) == ["/no/such/thing"]
-    assert agent.read_back(tmp_path / "none", 0.2) is None
+    (tmp_path / "probe").touch()
+    assert agent.shares(tmp_path / "probe", 60.0) and not agent.shares(tmp_path / "none", 0.2)
     port = free_port()
     assert agent.take_port(port) and not agent.take_port(port)
     assert interface_of("127.0.0.1") == "lo" and interface_of("203.0.113.9") is None
+
+
+def test_hosts_with_other_software_are_told_apart() -> None:
+    here = software()
+    assert difference(here, here) is None and here["numpy"]
+    assert difference(here, here | {"numpy": "1"}) == (
+        f"numpy is 1 there and {here['numpy']} with the launcher; every host needs the same"
+    )
+    assert "vllm is 0.32.0 there and not installed with" in str(difference({}, {"vllm": "0.32.0"}))
