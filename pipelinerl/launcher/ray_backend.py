@@ -86,7 +86,7 @@ class RayBackend(Backend):
             if len(nodes) == 1 and gpus is None:  # nothing that Ray would have to count or reach
                 super().__init__([this_host()])
                 return
-            addresses = [_address(node) for node in nodes]
+            addresses = [_address(node, alone=len(nodes) == 1) for node in nodes]
             self._group = _reserve([_bundle(node, gpus) for node in nodes], deadline_s)
             env = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
             for rank, address in enumerate(addresses):
@@ -183,11 +183,11 @@ def _nodes(count: int | None, with_gpus: bool, deadline_s: float) -> list[dict[s
             time.sleep(_LOOK_EVERY_S)
 
 
-def _address(node: Mapping[str, Any]) -> str:
-    """Under which other hosts reach a node. ConfigError for a name or IPv6."""
+def _address(node: Mapping[str, Any], alone: bool) -> str:
+    """Under which other hosts, if there are any, reach a node. ConfigError for a name or IPv6."""
     address = str(node["NodeManagerAddress"])
     try:
-        return str(IPv4Address(address))
+        return address if alone else str(IPv4Address(address))
     except ValueError:
         raise ConfigError(
             f"world.backend=ray: a node has the address {address}; start Ray there with "
@@ -196,13 +196,13 @@ def _address(node: Mapping[str, Any]) -> str:
 
 
 def _host(rank: int, address: str, agent: Any) -> Host:
-    """A host as its agent describes it. ConfigError if it does not answer, or differs from this one."""
+    """A host as its agent describes it. ConfigError if that does not answer, or is not like the launcher."""
     try:
         fields, there = ray.get(agent.host.remote(address), timeout=ANSWER_S)
     except (RayActorError, GetTimeoutError) as error:
         raise ConfigError(f"host {address}: its agent does not start: {first_line(error)}") from None
     host = Host(rank=rank, **fields)
-    if differs := difference(software(), there):
+    if rank and (differs := difference(software(), there)):
         raise ConfigError(f"{host}: {differs}")
     return host
 

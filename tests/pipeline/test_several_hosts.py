@@ -115,8 +115,7 @@ def test_ray_gives_devices_and_each_host_is_asked_for_ports_and_paths(
         f"{other}: has no /no/such/model; every host needs it at the same path",
         f"output_dir=/dev/shm: {other} does not see it, or may not write there; give a folder that all hosts "
         "share",
-        f"host 0 ({first.name}, {first.address}): torch is 2 there and 1.0 with the launcher; every host "
-        "needs the same",
+        f"{other}: torch is 2 there and 1.0 with the launcher; every host needs the same",
     ], done.stderr
 
 

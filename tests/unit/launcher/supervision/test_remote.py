@@ -87,13 +87,20 @@ def test_a_child_is_started_healthy_restarted_and_stopped_there(agent: HostAgent
     assert agent._closed.is_set() and agent.start(7, engine) == 0
 
 
-def test_the_last_words_of_a_child_come_with_its_exit(agent: HostAgent, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("in_the_way", "said"),
+    [(False, "exit status 1: no memory left"), (True, "exit status 127: .*File exists")],
+)
+def test_an_exit_comes_with_the_last_words_and_a_failed_start_with_its_cause(
+    in_the_way: bool, said: str, agent: HostAgent, tmp_path: Path
+) -> None:
+    if in_the_way:
+        (tmp_path / "finetune").touch()  # where the folder of its logs would be
     trainer = spec("finetune", tmp_path, "import sys; sys.exit('no memory left')")
     with (
         Supervisor([trainer], others={1: RemoteHost("host 1", Wire(agent))}) as supervisor,
-        pytest.raises(ChildFailed, match="finetune: exit status 1: no memory left"),
+        pytest.raises(ChildFailed, match=f"finetune: {said}"),
     ):
-        supervisor.start()
         supervisor.watch()
 
 
@@ -164,16 +171,6 @@ def test_a_kill_that_overtook_its_start_is_answered(agent: HostAgent, tmp_path: 
     assert agent.events(600.0, 0) == [(1, 3, Exited(-9))]  # a long poll ends with the first news
     assert agent.start(3, spec("engine", tmp_path, "print('never')")) == 0
     assert agent.events(0.0, 1) == []
-
-
-def test_a_start_that_fails_is_named_with_its_cause(agent: HostAgent, tmp_path: Path) -> None:
-    (tmp_path / "engine").write_text("in the way of the folder of logs")
-    other = RemoteHost("host 1", Wire(agent))
-    with (
-        Supervisor([spec("engine", tmp_path, "pass", max_restarts=3)], others={1: other}) as supervisor,
-        pytest.raises(ChildFailed, match=r"engine: exit status 127, not started again: .*File exists"),
-    ):
-        supervisor.watch()
 
 
 def test_the_agent_says_what_is_not_there(agent: HostAgent, tmp_path: Path) -> None:
