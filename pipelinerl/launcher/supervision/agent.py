@@ -1,7 +1,7 @@
 """The supervisor's hands on another host: starts, watches and ends children there as the launcher does here.
 
 Backends run one in a process on each host (`launcher/ray_backend.py`) and let a `RemoteHost` call it, from
-any thread. Every start and signal comes from one thread that never ends: the kernel ends a child with the
+any thread. Every start and kill comes from one thread that never ends: the kernel ends a child with the
 thread that started it, and nothing overtakes. What happens to children are events, which the launcher fetches
 by long polls. If nobody polls for `ABANDONED_AFTER_S`, the launcher or the way to it is gone and every child
 is killed.
