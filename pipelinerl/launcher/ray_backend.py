@@ -28,7 +28,7 @@ from pipelinerl.launcher.supervision.agent import (
     forget_other_launchers,
     software,
 )
-from pipelinerl.launcher.supervision.remote import HostGone, HostSilent, RemoteHost
+from pipelinerl.launcher.supervision.remote import RemoteHost
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported; it sends them by default
 try:
@@ -236,13 +236,11 @@ def _reserve(bundles: list[dict[str, float]], deadline_s: float) -> Any:
 
 
 def _ask(agent: Any, method: str, *arguments: Any, timeout_s: float) -> Any:
-    """Call a method of an agent; Ray's errors become those of `RemoteHost`."""
+    """Call a method of an agent; Ray's errors become those of `RemoteHost`, and its timeout is one."""
     try:
         return ray.get(agent.call.remote(method, *arguments), timeout=timeout_s)
-    except GetTimeoutError as error:
-        raise HostSilent from error
     except ActorDiedError as error:
-        raise HostGone("its agent ended, or Ray has given its node up") from error
+        raise ConnectionError("its agent ended, or Ray has given its node up") from error
     except RayActorError as error:  # perhaps for a moment only
         time.sleep(_LOOK_EVERY_S)
-        raise HostSilent from error
+        raise TimeoutError from error

@@ -19,16 +19,9 @@ _CALL_S = 5.0
 _RETRY_S = 0.5
 
 
-class HostSilent(Exception):
-    """A call of the agent was not answered in time."""
-
-
-class HostGone(Exception):
-    """The agent does not exist any more; the message says why."""
-
-
 class Ask(Protocol):
-    """Calls a method of a host's agent. Raises HostSilent or HostGone."""
+    """Calls a method of a host's agent. TimeoutError without an answer in time, ConnectionError, which says
+    why, if the agent does not exist any more."""
 
     def __call__(self, method: str, *arguments: Any, timeout_s: float) -> Any: ...
 
@@ -51,12 +44,12 @@ class RemoteHost:
             left_s = answered + self._lost_after_s - time.monotonic()
             try:
                 if left_s <= 0:
-                    raise HostGone(f"no answer for {self._lost_after_s:g} s")
+                    raise ConnectionError(f"no answer for {self._lost_after_s:g} s")
                 events = self._ask("events", POLL_S, after, timeout_s=min(2 * POLL_S, left_s))
-            except HostSilent:
+            except TimeoutError:
                 self._closing.wait(_RETRY_S)
                 continue
-            except HostGone as error:
+            except ConnectionError as error:
                 self._lost = f"{self._label} is lost: {error}"
                 return
             answered = time.monotonic()
@@ -75,7 +68,7 @@ class RemoteHost:
             return None
         try:
             return self._ask(method, *arguments, timeout_s=timeout_s)
-        except (HostSilent, HostGone):
+        except (TimeoutError, ConnectionError):
             return None
 
     def look(self) -> str | None:

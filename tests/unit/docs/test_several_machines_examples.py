@@ -152,24 +152,3 @@ def test_the_rayjob_has_the_fields_of_its_type() -> None:
         spec = group["template"]["spec"]
         mounted = {mount["name"] for one in spec["containers"] for mount in one["volumeMounts"]}
         assert mounted == {volume["name"] for volume in spec["volumes"]}
-
-
-def test_its_pods_have_the_fields_of_kubernetes() -> None:
-    models = pytest.importorskip("kubernetes.client.models", reason="the package kubernetes is not installed")
-    if not hasattr(models.V1PodTemplateSpec, "model_validate"):
-        pytest.skip("this version of the package kubernetes checks no fields")
-    cluster = loaded("kuberay.yaml")["spec"]["rayClusterSpec"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        models.V1PodTemplateSpec.model_validate(group["template"])
-    with pytest.raises(ValueError, match="volumeMount"):
-        models.V1Container.model_validate({"name": "n", "volumeMount": []})
-
-
-def test_the_skypilot_task_fits_its_schema() -> None:
-    schemas = pytest.importorskip("sky.utils.schemas", reason="SkyPilot is not installed")
-    jsonschema = pytest.importorskip("jsonschema")
-    task = loaded("skypilot.yaml")
-    jsonschema.validate(task, schemas.get_task_schema())
-    jsonschema.validate(task["resources"], schemas.get_resources_schema())
-    for storage in task["file_mounts"].values():
-        jsonschema.validate(storage, schemas.get_storage_schema())

@@ -17,7 +17,7 @@ from pipelinerl.launcher.supervision.core import (
     GoOnWithout,
     SupervisorCore,
 )
-from pipelinerl.launcher.supervision.remote import HostGone, HostSilent, RemoteHost
+from pipelinerl.launcher.supervision.remote import RemoteHost
 from pipelinerl.launcher.supervision.spec import Exited
 from tests.support.processes import alive, free_port, until
 
@@ -40,14 +40,14 @@ class Wire:
 
     def __call__(self, method: str, *arguments: Any, timeout_s: float) -> Any:
         if self.dead:
-            raise HostGone("its agent ended")
+            raise ConnectionError("its agent ended")
         if self.cut:
             time.sleep(min(timeout_s, 0.1))
-            raise HostSilent
+            raise TimeoutError
         answer = getattr(self.agent, method)(*arguments)
         if method == "events" and answer and self.lose_answers:
             self.lose_answers -= 1
-            raise HostSilent
+            raise TimeoutError
         return answer
 
 
