@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor, remote
 from pipelinerl.launcher.supervision.agent import HostAgent, difference, interface_of, software
 from pipelinerl.launcher.supervision.core import (
     ChildPhase,
@@ -55,7 +55,8 @@ class Wire:
 def agent(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("LOCAL_RANK", "1")  # as on a host of somebody's who starts a launcher on each
     monkeypatch.setenv("NCCL_DEBUG", "of this host")
-    made = HostAgent("127.0.0.1", os.getcwd(), {"NCCL_DEBUG": "INFO"}, abandoned_after_s=2.0)
+    monkeypatch.setattr(remote, "POLL_S", 0.2)  # an agent must not give up one who waits for its answer
+    made = HostAgent("127.0.0.1", os.getcwd(), {"NCCL_DEBUG": "INFO"}, abandoned_after_s=5.0)
     yield made
     made.close()
 
