@@ -163,7 +163,9 @@ class _Run:
         argv += [ROLE_MODULES[job.kind], str(output_dir), "--job", str(job.idx)]
         env = {}
         if cfg.hardware.kind == "gpu":
-            env = {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus(job)), **compiler_caches()}
+            # The user's home may be another one on other hosts, or none.
+            caches = {} if job.node_rank else compiler_caches()
+            env = {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus(job)), **caches}
         if job.kind == "environment":
             return self._server(job, argv, env)
         # The trainer loads its model while the engines load theirs; only rollouts need every server. On a GPU
@@ -205,14 +207,14 @@ class _Run:
         return [*argv, "-m"]
 
     def _network(self, job: Job) -> dict[str, str]:
-        """Which interface carries what goes between hosts; what the user has set stays."""
+        """Which interface carries what goes between hosts; one that the user has set stays."""
         if not self._cfg.several_hosts:
             return {}
         host = self._hosts[job.node_rank]
-        env = {"VLLM_HOST_IP": host.address}
-        if (interface := self._cfg.world.interface or host.interface) is not None:
-            env |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
-        return {name: value for name, value in env.items() if name not in os.environ}
+        interface = self._cfg.world.interface or host.interface or ""
+        names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if interface else ()
+        # The address in the launcher's environment, if there is one, is not that of other hosts.
+        return {"VLLM_HOST_IP": host.address, **{n: interface for n in names if n not in os.environ}}
 
     def _server(
         self,

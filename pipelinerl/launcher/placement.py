@@ -97,26 +97,28 @@ def _on_cpus(cfg: Config, hosts: Sequence[Host]) -> Layout:
 
 def _on_gpus(cfg: Config, everything: Sequence[Place], per_engine: int) -> Layout:
     """No engine is divided over hosts, and trainer ranks are equal in number on each of theirs."""
-    world, trains = cfg.world, "finetune" in cfg.debug.roles
+    world, trains, alone = cfg.world, "finetune" in cfg.debug.roles, cfg.world.actor_hosts
     largest = max(len(place.gpus) for place in everything)
     if len(everything) > 1 and per_engine > largest:
         raise ConfigError(
             f"vllm_config.vllm_kwargs: an engine of {per_engine} GPUs (tensor x pipeline x data) is larger "
             f"than a host ({largest}); lower the parallel sizes"
         )
-    if world.actor_hosts is not None:
-        places = _whole_hosts(cfg, everything, per_engine)
-    else:
-        fractions = (world.actor_fraction, world.preprocessor_fraction, world.finetune_fraction)
-        total = sum(len(place.gpus) for place in everything)
-        actor, reference, trainer = split_devices(total, fractions, per_engine)
-        if trainer < trains:
-            raise ConfigError(
-                f"world: {total} GPUs leave {max(trainer, 0)} for the trainer "
-                f"({actor} for engines, {reference} for references, {per_engine} per engine); "
-                "lower world.actor_fraction or the parallel sizes"
-            )
-        places = _fill(everything, actor // per_engine, reference // per_engine, per_engine, trains)
+    if alone == 0:
+        raise ConfigError("world.actor_hosts=0: leaves no GPU for engines; set null or at least 1")
+    if alone is not None and alone >= len(everything):
+        raise _all_for_engines(alone, len(everything))
+    rest = everything[: len(everything) - (alone or 0)]
+    fractions = (0 if alone else world.actor_fraction, world.preprocessor_fraction, world.finetune_fraction)
+    total = sum(len(place.gpus) for place in rest)
+    actor, reference, trainer = split_devices(total, fractions, per_engine)
+    if trainer < trains:
+        raise ConfigError(
+            f"world: {total} GPUs leave {max(trainer, 0)} for the trainer "
+            f"({actor} for engines, {reference} for references, {per_engine} per engine); "
+            "lower world.actor_fraction or the parallel sizes"
+        )
+    places = _fill(rest, actor // per_engine, reference // per_engine, per_engine, trains)
     shares = {place.host: len(place.gpus) for place in places.trainer}
     if trains and len(set(shares.values())) != 1:
         shown = ", ".join(f"{count} on host {rank}" for rank, count in shares.items()) or "none"
@@ -124,26 +126,8 @@ def _on_gpus(cfg: Config, everything: Sequence[Place], per_engine: int) -> Layou
             f"world: trainer ranks must be equal in number on each host, not {shown}; set world.actor_hosts, "
             "the fractions or hardware.devices"
         )
-    return places
-
-
-def _whole_hosts(cfg: Config, everything: Sequence[Place], per_engine: int) -> Layout:
-    """Engines alone on the last `world.actor_hosts` hosts, references and trainer on the others."""
-    world, count = cfg.world, cfg.world.actor_hosts or 0
-    if count >= len(everything):
-        raise _all_for_engines(count, len(everything))
-    if count == 0:
-        raise ConfigError("world.actor_hosts=0: leaves no GPU for engines; set null or at least 1")
-    rest = everything[:-count]
-    references = 0
-    if world.preprocessor_fraction:
-        left, shares = (
-            sum(len(place.gpus) for place in rest),
-            (world.preprocessor_fraction, world.finetune_fraction),
-        )
-        references = split_devices(left, (0, *shares), per_engine)[1] // per_engine
-    others = _fill(rest, 0, references, per_engine, "finetune" in cfg.debug.roles)
-    return Layout(_slots(everything[-count:], per_engine), others.references, others.trainer)
+    on_their_own = _slots(everything[len(rest) :], per_engine)
+    return Layout(on_their_own + places.engines, places.references, places.trainer)
 
 
 def _slots(places: Sequence[Place], per_engine: int) -> list[Place]:
@@ -188,14 +172,9 @@ class _Jobs:
 
     def add(self, kind: JobKind, name: str, host: int = 0, **more: Any) -> None:
         """Add a job on a host."""
-        local = sum(job.kind == kind and job.node_rank == host for job in self.all)
-        places = {
-            "idx": len(self.all),
-            "replica_idx": self.count(kind),
-            "local_idx": local,
-            "node_rank": host,
-        }
-        own = {"hostname": self._hosts[host].address, **places, **more}
+        beside = sum(job.kind == kind and job.node_rank == host for job in self.all)
+        where = {"node_rank": host, "local_idx": beside, "hostname": self._hosts[host].address}
+        own = {"idx": len(self.all), "replica_idx": self.count(kind), **where, **more}
         self.all.append(Job.model_validate({"kind": kind, "name": name, **own}))
 
     def port(self, host: int, first: int) -> int:

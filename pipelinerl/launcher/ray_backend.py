@@ -9,9 +9,9 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from ipaddress import ip_address
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,14 @@ from pipelinerl.config.hosts import Host, this_host
 from pipelinerl.config.machine import WorldConfig
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.supervision import ChildHost
-from pipelinerl.launcher.supervision.agent import HostAgent, facts, forget_other_launchers
-from pipelinerl.launcher.supervision.remote import HostGone, HostSilent, RemoteHost
+from pipelinerl.launcher.supervision.agent import (
+    HostAgent,
+    difference,
+    facts,
+    forget_other_launchers,
+    software,
+)
+from pipelinerl.launcher.supervision.remote import RemoteHost
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported; it sends them by default
 try:
@@ -33,7 +39,10 @@ try:
 except ImportError as error:
     raise ConfigError("world.backend=ray: Ray is not installed; pip install 'pipelinerl[ray]'") from error
 
-PASSED_ON = ("PYTHONPATH", "PIPELINERL_", "HF_", "WANDB_", "VLLM_", "NCCL_", "GLOO_", "TORCH", "OMP_", "UCX_")
+PASSED_ON = (
+    *("PYTHONPATH", "PIPELINERL_", "HF_", "VLLM_", "NCCL_", "GLOO_", "UCX_", "FI_"),
+    *("TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_"),
+)
 """Beginnings of the variables that processes on other hosts have from the launcher."""
 ANSWER_S = 60.0
 """An agent's start: a Python process that imports this package."""
@@ -46,14 +55,14 @@ _LOOK_EVERY_S = 0.1
 class _Agent:
     """A Ray actor that holds a host's devices and, on other hosts than the launcher's, runs its agent."""
 
-    def __init__(self, address: str, cwd: str, launcher_is_here: bool) -> None:
-        self._address = address
-        self._agent = None if launcher_is_here else HostAgent(address, cwd)
+    def __init__(self, *arguments: Any) -> None:
+        """Those of `HostAgent`, or none."""
+        self._agent = HostAgent(*arguments) if arguments else None
 
-    def facts(self) -> dict[str, Any]:
-        """Fields of `Host`; devices are those that Ray has given to this actor."""
+    def host(self, address: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """Fields of `Host`, devices are those that Ray has given to this actor; and what is installed."""
         devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-        return {**facts(self._address), "devices": tuple(devices)}
+        return {**facts(address), "devices": tuple(devices)}, software()
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self._agent, method)(*arguments)
@@ -62,8 +71,8 @@ class _Agent:
 class RayBackend(Backend):
     """Hosts of the cluster at `world.ray_address`, each with `gpus` devices (0: all it has, None: none).
 
-    Raises ConfigError for a cluster that is not there or too small for ever, WaitExpired for hosts that do
-    not come, or devices that others hold, for `deadline_s`.
+    Raises ConfigError for a cluster that is not there or too small for ever and for a host that is not like
+    the launcher's, WaitExpired for hosts that do not come, or devices that others hold, for `deadline_s`.
     """
 
     def __init__(self, world: WorldConfig, gpus: int | None, deadline_s: float) -> None:
@@ -77,17 +86,20 @@ class RayBackend(Backend):
             if len(nodes) == 1 and gpus is None:  # nothing that Ray would have to count or reach
                 super().__init__([this_host()])
                 return
+            addresses = [_address(node, alone=len(nodes) == 1) for node in nodes]
             self._group = _reserve([_bundle(node, gpus) for node in nodes], deadline_s)
-            addresses = [str(node["NodeManagerAddress"]) for node in nodes]
-            self._agents = [self._start_agent(*place) for place in enumerate(addresses)]
-            super().__init__(list(self._hosts(addresses)))
+            env = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+            for rank, address in enumerate(addresses):
+                self._agents.append(self._start_agent(rank, *((address, os.getcwd(), env) if rank else ())))
+            hosts = [_host(*each) for each in zip(range(len(nodes)), addresses, self._agents)]
+            super().__init__(hosts if len(hosts) > 1 else [this_host(hosts[0].devices)])
             for host in self.hosts[1:]:
                 self._others[host.rank] = RemoteHost(str(host), partial(_ask, self._agents[host.rank]))
         except BaseException:
             self._leave()
             raise
 
-    def _start_agent(self, rank: int, address: str) -> Any:
+    def _start_agent(self, rank: int, *arguments: Any) -> Any:
         options = {
             "num_cpus": 0,
             "num_gpus": self._group.bundle_specs[rank].get("GPU", 0),
@@ -97,18 +109,7 @@ class RayBackend(Backend):
                 self._group, placement_group_bundle_index=rank
             ),
         }
-        return ray.remote(_Agent).options(**options).remote(address, os.getcwd(), rank == 0)
-
-    def _hosts(self, addresses: Sequence[str]) -> Iterator[Host]:
-        for rank, (agent, address) in enumerate(zip(self._agents, addresses)):
-            try:
-                found = ray.get(agent.facts.remote(), timeout=ANSWER_S)
-            except (RayActorError, GetTimeoutError) as error:
-                raise ConfigError(f"host {address}: its agent does not start: {first_line(error)}") from None
-            if len(addresses) == 1:
-                yield Host(devices=found["devices"], cores=found["cores"])
-            else:
-                yield Host(rank=rank, address=address, **found)
+        return ray.remote(_Agent).options(**options).remote(*arguments)
 
     @property
     def others(self) -> Mapping[int, ChildHost]:
@@ -120,18 +121,18 @@ class RayBackend(Backend):
         return bool(self._others[host].call("take_port", port))
 
     def check_paths(self, output_dir: Path, paths: Sequence[str]) -> None:
-        nonce = secrets.token_hex(8)
-        probe = output_dir / "launcher" / f"shared-{nonce}"
+        probe = output_dir / "launcher" / f"shared-{secrets.token_hex(8)}"
         probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.write_text(nonce)
+        probe.touch()
         try:
             for rank, other in self._others.items():
                 host = self.hosts[rank]
                 if missing := other.call("missing", [sys.executable, os.getcwd(), *paths]):
                     raise ConfigError(f"{host}: has no {missing[0]}; every host needs it at the same path")
-                if other.call("read_back", probe, SHARED_S, timeout_s=2 * SHARED_S) != nonce:
+                if not other.call("shares", probe, SHARED_S, timeout_s=2 * SHARED_S):
                     raise ConfigError(
-                        f"output_dir={output_dir}: {host} does not see it; give a folder that all hosts share"
+                        f"output_dir={output_dir}: {host} does not see it, or may not write there; give a "
+                        "folder that all hosts share"
                     )
         finally:
             probe.unlink()
@@ -151,15 +152,16 @@ class RayBackend(Backend):
 
 
 def _connect(address: str) -> None:
-    passed_on = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
-    try:
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level="error",
-            # Variables only: Ray would upload a working folder, and build an environment, on each host.
-            runtime_env={"env_vars": passed_on},
+    named = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    if "://" in named:  # Ray's client, or the server that takes jobs
+        raise ConfigError(
+            f"world.ray_address={named}: give HOST:PORT, and start the launcher on a host of that cluster"
         )
+    # The agents' module has to be found. What they need beyond that they are told: Ray writes this into its
+    # logs. No folder and no packages: Ray would upload them, and build an environment, on each host.
+    path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env={"env_vars": path})
     except Exception as error:  # no common base: no cluster, another version, a wrong token
         raise ConfigError(
             f"world.ray_address={address}: {first_line(error)}; start a cluster with ray start --head"
@@ -173,12 +175,36 @@ def _nodes(count: int | None, with_gpus: bool, deadline_s: float) -> list[dict[s
         while True:
             alive = [node for node in ray.nodes() if node["Alive"]]
             usable = [n for n in alive if n["NodeID"] != own and ("GPU" in n["Resources"] or not with_gpus)]
-            usable.sort(key=lambda node: ip_address(node["NodeManagerAddress"]))
+            usable.sort(key=lambda node: [part.zfill(3) for part in node["NodeManagerAddress"].split(".")])
             nodes = [node for node in alive if node["NodeID"] == own] + usable
             if len(nodes) >= (count or 1):
                 return nodes[:count]
             wait.check(f"there are {len(nodes)}")
             time.sleep(_LOOK_EVERY_S)
+
+
+def _address(node: Mapping[str, Any], alone: bool) -> str:
+    """Under which other hosts, if there are any, reach a node. ConfigError for a name or IPv6."""
+    address = str(node["NodeManagerAddress"])
+    try:
+        return address if alone else str(IPv4Address(address))
+    except ValueError:
+        raise ConfigError(
+            f"world.backend=ray: a node has the address {address}; start Ray there with "
+            "--node-ip-address=, an IPv4 address"
+        ) from None
+
+
+def _host(rank: int, address: str, agent: Any) -> Host:
+    """A host as its agent describes it. ConfigError if that does not answer, or is not like the launcher."""
+    try:
+        fields, there = ray.get(agent.host.remote(address), timeout=ANSWER_S)
+    except (RayActorError, GetTimeoutError) as error:
+        raise ConfigError(f"host {address}: its agent does not start: {first_line(error)}") from None
+    host = Host(rank=rank, **fields)
+    if rank and (differs := difference(software(), there)):
+        raise ConfigError(f"{host}: {differs}")
+    return host
 
 
 def _bundle(node: Mapping[str, Any], gpus: int | None) -> dict[str, float]:
@@ -210,13 +236,11 @@ def _reserve(bundles: list[dict[str, float]], deadline_s: float) -> Any:
 
 
 def _ask(agent: Any, method: str, *arguments: Any, timeout_s: float) -> Any:
-    """Call a method of an agent; Ray's errors become those of `RemoteHost`."""
+    """Call a method of an agent; Ray's errors become those of `RemoteHost`, and its timeout is one."""
     try:
         return ray.get(agent.call.remote(method, *arguments), timeout=timeout_s)
-    except GetTimeoutError as error:
-        raise HostSilent from error
     except ActorDiedError as error:
-        raise HostGone("its agent ended, or Ray has given its node up") from error
+        raise ConnectionError("its agent ended, or Ray has given its node up") from error
     except RayActorError as error:  # perhaps for a moment only
         time.sleep(_LOOK_EVERY_S)
-        raise HostSilent from error
+        raise TimeoutError from error

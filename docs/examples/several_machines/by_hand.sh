@@ -6,7 +6,7 @@ set -euo pipefail
 role=$1 head=$2
 shift 2
 : "${RAY_AUTH_TOKEN:?set it to the same 64 hexadecimal digits on every host}"
-export RAY_AUTH_MODE=token RAY_AUTH_TOKEN RAY_USAGE_STATS_ENABLED=0
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN RAY_USAGE_STATS_ENABLED=0 RAY_memory_monitor_refresh_ms=0
 
 case $role in
   head)

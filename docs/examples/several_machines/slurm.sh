@@ -18,7 +18,7 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 # Whoever reaches Ray's port may run code. A token that every host has from the start; Ray's own is made by the head.
 RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
-export RAY_USAGE_STATS_ENABLED=0
+export RAY_USAGE_STATS_ENABLED=0 RAY_memory_monitor_refresh_ms=0
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=600   # 30 s are short for a shared environment on a cold file system
 unset WORLD_SIZE RANK MASTER_ADDR
 

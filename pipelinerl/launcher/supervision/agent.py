@@ -1,74 +1,80 @@
 """The supervisor's hands on another host: starts, watches and ends children there as the launcher does here.
 
 Backends run one in a process on each host (`launcher/ray_backend.py`) and let a `RemoteHost` call it, from
-any thread. Every fork comes from one thread that never ends, because the kernel ends a child with the
-thread that started it. What happens to children are events, which the launcher fetches by long polls. If
-nobody polls for `ABANDONED_AFTER_S`, the launcher or the way to it is gone and every child is killed.
+any thread. Every start and kill comes from one thread that never ends: the kernel ends a child with the
+thread that started it, and nothing overtakes. What happens to children are events, which the launcher fetches
+by long polls. If nobody polls for `ABANDONED_AFTER_S`, the launcher or the way to it is gone and every child
+is killed.
 """
 
 import fcntl
+import hashlib
 import logging
 import os
+import platform
 import socket
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
+from pipelinerl.base.files import is_there
 from pipelinerl.base.ports import ReservedPorts, is_free_everywhere
-from pipelinerl.launcher.supervision.host import STOPPED_DEADLINE_S, LocalHost, Told
+from pipelinerl.config.installed import PACKAGE
+from pipelinerl.launcher.supervision.host import LocalHost
 from pipelinerl.launcher.supervision.process import RunningChild
-from pipelinerl.launcher.supervision.spec import ChildSpec
+from pipelinerl.launcher.supervision.spec import ChildSpec, Exited, News
 
 log = logging.getLogger(__name__)
 
 ABANDONED_AFTER_S = 30.0
 OF_OTHER_LAUNCHERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun and its kind, or an operator of a cluster, set on each host."""
+COMPARED = ("torch", "transformers", "accelerate", "vllm", "numpy", "msgspec", "redis")
+"""Packages whose version has to be the same on every host."""
 _LOOK_EVERY_S = 1.0
-_KILLED = -9
+_NOT_STARTED, _KILLED = 127, -9
 _SIOCGIFADDR = 0x8915
 
 
-class Event(NamedTuple):
-    """What happened to the start `key`; `number` grows by one, so that none is told twice or not at all."""
-
-    number: int
-    key: int
-    kind: str
-    """A field of `Told`."""
-    what: Any
-    """A cause; of an exit the code and the last words."""
+Event = tuple[int, int, News]
+"""A number that grows by one, so that none is told twice or not at all; the key of a start; what happened."""
 
 
 class HostAgent:
-    """`address` is this host's, `cwd` the launcher's working folder."""
+    """`address` is this host's, `cwd` the launcher's working folder, `env` what children have beside this
+    process's environment."""
 
     def __init__(
         self,
         address: str,
         cwd: str = ".",
-        stopped_deadline_s: float = STOPPED_DEADLINE_S,
+        env: Mapping[str, str] = MappingProxyType({}),
         abandoned_after_s: float = ABANDONED_AFTER_S,
     ) -> None:
         forget_other_launchers()
+        os.environ.update(env)
         if os.path.isdir(cwd):  # else `missing` says so
             os.chdir(cwd)
         self._abandoned_after_s = abandoned_after_s
         self._ports = ReservedPorts(free=partial(is_free_everywhere, address=address))
         self._children: dict[int, RunningChild] = {}
+        self._never: set[int] = set()  # starts that were killed before they arrived
         self._events: deque[Event] = deque()
         self._number = 0
         self._news = threading.Condition()
         self._polled = time.monotonic()
         self._closed = threading.Event()
         self._forker = ThreadPoolExecutor(1, "forker")
-        self._host = self._forker.submit(LocalHost, (), stopped_deadline_s).result()
+        self._host = self._forker.submit(LocalHost).result()
         threading.Thread(target=self._watch, name="agent-watch", daemon=True).start()
 
     def _watch(self) -> None:
@@ -84,15 +90,12 @@ class HostAgent:
         """Which of the launcher's paths are not here."""
         return [path for path in paths if not os.path.exists(path)]
 
-    def read_back(self, path: Path, deadline_s: float) -> str | None:
-        """The text of a file that the launcher has just written; None if it does not appear in time."""
+    def shares(self, file: Path, deadline_s: float) -> bool:
+        """Whether a file that the launcher has just written appears in time, in a folder to write into."""
         end = time.monotonic() + deadline_s
-        while time.monotonic() < end:
-            try:
-                return path.read_text()
-            except OSError:
-                time.sleep(0.1)
-        return None
+        while not is_there(file) and time.monotonic() < end:
+            time.sleep(0.1)
+        return file.exists() and os.access(file.parent, os.W_OK)
 
     def take_port(self, port: int) -> bool:
         """Whether a port is free here; it is kept until this agent ends."""
@@ -100,42 +103,31 @@ class HostAgent:
 
     def start(self, key: int, spec: ChildSpec) -> int:
         """Start a child; its pid. `key` names this start from now on."""
-        told = Told(
-            exited=lambda code: self._exited(key, code),
-            healthy=lambda: self._tell(key, "healthy", None),
-            silent=lambda cause: self._tell(key, "silent", cause),
-            stopped=lambda cause: self._tell(key, "stopped", cause),
-        )
+        return self._forker.submit(self._start, key, spec).result()
 
-        def fork() -> int:
-            if self._closed.is_set():
-                self._tell(key, "exited", (_KILLED, ""))
-                return 0
-            child = self._children[key] = self._host.start(spec, told)
-            return child.pid
+    def _start(self, key: int, spec: ChildSpec) -> int:
+        if self._closed.is_set():
+            self._kill(key)
+        if key in self._never:
+            return 0
+        try:
+            child = self._children[key] = self._host.start(spec, partial(self._tell, key))
+        except OSError as error:  # such as a folder of logs that cannot be written
+            self._tell(key, Exited(_NOT_STARTED, str(error)))
+            return 0
+        return child.pid
 
-        return self._forker.submit(fork).result()
-
-    def _exited(self, key: int, code: int) -> None:
-        if not self._closed.is_set():
-            self._forker.submit(self._reap, key, code)
-
-    def _reap(self, key: int, code: int) -> None:
-        child = self._children[key]
-        child.reap()
-        self._tell(key, "exited", (code, child.last_words()))
-
-    def _tell(self, key: int, kind: str, what: Any) -> None:
+    def _tell(self, key: int, news: News) -> None:
         with self._news:
             self._number += 1
-            self._events.append(Event(self._number, key, kind, what))
+            self._events.append((self._number, key, news))
             self._news.notify_all()
 
     def events(self, timeout_s: float, after: int) -> list[Event]:
         """What happened behind event number `after`, which has been taken in; waits for the first one."""
         self._polled = time.monotonic()
         with self._news:
-            while self._events and self._events[0].number <= after:
+            while self._events and self._events[0][0] <= after:
                 self._events.popleft()
             self._news.wait_for(lambda: self._events or self._closed.is_set(), timeout_s)
             self._polled = time.monotonic()
@@ -148,11 +140,14 @@ class HostAgent:
 
     def kill(self, key: int) -> None:
         """Kill a child's group; its exit is told, also of one whose start never arrived."""
-        child = self._children.get(key)
-        if child is None:
-            self._tell(key, "exited", (_KILLED, ""))
-        elif child.alive:
-            child.kill()
+        self._forker.submit(self._kill, key)
+
+    def _kill(self, key: int) -> None:
+        if key in self._children:
+            self._children[key].kill()
+        elif key not in self._never:
+            self._never.add(key)
+            self._tell(key, Exited(_KILLED))
 
     def gone(self, key: int, deadline_s: float) -> bool:
         """Whether nothing of a child's group is alive any more within `deadline_s` seconds."""
@@ -166,8 +161,7 @@ class HostAgent:
         with self._news:
             self._news.notify_all()
         for child in list(self._children.values()):
-            if child.alive:
-                child.kill()
+            child.kill()
         self._forker.submit(self._host.close).result()
         self._ports.close()
 
@@ -179,9 +173,34 @@ def forget_other_launchers() -> None:
 
 
 def facts(address: str) -> dict[str, Any]:
-    """Name, cores and network interface of this host, as `Host` has them."""
-    cores = len(os.sched_getaffinity(0))
-    return {"name": socket.gethostname(), "cores": cores, "interface": interface_of(address)}
+    """Name, address, cores and network interface of this host, as `Host` has them."""
+    own = {"name": socket.gethostname(), "address": address, "interface": interface_of(address)}
+    return {**own, "cores": len(os.sched_getaffinity(0))}
+
+
+def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
+    """What two hosts do not have alike of their `software`, for people; None if all is."""
+    for what in sorted({*here, *there}):
+        ours, theirs = (one.get(what, "not installed") for one in (here, there))
+        if ours != theirs:
+            return f"{what} is {theirs} there and {ours} with the launcher; every host needs the same"
+    return None
+
+
+def software() -> dict[str, str]:
+    """What has to be the same on every host of a run, with its version."""
+    found = {"Python": platform.python_version(), "the code of pipelinerl": _digest(PACKAGE)}
+    for name in COMPARED:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def interface_of(address: str) -> str | None:

@@ -152,13 +152,15 @@ class SupervisorCore:
         if child.phase is ChildPhase.STARTING and generation == child.generation and not child.killed_for:
             child.phase, child.timer = ChildPhase.READY, math.inf
 
-    def unresponsive(self, name: str, generation: int, cause: str, starting: bool = False) -> list[Action]:
+    def unresponsive(
+        self, name: str, generation: int, cause: str, whatever_phase: bool = False
+    ) -> list[Action]:
         """A child that is ready has to be killed for `cause`; its restarts count as after any death.
 
-        `starting`: also one that is not ready yet.
+        `whatever_phase`: also one that is not ready yet.
         """
         child = self._children[name]
-        phases = (ChildPhase.READY, ChildPhase.STARTING) if starting else (ChildPhase.READY,)
+        phases = (ChildPhase.READY, ChildPhase.STARTING) if whatever_phase else (ChildPhase.READY,)
         if child.phase not in phases or generation != child.generation or child.killed_for:
             return []
         child.killed_for = cause

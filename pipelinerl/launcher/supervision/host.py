@@ -4,32 +4,20 @@ import contextlib
 import logging
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from pipelinerl.launcher.supervision import guard as guard_module
 from pipelinerl.launcher.supervision.process import RunningChild, stopped_processes, what_runs
-from pipelinerl.launcher.supervision.spec import ChildSpec
+from pipelinerl.launcher.supervision.spec import ChildSpec, Exited, News, Tell, Unwell
 
 log = logging.getLogger(__name__)
 
 _GUARD_END_S = 15.0
 STOPPED_DEADLINE_S = 20.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """What a host tells about one start of a child, from any thread."""
-
-    exited: Callable[[int], None]
-    healthy: Callable[[], None]
-    silent: Callable[[str], None]
-    """The cause for killing it once it is ready."""
-    stopped: Callable[[str], None]
-    """The cause for killing it whatever its phase; may come again."""
 
 
 class Child(Protocol):
@@ -40,21 +28,16 @@ class Child(Protocol):
 
     def terminate(self) -> None: ...
     def kill(self) -> None: ...
-    def reap(self) -> None: ...
     def wait_until_gone(self, deadline_s: float) -> bool: ...
-    def last_words(self) -> str: ...
 
 
 class ChildHost(Protocol):
     """Where children are started. `start` and `look` are called by one thread."""
 
-    def start(self, spec: ChildSpec, told: Told) -> Child: ...
+    def start(self, spec: ChildSpec, tell: Tell) -> Child: ...
 
-    def look(self) -> None:
-        """Called about once a second."""
-
-    def on_lost(self, tell: Callable[[str], None]) -> None:
-        """Call `tell` with the cause when the host is gone, at once if it is."""
+    def look(self) -> str | None:
+        """Called about once a second; why the host is gone for good, None while it is not."""
 
     def close(self) -> None:
         """When no child is left."""
@@ -79,8 +62,9 @@ class _Guard:
 
     def tell(self, sign: str, pgid: int) -> None:
         assert self._process.stdin is not None
-        # A guard that was killed a moment ago is replaced in the next step and told everything again.
-        with contextlib.suppress(BrokenPipeError):
+        # A guard that was killed a moment ago is replaced in the next step and told everything again; one
+        # that was closed kills what is left.
+        with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(f"{sign}{pgid}\n".encode())
             self._process.stdin.flush()
 
@@ -109,52 +93,42 @@ class LocalHost:
         self, leftovers: Sequence[Path] = (), stopped_deadline_s: float = STOPPED_DEADLINE_S
     ) -> None:
         self._leftovers, self._stopped_deadline_s = leftovers, stopped_deadline_s
-        self._running: dict[int, _GuardedChild] = {}
+        self._running: dict[int, RunningChild] = {}
+        self._guarding = threading.Lock()
         self._guard = _Guard(leftovers)
 
-    def start(self, spec: ChildSpec, told: Told) -> "_GuardedChild":
-        child = _GuardedChild(self, spec, told)
-        self._running[child.pid] = child
-        self._guard.tell("+", child.pid)
-        return child
+    def start(self, spec: ChildSpec, tell: Tell) -> RunningChild:
+        def hear(news: News) -> None:
+            if isinstance(news, Exited):
+                with self._guarding:  # until it was taken in
+                    del self._running[child.pid]
+                    self._guard.tell("-", child.pid)
+            tell(news)
 
-    def forget(self, pid: int) -> None:
-        """A child has been reaped."""
-        self._running.pop(pid, None)
-        self._guard.tell("-", pid)
+        with self._guarding:
+            child = RunningChild(spec, hear)
+            self._running[child.pid] = child
+            self._guard.tell("+", child.pid)
+        return child
 
     def look(self) -> None:
         """Replace a guard that was killed, and name children that were stopped for too long."""
-        if not self._guard.alive:
-            log.warning("the guard process died; a new one takes over")
-            self._guard = _Guard(self._leftovers)
-            for group in self._running:
-                self._guard.tell("+", group)
+        with self._guarding:
+            if not self._guard.alive:
+                log.warning("the guard process died; a new one takes over")
+                self._guard = _Guard(self._leftovers)
+                for group in self._running:
+                    self._guard.tell("+", group)
+            running = list(self._running.values())
         now = time.monotonic()
-        stopped = stopped_processes(self._running)
-        for child in self._running.values():
+        stopped = stopped_processes(child.pid for child in running)
+        for child in running:
             pid: int | None = stopped.get(child.pid)
             stopped_s = child.stopped.look(now if pid is None else None, now)
             # Whatever its phase: it has no heartbeat that tells.
             if pid is not None and stopped_s > self._stopped_deadline_s:
                 who = "" if pid == child.pid else f"{what_runs(pid)} is "
-                child.told.stopped(f"{who}stopped (SIGSTOP) for {stopped_s:.0f} s")
-
-    def on_lost(self, tell: Callable[[str], None]) -> None:
-        """This host cannot be lost to itself."""
+                child.tell(Unwell(f"{who}stopped (SIGSTOP) for {stopped_s:.0f} s", whatever_phase=True))
 
     def close(self) -> None:
         self._guard.close()
-
-
-class _GuardedChild(RunningChild):
-    """A child whose group the guard kills if nobody reaps it."""
-
-    def __init__(self, host: LocalHost, spec: ChildSpec, told: Told) -> None:
-        super().__init__(spec, on_exit=told.exited, on_healthy=told.healthy, on_silent=told.silent)
-        self.told = told
-        self._host = host
-
-    def reap(self) -> None:
-        super().reap()
-        self._host.forget(self.pid)

@@ -14,7 +14,7 @@ from pipelinerl.base import child as child_module
 from pipelinerl.base.heartbeat import BeatWatch
 from pipelinerl.base.waits import StallDetector
 from pipelinerl.launcher.supervision.liveness import watch_health, watch_heartbeat
-from pipelinerl.launcher.supervision.spec import ChildSpec
+from pipelinerl.launcher.supervision.spec import ChildSpec, Exited, Healthy, Tell, Unwell
 
 LONGEST_LOOK_S = 3.0
 """Between two looks of the supervisor nothing counts beyond this."""
@@ -96,16 +96,10 @@ def last_line(path: Path) -> str:
 
 
 class RunningChild:
-    """A started process. `on_exit(code)`, `on_healthy()` and `on_silent(cause)` come from threads."""
+    """A started process, which ends with the calling thread. Its own threads call `tell`."""
 
-    def __init__(
-        self,
-        spec: ChildSpec,
-        on_exit: Callable[[int], None],
-        on_healthy: Callable[[], None],
-        on_silent: Callable[[str], None],
-    ) -> None:
-        self.spec = spec
+    def __init__(self, spec: ChildSpec, tell: Tell) -> None:
+        self.spec, self.tell = spec, tell
         self._log_start = spec.stderr.stat().st_size if spec.stderr.exists() else 0
         check = spec.heartbeat
         # From before the start, so that no beat of this start is taken for one of an earlier start.
@@ -115,48 +109,49 @@ class RunningChild:
         # Looked at by the supervisor; as every watcher, one that was stopped itself blames nobody.
         self.stopped = StallDetector(None, time.monotonic(), LONGEST_LOOK_S)
         self._gone = threading.Event()
-        self._start_thread(self._watch_exit, on_exit)
+        self._signalling = threading.Lock()
+        self._start_thread(self._watch_exit)
         if spec.health is not None:
-            self._start_thread(watch_health, spec.health, self._gone, on_healthy, on_silent)
+            self._start_thread(watch_health, spec.health, self._gone, self._healthy, self._silent)
         if check is not None:
-            self._start_thread(watch_heartbeat, check, beats, self._gone, on_silent)
+            self._start_thread(watch_heartbeat, check, beats, self._gone, self._silent)
 
     def _start_thread(self, target: Callable[..., None], *args: object) -> None:
         threading.Thread(target=target, args=args, name=f"{self.spec.name}-watch", daemon=True).start()
 
-    def _watch_exit(self, on_exit: Callable[[int], None]) -> None:
+    def _healthy(self) -> None:
+        self.tell(Healthy())
+
+    def _silent(self, cause: str) -> None:
+        self.tell(Unwell(cause))
+
+    def _watch_exit(self) -> None:
         # WNOWAIT leaves the zombie, so that its pid (the group's id) cannot be given to another process
         # before the rest of the group has been killed.
-        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self._gone.set()
-        assert info is not None
-        on_exit(info.si_status if info.si_code == os.CLD_EXITED else -info.si_status)
-
-    @property
-    def alive(self) -> bool:
-        """Whether its exit has not been reported yet."""
-        return not self._gone.is_set()
+        self.kill()
+        with self._signalling:  # nobody signals the pid of somebody else
+            code = self._process.wait()
+        self.tell(Exited(code, self._last_words()))
 
     def terminate(self) -> None:
         """SIGTERM to the child itself, which stops its own workers; one that was stopped goes on for that."""
-        # Not by Popen, which would wait for one that has just ended: its zombie keeps the pid until `reap`.
-        for number in (signal.SIGTERM, signal.SIGCONT) if not self._gone.is_set() else ():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            self._signal(os.kill, self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL to everything in the group and below; nothing left is fine."""
         strays = descendants(self.pid)  # wandb's service, for one, has opened a session of its own
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        self._signal(os.killpg, self.pid, signal.SIGKILL)
         for pid in strays:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            self._signal(os.kill, pid, signal.SIGKILL)
 
-    def reap(self) -> None:
-        """Kill what the child left behind in its group, then forget it. Call after its exit was reported."""
-        self.kill()
-        self._process.wait()
+    def _signal(self, send: Callable[[int, int], None], pid: int, number: int) -> None:
+        # Not by Popen, which would wait for one that has just ended.
+        with self._signalling, contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._process.returncode is None:
+                send(pid, number)
 
     def wait_until_gone(self, deadline_s: float) -> bool:
         """Whether nothing of the group is alive any more within `deadline_s` seconds."""
@@ -167,7 +162,6 @@ class RunningChild:
             time.sleep(0.01)
         return True
 
-    def last_words(self) -> str:
-        """The last line that this start wrote to stderr, or to stdout if it wrote none there."""
+    def _last_words(self) -> str:
         wrote = self.spec.stderr.exists() and self.spec.stderr.stat().st_size > self._log_start
         return last_line(self.spec.stderr if wrote else self.spec.stdout)

@@ -7,11 +7,10 @@ How calls travel is the backend's; this file knows none. A host whose agent does
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipelinerl.launcher.supervision.host import Told
-from pipelinerl.launcher.supervision.spec import ChildSpec
+from pipelinerl.launcher.supervision.spec import ChildSpec, Tell
 
 POLL_S = 5.0
 LOST_AFTER_S = 20.0
@@ -20,16 +19,9 @@ _CALL_S = 5.0
 _RETRY_S = 0.5
 
 
-class HostSilent(Exception):
-    """A call of the agent was not answered in time."""
-
-
-class HostGone(Exception):
-    """The agent does not exist any more; the message says why."""
-
-
 class Ask(Protocol):
-    """Calls a method of a host's agent. Raises HostSilent or HostGone."""
+    """Calls a method of a host's agent. TimeoutError without an answer in time, ConnectionError, which says
+    why, if the agent does not exist any more."""
 
     def __call__(self, method: str, *arguments: Any, timeout_s: float) -> Any: ...
 
@@ -40,10 +32,8 @@ class RemoteHost:
     def __init__(self, label: str, ask: Ask, lost_after_s: float = LOST_AFTER_S) -> None:
         self._label, self._ask, self._lost_after_s = label, ask, lost_after_s
         self._keys = itertools.count()
-        self._children: dict[int, RemoteChild] = {}
-        self._lock = threading.Lock()
+        self._tells: dict[int, Tell] = {}
         self._lost: str | None = None
-        self._tell_lost: Callable[[str], None] | None = None
         self._closing = threading.Event()
         self._poller = threading.Thread(target=self._poll, name=f"poll-{label}", daemon=True)
         self._poller.start()
@@ -52,41 +42,25 @@ class RemoteHost:
         after, answered = 0, time.monotonic()
         while not self._closing.is_set():
             left_s = answered + self._lost_after_s - time.monotonic()
-            if left_s <= 0:
-                self._is_lost(f"no answer for {self._lost_after_s:g} s")
-                return
             try:
+                if left_s <= 0:
+                    raise ConnectionError(f"no answer for {self._lost_after_s:g} s")
                 events = self._ask("events", POLL_S, after, timeout_s=min(2 * POLL_S, left_s))
-            except HostSilent:
+            except TimeoutError:
                 self._closing.wait(_RETRY_S)
                 continue
-            except HostGone as error:
-                self._is_lost(str(error))
+            except ConnectionError as error:
+                self._lost = f"{self._label} is lost: {error}"
                 return
             answered = time.monotonic()
-            for number, key, kind, what in events:
+            for number, key, news in events:
                 after = number
-                self._children[key].tell(kind, what)
+                self._tells[key](news)
 
-    def _is_lost(self, why: str) -> None:
-        if self._closing.is_set():
-            return
-        with self._lock:
-            self._lost = f"{self._label} is lost: {why}"
-            if self._tell_lost is not None:
-                self._tell_lost(self._lost)
-
-    def on_lost(self, tell: Callable[[str], None]) -> None:
-        with self._lock:
-            self._tell_lost = tell
-            if self._lost is not None:
-                tell(self._lost)
-
-    def start(self, spec: ChildSpec, told: Told) -> "RemoteChild":
+    def start(self, spec: ChildSpec, tell: Tell) -> "RemoteChild":
         key = next(self._keys)
-        child = self._children[key] = RemoteChild(spec, told, self, key)
-        child.pid = self.call("start", key, spec) or 0
-        return child
+        self._tells[key] = tell
+        return RemoteChild(spec, self.call("start", key, spec) or 0, self, key)
 
     def call(self, method: str, *arguments: Any, timeout_s: float = _CALL_S) -> Any:
         """The agent's answer; None without one, because the poll finds out what that means."""
@@ -94,11 +68,11 @@ class RemoteHost:
             return None
         try:
             return self._ask(method, *arguments, timeout_s=timeout_s)
-        except (HostSilent, HostGone):
+        except (TimeoutError, ConnectionError):
             return None
 
-    def look(self) -> None:
-        """The agent looks for itself."""
+    def look(self) -> str | None:
+        return self._lost
 
     def close(self) -> None:
         self._closing.set()
@@ -106,37 +80,22 @@ class RemoteHost:
         self._poller.join(2 * POLL_S)
 
 
+@dataclass
 class RemoteChild:
-    """One start of a child on another host; its agent reaps it."""
+    """One start of a child on another host."""
 
-    def __init__(self, spec: ChildSpec, told: Told, host: RemoteHost, key: int) -> None:
-        self.spec, self._told, self._host, self._key = spec, told, host, key
-        self.pid = 0
-        """On that host; 0 if the agent did not say."""
-        self._words = ""
-
-    def tell(self, kind: str, what: Any) -> None:
-        """Pass on an event of the agent."""
-        if kind == "exited":
-            code, self._words = what
-            self._told.exited(code)
-        elif kind == "healthy":
-            self._told.healthy()
-        else:
-            getattr(self._told, kind)(what)
+    spec: ChildSpec
+    pid: int
+    """On that host; 0 if its agent did not say."""
+    host: RemoteHost
+    key: int
 
     def terminate(self) -> None:
-        self._host.call("terminate", self._key)
+        self.host.call("terminate", self.key)
 
     def kill(self) -> None:
-        self._host.call("kill", self._key)
-
-    def reap(self) -> None:
-        """Done there."""
+        self.host.call("kill", self.key)
 
     def wait_until_gone(self, deadline_s: float) -> bool:
         # Nobody can be asked about a lost host; what is left there ends by itself.
-        return self._host.call("gone", self._key, deadline_s, timeout_s=deadline_s + _CALL_S) is not False
-
-    def last_words(self) -> str:
-        return self._words
+        return self.host.call("gone", self.key, deadline_s, timeout_s=deadline_s + _CALL_S) is not False

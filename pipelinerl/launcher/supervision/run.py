@@ -5,7 +5,6 @@ import math
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from pipelinerl.base.closing import Closing
@@ -20,8 +19,8 @@ from pipelinerl.launcher.supervision.core import (
     StartChild,
     SupervisorCore,
 )
-from pipelinerl.launcher.supervision.host import STOPPED_DEADLINE_S, Child, ChildHost, LocalHost, Told
-from pipelinerl.launcher.supervision.spec import ChildSpec
+from pipelinerl.launcher.supervision.host import STOPPED_DEADLINE_S, Child, ChildHost, LocalHost
+from pipelinerl.launcher.supervision.spec import ChildSpec, Exited, Healthy, News
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +58,8 @@ class Supervisor(Closing):
         self._specs = {spec.name: spec for spec in specs}
         self._core = SupervisorCore(specs)
         self._announce = announce
-        # What happened to a child, as a call to be made by this thread; the children's threads put it here.
-        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # Name and generation of a child and what happened to it; threads put it here.
+        self._news: queue.SimpleQueue[tuple[str, int, News]] = queue.SimpleQueue()
         self._running: dict[str, Child] = {}
         self._waits: dict[str, Wait] = {}
         self._hosts: dict[int, ChildHost] = {0: LocalHost(leftovers, stopped_deadline_s), **(others or {})}
@@ -68,8 +67,6 @@ class Supervisor(Closing):
         self._stopping = False
         self.left_out: set[str] = set()
         """Children that were on a lost host, and without which the run goes on."""
-        for rank, host in self._hosts.items():
-            host.on_lost(partial(self._hear_of_loss, rank))
 
     def pids(self) -> dict[str, int]:
         """Pids of the children that run now."""
@@ -108,65 +105,52 @@ class Supervisor(Closing):
             if tick is not None and time.monotonic() >= next_tick:
                 tick()
                 next_tick = time.monotonic() + tick_s
-            self._look()
             self._carry_out(self._core.tick(time.monotonic()))
-            next_timer = min(self._core.next_timer(), next_tick)
-            self._next_event(min(_LONGEST_WAIT_S, max(0.0, next_timer - time.monotonic())))
+            self._take_news(min(self._core.next_timer(), next_tick) - time.monotonic())
 
-    def _look(self) -> None:
-        """What hosts do now and then, by this thread."""
+    def _take_news(self, longest_s: float) -> None:
+        """Look at the hosts, wait for what happens next, at most `longest_s` seconds, and act on it."""
         if (now := time.monotonic()) >= self._next_look:
             self._next_look = now + _LONGEST_WAIT_S
-            for host in self._hosts.values():
-                host.look()
-
-    def _next_event(self, longest_s: float) -> None:
-        """Wait for what happens next, at most `longest_s` seconds, and act on it."""
+            for rank, host in list(self._hosts.items()):
+                if (cause := host.look()) is not None:
+                    del self._hosts[rank]
+                    self._host_lost(rank, cause)
         try:
-            event = self._events.get(timeout=longest_s)
+            name, generation, news = self._news.get(timeout=min(max(longest_s, 0.0), _LONGEST_WAIT_S))
         except queue.Empty:
             return
-        event()
+        if isinstance(news, Exited):
+            self._exited(name, generation, news)
+        elif self._stopping:
+            return
+        elif isinstance(news, Healthy):
+            self._core.healthy(name, generation)
+            self._end_wait(name)
+            self._announce(f"{name} is healthy")
+        else:
+            self._carry_out(self._core.unresponsive(name, generation, news.cause, news.whatever_phase))
 
-    def _exited(self, name: str, generation: int, code: int) -> None:
-        child = self._running.pop(name, None)
-        if child is None:  # its host was given up before it could say so
+    def _exited(self, name: str, generation: int, exited: Exited) -> None:
+        if self._running.pop(name, None) is None:  # its host was given up before it could say so
             return
         self._end_wait(name)
-        child.reap()
         if self._stopping:
             return
-        actions = self._core.exited(name, generation, code, time.monotonic())
+        log_path = self._specs[name].stderr
+        actions = self._core.exited(name, generation, exited.code, time.monotonic())
         for action in actions:
             if isinstance(action, GiveUp):
-                raise ChildFailed(name, action.cause, child.last_words(), child.spec.stderr)
+                raise ChildFailed(name, action.cause, exited.last_words, log_path)
             if isinstance(action, GoOnWithout):
-                said = f"{name}: {action.cause}: {child.last_words()}"
-                self._announce(f"{said}; the run goes on without it (log: {child.spec.stderr})")
+                said = f"{name}: {action.cause}: {exited.last_words}"
+                self._announce(f"{said}; the run goes on without it (log: {log_path})")
         if name in self.ended() and not actions:
             self._announce(f"{name} is done")
         self._carry_out(actions)
 
-    def _healthy(self, name: str, generation: int) -> None:
-        if not self._stopping:
-            self._core.healthy(name, generation)
-            self._end_wait(name)
-            self._announce(f"{name} is healthy")
-
-    def _silent(self, name: str, generation: int, cause: str) -> None:
-        if not self._stopping:
-            self._carry_out(self._core.unresponsive(name, generation, cause))
-
-    def _stopped(self, name: str, generation: int, cause: str) -> None:
-        if not self._stopping:
-            self._carry_out(self._core.unresponsive(name, generation, cause, starting=True))
-
-    def _hear_of_loss(self, rank: int, cause: str) -> None:
-        self._events.put(partial(self._host_lost, rank, cause))
-
     def _host_lost(self, rank: int, cause: str) -> None:
-        gone = [name for name in self._running if self._specs[name].host == rank]
-        for name in gone:
+        for name in [name for name in self._running if self._specs[name].host == rank]:
             del self._running[name]
             self._end_wait(name)
         if self._stopping:
@@ -194,14 +178,10 @@ class Supervisor(Closing):
                 )
 
     def _spawn(self, spec: ChildSpec, generation: int) -> None:
-        name, put = spec.name, self._events.put
-        told = Told(
-            exited=lambda code: put(partial(self._exited, name, generation, code)),
-            healthy=lambda: put(partial(self._healthy, name, generation)),
-            silent=lambda cause: put(partial(self._silent, name, generation, cause)),
-            stopped=lambda cause: put(partial(self._stopped, name, generation, cause)),
+        name = spec.name
+        child = self._running[name] = self._hosts[spec.host].start(
+            spec, lambda news: self._news.put((name, generation, news))
         )
-        child = self._running[name] = self._hosts[spec.host].start(spec, told)
         self._announce(f"{name} started (pid {child.pid})")
         if spec.health is not None:
             wait = waiting(f"{name} to become healthy at {spec.health.url}", spec.health.start_deadline_s)
@@ -238,4 +218,4 @@ class Supervisor(Closing):
     def _wait_for_end(self, names: set[str], deadline_s: float) -> None:
         with waiting(f"the end of {', '.join(sorted(names))}", deadline_s) as wait:
             while names & self._running.keys() and not wait.expired:
-                self._next_event(wait.remaining_s)
+                self._take_news(wait.remaining_s)

@@ -1,8 +1,8 @@
-"""What a supervisor is told about a child process."""
+"""What a supervisor is told about a child process: before its start, and while it runs."""
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,6 +64,34 @@ class ChildSpec:
     @property
     def stderr(self) -> Path:
         return Path(self.log_dir) / "stderr.log"
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The process has ended, and nothing of its group is left."""
+
+    code: int
+    """Negative: a signal."""
+    last_words: str = ""
+    """The last line that it wrote to stderr, or to stdout if it wrote none there."""
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """The health check answered for the first time."""
+
+
+@dataclass(frozen=True)
+class Unwell:
+    """`cause` is why it should be killed once it is ready, or whatever its phase; may come again."""
+
+    cause: str
+    whatever_phase: bool = False
+
+
+News = Exited | Healthy | Unwell
+Tell = Callable[[News], None]
+"""Takes what happens to one start of a child, from any thread."""
 
 
 def write_start_script(spec: ChildSpec) -> Path:

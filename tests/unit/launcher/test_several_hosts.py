@@ -20,9 +20,7 @@ CPU = {"hardware": {"kind": "cpu"}, "engine": {"kind": "embedded", "count": 2}}
 def placed_on(sizes: list[int], **groups: object) -> tuple[dict[str, tuple[int, list[int]]], int]:
     """Host and GPUs of engines, references and trainer on hosts of these sizes; the trainer's ranks."""
     cfg = Config.model_validate(groups)
-    hosts = [
-        imagined_hosts(len(sizes), [str(gpu) for gpu in range(size)])[rank] for rank, size in enumerate(sizes)
-    ]
+    hosts = [imagined_hosts(len(sizes), list("0123")[:size])[rank] for rank, size in enumerate(sizes)]
     jobs = place(cfg, hosts, [], lambda host, port: True)
     assert {job.hostname for job in jobs if job.node_rank == 1} <= {hosts[-1].address, "192.0.2.2"}
     shown = {job.name: (job.node_rank, job.gpus) for job in jobs if job.kind != "preprocessor"}
@@ -131,18 +129,9 @@ def test_servers_of_the_run_are_reached_by_their_hosts_and_services_from_the_fir
     ("groups", "said"),
     [
         ({}, "streams.backend=files: 2 hosts need a server between them; set streams=redis"),
-        (
-            {"streams": {"backend": "redis", "host": "localhost"}},
-            "streams.host=localhost: other hosts",
-        ),
-        (
-            {"debug": {"use_existing_llms": True}},
-            "debug.use_existing_llms=true: such engines are",
-        ),
-        (
-            {"weights": {"directory": "/dev/shm/mine"}},
-            "weights.directory=/dev/shm/mine: engines",
-        ),
+        ({"streams": {"backend": "redis", "host": "localhost"}}, "streams.host=localhost: other hosts"),
+        ({"debug": {"use_existing_llms": True}}, "debug.use_existing_llms=true: such engines are"),
+        ({"weights": {"directory": "/dev/shm/mine"}}, "weights.directory=/dev/shm/mine: engines"),
     ],
 )
 def test_what_is_right_on_one_host_only_is_refused(groups: dict[str, object], said: str) -> None:
@@ -170,17 +159,15 @@ def test_a_dry_run_shows_imagined_hosts_and_needs_no_ray(placed: Placed) -> None
 
 def test_processes_of_several_hosts_are_told_their_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    monkeypatch.setenv("VLLM_HOST_IP", "192.0.2.1")  # of this host, and of no other
     cfg = Config.model_validate({**CPU, "model_path": "m", "streams": {"backend": "redis"}})
     hosts = imagined_hosts(2, [])
     jobs = place(cfg, hosts, [], lambda host, port: True)
     cfg = cfg.model_copy(update={"jobs": jobs, "derived_": derive(cfg, jobs)})
     children = {child.name: child for child in commands(cfg, Path("/run"), [], hosts, None)}
     engine = children["actor_vllm_1"]
-    assert (engine.host, engine.env["VLLM_HOST_IP"], engine.env["GLOO_SOCKET_IFNAME"]) == (
-        1,
-        "192.0.2.2",
-        "eth0",
-    )
+    assert engine.host == 1 and engine.env["VLLM_HOST_IP"] == "192.0.2.2"
+    assert engine.env["GLOO_SOCKET_IFNAME"] == "eth0"
     assert "NCCL_SOCKET_IFNAME" not in engine.env  # the user's own
     assert engine.alike == ("actor_vllm_0", "actor_vllm_1")
     assert children["finetune"].host == 0 and children["finetune"].alike == ()
@@ -195,7 +182,7 @@ def test_a_missing_ray_is_named_with_its_remedy(refused: Refused, monkeypatch: p
 
 def test_one_host_imports_nothing_of_ray(tmp_path: Path) -> None:
     program = (
-        "import sys; from pipelinerl import launch; launch.main(sys.argv[1:]); print('ray' in sys.modules)"
+        "import sys; from pipelinerl.launch import main; main(sys.argv[1:]); print('ray' in sys.modules)"
     )
     folder = f"output_dir={tmp_path / 'run'}"
     done = python("-c", program, "+domain=guessing", "hardware=cpu", folder, DRY_RUN="1")

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor
-from pipelinerl.launcher.supervision.agent import HostAgent, interface_of
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor, remote
+from pipelinerl.launcher.supervision.agent import HostAgent, difference, interface_of, software
 from pipelinerl.launcher.supervision.core import (
     ChildPhase,
     GiveUp,
     GoOnWithout,
     SupervisorCore,
 )
-from pipelinerl.launcher.supervision.remote import HostGone, HostSilent, RemoteHost
+from pipelinerl.launcher.supervision.remote import RemoteHost
+from pipelinerl.launcher.supervision.spec import Exited
 from tests.support.processes import alive, free_port, until
 
 SERVER = """
@@ -39,21 +40,23 @@ class Wire:
 
     def __call__(self, method: str, *arguments: Any, timeout_s: float) -> Any:
         if self.dead:
-            raise HostGone("its agent ended")
+            raise ConnectionError("its agent ended")
         if self.cut:
             time.sleep(min(timeout_s, 0.1))
-            raise HostSilent
+            raise TimeoutError
         answer = getattr(self.agent, method)(*arguments)
         if method == "events" and answer and self.lose_answers:
             self.lose_answers -= 1
-            raise HostSilent
+            raise TimeoutError
         return answer
 
 
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("LOCAL_RANK", "1")  # as on a host of somebody's who starts a launcher on each
-    made = HostAgent("127.0.0.1", os.getcwd(), abandoned_after_s=2.0)
+    monkeypatch.setenv("NCCL_DEBUG", "of this host")
+    monkeypatch.setattr(remote, "POLL_S", 0.2)  # an agent must not give up one who waits for its answer
+    made = HostAgent("127.0.0.1", os.getcwd(), {"NCCL_DEBUG": "INFO"}, abandoned_after_s=5.0)
     yield made
     made.close()
 
@@ -85,13 +88,20 @@ def test_a_child_is_started_healthy_restarted_and_stopped_there(agent: HostAgent
     assert agent._closed.is_set() and agent.start(7, engine) == 0
 
 
-def test_the_last_words_of_a_child_come_with_its_exit(agent: HostAgent, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("in_the_way", "said"),
+    [(False, "exit status 1: no memory left"), (True, "exit status 127: .*File exists")],
+)
+def test_an_exit_comes_with_the_last_words_and_a_failed_start_with_its_cause(
+    in_the_way: bool, said: str, agent: HostAgent, tmp_path: Path
+) -> None:
+    if in_the_way:
+        (tmp_path / "finetune").touch()  # where the folder of its logs would be
     trainer = spec("finetune", tmp_path, "import sys; sys.exit('no memory left')")
     with (
         Supervisor([trainer], others={1: RemoteHost("host 1", Wire(agent))}) as supervisor,
-        pytest.raises(ChildFailed, match="finetune: exit status 1: no memory left"),
+        pytest.raises(ChildFailed, match=f"finetune: {said}"),
     ):
-        supervisor.start()
         supervisor.watch()
 
 
@@ -149,29 +159,34 @@ def test_engines_of_a_lost_host_are_left_out_only_while_enough_remain() -> None:
 
 
 def test_an_agent_without_a_launcher_kills_its_children(agent: HostAgent, tmp_path: Path) -> None:
-    program = "import os, time; print(os.environ.get('LOCAL_RANK'), flush=True); time.sleep(600)"
+    shown = "os.environ.get('LOCAL_RANK'), os.environ['NCCL_DEBUG']"
+    program = f"import os, time; print({shown}, flush=True); time.sleep(600)"
     pid = agent.start(0, spec("engine", tmp_path, program))
     assert alive(pid)
-    until(lambda: (tmp_path / "engine/stdout.log").read_text() == "None\n", "its environment")
+    until(lambda: (tmp_path / "engine/stdout.log").read_text() == "None INFO\n", "its environment")
     until(lambda: not alive(pid), "its end")
 
 
-def test_a_kill_that_overtook_its_start_is_answered(agent: HostAgent) -> None:
-    agent.kill(3)
-    (event,) = agent.events(1.0, 0)
-    assert (event.key, event.kind, event.what) == (3, "exited", (-9, ""))
-    assert agent.events(0.0, event.number) == []
-
-
-def test_a_long_poll_ends_with_the_first_news(agent: HostAgent) -> None:
-    threading.Timer(0.2, agent.kill, [1]).start()
-    started = time.monotonic()
-    assert agent.events(20.0, 0) and time.monotonic() - started < 10.0
+def test_a_kill_that_overtook_its_start_is_answered(agent: HostAgent, tmp_path: Path) -> None:
+    threading.Timer(0.2, agent.kill, [3]).start()
+    assert agent.events(600.0, 0) == [(1, 3, Exited(-9))]  # a long poll ends with the first news
+    assert agent.start(3, spec("engine", tmp_path, "print('never')")) == 0
+    assert agent.events(0.0, 1) == []
 
 
 def test_the_agent_says_what_is_not_there(agent: HostAgent, tmp_path: Path) -> None:
     assert agent.missing([str(tmp_path), "/no/such/thing"]) == ["/no/such/thing"]
-    assert agent.read_back(tmp_path / "none", 0.2) is None
+    (tmp_path / "probe").touch()
+    assert agent.shares(tmp_path / "probe", 60.0) and not agent.shares(tmp_path / "none", 0.2)
     port = free_port()
     assert agent.take_port(port) and not agent.take_port(port)
     assert interface_of("127.0.0.1") == "lo" and interface_of("203.0.113.9") is None
+
+
+def test_hosts_with_other_software_are_told_apart() -> None:
+    here = software()
+    assert difference(here, here) is None and here["numpy"]
+    assert difference(here, here | {"numpy": "1"}) == (
+        f"numpy is 1 there and {here['numpy']} with the launcher; every host needs the same"
+    )
+    assert "vllm is 0.32.0 there and not installed with" in str(difference({}, {"vllm": "0.32.0"}))
