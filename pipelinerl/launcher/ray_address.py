@@ -20,7 +20,7 @@ def ray_address(given: str) -> str:
     """
     if given != "auto":
         return given
-    if said := os.environ.get("RAY_ADDRESS"):
+    if (said := os.environ.get("RAY_ADDRESS", "")) not in ("", "auto"):
         return said
     found = _clusters()
     if len(found) > 1:

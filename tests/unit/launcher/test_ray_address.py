@@ -45,8 +45,10 @@ def test_auto_is_the_only_cluster_of_this_host(node: Node) -> None:
 def test_of_several_clusters_none_is_taken_by_itself(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node("192.0.2.1:6379")
     node("192.0.2.9:6379")
-    with pytest.raises(ConfigError, match=r"2 Ray clusters .*192\.0\.2\.1:6379, 192\.0\.2\.9:6379"):
-        ray_address("auto")
+    for environment in ("", "auto"):
+        monkeypatch.setenv("RAY_ADDRESS", environment)
+        with pytest.raises(ConfigError, match=r"2 Ray clusters .*192\.0\.2\.1:6379, 192\.0\.2\.9:6379"):
+            ray_address("auto")
     assert ray_address("192.0.2.9:6379") == "192.0.2.9:6379"
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.9:6379")
     assert ray_address("auto") == "192.0.2.9:6379"
