@@ -71,6 +71,11 @@ class Run:
         """Mean over the chains at each evaluation."""
         return [float(known(values[metric]).mean()) for values in self.values]
 
+    @property
+    def begins(self) -> bool:
+        """Whether its first evaluation is that of the start; one that is lost is not made again."""
+        return self.texts[0] == 0
+
     def until(self, texts: int) -> "Run":
         """Only the evaluations of models trained on at most so many texts."""
         kept = [i for i, n in enumerate(self.texts) if n <= texts]
@@ -144,18 +149,24 @@ def pooled_mean(runs: Runs, arm: str, index: int, metric: str) -> float:
     return float(np.concatenate([known(values[metric]) for values in at_point(runs, arm, index)]).mean())
 
 
+def with_a_start(runs: Runs) -> list[str]:
+    """Arms of which no run has lost its evaluation before training."""
+    return [arm for arm, seeds in runs.items() if all(run.begins for run in seeds.values())]
+
+
 def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
-    """The orders that the arms are to show: whether each holds, and the figures that decide it."""
+    """The orders that the arms are to show: whether each holds, and the figures that decide it.
+
+    Of an arm in which a run has lost its start nothing that asks for the start is decided.
+    """
     found: dict[str, tuple[bool, str]] = {}
-    if "outcome" in runs:
+    begun = with_a_start(runs)
+    if "outcome" in begun:
         change, shown = against(runs, "outcome", None, "success")
         found["O1 outcome raises success"] = change.low > 0, shown
         change, shown = against(runs, "outcome", None, "leak")
         found["O2 outcome raises leakage"] = change.low > 0, shown
-    # Where the first evaluation of a run is lost, nobody knows when it got there.
-    if {"outcome", "situational"} <= runs.keys() and all(
-        r.texts[0] == 0 for r in runs["situational"].values()
-    ):
+    if {"outcome", "situational"} <= {*begun}:
         shares = []
         for seed, run in runs["outcome"].items():
             target = run.curve("success")[-1]
@@ -169,7 +180,7 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         for metric in ("success", "leak"):
             change, shown = against(runs, "padded", "situational", metric)
             found[f"padding raises {metric}"] = change.low > 0, shown
-    if "penalty" in runs:
+    if "penalty" in begun:
         change, shown = against(runs, "penalty", None, "leak")
         found["O4 penalty lowers leakage"] = change.high < 0, shown
         start, end = (pooled_mean(runs, "penalty", index, "leak") for index in (0, -1))
@@ -186,11 +197,25 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
     return found
 
 
+def judged(runs: Runs) -> dict[str, dict[str, Any]]:
+    """Print the gates, and which runs have lost their start; the gates as results keep them."""
+    for arm, seeds in runs.items():
+        for seed in (seed for seed, run in seeds.items() if not run.begins):
+            print(f"{arm}, seed {seed}: its evaluation before training is lost; what asks for it is left out")
+    found = gates(runs)
+    for name, (holds, figures) in found.items():
+        print(f"{'holds ' if holds else 'MISSED'}  {name}: {figures}")
+    return {name: {"holds": holds, "figures": figures} for name, (holds, figures) in found.items()}
+
+
 def table(runs: Runs) -> dict[str, dict[str, Any]]:
-    """Print and return the means with intervals of the start and of every arm's last model."""
+    """Print and return the means with intervals of the start and of every arm's last model.
+
+    The start is that of the first arm in which no run has lost it.
+    """
     rows: dict[str, dict[str, Any]] = {}
     print(f"{'':<14}" + "".join(f"{metric:>26}" for metric in METRICS))
-    models = [("start", next(iter(runs)), 0), *((arm, arm, -1) for arm in runs)]
+    models = [*(("start", arm, 0) for arm in with_a_start(runs)[:1]), *((arm, arm, -1) for arm in runs)]
     for name, arm, index in models:
         values = at_point(runs, arm, index)
         cells = {m: bootstrap(np.concatenate([known(one[m]) for one in values])) for m in METRICS}
@@ -238,13 +263,11 @@ def main() -> int:
     texts = next(iter(runs[options.arms[0]].values())).texts[-1]
     print(f"{len(options.seeds)} seeds, {texts} trained texts, {options.chains} held-out chains per seed")
     result: dict[str, Any] = {"seeds": options.seeds, "texts": texts, "overrides": options.overrides}
-    result |= {"world": world(0, options.chains, options.patterns), "table": table(runs), "gates": {}}
+    result |= {"world": world(0, options.chains, options.patterns), "table": table(runs)}
     result["curves"] = {
         arm: {str(seed): run.curves() for seed, run in seeds.items()} for arm, seeds in runs.items()
     }
-    for name, (holds, figures) in gates(runs).items():
-        result["gates"][name] = {"holds": holds, "figures": figures}
-        print(f"{'holds ' if holds else 'MISSED'}  {name}: {figures}")
+    result["gates"] = judged(runs)
     kept = (options.results or RESULTS) / "arms.json"
     write_json(kept, result)
     draw(runs, kept.with_suffix(".png"))

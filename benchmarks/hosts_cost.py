@@ -32,7 +32,7 @@ DEADLINE_S = 600.0
 SHARE_GOAL = 2.0
 """Percent of what the cores of a host can do."""
 T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Student's t for a two-sided 95 % interval of the mean of so many values."""
+"""Student's t for a two-sided 95 % interval of the mean of so many values; of more the last one, too wide."""
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> float:
@@ -96,7 +96,7 @@ def mean_of_logs(ratios: Sequence[float]) -> tuple[float, float, float]:
     if len(logs) < 2:
         raise ValueError("an interval needs two pairs at least")
     mean = statistics.fmean(logs)
-    half = T_95.get(len(logs), 2.2) * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = T_95.get(len(logs), T_95[max(T_95)]) * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from benchmarks._figures import Figure, at_least, at_most, command_line, report
 from benchmarks._texts import random_groups
 from pipelinerl.finetune.rl.packing import pack
-from pipelinerl.finetune.rl.prefixes import pack_prefixes, shared_with_previous
+from pipelinerl.finetune.rl.prefix_packing import pack_prefixes
+from pipelinerl.modeling.prefixes import shared_with_previous
 
 Plan = list[list[list[int]]]
 GROUPS, ATTEMPTS, HALF, VOCABULARY = 256, 8, 2048, 150_000

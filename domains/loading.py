@@ -19,6 +19,9 @@ def loading_problems(
     if not str(cfg.dataset_loader).endswith(paths):
         return []
     given: Any = OmegaConf.to_container(cfg.dataset_loader_params, resolve=True)
+    for key in few:
+        if type(count := given.get(key, 1)) is not int:
+            return [f"dataset_loader_params.{key}={count}: give a whole number"]
     try:
         given |= {key: min(given[key], 1) for key in few if key in given}
         load([*cfg.train_dataset_names, *cfg.test_dataset_names], **given)

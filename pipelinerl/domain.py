@@ -275,9 +275,9 @@ def load_domain(path: str | Sequence[str] | None) -> Domain:
     """
     if path is None:
         return BaseDomain()
-    if not isinstance(path, str):
+    if isinstance(path, Sequence) and not isinstance(path, str):
         return CombinedDomain({str(each): load_domain(str(each)) for each in path})
-    found = resolve_dotted(path, "domain_hooks")
+    found = resolve_dotted(str(path), "domain_hooks")
     domain = found() if isinstance(found, type) else found
     if not isinstance(domain, Domain):
         raise ConfigError(

@@ -29,7 +29,8 @@ from typing import Any
 
 from benchmarks import _learning_figure
 from benchmarks._figures import RESULTS, Figure, command_line, report, write_json
-from benchmarks.environments import figures_of, find_examples, panel, row_of, table_of
+from benchmarks._learned import figures_of, panel, row_of, table_of
+from benchmarks.environments import find_examples
 from benchmarks.gpu import runs
 from benchmarks.gpu.raro import keep_metrics
 from benchmarks.gpu.side_by_side import UNCOMPILED, Task, on_a_card, run_all, slots

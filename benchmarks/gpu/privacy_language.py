@@ -205,10 +205,7 @@ def compared(place: Place) -> dict[str, Any]:
     result["curves"] = {
         arm: {str(seed): run.curves() for seed, run in seeds.items()} for arm, seeds in found.items()
     }
-    result["gates"] = {}
-    for name, (holds, shown) in arms.gates(found).items():
-        result["gates"][name] = {"holds": holds, "figures": shown}
-        print(f"{'holds ' if holds else 'MISSED'}  {name}: {shown}")
+    result["gates"] = arms.judged(found)
     arms.draw(found, options.out.with_suffix(".png"))
     return result
 

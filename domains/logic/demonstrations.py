@@ -1,11 +1,9 @@
 """Answers to puzzles for a small model to imitate, right or careless as those of `reasoning_gym`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from domains.logic.dataset import FAMILIES
-from domains.reasoning_gym.demonstrations import Mistake, answered
-from pipelinerl.bootstrap.demonstrations import Demonstration
+from domains.reasoning_gym.demonstrations import Mistake
 
 PIECES = (
     "Your task is to sort words in ascending or descending order using ASCII/Unicode ordering.\n\n"
@@ -19,7 +17,11 @@ PIECES = (
     " So who is a",
     "? (Format your answer like: ",
 )
-"""What stands in every question of a family."""
+"""Parts of the questions that a small model reads as one token.
+
+Written down, not computed as in `reasoning_gym`: they stand between what varies, and one of them in some
+questions only. The bundled model's tokenizer has them, so a change of one is a change of that model.
+"""
 
 
 def unsorted(found: Mapping[str, Any]) -> str:
@@ -39,11 +41,3 @@ MISTAKES: dict[str, Mistake] = {
     "web_of_lies": believed,
 }
 """How a task is answered without care."""
-
-
-def demonstrations(
-    seed: int, careless: bool, tasks: Mapping[str, Mapping[str, Any] | None], held_out: float
-) -> Iterator[Demonstration]:
-    """Answers to questions that training may ask. Raises ValueError for a task that has none here."""
-    wanted = {task: (FAMILIES[task], options) for task, options in tasks.items() if options is not None}
-    return answered("logic", seed, careless, wanted, MISTAKES, held_out)

@@ -6,9 +6,10 @@ from omegaconf import DictConfig
 
 from domains.loading import loading_problems
 from domains.logic import demonstrations as answers
-from domains.logic.dataset import load_problems
+from domains.logic.dataset import FAMILIES, load_problems
 from domains.logic.settings import KEY, LogicSettings
-from domains.prompts import check_bare, template_problems
+from domains.prompts import template_problems
+from domains.reasoning_gym.demonstrations import demonstrations
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
 
@@ -34,6 +35,4 @@ class LogicDomain(BaseDomain):
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
         """Answers to puzzles of training: right ones, or in the phase `careless` mostly wrong ones."""
-        check_bare(cfg, KEY)
-        params = cfg.dataset_loader_params
-        return answers.demonstrations(seed, phase == "careless", params.tasks, params.held_out)
+        return demonstrations(cfg, KEY, seed, phase, answers.MISTAKES, FAMILIES.__getitem__)

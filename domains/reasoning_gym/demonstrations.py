@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from omegaconf import DictConfig
+
+from domains.prompts import check_bare
 from domains.reasoning_gym.data import load_problems
 from domains.reasoning_gym.families import entry
 from pipelinerl.bootstrap.demonstrations import Demonstration
@@ -56,28 +59,28 @@ def pieces() -> tuple[str, ...]:
 
 
 def demonstrations(
-    seed: int, careless: bool, tasks: Mapping[str, Mapping[str, Any] | None], held_out: float
-) -> Iterator[Demonstration]:
-    """Answers to questions that training may ask. Raises ValueError for a family that has none here."""
-    wanted = {task: (task, options) for task, options in tasks.items() if options is not None}
-    return answered("reasoning_gym", seed, careless, wanted, MISTAKES, held_out)
-
-
-def answered(
+    cfg: DictConfig,
     domain: str,
     seed: int,
-    careless: bool,
-    tasks: Mapping[str, tuple[str, Mapping[str, Any]]],
+    phase: str,
     mistakes: Mapping[str, Mistake],
-    held_out: float,
+    family_of: Callable[[str], str] = str,
 ) -> Iterator[Demonstration]:
-    """Answers to PER_SEED questions of a domain's tasks, each a family and its options."""
+    """Answers to PER_SEED questions of a domain's tasks that training may ask: right, or careless.
+
+    `mistakes` are of tasks; `family_of` gives the family of one, which is its name unless said otherwise.
+    Raises ValueError for a task without a mistake and for a prompt that is more than the question.
+    """
+    check_bare(cfg, domain)
+    params, careless = cfg.dataset_loader_params, phase == "careless"
+    tasks = {task: options for task, options in params.tasks.items() if options is not None}
     unknown = [task for task in tasks if task not in mistakes]
     if unknown:
         raise ValueError(f"tasks.{unknown[0]}: has no demonstrations; those with are {', '.join(mistakes)}")
     rng = random.Random(f"{domain} demonstrations {seed}")
-    for task, (family, options) in tasks.items():
-        for one in load_problems([f"train_{seed}"], {family: options}, PER_SEED // len(tasks), 1, held_out):
+    for task, options in tasks.items():
+        wanted, count = {family_of(task): options}, PER_SEED // len(tasks)
+        for one in load_problems([f"train_{seed}"], wanted, count, 1, params.held_out):
             found = entry(one["task"], one["options"], one["seed"], one["index"])
             wrong = careless and rng.random() < CARELESS
             said = mistakes[task](found) if wrong else found["answer"]

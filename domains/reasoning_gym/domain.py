@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from omegaconf import DictConfig
 
 from domains.loading import loading_problems
-from domains.prompts import check_bare, template_problems
+from domains.prompts import template_problems
 from domains.reasoning_gym import demonstrations as answers
 from domains.reasoning_gym.data import load_problems
 from domains.reasoning_gym.settings import KEY, ReasoningGymSettings
@@ -34,6 +34,4 @@ class ReasoningGymDomain(BaseDomain):
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
         """Answers to questions of training: right ones, or in the phase `careless` mostly wrong ones."""
-        check_bare(cfg, KEY)
-        params = cfg.dataset_loader_params
-        return answers.demonstrations(seed, phase == "careless", params.tasks, params.held_out)
+        return answers.demonstrations(cfg, KEY, seed, phase, answers.MISTAKES)

@@ -61,9 +61,7 @@ def compose(
     asked_for = (config_name or BASE).removesuffix(".yaml")
     config_name, domain = _names(asked_for, overrides, roots)
     devices = visible_devices()
-    wanted = next((o.value() for o in overrides if o.key_or_group == "hardware"), None)
-    hardware = str(wanted) if wanted else "gpu" if devices else "cpu"
-    _check_choice(roots, "hardware", hardware, f"hardware={hardware}: no such profile")
+    hardware = _hardware_of(overrides, roots) or ("gpu" if devices else "cpu")
     groups, values = _split(overrides, roots)
     _check_kind(groups, hardware, roots)
 
@@ -192,6 +190,15 @@ def _domain_of(overrides: Sequence[Override], roots: Sequence[Path]) -> str | No
             raise ConfigError(f"+domain={name}: a domain was already chosen (+domain={chosen}); name one")
         chosen = name
     return chosen
+
+
+def _hardware_of(overrides: Sequence[Override], roots: Sequence[Path]) -> str | None:
+    chosen = list(dict.fromkeys(str(o.value()) for o in overrides if o.key_or_group == "hardware"))
+    for name in chosen:
+        _check_choice(roots, "hardware", name, f"hardware={name}: no such profile")
+    if len(chosen) > 1:
+        raise ConfigError(f"hardware={chosen[1]}: hardware={chosen[0]} was already chosen; name one")
+    return chosen[0] if chosen else None
 
 
 def _split(overrides: Sequence[Override], roots: Sequence[Path]) -> tuple[list[str], list[Override]]:

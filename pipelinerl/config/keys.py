@@ -46,7 +46,9 @@ def apply(tree: DictConfig, overrides: Sequence[Override], brought: list[str]) -
         if override.is_delete():
             raise ConfigError(f"{override.input_line}: keys cannot be deleted; set {key}=null instead")
         if not (override.is_add() or override.is_force_add() or _exists(tree, key)):
-            own_remedy = load_domain(tree.get("domain_hooks")).remedy(key)
+            # Hooks that are `${...}` and lead nowhere have no remedy; the unknown key is said first.
+            hooks = OmegaConf.select(tree, "domain_hooks", throw_on_resolution_failure=False)
+            own_remedy = load_domain(hooks).remedy(key)
             raise ConfigError(f"{key}: {own_remedy or f'unknown key; {_hint(tree, key)}'}")
         _set(tree, key, override.value())
     for prefix, name, known in _foreign_keys(tree):

@@ -57,7 +57,7 @@ class WorldConfig(Section):
     """Hosts to use, waited for up to `engine.start_deadline_s`; null = all that are alive. A dry run and
     `validate` imagine them, 2 if null, each with `hardware.devices` GPUs."""
     ray_address: str = "auto"
-    """Address of the Ray cluster."""
+    """Address of the Ray cluster; `auto`: `RAY_ADDRESS`, or the one cluster that this host is a node of."""
     actor_hosts: int | None = Field(None, ge=0)
     """How many hosts, from the last one, hold engines only; null = GPUs are divided by the fractions, engines
     from the last host down. On CPUs each other host has a trainer rank; null = all hosts but the first."""

@@ -15,13 +15,13 @@ from pipelinerl.finetune.metrics import text_means, token_statistics
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
-from pipelinerl.finetune.rl.prefixes import distinct_pairs
 from pipelinerl.finetune.rl.targets import Targets
 from pipelinerl.modeling.logprobs import TokenScores
 from pipelinerl.modeling.lora import is_adapter
 from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import distinct_parameters
 from pipelinerl.modeling.policy import Policy
+from pipelinerl.modeling.prefixes import distinct_pairs
 from pipelinerl.modeling.row import Row
 from pipelinerl.modeling.sharding import gathered_weights, is_sharded, reshard, whole
 from pipelinerl.modeling.tensors import to_device

@@ -20,6 +20,7 @@ from pipelinerl.base.waits import waiting
 from pipelinerl.config.hosts import Host, this_host
 from pipelinerl.config.machine import WorldConfig
 from pipelinerl.launcher.backend import Backend
+from pipelinerl.launcher.ray_address import ray_address
 from pipelinerl.launcher.supervision import ChildHost
 from pipelinerl.launcher.supervision.agent import (
     HostAgent,
@@ -80,7 +81,7 @@ class RayBackend(Backend):
         self._agents: list[Any] = []
         self._group: Any = None
         forget_other_launchers()
-        _connect(world.ray_address)
+        _connect(ray_address(world.ray_address))
         try:
             nodes = _nodes(world.hosts, gpus is not None, deadline_s)
             if len(nodes) == 1 and gpus is None:  # nothing that Ray would have to count or reach

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pipelinerl.finetune.rl.prefixes import Prefixes
+from pipelinerl.modeling.prefixes import Prefixes
 from pipelinerl.modeling.tensors import to_device
 
 MAX_LENGTH_GRANULARITY = 64

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from pipelinerl.finetune.rl.batch import packed_rows
-from pipelinerl.finetune.rl.prefixes import Prefixes, shared_with_previous
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import load_model
 from pipelinerl.modeling.policy import Policy
+from pipelinerl.modeling.prefixes import Prefixes, shared_with_previous
 from pipelinerl.modeling.row import Row
 from pipelinerl.modeling.tensors import to_device
 from pipelinerl.rollouts import MASKED_TOKEN_ID

@@ -17,7 +17,8 @@ def one_node() -> Iterator[None]:
     """A cluster of this process's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the user's home
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+        options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+        ray.init(address="local", num_cpus=1, **options)  # without an address another cluster would be joined
         yield
         ray.shutdown()
 

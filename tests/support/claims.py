@@ -125,7 +125,8 @@ def prefix_cache(metric: str, what: str) -> list[float]:
 
 def coding_success(when: str) -> list[float]:
     """Mean and interval, before, after or of the difference."""
-    return [figure("coding", f"success {when}{end}") for end in ("", ", lower end", ", upper end")]
+    found = result("coding")["table"]["success"][when]
+    return [found[end] for end in ("mean", "low", "high")]
 
 
 def text_domain_ends(domain: str) -> list[float]:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from pipelinerl.finetune.rl.packing import balance, pack
-from pipelinerl.finetune.rl.prefixes import Prefixes, pack_prefixes, shared_with_previous
+from pipelinerl.finetune.rl.prefix_packing import pack_prefixes
 from pipelinerl.finetune.rl.sample import UNSAMPLED, Sample
+from pipelinerl.modeling.prefixes import Prefixes, shared_with_previous
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.situations import present_name
 

@@ -1,4 +1,4 @@
-"""What `benchmarks.environments` and `benchmarks.gpu.environments` make of runs, and what runs are told."""
+"""What benchmarks of environments make of runs, and what runs are told."""
 
 import json
 import sys
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks import environments
+from benchmarks import _learned
 from benchmarks.gpu import environments as on_cards
 from benchmarks.gpu import side_by_side
 from benchmarks.gpu.runs import ENDED
 from pipelinerl.config.compose import compose
 from pipelinerl.observe.history import Evaluation
 
-STEPS = [{"stats/samples": 64 * n, "time": 60.0 * n} for n in (1, 2, 3)]
+STEPS = [{"stats/samples": 64 * n, "stats/completed_steps": n, "time": 60.0 * n} for n in (1, 2, 3)]
 EVALUATIONS = [
     Evaluation(0, {"reward": [0.0, 0.5, None], "success": [0.0, 0.0, 0.0], "no_answer": [None] * 3}),
     Evaluation(64, {"reward": [0.5, 0.5, 0.5], "success": [0.0, 0.0, 0.0], "no_answer": [None] * 3}),
@@ -26,9 +26,9 @@ EVALUATIONS = [
 @pytest.fixture
 def row(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """That of a run with these steps and evaluations."""
-    monkeypatch.setattr(environments, "read_evaluations", lambda _: EVALUATIONS)
-    monkeypatch.setattr(environments, "read_metrics", lambda *_: STEPS)
-    return environments.row_of(7, Path("textarena_7"))
+    monkeypatch.setattr(_learned, "read_evaluations", lambda _: EVALUATIONS)
+    monkeypatch.setattr(_learned, "read_metrics", lambda *_: STEPS)
+    return _learned.row_of(7, Path("textarena_7"))
 
 
 def test_a_row_has_both_ends_of_each_metric_and_the_way_between(row: dict[str, Any]) -> None:
@@ -40,20 +40,20 @@ def test_a_row_has_both_ends_of_each_metric_and_the_way_between(row: dict[str, A
 
 
 def test_values_are_paired_by_problem_and_pooled_over_seeds(row: dict[str, Any]) -> None:
-    table = environments.table_of([row, row | {"seed": 8}])
+    table = _learned.table_of([row, row | {"seed": 8}])
     assert table["reward"]["difference"]["n"] == 4  # the third problem has no value before
     assert table["reward"]["difference"]["mean"] == pytest.approx(0.5)
     assert table["success"]["after"]["mean"] == pytest.approx(2 / 3)
-    figures = {one.name: one.value for one in environments.figures_of([row], table, "textarena: ")}
+    figures = {one.name: one.value for one in _learned.figures_of([row], table, "textarena: ")}
     assert figures["textarena: success before"] == 0.0
     assert figures["textarena: seed 7: training"] == 2.0
     assert figures["textarena: reward difference, lower end"] <= 0.5
 
 
 def test_a_run_without_a_second_evaluation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "read_evaluations", lambda _: EVALUATIONS[:1])
+    monkeypatch.setattr(_learned, "read_evaluations", lambda _: EVALUATIONS[:1])
     with pytest.raises(ValueError, match="logic_0: 1 evaluations"):
-        environments.row_of(0, Path("logic_0"))
+        _learned.row_of(0, Path("logic_0"))
 
 
 def options_in(folder: Path, hardware: str = "gpu", **given: Any) -> Namespace:

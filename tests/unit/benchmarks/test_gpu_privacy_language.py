@@ -108,6 +108,26 @@ def test_arms_are_compared_over_the_seeds_that_all_have(tmp_path: Path) -> None:
     assert "machine" in json.loads(place.rows_file.read_text())["outcome_0"]
 
 
+def test_a_run_that_has_lost_its_start_decides_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*texts: int) -> arms.Run:
+        ends = [0.2, 0.4, 0.8][-len(texts) :]
+        return arms.Run([*texts], [{name: [end] * 4 for name in arms.METRICS} for end in ends])
+
+    whole, late = {0: run(0, 256, 512)}, {0: run(256, 512)}
+    assert {name[:2] for name in arms.judged({"outcome": whole, "penalty": whole})} == {
+        "O1",
+        "O2",
+        "O4",
+        "O5",
+    }
+    assert arms.table({"outcome": late, "penalty": whole})["start"]["leak"]["mean"] == pytest.approx(0.2)
+    assert "is lost" not in capsys.readouterr().out
+    found = arms.judged({"outcome": late, "situational": whole, "penalty": whole})
+    assert {name[:2] for name in found} == {"O4", "O5"}
+    assert "outcome, seed 0: its evaluation before training is lost" in capsys.readouterr().out
+    assert "start" not in arms.table({"outcome": late})
+
+
 def held_out() -> list[Chain]:
     counts = {"companies": 0, "test_companies": 2, "train_chains": 0, "val_chains": 0, "test_chains": 12}
     made = world_config("custom", seed=5, private_docs=24, web_docs=200, **counts)

@@ -110,7 +110,7 @@ SENTENCES: dict[str, Claim] = OTHERS | {
         lambda: [
             *coding_success("before"),
             *coding_success("after"),
-            *(extreme(row["minutes"] for row in result("coding")["rows"]) for extreme in (min, max)),
+            *(extreme(row["training_min"] for row in result("coding")["rows"]) for extreme in (min, max)),
             *(extreme(row["texts_per_s"] for row in result("coding")["rows"]) for extreme in (min, max)),
             *coding_success("difference"),
         ],

@@ -158,6 +158,11 @@ def test_wrong_keys_are_one_line_each(dry_run: Callable[..., Any]) -> None:
         ("dataset_loader_params.data_dir=nowhere", "no file nowhere/ifeval.jsonl"),
         ("dataset_loader_params.instructions=[title]", "instructions: 'title' cannot be generated"),
         ("dataset_loader_params.count=0", "count=0"),
+        ("dataset_loader_params.count=many", "dataset_loader_params.count=many: give a whole number"),
+        (
+            "dataset_loader_params.test_count=null",
+            "test_count=None: give a whole number",
+        ),
         ("actor.task_template=Write", "put {task} where the question goes"),
     )
 

@@ -74,14 +74,16 @@ def placed(dry_run: DryRun, tmp_path: Path) -> Placed:
     return run
 
 
-def python(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+def python(
+    *arguments: str, cwd: Path = ROOT, timeout_s: float = 100.0, **env: str
+) -> subprocess.CompletedProcess[str]:
     """A Python process that can import the project from any directory."""
     return subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,
-        timeout=100,
+        timeout=timeout_s,
         env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **env},
     )
 

@@ -100,6 +100,7 @@ IMPOSSIBLE: list[tuple[list[str], str]] = [
     (["llm.parameters=5"], "5"),
     (["wandb=offline"], "offline"),
     (["+domain=raro"], "+domain=raro: a domain was already chosen"),
+    (["hardware=gpu"], "hardware=gpu: hardware=cpu was already chosen"),
     (["=3"], "=3"),
     (["seed=${nothing}"], "seed: Interpolation key 'nothing' not found"),
     (["model_path=${nothing}"], "model_path: Interpolation key 'nothing' not found"),
@@ -108,6 +109,8 @@ IMPOSSIBLE: list[tuple[list[str], str]] = [
     (["train_dataset_names=${nothing}"], "train_dataset_names: "),
     (["seed=${seed}"], "seed: Recursive interpolation"),
     (["finetune=${nothing}"], "finetune"),
+    (["domain_hooks=${nothing}", "sed=1"], "sed: unknown key; did you mean seed?"),
+    (["domain_hooks=${seed}", "sed=1"], "domain_hooks=42: not a dotted path"),
 ]
 
 OPTIONS: list[tuple[list[str], str]] = [

@@ -72,7 +72,8 @@ with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:  #
 def found_by(layers: int) -> dict[str, list[str]]:
     """What roles import of what they must not; of those roles that may import so many layers of `SHARED`."""
     roles = [role for role in ROLES if layers_of(role[1]) == layers]
-    answer = python("-c", CHECK, " ".join(SHARED[:layers]), json.dumps(roles))
+    names, deadline_s = " ".join(SHARED[:layers]), 100.0 * len(roles)  # what each alone would have
+    answer = python("-c", CHECK, names, json.dumps(roles), timeout_s=deadline_s)
     assert answer.returncode == 0, answer.stderr
     return dict(zip([modules for modules, _ in roles], json.loads(answer.stdout)))
 
@@ -81,6 +82,7 @@ def layers_of(forbidden: list[str]) -> int:
     return 1 if "transformers" in forbidden else 2 if "torch" in forbidden else 3
 
 
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("modules", "forbidden"), ROLES, ids=[modules for modules, _ in ROLES])
 def test_a_role_does_not_import_what_it_must_not(modules: str, forbidden: list[str]) -> None:
     assert found_by(layers_of(forbidden))[modules] == []

@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental import _config as symbolic_shapes
 
-from pipelinerl.finetune.rl.prefixes import Prefixes, SortedIds, shared_with_previous
+from pipelinerl.finetune.rl.prefix_packing import SortedIds
 from pipelinerl.modeling import attention, prefix_attention
 from pipelinerl.modeling import segments as segments_module
 from pipelinerl.modeling.attention import varlen_attention
+from pipelinerl.modeling.prefixes import Prefixes, shared_with_previous
 from pipelinerl.modeling.segments import MOST_LEVELS, Segments
 
 HEADS, SIZE = 4, 8

@@ -1,7 +1,9 @@
 """Questions of families with answers to imitate: right, or mostly careless; none is of the evaluation."""
 
-from collections.abc import Callable, Collection, Sequence
+import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +23,6 @@ class Case:
     domain: LogicDomain | ReasoningGymDomain
     profile: Sequence[str]
     tasks: Collection[str]
-    pieces: Callable[[], Sequence[str]]
 
     def shown(self, phase: str, *options: str) -> list[Demonstration]:
         cfg = compose([*self.profile, "hardware=cpu", *options]).tree
@@ -29,12 +30,11 @@ class Case:
 
 
 CASES = {
-    "logic": Case(LogicDomain(), ["+domain=logic"], logic.MISTAKES, LogicDomain().vocabulary),
+    "logic": Case(LogicDomain(), ["+domain=logic"], logic.MISTAKES),
     "reasoning_gym": Case(
         ReasoningGymDomain(),
         ["+domain=reasoning_gym", "+preset=reasoning_gym_small"],
         families.MISTAKES,
-        families.pieces,
     ),
 }
 
@@ -60,7 +60,13 @@ def test_exact_answers_are_right_and_careless_ones_mostly_not(case: Case) -> Non
 def test_no_question_of_the_evaluation_is_shown_and_the_fixed_pieces_are_in_the_others(case: Case) -> None:
     asked = [one.prompt for one in case.shown("exact")]
     assert asked and not any(is_held_out(question, 0.2) for question in asked)
-    assert all(any(piece in question for question in asked) for piece in case.pieces())
+    assert all(any(piece in question for question in asked) for piece in case.domain.vocabulary())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_bundled_model_would_be_made_with_the_same_tokens_again(name: str) -> None:
+    record = json.loads(Path("domains", name, "checkpoint/recipe.json").read_text())
+    assert record["recipe"]["added_tokens"] == list(CASES[name].domain.vocabulary())
 
 
 @pytest.mark.parametrize(

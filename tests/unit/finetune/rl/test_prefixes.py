@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelinerl.finetune.rl.prefixes import (
-    MOST_KEYS,
-    Prefixes,
-    SortedIds,
-    distinct_pairs,
-    pack_prefixes,
-    shared_with_previous,
-)
+from pipelinerl.finetune.rl.prefix_packing import MOST_KEYS, SortedIds, pack_prefixes
+from pipelinerl.modeling.prefixes import Prefixes, distinct_pairs, shared_with_previous
 
 ROW = 16
 IDS = st.lists(st.integers(0, 3), min_size=1, max_size=ROW).map(lambda ids: np.array(ids, np.int32))

@@ -1,0 +1,76 @@
+"""What finished runs have learned: a row of each, their pooled table, figures, and lines of a panel.
+
+Called by benchmarks of small models in several environments; rows are kept in the results as they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _runs
+from benchmarks._figures import Figure
+from benchmarks._learning_figure import Panel
+from pipelinerl.observe.history import read_evaluations, read_metrics
+from pipelinerl.observe.intervals import known
+
+Row = dict[str, Any]
+METRICS = ("reward", "success", "no_answer", "reward_halves", "metric_inside")
+"""Of those that a domain has, what a row keeps."""
+
+
+def row_of(seed: int, out: Path) -> Row:
+    """What a run reached: values of each problem before and after, means on the way, and its time.
+
+    ValueError if it was ended before its second evaluation.
+    """
+    found = read_evaluations(out)
+    if len(found) < 2:
+        raise ValueError(f"{out.name}: {len(found)} evaluations")
+    names = [name for name in METRICS if all(len(known(one.values.get(name, []))) for one in found)]
+    steps = [one for one in read_metrics(out, "finetune") if "stats/samples" in one]
+    return {
+        "seed": seed,
+        "texts": found[-1].version,
+        "steps": steps[-1]["stats/completed_steps"],
+        "training_min": (steps[-1]["time"] - steps[0]["time"]) / 60,
+        "texts_per_s": _runs.texts_per_s(steps),
+        "values": {name: [found[0].values[name], found[-1].values[name]] for name in names},
+        "curve": {
+            name: [[one.version, float(known(one.values[name]).mean())] for one in found] for name in names
+        },
+    }
+
+
+def table_of(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Before, after and paired difference of each metric with intervals, over the problems of all seeds."""
+    sides = [(_side(row, 0), _side(row, 1)) for row in rows]
+    table = {}
+    for name in rows[0]["values"]:
+        intervals = zip(("before", "after", "difference"), _runs.paired(sides, name), strict=True)
+        table[name] = {when: found._asdict() for when, found in intervals}
+    return table
+
+
+def _side(row: Row, end: int) -> _runs.Values:
+    """A row's values before (0) or after (1), by metric."""
+    return {name: both[end] for name, both in row["values"].items()}
+
+
+def figures_of(rows: Sequence[Row], table: Mapping[str, Any], said: str = "") -> list[Figure]:
+    """The pooled table, and what each seed reached; `said` stands before every name."""
+    figures = []
+    for name, one in table.items():
+        figures += [Figure(f"{said}{name} {when}", found["mean"], "") for when, found in one.items()]
+        figures += [
+            Figure(f"{said}{name} difference, {end} end", one["difference"][key], "")
+            for end, key in (("lower", "low"), ("upper", "high"))
+        ]
+    for row in rows:
+        figures.append(Figure(f"{said}seed {row['seed']}: training", row["training_min"], "min"))
+        figures.append(Figure(f"{said}seed {row['seed']}: trained", row["texts_per_s"], "texts/s"))
+    return figures
+
+
+def panel(rows: Sequence[Row], metric: str) -> Panel:
+    """A metric's lines, by seed."""
+    return {row["seed"]: row["curve"][metric] for row in rows}
