@@ -146,8 +146,10 @@ class ProgressDisplay(Closing):
         self._console.print(line, markup=False)
 
     def close(self) -> None:
-        """Leave the last status line on the screen."""
+        """Leave the last status line behind."""
         if self._live is not None:
             self._live.stop()
-            self._console.print(self.line(), markup=False)
             self._live = None
+        elif not self._plain:  # every change has been printed
+            return
+        self._console.print(self.line(), markup=False)

@@ -12,6 +12,7 @@ from rich.table import Table
 from pipelinerl.base.files import write_whole
 from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.balance import Balance
+from pipelinerl.observe.comparisons import EXPLANATION, label_rows
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
 from pipelinerl.observe.report_page import Section, write_report_page
@@ -131,6 +132,8 @@ def markdown(summary: Summary, sections: Sequence[ReportSection], figures: dict[
     lines += ["## Throughput and staleness", "", *_markdown_table(rate_rows(summary))]
     if summary.balance is not None:
         lines += [balance_line(summary.balance), ""]
+    for kind, totals in summary.compared.items():
+        lines += [f"## Advantages by {kind}", "", EXPLANATION, "", *_markdown_table(label_rows(kind, totals))]
     if figures:
         lines += ["## Figures", ""]
         for title, path in figures.items():
@@ -153,6 +156,9 @@ def page_sections(summary: Summary, sections: Sequence[ReportSection]) -> list[S
     found.append(Section(title="Rollouts by outcome", lines=summary.counts.lines()))
     said = [balance_line(summary.balance)] if summary.balance is not None else []
     found.append(Section(title="Throughput and staleness", rows=rate_rows(summary), lines=said))
+    for kind, totals in summary.compared.items():
+        rows = label_rows(kind, totals)
+        found.append(Section(title=f"Advantages by {kind}", rows=rows, lines=[EXPLANATION]))
     if rest := [name for name in sorted(summary.comparisons) if name not in summary.headline]:
         found.append(
             Section(title="All evaluation metrics", rows=comparison_rows(summary, rest), folded=True)

@@ -265,7 +265,7 @@ def test_plain_progress_is_a_line_a_minute(tmp_path: Path, monkeypatch: pytest.M
                 log.record(Outcome.STARTED, [f"g/{second}"])
             display.tick()
     shown = ["0:00 | rollouts 1: 1 open", "1:00 | rollouts 31: 31 open", "2:00 | rollouts 61: 61 open"]
-    assert out.getvalue().splitlines() == shown
+    assert out.getvalue().splitlines() == [*shown, "2:08 | rollouts 65: 65 open"]  # the last: how it ended
 
 
 def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
