@@ -45,17 +45,18 @@ def _interval(value: Interval | None, form: str) -> str:
 
 
 def comparison_rows(summary: Summary, names: Sequence[str], digits: int = 3) -> list[tuple[str, ...]]:
-    """The table of evaluations, header first; empty if there was none."""
+    """The table of evaluations, header first; empty if there was none, one column if there was one."""
     if not summary.evaluations:
         return []
-    first, last = summary.versions[0], summary.versions[-1]
-    header = ("metric", f"before ({first} texts)", f"after ({last} texts)", "paired difference", "n")
-    rows: list[tuple[str, ...]] = [header]
-    form = f".{digits}f"
-    for name in names:
-        if found := summary.comparisons.get(name):
-            before, after = _interval(found.before, form), _interval(found.after, form)
-            rows.append((name, before, after, _interval(found.difference, f"+{form}"), str(found.after.n)))
+    first, last, form = summary.versions[0], summary.versions[-1], f".{digits}f"
+    known = {name: summary.comparisons[name] for name in names if name in summary.comparisons}
+    if first == last:
+        alone = [(name, _interval(found.after, form), str(found.after.n)) for name, found in known.items()]
+        return [("metric", f"at {last} texts", "n"), *alone]
+    rows = [("metric", f"before ({first} texts)", f"after ({last} texts)", "paired difference", "n")]
+    for name, found in known.items():
+        before, after = _interval(found.before, form), _interval(found.after, form)
+        rows.append((name, before, after, _interval(found.difference, f"+{form}"), str(found.after.n)))
     return rows
 
 
