@@ -53,7 +53,8 @@ def comparison_rows(summary: Summary, names: Sequence[str], digits: int = 3) -> 
     if first == last:
         alone = [(name, _interval(found.after, form), str(found.after.n)) for name, found in known.items()]
         return [("metric", f"at {last} texts", "n"), *alone]
-    rows = [("metric", f"before ({first} texts)", f"after ({last} texts)", "paired difference", "n")]
+    header = ("metric", f"before ({first} texts)", f"after ({last} texts)", "paired difference", "n")
+    rows: list[tuple[str, ...]] = [header]
     for name, found in known.items():
         before, after = _interval(found.before, form), _interval(found.after, form)
         rows.append((name, before, after, _interval(found.difference, f"+{form}"), str(found.after.n)))
