@@ -189,9 +189,12 @@ def resolve_dotted(path: str, key: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{key}={path}: no module named {error.name}; check the spelling or install it"
-        ) from error
+        hint = "check the spelling or install it"
+        if (
+            str(error.name).partition(".")[0] == "tapeagents"
+        ):  # older files of upstream take two names from it
+            hint = "Prompt and TrainableLLM are in pipelinerl.llm, whatever else is used of it is not here"
+        raise ConfigError(f"{key}={path}: no module named {error.name}; {hint}") from error
     except ImportError as error:
         raise ConfigError(f"{key}={path}: importing {module_name} failed: {error}") from error
     try:

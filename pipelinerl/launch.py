@@ -121,7 +121,8 @@ def _run(
     limits = cfg.finetune.last_step, cfg.finetune.max_epochs
     completed = None if cfg.force_restart else folder.completed(*limits)
     if completed is not None and not dry_run:
-        print(f"this run completed its {completed}; force_restart=true starts over", flush=True)
+        further = "a larger finetune.max_train_steps (or max_epochs) trains it further"
+        print(f"this run completed its {completed}; {further}, force_restart=true starts over", flush=True)
         report_run(folder.path, domain)
         return COMPLETED
     named = asked_services(composition.tree, domain, dry_run)  # before anything of an earlier run is removed

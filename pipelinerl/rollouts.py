@@ -46,7 +46,8 @@ class TrainingText(BaseModel):
     """One sequence to learn from: the prompt and output of one call to the model.
 
     Token arrays are int32 `[tokens]` (prompt, then output) and float32 `[output tokens]`; lists are
-    accepted and stored as arrays. Fields of the situation are explained in `pipelinerl.situations`.
+    accepted and stored as arrays. `situation` to `padding_reward` say what it is compared with and how much
+    it weighs: section 1 of `docs/objective.md`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, validate_assignment=True)

@@ -78,6 +78,11 @@ class Reporter:
         """What the actor is at, for the status file."""
         out = ", ".join(sorted(scheduler.table.slots.out))
         self._status.set(active=scheduler.table.active, engines_out=out or None)
+        current = scheduler.running_pass
+        self._status.set(
+            test_problems=current.problems if current else None,
+            test_problems_played=len(current.rollouts) if current else None,
+        )
 
     def report(self, scheduler: Scheduler, queued: int) -> None:
         """One record of training since the last one."""

@@ -237,7 +237,7 @@ class FinetuneConfig(Section):
     save_final_training_state: bool = True
     """Save the optimizer state at the end."""
     use_safetensors: bool = True
-    """Save weights as safetensors."""
+    """Nothing reads it: weights are always saved as safetensors."""
     trust_remote_code: bool = False
     """Let a checkpoint bring Python code."""
     cuda_empty_cache: bool = False

@@ -13,6 +13,28 @@ from pipelinerl.config.legacy import remedy_for
 from pipelinerl.config.tree import OPEN_GROUPS, Config
 from pipelinerl.domain import load_domain
 
+NAMES_ELSEWHERE = {
+    "finetune.learning_rate": "lr",
+    "finetune.gradient_accumulation_passes": "batch_size global_batch_size",
+    "finetune.attempts": "group_size num_generations num_samples rollouts_per_prompt",
+    "finetune.max_train_steps": "max_steps num_steps total_steps",
+    "finetune.max_epochs": "epochs num_epochs num_train_epochs",
+    "finetune.num_warmup_steps": "warmup_steps",
+    "finetune.save_checkpoint_steps": "save_steps save_every",
+    "finetune.rl.policy_loss": "algo algorithm loss loss_type",
+    "finetune.rl.kl_coef": "beta kl_beta",
+    "finetune.rl.epsilon_low": "clip_eps clip_range clip_ratio",
+    "llm.parameters.temperature": "temperature",
+    "llm.parameters.max_tokens": "max_tokens max_new_tokens max_completion_length",
+    "eval_every_n_versions": "eval_steps eval_every eval_interval",
+    "hardware.devices": "gpus n_gpus num_gpus",
+    "model_path": "model model_name tokenizer",
+    "wandb.wandb_project_name": "project",
+}
+"""Key -> what other trainers call it, from where the spelling would lead elsewhere (`lr` to `lora`)."""
+_MOST_LISTED = 30
+"""Keys of a section that a line still lists; of more it would show the first dozen of the alphabet."""
+
 
 def leaves(tree: DictConfig) -> dict[str, Any]:
     """Dotted keys and their values, interpolations unresolved."""
@@ -102,7 +124,7 @@ def _exists(tree: DictConfig, key: str) -> bool:
 
 
 def _hint(tree: DictConfig, key: str) -> str:
-    """The nearest key: first among the siblings, then anywhere in the tree."""
+    """The key of another trainer's name, or the nearest: first among the siblings, then anywhere."""
     parts = key.split(".")
     node: Any = tree
     depth = 0
@@ -111,6 +133,8 @@ def _hint(tree: DictConfig, key: str) -> str:
     if not isinstance(node, DictConfig):
         return f"{'.'.join(parts[:depth])} holds a value and no keys"
     siblings, takes_any = [str(name) for name in node], not fields_at(Config, parts[:depth])
+    if not takes_any and (renamed := _named_elsewhere(tree, parts)):
+        return f"did you mean {renamed}?"
     if nearest(parts[depth], siblings) is None:
         elsewhere = [full for full in leaves(tree) if full.rpartition(".")[2] == parts[-1]]
         if elsewhere:
@@ -118,5 +142,15 @@ def _hint(tree: DictConfig, key: str) -> str:
         whole = nearest(key, leaves(tree), cutoff=0.75)
         if whole is not None and not takes_any:
             return f"did you mean {whole}?"
+        if len(siblings) > _MOST_LISTED and not takes_any:
+            return "--cfg job prints every key"
     hint = suggestion(parts[depth], siblings, "".join(f"{part}." for part in parts[:depth]))
     return f"{hint}; a new key is written +{key}=VALUE" if takes_any else hint
+
+
+def _named_elsewhere(tree: DictConfig, parts: list[str]) -> str | None:
+    """The key that ends alike in the same section (`llm.temperature`), or whose usual name this is."""
+    inside = [full for full in leaves(tree) if full.startswith(f"{parts[0]}.")]
+    alike = (full for full in inside if full.rpartition(".")[2] == parts[-1])
+    renamed = (ours for ours, names in NAMES_ELSEWHERE.items() if parts[-1] in names.split())
+    return next(alike, None) or next(renamed, None)

@@ -30,7 +30,7 @@ class ActorConfig(OpenSection):
     discount_factor: float = Field(1.0, ge=0, le=1)
     """Discount over the texts of a rollout, for policies that use it."""
     problem_queue_size: int = Field(64, ge=1)
-    """Problems waiting for a worker."""
+    """Of upstream; nothing reads it: problems are drawn when a rollout may start."""
     result_queue_size: int = Field(64, ge=1)
     """Finished groups waiting to be published."""
     throughput_window_size: int = Field(50, ge=1)
@@ -71,11 +71,11 @@ class PreprocessConfig(Section):
     chunk_n_groups: int = Field(2, ge=1)
     """Most groups handled at once; a chunk is never waited for."""
     raw_queue_size: int = Field(8, ge=1)
-    """Chunks waiting for a worker."""
+    """Of upstream; nothing reads it, and so for the next two: groups are read when they are needed."""
     input_queue_size: int = Field(32, ge=1)
-    """Chunks in flight to the workers."""
+    """Nothing reads it."""
     output_queue_size: int = Field(32, ge=1)
-    """Chunks in flight from the workers."""
+    """Nothing reads it."""
     dataset_buffer_size: int = Field(0, ge=0)
     """Texts collected before the first write when equal to `ring_buffer_size`; 0 = none."""
     ring_buffer_size: int = Field(128, ge=1)

@@ -206,10 +206,12 @@ def _wandb(cfg: Config) -> Choice:
 
 def _servers(cfg: Config, services: Sequence[ServiceSpec]) -> Iterator[Choice]:
     """Where services listen, and how many servers each environment got, with those that got none."""
-    notes = {spec.name: f", {spec.note}" for spec in services if spec.note}
+    specs = {spec.name: spec for spec in services}  # not of the launcher's redis, which no domain asks for
     for job in cfg.jobs_of("service"):
-        address = job.url + notes.get(job.name, "")
-        yield Choice(f"service {job.name}", address, "no address is configured", "give its address")
+        spec = specs.get(job.name)
+        address = f"{job.url}, {spec.note}" if spec and spec.note else job.url
+        change = f"{spec.url_key}=URL" if spec else "streams.host=HOST"
+        yield Choice(f"service {job.name}", address, "no address is configured", change)
     served = Counter(job.environment_key for job in cfg.jobs_of("environment"))
     shown = [f"{key}: {served[key]} servers" for key in environment_specs(cfg)]
     mixed = "shares of actor.domain_mix" if cfg.actor.domain_mix else f"mode {cfg.world.environment_mode}"

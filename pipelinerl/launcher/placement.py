@@ -67,7 +67,10 @@ def layout(cfg: Config, hosts: Sequence[Host]) -> Layout:
     everything = [Place(host.rank, list(range(len(host.devices)))) for host in hosts if host.devices]
     total = sum(len(place.gpus) for place in everything)
     if not total:
-        raise ConfigError("hardware=gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES or use hardware=cpu")
+        raise ConfigError(
+            "hardware=gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES, use hardware=cpu, or put DRY_RUN=1 "
+            "before the command to see what GPUs would run (hardware.devices=N says how many)"
+        )
     if "actor_llm" not in roles and not cfg.debug.place_inference_workers:
         return Layout([], [], everything)
     if total == 1 and "finetune" in roles:

@@ -44,19 +44,23 @@ def status_line(
         parts.append(f"trained {texts:.0f} texts{share}")
     if (step := metrics.get("stats/completed_steps")) is not None:
         parts.append(f"step {step:.0f}")
-    parts.append(_rollouts(counts))
-    parts += _recent(status.get("actor", {}))
+    actor = status.get("actor", {})
+    parts.append(_rollouts(counts, actor))
+    parts += _recent(actor)
     parts += [form.format(metrics[name]) for name, form in _SHOWN.items() if name in metrics]
     line = " | ".join(parts)
     waits = notable_waits(status)
     return f"{line} | waiting: {'; '.join(waits)}" if waits else line
 
 
-def _rollouts(counts: RolloutCounts) -> str:
+def _rollouts(counts: RolloutCounts, actor: dict[str, Any]) -> str:
     ends = [f"{n} {outcome.value}" for outcome, n in counts.ends.items() if n]
     ends.append(f"{counts.unfinished} open")
     line = f"rollouts {counts.started}: {', '.join(ends)}"
-    if counts.eval_started:
+    if problems := actor.get("test_problems"):
+        # A pass starts rollouts as there is room: what has started does not say how many there will be.
+        line += f"; evaluating, {actor.get('test_problems_played', 0)} of {problems}"
+    elif counts.eval_started:
         line += f"; evaluated {counts[Outcome.EVAL_DONE]} of {counts.eval_started}"
     return line
 
@@ -146,8 +150,10 @@ class ProgressDisplay(Closing):
         self._console.print(line, markup=False)
 
     def close(self) -> None:
-        """Leave the last status line on the screen."""
+        """Leave the last status line behind."""
         if self._live is not None:
             self._live.stop()
-            self._console.print(self.line(), markup=False)
             self._live = None
+        elif not self._plain:  # every change has been printed
+            return
+        self._console.print(self.line(), markup=False)

@@ -12,6 +12,7 @@ from rich.table import Table
 from pipelinerl.base.files import write_whole
 from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.balance import Balance
+from pipelinerl.observe.comparisons import EXPLANATION, label_rows
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
 from pipelinerl.observe.report_page import Section, write_report_page
@@ -44,17 +45,19 @@ def _interval(value: Interval | None, form: str) -> str:
 
 
 def comparison_rows(summary: Summary, names: Sequence[str], digits: int = 3) -> list[tuple[str, ...]]:
-    """The table of evaluations, header first; empty if there was none."""
+    """The table of evaluations, header first; empty if there was none, one column if there was one."""
     if not summary.evaluations:
         return []
-    first, last = summary.versions[0], summary.versions[-1]
+    first, last, form = summary.versions[0], summary.versions[-1], f".{digits}f"
+    known = {name: summary.comparisons[name] for name in names if name in summary.comparisons}
+    if first == last:
+        alone = [(name, _interval(found.after, form), str(found.after.n)) for name, found in known.items()]
+        return [("metric", f"at {last} texts", "n"), *alone]
     header = ("metric", f"before ({first} texts)", f"after ({last} texts)", "paired difference", "n")
     rows: list[tuple[str, ...]] = [header]
-    form = f".{digits}f"
-    for name in names:
-        if found := summary.comparisons.get(name):
-            before, after = _interval(found.before, form), _interval(found.after, form)
-            rows.append((name, before, after, _interval(found.difference, f"+{form}"), str(found.after.n)))
+    for name, found in known.items():
+        before, after = _interval(found.before, form), _interval(found.after, form)
+        rows.append((name, before, after, _interval(found.difference, f"+{form}"), str(found.after.n)))
     return rows
 
 
@@ -131,6 +134,8 @@ def markdown(summary: Summary, sections: Sequence[ReportSection], figures: dict[
     lines += ["## Throughput and staleness", "", *_markdown_table(rate_rows(summary))]
     if summary.balance is not None:
         lines += [balance_line(summary.balance), ""]
+    for kind, totals in summary.compared.items():
+        lines += [f"## Advantages by {kind}", "", EXPLANATION, "", *_markdown_table(label_rows(kind, totals))]
     if figures:
         lines += ["## Figures", ""]
         for title, path in figures.items():
@@ -153,6 +158,9 @@ def page_sections(summary: Summary, sections: Sequence[ReportSection]) -> list[S
     found.append(Section(title="Rollouts by outcome", lines=summary.counts.lines()))
     said = [balance_line(summary.balance)] if summary.balance is not None else []
     found.append(Section(title="Throughput and staleness", rows=rate_rows(summary), lines=said))
+    for kind, totals in summary.compared.items():
+        rows = label_rows(kind, totals)
+        found.append(Section(title=f"Advantages by {kind}", rows=rows, lines=[EXPLANATION]))
     if rest := [name for name in sorted(summary.comparisons) if name not in summary.headline]:
         found.append(
             Section(title="All evaluation metrics", rows=comparison_rows(summary, rest), folded=True)

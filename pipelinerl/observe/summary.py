@@ -9,6 +9,7 @@ import numpy as np
 
 from pipelinerl.domain import ReportFocus
 from pipelinerl.observe.balance import Balance, balance
+from pipelinerl.observe.comparisons import KINDS, Totals, label_totals
 from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
 from pipelinerl.run_state.accounting import RolloutCounts, reconcile
@@ -36,6 +37,8 @@ class Summary:
     """Throughput and staleness by name; what the run did not record is absent."""
     balance: Balance | None
     """How trainer and engines spent the run, None if it was not recorded."""
+    compared: dict[str, Totals]
+    """Advantages by situation and by role; a kind that no text has is absent."""
 
     @property
     def versions(self) -> list[int]:
@@ -58,6 +61,7 @@ class Summary:
             "rollouts": asdict(self.counts) | {"adds_up": self.counts.adds_up},
             "rates": self.rates,
             "balance": None if self.balance is None else asdict(self.balance) | {"limit": self.balance.side},
+            "compared": self.compared,
         }
 
 
@@ -140,6 +144,8 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
     """Everything the report says about the run in `output_dir`."""
     evaluations = read_evaluations(output_dir)
     actor, finetune = read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")
+    preprocess = read_metrics(output_dir, "preprocess")
+    compared = {kind: totals for kind in KINDS if (totals := label_totals(preprocess, kind))}
     return Summary(
         evaluations=evaluations,
         comparisons=compare(evaluations),
@@ -147,4 +153,5 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
         counts=reconcile(output_dir),
         rates=run_rates(actor, finetune),
         balance=balance(finetune, actor),
+        compared=compared,
     )

@@ -309,7 +309,9 @@ def _loop(
     cfg = preprocess.cfg
     recording = cfg.streams_source("preprocessor")
     while not state.training_done:
-        name = "training_done" if preprocess.complete else f"groups of rollouts for step {preprocess.step}"
+        name = (
+            "the end of training" if preprocess.complete else f"groups of rollouts for step {preprocess.step}"
+        )
         with waiting(name, cfg.watchdog.input_deadline_s) as wait:
             while not state.training_done:
                 with suppress(BlockingIOError):

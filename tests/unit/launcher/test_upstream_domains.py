@@ -225,6 +225,7 @@ def test_a_package_that_is_missing_is_named(
     given = ["hardware=cpu", f"dataset_loader={name}.load_problems", f"actor.rollout_policy={name}.play"]
     status, err = validate(*given, f"model_path={model}")
     assert status == 2 and missing in err and all(line.startswith("launcher: ") for line in err.splitlines())
+    assert ("in pipelinerl.llm" in err) == (missing == "tapeagents")
     # Where the path goes through the package, a plain start has to import it, and says the same.
     status, _, err = dry_run(*[word.replace("theirs.", "theirs.rollouts.") for word in given])
     assert status == 2 and f"needs {missing}, which is not installed" in err, err

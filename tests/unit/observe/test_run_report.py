@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,9 @@ from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_differ
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.plots import lag_histogram, pace, smooth
 from pipelinerl.observe.progress import ProgressDisplay, notable_waits, status_line
-from pipelinerl.observe.report import write_report
+from pipelinerl.observe.report import comparison_rows, write_report
 from pipelinerl.observe.status import StatusFile
-from pipelinerl.observe.summary import summarise
+from pipelinerl.observe.summary import compare, summarise
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, RolloutLog
 from pipelinerl.streams import SingleStreamSpec, StoredStreamSpec
 from tests.unit.observe.conftest import STAGES
@@ -95,6 +96,16 @@ def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path) -> None
     markdown = (folder / "report.md").read_text()
     assert all(f"({name})" in markdown for name in figures)
     assert "| turns |" in markdown
+
+
+def test_a_single_evaluation_has_no_before_and_after(run_dir: Path) -> None:
+    summary = summarise(run_dir)
+    last = summary.evaluations[-1:]
+    header, *rows = comparison_rows(
+        replace(summary, evaluations=last, comparisons=compare(last)), ["success"]
+    )
+    assert header == ("metric", "at 1920 texts", "n")
+    assert [len(row) for row in rows] == [3] and rows[0][0] == "success"
 
 
 def test_the_report_is_also_one_page_that_holds_everything(run_dir: Path, tmp_path: Path) -> None:
@@ -208,6 +219,9 @@ def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
         "finetune": {"waits": [{"name": "texts", "waited_s": 1.0, "deadline_s": 60.0}]},
     }
     assert notable_waits(status) == ["actor for an engine with room (12 of 60 s)"]
+    status["actor"] |= {"test_problems": 300, "test_problems_played": 56}
+    assert "; evaluating, 56 of 300 | " in status_line({}, RolloutCounts(), status, None, 61.0)
+    del status["actor"]["test_problems"]
     assert "success" not in line, "the metrics are of the groups since the last version, however few"
     empty = status_line({}, RolloutCounts(), status, None, 61.0)
     assert empty == "1:01 | rollouts 0: 0 open | waiting: actor for an engine with room (12 of 60 s)"
@@ -265,7 +279,7 @@ def test_plain_progress_is_a_line_a_minute(tmp_path: Path, monkeypatch: pytest.M
                 log.record(Outcome.STARTED, [f"g/{second}"])
             display.tick()
     shown = ["0:00 | rollouts 1: 1 open", "1:00 | rollouts 31: 31 open", "2:00 | rollouts 61: 61 open"]
-    assert out.getvalue().splitlines() == shown
+    assert out.getvalue().splitlines() == [*shown, "2:08 | rollouts 65: 65 open"]  # the last: how it ended
 
 
 def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ DATA = {"finetune": waits("texts of step 3"), "preprocess": waits("groups of rol
             "actor: 7 rollouts are in flight and none ends; engines out of rotation: http://e1",
         ),
         (DATA | {"preprocess": waits()}, "preprocess is busy and does not come to an end"),
-        (DATA | {"preprocess": waits("training_done")}, "preprocess waits for training_done"),
+        (DATA | {"preprocess": waits("the end of training")}, "preprocess waits for the end of training"),
         (
             DATA | {"finetune": waits("the engines to take version 48")},
             "finetune waits for the engines to take version 48",

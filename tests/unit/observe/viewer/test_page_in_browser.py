@@ -169,6 +169,16 @@ async def test_the_page_fits_a_telephone_and_a_wall(page: Page, width: int, sche
     assert (sum(map(int, ground[4:-1].split(","))) < 200) == (scheme == "dark")
 
 
+@pytest.mark.parametrize("width", [900, 1280])
+async def test_the_list_does_not_lie_over_the_rollout(page: Page, width: int) -> None:
+    await page.size(width, 844)
+    await opened(page, f"{TRAINED}/2")
+    for part in ("#side", "#head", "#list"):
+        assert await page.run(f"(e => e.scrollWidth <= e.clientWidth)(document.querySelector('{part}'))"), (
+            part
+        )
+
+
 async def test_the_versions_of_two_runs_are_compared(page: Page, tmp_path: Path, built: Path) -> None:
     other = recorded_run(tmp_path / "other")
     both = write_page(built.parents[2], compare=other, folder=tmp_path / "page")
