@@ -10,7 +10,7 @@ from typing import Any
 KINDS = ("situation", "role")
 _MEANS = {
     "reward_mean": "reward",
-    "abs_mean": "|advantage|",
+    "abs_mean": "absolute advantage",
     "frac_zero_texts": "share with advantage 0",
     "mean_bucket_size": "rows of a bucket",
     "frac_singleton_buckets": "share of buckets with one row",
