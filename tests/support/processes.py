@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-DEADLINE_S = 90.0
+DEADLINE_S = 200.0
 
 
 def free_port() -> int:
@@ -23,6 +23,14 @@ def until(condition: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < end, f"{what} did not happen within {DEADLINE_S} s"
         time.sleep(0.02)
     return found
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Its words; none of one that has ended since it was found."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def alive(pid: int) -> bool:
