@@ -46,7 +46,7 @@ def write_config(output_dir: Path, model: Path, engines: list[FakeEngine], **cha
         },
         "llm": {"parameters": {"max_tokens": 8}},
         "test_llm": {"parameters": {"max_tokens": 6}},
-        "engine": {"start_deadline_s": 30},
+        "engine": {"start_deadline_s": 200},
         "finetune": {"train_batch_size": 4, "gradient_accumulation_passes": 1, "max_train_steps": 100},
         "wandb": {"use_wandb": False},
         "jobs": jobs,
@@ -77,7 +77,7 @@ class ActorRun:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=DEADLINE_S)
         self.trainer.close()
 
     def update(self, engine: FakeEngine, version: int) -> None:

@@ -91,7 +91,6 @@ CASES: dict[str, dict[str, Any]] = {
 QUICK = ("sharded and resumed",)
 
 
-@pytest.mark.timeout(2 * DEADLINE_S)
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES]
 )

@@ -81,7 +81,7 @@ def python(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.Complete
         capture_output=True,
         text=True,
         cwd=cwd,
-        timeout=100,
+        timeout=400,
         env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **env},
     )
 

@@ -108,7 +108,6 @@ def test_what_a_mode_cannot_do_is_refused_in_one_line(
     assert message in refused(*filled)
 
 
-@pytest.mark.timeout(60)
 def test_a_stand_in_announces_counts_and_ends_like_a_trainer(tmp_path: Path) -> None:
     finetune = {"train_batch_size": 2, "gradient_accumulation_passes": 1, "max_train_steps": 2}
     jobs = [Job(kind="actor", idx=0), Job(kind="preprocessor", idx=1)]
