@@ -104,7 +104,7 @@ class Engine:
 
     async def call(self, method: str, path: str, body: Any = None) -> Any:
         """Decoded answer of a control route; CallFailed for any status but 200."""
-        return json.loads(await asyncio.to_thread(call, method, self.url, path, 60.0, body) or b"null")
+        return json.loads(await asyncio.to_thread(call, method, self.url, path, 200.0, body) or b"null")
 
     async def refused(self, path: str, body: Any = None) -> CallFailed:
         """How the engine refuses a POST."""

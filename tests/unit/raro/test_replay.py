@@ -137,7 +137,7 @@ def test_eight_processes_insert_at_once(tmp_path):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(100)
+        worker.join(200)
     assert [worker.exitcode for worker in workers] == [0] * 8
     stats = ReplayBuffer(path).stats()
     assert stats.size == stats.arrivals == 8 * 250 + 250 and stats.duplicates == 7 * 250 and intact(path)
@@ -178,13 +178,13 @@ def test_backups_are_as_rare_as_configured(tmp_path):
     copy = tmp_path / "copy.sqlite3"
     writer = BackupWriter(filled(tmp_path / "r.sqlite3"), copy, every_s=60.0)
     writer.checkpoint(now_s=0.0)
-    writer.running.result(20)
+    writer.running.result(200)
     copy.unlink()
     writer.checkpoint(now_s=59.0)
-    writer.running.result(20)
+    writer.running.result(200)
     assert not copy.exists()
     writer.checkpoint(now_s=60.0)
-    writer.running.result(20)
+    writer.running.result(200)
     assert intact(copy)
 
 

@@ -293,13 +293,13 @@ def test_a_build_of_another_process_is_awaited_and_taken_over(web: Path, tmp_pat
     with (tmp_path / "index.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(build, web, index, wait_s=60.0)
+            waiting = pool.submit(build, web, index, wait_s=200.0)
             time.sleep(0.5)
             assert not waiting.done()
             (tmp_path / "elsewhere").rename(index)
             inode = index.stat().st_ino
             fcntl.flock(lock, fcntl.LOCK_UN)
-            assert waiting.result(60) == Manifest.read(index)
+            assert waiting.result(200) == Manifest.read(index)
     assert index.stat().st_ino == inode
 
 

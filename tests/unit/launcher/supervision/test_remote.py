@@ -108,7 +108,7 @@ def test_a_lost_host_ends_the_run_by_the_name_of_what_it_had(
     how: str, agent: HostAgent, tmp_path: Path
 ) -> None:
     wire = Wire(agent)
-    other = RemoteHost("host 1 (b, 10.0.0.2)", wire, lost_after_s=0.5)
+    other = RemoteHost("host 1 (b, 10.0.0.2)", wire, lost_after_s=3.0)
     with Supervisor([served("engine", tmp_path, free_port())], others={1: other}) as supervisor:
         supervisor.start()
         pid = supervisor.pids()["engine"]
