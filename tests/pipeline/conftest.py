@@ -21,7 +21,7 @@ from pipelinerl.observe.history import read_metrics
 from pipelinerl.run_state.accounting import RolloutCounts, reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream
 from pipelinerl.weights.wire import shared_directory
-from tests.support.processes import command_line
+from tests.support.processes import bound, command_line
 from tests.support.tiny_model import build_tokenizer, causal_lm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,10 +56,9 @@ class LauncherProcess:
     ) -> None:
         """`command` makes of the words one that runs them elsewhere."""
         self.output_dir = output_dir
+        words = [*SMALL, *arguments]
         self._process = subprocess.Popen(
-            command(
-                sys.executable, "-m", "pipelinerl.launch", f"output_dir={output_dir}", *SMALL, *arguments
-            ),
+            bound(*command(sys.executable, "-m", "pipelinerl.launch", f"output_dir={output_dir}", *words)),
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import aiohttp
 
+from tests.support.processes import bound
+
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DEADLINE_S = 120.0
 _FLAGS = (
@@ -171,7 +173,7 @@ async def open_browser() -> AsyncIterator[Page]:
     assert PROGRAM is not None, "install chromium"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(
-            *(PROGRAM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"),
+            *bound(PROGRAM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,

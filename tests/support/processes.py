@@ -1,19 +1,31 @@
 """What tests of real processes ask: a free port, whether something is alive, and waiting until it is so."""
 
-import socket
+import os
+import random
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import psutil
 
+from pipelinerl.base import child
+from pipelinerl.base.ports import is_free
+
 DEADLINE_S = 200.0
+_draw = random.SystemRandom()
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that the kernel does not give to whoever asks for any port, as servers of other tests do."""
+    while not is_free(port := _draw.randrange(22_000, 32_000)):
+        pass
+    return port
+
+
+def bound(*words: str) -> list[str]:
+    """A command that is killed when the tests are, so that it does not hold up those that come next."""
+    return [sys.executable, "-I", "-S", child.__file__, "--parent", str(os.getpid()), "--", *words]
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:

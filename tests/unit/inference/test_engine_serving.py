@@ -28,6 +28,7 @@ from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.transport import StagedUpdate
 from pipelinerl.weights.send.version_update import WeightUpdateError
 from tests.support.engine_harness import reference, running_engine, until
+from tests.support.processes import bound
 
 
 def test_the_default_length_is_one_that_the_model_has(tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_the_command_says_in_one_line_why_it_cannot_serve(
 
 def engine_process(model: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pipelinerl.inference.embedded", "--model", str(model), "--port", "0"]
-    return subprocess.Popen([*command, "--max-model-len", "4096"], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(bound(*command, "--max-model-len", "4096"), stdout=subprocess.PIPE, text=True)
 
 
 class StoppingTransport(FileTransport):

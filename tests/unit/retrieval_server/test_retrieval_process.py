@@ -21,7 +21,7 @@ from retrieval_server.__main__ import main
 from retrieval_server.board import Board
 from retrieval_server.index import build
 from retrieval_server.workers import listeners
-from tests.support.processes import DEADLINE_S, alive, free_port, until
+from tests.support.processes import DEADLINE_S, alive, bound, free_port, until
 
 WEB, LOCAL = "/browsecomp/search", "/local/search"
 
@@ -36,7 +36,7 @@ class Server:
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.port = free_port()
         self.process = subprocess.Popen(
-            command(*arguments, "--port", str(self.port)),
+            bound(*command(*arguments, "--port", str(self.port))),
             env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
             stderr=subprocess.PIPE,
             text=True,
