@@ -1,13 +1,19 @@
-"""A redis server of one's own for a short time: loopback only, data in a given folder, nothing saved."""
+"""A redis server of one's own for a short time: loopback only, data in a given folder, nothing saved.
 
+It ends with the thread that started it, also where that is killed.
+"""
+
+import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipelinerl.base import child
 from pipelinerl.base.waits import waiting
 from pipelinerl.streams.errors import StreamError
 
@@ -32,7 +38,8 @@ def local_server(folder: Path, *options: str) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    argv = [binary, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", "", *options]
+    argv = [sys.executable, "-I", "-S", child.__file__, "--parent", str(os.getpid()), "--"]
+    argv += [binary, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", "", *options]
     server = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
     try:
         with waiting(f"redis-server at port {port} to start", START_DEADLINE_S) as wait:

@@ -30,13 +30,12 @@ from tests.support.contract.engines import (
 from tests.support.contract.live_vllm import Installation, serving
 from tests.support.engine_harness import running_engine
 
-STARTS = pytest.mark.timeout(600)  # the first test waits for the engine's start
 MARKS = {
-    "cpu": [pytest.mark.slow, STARTS],
-    "cpu-ahead": [pytest.mark.slow, STARTS],
-    "gpu-file": [pytest.mark.gpu, STARTS],
-    "gpu-nccl": [pytest.mark.gpu, STARTS],
-    "gpu-nccl-ahead": [pytest.mark.gpu, STARTS],
+    "cpu": [pytest.mark.slow],
+    "cpu-ahead": [pytest.mark.slow],
+    "gpu-file": [pytest.mark.gpu],
+    "gpu-nccl": [pytest.mark.gpu],
+    "gpu-nccl-ahead": [pytest.mark.gpu],
 }
 PASSED = pytest.StashKey[bool]()
 torch.set_num_threads(1)

@@ -46,11 +46,11 @@ async def test_a_second_update_at_the_same_time_is_refused_before_anything_is_se
 
     def wait() -> None:
         staged.set()
-        go_on.wait(60)
+        go_on.wait(200)
 
     publisher = await engine.publisher("recompute", Held(engine.transport(), wait))  # type: ignore[arg-type]
     update = asyncio.create_task(asyncio.to_thread(publisher.publish, 73, engine.parameters(2)))
-    await asyncio.to_thread(staged.wait, 60)
+    await asyncio.to_thread(staged.wait, 200)
     with pytest.raises(UpdateUnderWay, match="version 74: the update to version 73 has not ended"):
         publisher.publish(74, engine.parameters(0))
     go_on.set()

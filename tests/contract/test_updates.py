@@ -56,14 +56,14 @@ async def cross(engine: Engine, version: int, kv: KvPolicy) -> Crossed:
 
         def tokens_have_come(enough: float = enough, staged: threading.Event = staged) -> None:
             staged.set()
-            end = time.monotonic() + 60.0
-            while parse_prometheus(call("GET", engine.url, "/metrics", 60).decode())[TOKENS] < enough:
+            end = time.monotonic() + 200.0
+            while parse_prometheus(call("GET", engine.url, "/metrics", 200).decode())[TOKENS] < enough:
                 assert time.monotonic() < end, "the streams have no tokens"
                 time.sleep(0.002)
 
         transport.wait = tokens_have_come
         update = asyncio.create_task(asyncio.to_thread(publisher.publish, first + 1, engine.parameters(NEW)))
-        await asyncio.to_thread(staged.wait, 60)
+        await asyncio.to_thread(staged.wait, 200)
         updated = await streams(engine, length, first)
         await update
         publisher.close()

@@ -21,11 +21,12 @@ from pipelinerl.observe.history import read_metrics
 from pipelinerl.run_state.accounting import RolloutCounts, reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream
 from pipelinerl.weights.wire import shared_directory
+from tests.support.processes import bound, command_line
 from tests.support.tiny_model import build_tokenizer, causal_lm
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 240.0
-GONE_S = 30.0
+DEADLINE_S = 400.0
+GONE_S = 120.0
 NO_PAGE = "observe.rollout_page=false"
 """The page of rollouts takes longer than a step; `test_readme.py` has a run that writes it."""
 SMALL = ["finetune.attempts=4", "finetune.gradient_accumulation_passes=16", "wandb.use_wandb=false", NO_PAGE]
@@ -55,10 +56,9 @@ class LauncherProcess:
     ) -> None:
         """`command` makes of the words one that runs them elsewhere."""
         self.output_dir = output_dir
+        words = [*SMALL, *arguments]
         self._process = subprocess.Popen(
-            command(
-                sys.executable, "-m", "pipelinerl.launch", f"output_dir={output_dir}", *SMALL, *arguments
-            ),
+            bound(*command(sys.executable, "-m", "pipelinerl.launch", f"output_dir={output_dir}", *words)),
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -75,6 +75,10 @@ class LauncherProcess:
         """The exit status, after everything was printed."""
         self.out, self.err = self._process.communicate(timeout=DEADLINE_S)
         return self._process.returncode
+
+    def error_lines(self) -> list[str]:
+        """What it printed to stderr without warnings, such as of a role that takes long to stop."""
+        return [line for line in self.err.splitlines() if " WARNING " not in line]
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -111,11 +115,9 @@ class LauncherProcess:
         """Living processes of the run that run a module."""
         found = []
         for process in self.children():
-            # One that dies at this moment has no command line any more.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                words = process.cmdline()
-                if "-m" in words and words[words.index("-m") + 1] == module:
-                    found.append(process)
+            words = command_line(process)
+            if "-m" in words and words[words.index("-m") + 1] == module:
+                found.append(process)
         return found
 
     def steps(self) -> int:
@@ -150,7 +152,7 @@ class LauncherProcess:
         ended = self._process.poll() is not None
         if not ended:
             self._process.kill()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=DEADLINE_S)
         if ended and (self.output_dir / "accounting/actor.jsonl").exists() and not self.children():
             self.counts()
 

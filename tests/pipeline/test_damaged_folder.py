@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.conftest import LauncherProcess, Start, optimizer_steps
+from tests.pipeline.conftest import DEADLINE_S, LauncherProcess, Start, optimizer_steps
 from tests.support.one_line import check_one_line
 
 # With max_lag=0 and one rollout at a time a resumed run ends bit for bit as if nothing had happened, so a
@@ -58,7 +58,7 @@ def stopped_run(launch: Start) -> LauncherProcess:
     run.send(signal.SIGKILL)
     run.wait()
     for process in run.children():
-        process.wait(30)
+        process.wait(DEADLINE_S)
     return run
 
 
@@ -109,7 +109,6 @@ class DamagedRuns:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(480)
 def test_incomplete_lines_are_left_out_with_a_count_and_damaged_ones_refused_by_name(
     launch: Start, tmp_path: Path
 ) -> None:

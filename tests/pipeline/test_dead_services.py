@@ -43,7 +43,6 @@ def kill(run: LauncherProcess, module: str, killed: set[int]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
@@ -83,7 +82,6 @@ def test_a_dead_server_is_restarted_three_times_and_then_named(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_dead_replica_costs_no_rollout(start: Start) -> None:
     """One of two retrieval servers is killed until its last restart; no search may wait for it."""
     replicas = ("privacy_hopqa.retrieval_replicas=2", "privacy_hopqa.helper_outage_s=0")

@@ -34,7 +34,6 @@ def test_the_actor_runs_alone_against_engines_that_already_serve(launch: Start) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_recorded_run_can_be_replayed_stage_by_stage(launch: Start, tmp_path: Path) -> None:
     whole = launch(*SHORT, name="whole")
     assert whole.wait() == 0, whole.err
@@ -65,7 +64,6 @@ def test_a_recorded_run_can_be_replayed_stage_by_stage(launch: Start, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["actor", "actor+preprocessor", "open_loop"])
 def test_sampling_goes_on_without_new_weights(launch: Start, mode: str) -> None:
     run = launch(f"debug.mode={mode}", FREE, *SHORT)

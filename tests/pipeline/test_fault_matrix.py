@@ -14,7 +14,6 @@ QUICK = ("launcher-start-kill", "finetune-start-kill")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
 def test_a_run_recovers_or_ends_by_name_and_resumes(case: Case, tmp_path: Path) -> None:
     ended = run_case(case, tmp_path)

@@ -14,7 +14,6 @@ ENDLESS = [*RUN, "finetune.max_train_steps=100000", "finetune.save_checkpoint_st
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", ["streams:write:full_disk:12", "finetune:mid_checkpoint:full_disk:2"])
 def test_a_write_that_fails_ends_the_run_by_name_and_it_resumes(
     start: Start, tmp_path: Path, point: str
@@ -30,7 +29,6 @@ def test_a_write_that_fails_ends_the_run_by_name_and_it_resumes(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_disk_that_is_really_full_ends_the_run_by_name_and_it_resumes(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64m") as disk:
         run = LauncherProcess(disk / "run", ENDLESS)

@@ -29,7 +29,6 @@ def logged(output_dir: Path, role: str) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_killed_run_goes_on_and_logs_every_metric_of_the_game(start: Start) -> None:
     first = start(*RUN)
     out = first.output_dir
@@ -64,7 +63,6 @@ def test_a_killed_run_goes_on_and_logs_every_metric_of_the_game(start: Start) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_experiment_runs_small_from_one_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

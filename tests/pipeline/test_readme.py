@@ -210,7 +210,6 @@ def test_a_misspelt_command_would_be_noticed(
         check(command, monkeypatch)
 
 
-@pytest.mark.timeout(300)
 def test_the_example_domain_trains_and_its_run_can_be_looked_at(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,6 @@ RUN = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_it_trains_survives_the_death_of_the_scorer_and_can_be_evaluated(
     start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import pytest
 
 from pipelinerl.base.http import call
 from pipelinerl.config import load
@@ -57,7 +56,6 @@ ROLES = {
 WITH_TORCH = {"pipelinerl.inference.embedded", "pipelinerl.preprocess", "pipelinerl.finetune"}
 
 
-@pytest.mark.timeout(600)
 def test_the_accounting_counters_ages_and_ratios_of_a_real_run_agree(start: Start) -> None:
     run = start(*RUN)
     output_dir = run.output_dir

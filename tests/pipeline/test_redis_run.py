@@ -40,7 +40,6 @@ def printed(output_dir: Path, topic: str) -> list[object]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_run_over_redis_completes_resumes_and_leaves_no_server(
     launch: Start,
 ) -> None:

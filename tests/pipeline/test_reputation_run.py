@@ -21,7 +21,6 @@ RUN = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_language_model_plays_learns_and_is_set_beside_the_optimum(start: Start) -> None:
     run = start(*RUN)
     assert run.wait() == 0, run.err

@@ -12,7 +12,7 @@ from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.run_state.accounting import Outcome
-from tests.pipeline.conftest import LauncherProcess, Start, records_of
+from tests.pipeline.conftest import DEADLINE_S, LauncherProcess, Start, records_of
 
 STEPS = 6
 COMMON = [
@@ -53,11 +53,10 @@ def kill_after(run: LauncherProcess, steps: int) -> None:
     run.send(signal.SIGKILL)
     run.wait()
     for process in run.children():
-        process.wait(30)
+        process.wait(DEADLINE_S)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_synchronous_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(start: Start) -> None:
     straight = start(*COMMON, *SYNCHRONOUS, name="straight")
     assert straight.wait() == 0, straight.err
@@ -94,7 +93,6 @@ def tokens_by_lag(output_dir: Path) -> dict[int, dict[int, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_an_asynchronous_run_that_was_killed_twice_counts_everything_and_trains_nothing_too_old(
     start: Start,
 ) -> None:

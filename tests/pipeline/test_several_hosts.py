@@ -16,7 +16,7 @@ from pipelinerl.launcher.supervision.agent import ABANDONED_AFTER_S
 from tests.pipeline.conftest import LauncherProcess, Start
 from tests.support.network_hosts import NetworkHost, NetworkHosts, why_not
 
-pytestmark = [pytest.mark.skipif(bool(why_not()), reason=why_not()), pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.skipif(bool(why_not()), reason=why_not())]
 NAMED_S = 30.0
 """A host that is gone is named within so many seconds."""
 ON_RAY = ["world.backend=ray", "streams=redis"]

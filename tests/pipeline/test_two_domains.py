@@ -57,7 +57,6 @@ def domains_of_groups(output_dir: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_two_domains_train_one_policy_in_the_wanted_mixture(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "conf" / "domain"
     folder.mkdir(parents=True)

@@ -20,7 +20,6 @@ DEADLINE_S = 800.0
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
     pytest.mark.skipif(not PYTHON, reason="VLLM_PYTHON names no interpreter with vLLM"),
 ]
 

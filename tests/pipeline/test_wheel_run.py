@@ -28,7 +28,6 @@ def installed(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_launcher_of_a_wheel_runs_a_domain_from_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     interpreter = installed(tmp_path)

@@ -17,7 +17,7 @@ from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, read_stream
 from tests.support import tiny_model
 from tests.support.fake_engine import FakeEngine
-from tests.support.processes import DEADLINE_S, until
+from tests.support.processes import DEADLINE_S, bound, until
 
 ROOT = Path(__file__).resolve().parents[2]
 WARNING = re.compile(r"[-\d]{10} [:,\d]{12} WARNING ")
@@ -46,7 +46,7 @@ def write_config(output_dir: Path, model: Path, engines: list[FakeEngine], **cha
         },
         "llm": {"parameters": {"max_tokens": 8}},
         "test_llm": {"parameters": {"max_tokens": 6}},
-        "engine": {"start_deadline_s": 30},
+        "engine": {"start_deadline_s": 200},
         "finetune": {"train_batch_size": 4, "gradient_accumulation_passes": 1, "max_train_steps": 100},
         "wandb": {"use_wandb": False},
         "jobs": jobs,
@@ -68,7 +68,7 @@ class ActorRun:
         self.trainer = TrainerAnnouncements(output_dir)
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "pipelinerl.actor", str(output_dir), "--job", str(job)]
-        self.process = subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(bound(*argv), env=env, stderr=subprocess.PIPE, text=True)
         self.trainer.weight_update_success(version)
 
     def __enter__(self) -> "ActorRun":
@@ -77,7 +77,7 @@ class ActorRun:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=DEADLINE_S)
         self.trainer.close()
 
     def update(self, engine: FakeEngine, version: int) -> None:

@@ -11,19 +11,24 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import aiohttp
 
+from tests.support.processes import bound
+
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--disable-dev-shm-usage", "--font-render-hinting=none", "--remote-debugging-port=0"),
+    "--allow-pre-commit-input",  # else keys and clicks before the first frame of a page are dropped
 )
 _KEY_TEXT = {"Enter": "\r"}
+_A_FRAME = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 _LEFT = ("navigated", "context was destroyed", "Cannot find context")
 
 
@@ -38,7 +43,8 @@ class Page:
         self._socket, self._session = socket, ""
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._loaded = asyncio.Event()
+        self._loaded = defaultdict[str, asyncio.Event](asyncio.Event)
+        """By the id of a load, so that a page that was left is not taken for the next one."""
         self.requests: list[str] = []
         self.errors: list[str] = []
 
@@ -48,10 +54,10 @@ class Page:
             "about:blank",
             address,
         ):  # in between, or an address that differs in its # only is not read
-            self._loaded.clear()
-            await self.call("Page.navigate", url=url)
+            said = await self.call("Page.navigate", url=url)
+            assert "errorText" not in said, f"{url}: {said['errorText']}"
             async with asyncio.timeout(DEADLINE_S):
-                await self._loaded.wait()
+                await self._loaded[said["loaderId"]].wait()
 
     async def size(self, width: int, height: int, scheme: Literal["light", "dark"] = "light") -> None:
         """The window in CSS pixels, and what the reader prefers."""
@@ -101,6 +107,7 @@ class Page:
 
     async def click(self, selector: str) -> None:
         """Click in the middle of the first element that matches, with the mouse."""
+        await self.run(_A_FRAME)  # what has not been rendered is neither in its place nor hit
         where = f"document.querySelector({selector!r}).getBoundingClientRect()"
         x, y = await self.run(
             f"(r => [r.x + Math.min(r.width, 200) / 2, r.y + Math.min(r.height, 200) / 2])({where})"
@@ -134,6 +141,7 @@ class Page:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             await self.call(f"{domain}.enable")
+        await self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     async def listen(self) -> None:
         """Take in answers and events until the browser ends."""
@@ -141,8 +149,8 @@ class Page:
             said = message.json()
             if "id" in said:
                 self._answers.pop(said["id"]).set_result(said)
-            elif said["method"] == "Page.loadEventFired":
-                self._loaded.set()
+            elif said["method"] == "Page.lifecycleEvent" and said["params"]["name"] == "load":
+                self._loaded[said["params"]["loaderId"]].set()
             elif said["method"] == "Network.requestWillBeSent":
                 self.requests.append(said["params"]["request"]["url"])
             elif said["method"] == "Runtime.exceptionThrown":
@@ -165,7 +173,7 @@ async def open_browser() -> AsyncIterator[Page]:
     assert PROGRAM is not None, "install chromium"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(
-            *(PROGRAM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"),
+            *bound(PROGRAM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,

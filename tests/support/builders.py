@@ -135,7 +135,7 @@ def _watchdog(seconds: float) -> WatchdogConfig:
 
 
 def preprocess_config(
-    output_dir: Path, texts_per_step: int = 8, data_deadline_s: float = 60.0, **changes: Any
+    output_dir: Path, texts_per_step: int = 8, data_deadline_s: float = 200.0, **changes: Any
 ) -> Config:
     """A placed run for preprocess: groups of four, rows of 24 tokens, a trainer of one rank."""
     defaults = {
@@ -180,7 +180,7 @@ def trainer_config(output_dir: Path, model: PreTrainedModel, **fields: Any) -> C
         "model_path": str(path),
         "hardware": {"kind": "cpu"},
         "engine": {"kind": "embedded"},
-        "watchdog": _watchdog(fields.pop("data_deadline_s", 30.0)),
+        "watchdog": _watchdog(fields.pop("data_deadline_s", 200.0)),
         "jobs": [Job(kind=JOB_KINDS[name], idx=index, name=name) for index, name in enumerate(roles)],
     }
     for name, value in fields.items():

@@ -93,7 +93,7 @@ async def running_engine(folder: Path, **settings: Any) -> AsyncIterator[Running
         yield RunningEngine(url, server, EngineClient(url, session), session)
 
 
-async def until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
+async def until(condition: Callable[[], bool], deadline_s: float = 200.0) -> None:
     """Wait for something that another thread or process does."""
     async with asyncio.timeout(deadline_s):
         while not condition():  # noqa: ASYNC110

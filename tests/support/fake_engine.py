@@ -59,7 +59,7 @@ class FakeEngine:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(120)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,7 +22,7 @@ class FakeGroup:
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
         assert src == 0 and tensor.dtype == torch.uint8
         if self.hang:
-            self.destroyed.wait(20)
+            self.destroyed.wait(100)
             raise RuntimeError("NCCL error: the communicator was aborted")
         self.received.append(tensor.clone())
 

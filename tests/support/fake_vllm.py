@@ -17,7 +17,7 @@ from tests.support.json_server import serving_json
 PACKING = {"packed", "packed_buffer_size_bytes", "packed_num_buffers"}
 RENDEZVOUS = {"master_address", "master_port", "rank_offset", "world_size"}
 TENSORS = {"names", "dtype_names", "shapes"}
-WAIT_S = 10.0
+WAIT_S = 100.0
 
 
 class Refused(Exception):
@@ -93,7 +93,7 @@ class FakeVllm:
         if path in ROUTES:
             self.calls.append(path)
         if path in self.hangs:
-            self.released.wait(30)
+            self.released.wait(100)
         if self.faults.get(path):
             raise Refused(self.faults[path].pop(0), f"fault at {path}")
         if self.dead:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from pipelinerl.base.faults import FAULT, FOLDER, HIT, RELEASE
-from tests.pipeline.conftest import LauncherProcess
+from tests.pipeline.conftest import DEADLINE_S, LauncherProcess
 
 STEPS = 6
 END_S = 30.0
@@ -104,7 +104,8 @@ CASES = [
 def run_case(case: Case, folder: Path, whole: bool = True) -> Ended:
     """Play a case to its end and check everything that must hold.
 
-    `whole`: a run that failed is then resumed, and one that recovered goes on to its last step.
+    `whole`: a run that failed is then resumed, and one that recovered goes on to its last step; and it must
+    have ended in time, which takes a machine that does nothing else.
     """
     mark = folder / "fault"
     mark.mkdir()
@@ -132,9 +133,9 @@ def _strike(case: Case, launcher: LauncherProcess, mark: Path, whole: bool) -> E
         ended = _launcher_gone(launcher, began) if case.how == "kill" else _goes_on(launcher, victim)
     else:
         ended = _watched(case, launcher, began, whole)
-    launcher.leaves_nothing(family, GONE_S)
+    launcher.leaves_nothing(family, GONE_S if whole else DEADLINE_S)
     launcher.counts()
-    assert ended.seconds < END_S, f"{case.name} took {ended.seconds:.1f} s: {ended.line}"
+    assert not whole or ended.seconds < END_S, f"{case.name} took {ended.seconds:.1f} s: {ended.line}"
     return ended
 
 

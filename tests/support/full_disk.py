@@ -17,7 +17,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=30)
+        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=300)
 
 
 def enlarge(folder: Path, size: str) -> None:
@@ -27,7 +27,7 @@ def enlarge(folder: Path, size: str) -> None:
 
 def _mount(*arguments: str) -> bool:
     try:
-        return subprocess.run(["mount", *arguments], capture_output=True, timeout=30).returncode == 0
+        return subprocess.run(["mount", *arguments], capture_output=True, timeout=300).returncode == 0
     except FileNotFoundError:
         return False
 

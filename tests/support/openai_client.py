@@ -14,6 +14,6 @@ from tests.support.engine_harness import RunningEngine, running_engine
 async def asked(folder: Path, **settings: Any) -> AsyncIterator[tuple[RunningEngine, openai.AsyncOpenAI]]:
     async with (
         running_engine(folder, **settings) as engine,
-        openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+        openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=300) as client,
     ):
         yield engine, client

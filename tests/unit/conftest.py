@@ -5,10 +5,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from omegaconf import DictConfig
 
 from pipelinerl.config import compose as compose_module
 from pipelinerl.config.installed import conf_dir
+
+# A property is tried with the same examples each time, however long one takes: what a run says depends on the
+# code, not on chance or on what else the machine does.
+settings.register_profile(
+    "project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("project")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -92,8 +92,8 @@ class Engine:
 
     async def publisher(self, kv: KvPolicy = "keep", transport: Transport | None = None) -> Publisher:
         """A publisher that has agreed on its transport with the engine."""
-        made = Publisher([self.url], transport or self.transport(), kv, PublishDeadlines(health_s=20))
-        await asyncio.to_thread(made.wait_ready, 60)
+        made = Publisher([self.url], transport or self.transport(), kv, PublishDeadlines(health_s=100))
+        await asyncio.to_thread(made.wait_ready, 200)
         return made
 
     async def publish(self, version: int, seed: int, kv: KvPolicy = "keep") -> None:
@@ -104,7 +104,7 @@ class Engine:
 
     async def call(self, method: str, path: str, body: Any = None) -> Any:
         """Decoded answer of a control route; CallFailed for any status but 200."""
-        return json.loads(await asyncio.to_thread(call, method, self.url, path, 60.0, body) or b"null")
+        return json.loads(await asyncio.to_thread(call, method, self.url, path, 200.0, body) or b"null")
 
     async def refused(self, path: str, body: Any = None) -> CallFailed:
         """How the engine refuses a POST."""
@@ -119,7 +119,7 @@ class Engine:
 
     async def until(self, name: str, holds: Callable[[float], bool]) -> None:
         """Wait for a counter of the engine."""
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(200.0):
             while not holds(await self.metric(name)):  # noqa: ASYNC110 - another process counts
                 await asyncio.sleep(0.01)
 

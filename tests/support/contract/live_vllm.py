@@ -50,7 +50,7 @@ def plug_in(folder: Path, installation: Installation) -> Path:
     """A folder for PYTHONPATH with this package's entry points, as an installation would have them."""
     folder.mkdir()
     command = [sys.executable, "setup.py", "-q", "egg_info", "-e", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
     if installation.api_servers > 1 and not installation.gpus:
         named_vllm(folder, installation.version)
     return folder

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-HELD_S = 60.0
+HELD_S = 200.0
 """Longest that an answer waits for the requests it came after."""
 METRICS = (
     "process_start_time_seconds",

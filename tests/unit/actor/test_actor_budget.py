@@ -46,7 +46,7 @@ class Pipeline:
 EVENTS = st.lists(st.sampled_from(["start", "keep", "filter", "train"]), max_size=200)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 40), st.integers(1, 16), st.integers(1, 6), st.integers(1, 5), EVENTS)
 def test_overshoot_stays_below_one_group(max_lag, step, attempts, texts, events):
     pipeline = Pipeline(max_lag, step, attempts, texts)
@@ -62,7 +62,7 @@ def test_overshoot_stays_below_one_group(max_lag, step, attempts, texts, events)
         assert in_flight < budget.bound + attempts * texts
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 40), st.integers(1, 16), st.integers(1, 6), st.integers(1, 5), st.integers(0, 8))
 def test_the_pipeline_never_starves(max_lag, step, attempts, texts, filtered):
     """Whatever is filtered first, the trainer gets its steps in the end."""
@@ -75,7 +75,7 @@ def test_the_pipeline_never_starves(max_lag, step, attempts, texts, filtered):
     assert pipeline.version > 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 100), st.integers(1, 20), st.lists(st.integers(0, 30), max_size=20))
 def test_admission_does_not_depend_on_how_versions_are_polled(max_lag, step, versions):
     """Two versions between two polls count twice: only the level matters."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import threading
 import time
 from collections import Counter
 
@@ -278,28 +279,33 @@ def test_a_writer_thread_hands_its_error_to_the_loop():
     writer = StreamWriterThread(write, 2, lambda: None)
     writer.put("actor", [])
     with pytest.raises(OSError, match="disk full"):
-        writer.close(10)
+        writer.close(100)
 
 
 def test_a_slow_disk_fills_the_queue_and_nothing_is_lost():
-    written = []
+    written, go_on = [], threading.Event()
     writer = StreamWriterThread(
-        lambda topic, record: (time.sleep(0.01), written.append(record)), 2, lambda: None
+        lambda topic, record: (go_on.wait(100), written.append(record)), 2, lambda: None
     )
     for number in range(6):
         writer.put("actor", number)
     assert writer.full
-    writer.close(10)
+    go_on.set()
+    writer.close(100)
     assert written == list(range(6))
 
 
 async def test_the_rollout_that_blocks_the_loop_is_named(caplog):
-    lag = LoopLag()
+    lag, told = LoopLag(), threading.Event()
+    report = lag._report
+    lag._report = lambda silent_s: (report(silent_s), told.set())
     lag.start()
     await asyncio.sleep(0.05)
 
     async def blocking():
-        time.sleep(1.6)  # noqa: ASYNC251
+        end = time.monotonic() + 100
+        while not told.is_set() and time.monotonic() < end:
+            time.sleep(0.05)  # noqa: ASYNC251
 
     with caplog.at_level(logging.WARNING):
         await asyncio.create_task(blocking(), name="rollout 0-000001/3")

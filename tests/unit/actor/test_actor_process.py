@@ -126,7 +126,7 @@ def test_plain_functions_run_beside_the_loop_on_two_engines(tmp_path: Path, mode
         write_config(tmp_path, model, [one, two], eval_every_n_versions=0, actor=policy, max_lag=28)
         with ActorRun(tmp_path, job=2) as run:
             try:
-                run.until(lambda: min(one.counts["requests"], two.counts["requests"]) >= 5)
+                run.until(lambda: min(one.counts["requests"], two.counts["requests"]) >= 5 and groups(run))
                 assert (one.counts["requests"], two.counts["requests"], len(groups(run))) == (5, 5, 1)
             finally:
                 let_go.set()
@@ -134,13 +134,13 @@ def test_plain_functions_run_beside_the_loop_on_two_engines(tmp_path: Path, mode
 
 
 def test_no_worker_outlives_the_actor_and_the_actor_names_a_dead_worker(tmp_path: Path, model, answer):
-    with FakeEngine(answer, delay_s=30) as engine:
+    with FakeEngine(answer, delay_s=600) as engine:
         write_config(tmp_path, model, [engine], eval_every_n_versions=0)
         with ActorRun(tmp_path) as run:
             run.until(lambda: engine.counts["requests"])
             (worker,) = psutil.Process(run.process.pid).children()
             run.process.kill()
-            worker.wait(20)
+            worker.wait(DEADLINE_S)
         with ActorRun(tmp_path) as run:
             run.until(lambda: engine.counts["requests"] == 4)
             (worker,) = psutil.Process(run.process.pid).children()

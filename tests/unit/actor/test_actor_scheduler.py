@@ -270,7 +270,7 @@ def test_the_lag_budget_holds_training_back(tmp_path):
 ENDINGS = st.sampled_from([Ending.DONE, Ending.DONE, Ending.FAILED, Ending.EMPTY])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(["drop_rollout", "discard_group"]),
     st.integers(1, 5),

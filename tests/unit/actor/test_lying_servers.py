@@ -61,7 +61,7 @@ async def breaks_off(request: web.Request) -> web.StreamResponse:
 
 
 async def never_answers(_: web.Request) -> web.StreamResponse:
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
     return web.json_response(body())
 
 
@@ -111,18 +111,21 @@ def llm() -> TrainableLLM:
 
 
 async def played(
-    llm: TrainableLLM, *odd: Odd, deadline_s: float = 20.0
+    llm: TrainableLLM, *odd: Odd, first_deadline_s: float = 100.0
 ) -> tuple[list[FinishedRollout], FakeEngine, Fleet]:
     """Two rollouts one after the other, the first against the odd replies."""
     engine = FakeEngine(lambda _: IDS, str(ANNOUNCED))
     engine.misbehave.extend(odd)
-    quick = Deadlines(connect_s=5, generate_s=20, health_s=5, health_interval_s=0.02)
-    limits = ActorConfig(
-        rollout_deadline_s=deadline_s,
-        max_rollout_retries=3,
-        rollout_retry_initial_delay_s=0.001,
-        rollout_retry_max_delay_s=0.01,
-    )
+    quick = Deadlines(connect_s=60, generate_s=100, health_s=60, health_interval_s=0.02)
+    limits = [
+        ActorConfig(
+            rollout_deadline_s=deadline_s,
+            max_rollout_retries=3,
+            rollout_retry_initial_delay_s=0.001,
+            rollout_retry_max_delay_s=0.01,
+        )
+        for deadline_s in (first_deadline_s, 100.0)
+    ]
     cfg: Any = SimpleNamespace()
     with engine:
         url = engine.url
@@ -130,9 +133,11 @@ async def played(
             aiohttp.ClientSession() as session,
             Fleet([url], session, quick, announced_version=lambda: ANNOUNCED) as fleet,
         ):
-            runner = RolloutRunner(toy_domain.play, cfg, llm, llm, fleet, session, limits, threads=1)
             outcomes = []
             for number in range(2):
+                runner = RolloutRunner(
+                    toy_domain.play, cfg, llm, llm, fleet, session, limits[number], threads=1
+                )
                 problem = pickle.dumps({"number": number})
                 assignment = Assignment(number, "0-000000", number, problem, url, True, None, ANNOUNCED)
                 outcomes.append(await runner.run(assignment))
@@ -171,7 +176,7 @@ async def test_an_engine_that_never_gives_a_right_answer_costs_the_rollout_not_t
 async def test_an_engine_that_does_not_answer_costs_the_rollout_its_deadline_and_no_more(
     llm: TrainableLLM,
 ) -> None:
-    (first, second), _, fleet = await played(llm, never_answers, deadline_s=0.5)
+    (first, second), _, fleet = await played(llm, never_answers, first_deadline_s=0.5)
     assert first.ending is Ending.FAILED and "rollout_deadline_s=0.5" in first.reason
     assert second.ending is Ending.DONE
     assert fleet.counts.cancelled == 1 and fleet.counts.completed == 1

@@ -43,7 +43,7 @@ def test_the_launcher_refuses_a_fault_that_no_test_enabled() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert "faults are for tests" in done.stderr

@@ -33,7 +33,7 @@ def test_a_call_that_hangs_ends_at_its_deadline_or_when_it_is_cut() -> None:
 
     def answer(path: str, query: str, body: Any) -> tuple[int, Any]:
         entered.set()
-        released.wait(30)
+        released.wait(100)
         return 200, "late"
 
     with serving_json(answer) as url:
@@ -41,8 +41,8 @@ def test_a_call_that_hangs_ends_at_its_deadline_or_when_it_is_cut() -> None:
         with pytest.raises(CallFailed, match=r"GET /a: no answer within 0\.1 s"):
             connection.call("GET", "/a", 0.1)
         entered.clear()
-        threading.Thread(target=lambda: (entered.wait(30), connection.cut())).start()
+        threading.Thread(target=lambda: (entered.wait(100), connection.cut())).start()
         with pytest.raises(CallFailed, match="GET /b: given up"):
-            connection.call("GET", "/b", 30.0)
+            connection.call("GET", "/b", 100.0)
         connection.close()
         released.set()

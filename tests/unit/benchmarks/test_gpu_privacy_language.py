@@ -63,7 +63,7 @@ def test_tasks_take_turns_on_the_cards(tmp_path: Path) -> None:
     ended: dict[str, int] = {}
     slots = [{**os.environ, "CARD": name} for name in ("a", "b")]
     tasks = [task(f"t{n}", code, tmp_path, ended) for n in range(5)]
-    assert run_all(tasks, slots, time.monotonic() + STOP_S + 120, 1.0)
+    assert run_all(tasks, slots, time.monotonic() + STOP_S + 600, 1.0)
     assert ended == {f"t{n}": 0 for n in range(5)}
     assert len((tmp_path / "a").read_text() + (tmp_path / "b").read_text()) == 5
 
@@ -73,7 +73,7 @@ def test_the_limit_ends_what_runs_and_begins_nothing_more(tmp_path: Path) -> Non
     tasks = [task(name, "import time; time.sleep(600)", tmp_path, ended) for name in ("one", "two")]
     begun = time.monotonic()
     assert not run_all(tasks, [dict(os.environ)], begun + STOP_S + 2.0, 1.0)
-    assert ended == {"one": ENDED} and time.monotonic() - begun < 60
+    assert ended == {"one": ENDED} and time.monotonic() - begun < 300
 
 
 def test_a_task_that_fails_is_said_and_the_others_go_on(
@@ -84,7 +84,7 @@ def test_a_task_that_fails_is_said_and_the_others_go_on(
         task("bad", "raise SystemExit('no such card')", tmp_path, ended),
         task("good", "", tmp_path, ended),
     ]
-    assert not run_all(tasks, [dict(os.environ)], time.monotonic() + STOP_S + 120, 1.0)
+    assert not run_all(tasks, [dict(os.environ)], time.monotonic() + STOP_S + 600, 1.0)
     assert ended == {"bad": 1, "good": 0} and "no such card" in capsys.readouterr().out
 
 

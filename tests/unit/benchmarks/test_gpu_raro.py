@@ -150,7 +150,7 @@ def test_runs_share_cards_and_finished_ones_are_not_left(
     assert [place["CUDA_VISIBLE_DEVICES"] for place in places] == ["0", "1", "0", "1"]
     queue = [("raro", seed) for seed in range(5)]
     monkeypatch.setattr(raro, "write_all", lambda *_: [])
-    assert run_all([raro.task_of(plan, out, *key) for key in queue], places, time.monotonic() + 60, 0.5)
+    assert run_all([raro.task_of(plan, out, *key) for key in queue], places, time.monotonic() + 300, 0.5)
     assert plan.unfinished(queue) == []
     assert all(plan.is_finished("raro", seed) for seed in range(5))
 
@@ -158,12 +158,12 @@ def test_runs_share_cards_and_finished_ones_are_not_left(
 def test_the_limit_ends_what_runs_and_says_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script(monkeypatch, 60.0)
+    script(monkeypatch, 600.0)
     plan, queue = plan_in(tmp_path), [("raro", 0), ("rlvr", 0)]
     tasks = [raro.task_of(plan, tmp_path / "out.json", *key) for key in queue]
     began = time.monotonic()
     assert not run_all(tasks, slots("gpu", 1)[:1], began + 1.5, 0.5)
-    assert plan.unfinished(queue) == queue and time.monotonic() - began < 10
+    assert plan.unfinished(queue) == queue and time.monotonic() - began < 300
     assert f"raro seed 0: status {ENDED}" in capsys.readouterr().out
     assert not (plan.run_folder("rlvr", 0) / "started").exists()
 

@@ -80,7 +80,7 @@ def test_seconds_per_step_leave_the_first_steps_out() -> None:
 def test_a_child_ends_at_its_limit(tmp_path: Path) -> None:
     program = "import time; print('here', flush=True); time.sleep(600)"
     run = LimitedRun([sys.executable, "-c", program], tmp_path / "log")
-    assert run.until(lambda: "here" in run.said(), 60.0)
+    assert run.until(lambda: "here" in run.said(), 300.0)
     assert run.end(0.0) == ENDED
     assert run.process.poll() is not None
 
@@ -104,7 +104,7 @@ def test_what_a_terminated_script_started_ends_and_the_script_goes_on(tmp_path: 
     child = int(process.stdout.readline())
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=300)[0]
     assert process.returncode == 0 and "afterwards: True" in said
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)

@@ -63,7 +63,7 @@ def test_upstreams_keys_go_before_the_block() -> None:
 
 
 def test_demonstrations_are_of_training_questions_and_often_wrong() -> None:
-    cfg = compose([CODING, "hardware=cpu"]).tree
+    cfg = compose([CODING, "hardware=cpu", "coding.timeout_s=50"]).tree
     shown = list(CodingDomain().demonstrations(cfg, 1, "imitate"))
     known = {task.question: task for tasks in training().values() for task in tasks}
     right = [f"```python\n{known[one.prompt].program()}\n```" == one.completion for one in shown]
@@ -82,7 +82,7 @@ async def test_a_rollout_is_rewarded_for_passing_all_tests(
     tokenizer.save_pretrained(str(tmp_path))
     said = f"```python\n{code}\n```"
     ids = [*tokenizer.convert_tokens_to_ids(list(said)), tokenizer.eos_token_id]
-    cfg = compose([CODING, "hardware=cpu"]).tree
+    cfg = compose([CODING, "hardware=cpu", "coding.timeout_s=50"]).tree
     context = {"call_type": "fn", "fn_name": "solve", "inputs": [[1], [5]], "outputs": [[3], [7]]}
     problem = {"task": "Add 2.", "reward_context": context, "dataset": "d", "id": "d-0"}
     assert task_of(problem) == "Add 2.\n\nYour function should be named `solve`."

@@ -24,7 +24,7 @@ def fenced(code: str) -> str:
 
 @pytest.fixture
 async def box() -> AsyncIterator[Sandbox]:
-    async with Sandbox(Limits(cpu_s=1, wall_s=5)) as found:
+    async with Sandbox(Limits(cpu_s=1, wall_s=100)) as found:
         yield found
 
 

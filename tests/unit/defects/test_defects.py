@@ -189,7 +189,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     command += ["-keyout", str(key), "-out", str(cert)]
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
     except FileNotFoundError:
         pytest.skip("needs the openssl command")
     return key, cert

@@ -93,7 +93,7 @@ def test_every_option_of_the_reputation_game_is_there() -> None:
         module = f"domains.reputation_hacking.{command}"
         used = [words for words in commands("from_reputation") if words[2:3] == [module]]
         told = [sys.executable, "-m", module, "--help"]
-        shown = subprocess.run(told, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+        shown = subprocess.run(told, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
         options = {word for words in used for word in words if word.startswith("--")}
         assert options and not {option for option in options if not re.search(rf"{option}\b", shown)}
 

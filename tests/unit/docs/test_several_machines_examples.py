@@ -90,7 +90,7 @@ def executed(name: str, tmp_path: Path, *arguments: str, **env: str) -> subproce
         "SLURM_JOB_ID": "7",
     } | env
     script = ["bash", str(EXAMPLES / name), *arguments]
-    return subprocess.run(script, env=given, text=True, capture_output=True, timeout=60, check=False)
+    return subprocess.run(script, env=given, text=True, capture_output=True, timeout=300, check=False)
 
 
 def test_slurm_starts_one_task_on_each_host_and_its_status_is_the_runs(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.step import Learner
 from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
 from tests.support.policy import tiny_model
+from tests.support.processes import free_port
 from tests.support.recorder import Recorder
 
 ROOT = Path(__file__).parents[3]
@@ -32,13 +32,10 @@ def results(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
 
 def start_ranks(folder: Path, count: int, **fields: Any) -> list[tuple[int, str]]:
     """Exit code and stderr of each rank; the variables are those that a distributed launcher sets."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     script = str(ROOT / "tests/support/two_ranks.py")
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count)}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [
         subprocess.Popen(
             [sys.executable, script, str(folder), json.dumps(fields)],
@@ -91,7 +88,6 @@ CASES: dict[str, dict[str, Any]] = {
 QUICK = ("sharded and resumed",)
 
 
-@pytest.mark.timeout(2 * DEADLINE_S)
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES]
 )

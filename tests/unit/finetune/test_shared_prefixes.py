@@ -119,7 +119,7 @@ def assert_equal(samples: list[Sample], rl: RLConfig, ranks: int = 1, **kind: An
     np.testing.assert_allclose(others, statistics, atol=1e-4, rtol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(TEXTS, st.sampled_from(LOSSES), st.booleans(), st.integers(1, 2))
 def test_shared_equals_unshared(
     texts: list[tuple[list[int], int]], loss: str, value_head: bool, ranks: int

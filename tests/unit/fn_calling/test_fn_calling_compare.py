@@ -158,7 +158,7 @@ def test_a_hostile_completion_is_read_in_linear_time(unit: str) -> None:
     assert read_calls(unit * 20_000) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=80), st.booleans())
 def test_any_text_has_a_verdict(text: str, block: bool) -> None:
     said = f"<tool_calls>{text}</tool_calls>" if block else text
@@ -168,7 +168,7 @@ def test_any_text_has_a_verdict(text: str, block: bool) -> None:
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10**9))
 def test_a_generated_problem_has_right_and_wrong_answers(category: Any, seed: int) -> None:
     rng = random.Random(seed)

@@ -67,7 +67,7 @@ VIOLATIONS: dict[str, Violation] = {
 
 
 @pytest.mark.parametrize("name", WRITINGS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=SEEDS)
 def test_what_is_built_to_follow_passes_and_what_violates_fails(name: str, seed: int) -> None:
     rng = random.Random(seed)
@@ -76,7 +76,7 @@ def test_what_is_built_to_follow_passes_and_what_violates_fails(name: str, seed:
     assert not follows(name, kwargs, VIOLATIONS[name](text, kwargs)), kwargs
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(prompt=st.text(min_size=1).filter(lambda text: text.strip()), answer=st.text())
 def test_the_prompt_is_repeated_or_not(prompt: str, answer: str) -> None:
     kwargs = {"prompt_to_repeat": prompt}
@@ -84,7 +84,7 @@ def test_the_prompt_is_repeated_or_not(prompt: str, answer: str) -> None:
     assert not follows("combination:repeat_prompt", kwargs, f"\0{answer}")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=SEEDS)
 def test_a_generated_prompt_can_be_followed(seed: int) -> None:
     one = write(random.Random(seed), list(WRITINGS), 4)
@@ -92,7 +92,7 @@ def test_a_generated_prompt_can_be_followed(seed: int) -> None:
     assert all(WRITINGS[name].said(kwargs) in one.prompt for name, kwargs in zip(one.names, one.kwargs))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     response=st.text(alphabet=st.sampled_from('aA .,!?*-#<>[]"\n1{}\u00e9\u3042'), max_size=60), seed=SEEDS
 )

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.engine_harness import running_engine
 from tests.support.one_line import check_one_line
 from tests.support.text_model import build_text_model
@@ -110,7 +108,6 @@ ENGINE: dict[str, list[Case]] = {
 }
 
 
-@pytest.mark.timeout(120)
 async def test_an_engine_refuses_each_body_and_goes_on(tmp_path: Path) -> None:
     async with running_engine(build_text_model(tmp_path), max_model_len=128) as engine:
         for path, cases in ENGINE.items():

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import aiohttp
@@ -27,6 +28,7 @@ from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.transport import StagedUpdate
 from pipelinerl.weights.send.version_update import WeightUpdateError
 from tests.support.engine_harness import reference, running_engine, until
+from tests.support.processes import bound
 
 
 def test_the_default_length_is_one_that_the_model_has(tmp_path: Path) -> None:
@@ -143,7 +145,7 @@ async def test_a_dead_engine_thread_fails_its_requests_and_ends_the_server(
         monkeypatch.setattr(engine.server._model, "logits", fail)
         with pytest.raises(EngineUnavailable, match="engine failed: RuntimeError: no more memory"):
             await engine.client.generate([1], SamplingParams(max_tokens=1))
-        await asyncio.wait_for(engine.server.failed.wait(), 10)
+        await asyncio.wait_for(engine.server.failed.wait(), 100)
         assert not await engine.client.health()
         with pytest.raises(EngineUnavailable, match="503"):
             await engine.client.generate([1], SamplingParams(max_tokens=1))
@@ -155,16 +157,16 @@ async def test_commands_after_the_end_are_refused_at_once_and_given_up_ones_harm
     async with running_engine(tied_model) as one:
         engine = one.server.engine
         held = threading.Event()
-        blocking = engine.between_steps(lambda: held.wait(30) and None)
+        blocking = engine.between_steps(lambda: held.wait(100) and None)
         given_up = engine.abort([])
         assert given_up.cancel()
         held.set()
-        assert blocking.result(30) is None
+        assert blocking.result(100) is None
         answer = await one.client.generate([1], SamplingParams(max_tokens=3, ignore_eos=True))
         assert len(answer.token_ids) == 3
         engine.stop()
         with pytest.raises(EngineEnded, match="the engine has ended"):
-            engine.resume().result(10)
+            engine.resume().result(100)
         await one.post("/resume", expect=503)
 
 
@@ -192,7 +194,7 @@ def test_the_command_says_in_one_line_why_it_cannot_serve(
 
 def engine_process(model: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pipelinerl.inference.embedded", "--model", str(model), "--port", "0"]
-    return subprocess.Popen([*command, "--max-model-len", "4096"], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(bound(*command, "--max-model-len", "4096"), stdout=subprocess.PIPE, text=True)
 
 
 class StoppingTransport(FileTransport):
@@ -219,17 +221,20 @@ async def test_a_stopped_process_is_named_at_the_deadline_and_one_that_goes_on_e
         sampling = SamplingParams(max_tokens=4000, ignore_eos=True)
         async with aiohttp.ClientSession() as session:
             client = EngineClient(url, session)
-            call = asyncio.ensure_future(client.generate([1], sampling, deadline_s=2.0))
-            while not (await client.metrics())["vllm:generation_tokens_total"]:
+            began = time.monotonic()
+            await client.generate([1], SamplingParams(max_tokens=1))
+            deadline_s = 2 + 10 * (time.monotonic() - began)  # the first token comes before it
+            call = asyncio.ensure_future(client.generate([1], sampling, deadline_s=deadline_s))
+            while (await client.metrics())["vllm:generation_tokens_total"] < 2:
                 assert not call.done()
             process.send_signal(signal.SIGSTOP)
             with pytest.raises(EngineUnavailable, match="timeout") as stopped:
                 await call
             assert stopped.value.engine == url
             process.send_signal(signal.SIGCONT)
-        deadlines = PublishDeadlines(pause_s=30, start_s=30, update_s=1, finish_s=1, resume_s=1)
+        deadlines = PublishDeadlines(pause_s=200, start_s=200, update_s=1, finish_s=1, resume_s=1)
         publisher = Publisher([url], StoppingTransport(tmp_path, process.pid), deadlines=deadlines)
-        await asyncio.to_thread(publisher.wait_ready, 30.0)
+        await asyncio.to_thread(publisher.wait_ready, 200.0)
         with pytest.raises(WeightUpdateError, match=rf"of {url}: .*no answer within 1\.?\d* s"):
             await asyncio.to_thread(publisher.publish, 1, list(reference(tied_model).named_parameters()))
         assert publisher.version is None
@@ -237,7 +242,7 @@ async def test_a_stopped_process_is_named_at_the_deadline_and_one_that_goes_on_e
         await until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
         process.send_signal(signal.SIGCONT)
         process.terminate()
-        assert await asyncio.to_thread(process.wait, 30) == 0
+        assert await asyncio.to_thread(process.wait, 200) == 0
     finally:
         process.kill()
         process.wait()

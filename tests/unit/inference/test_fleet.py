@@ -25,7 +25,7 @@ from tests.support.engine_harness import until
 from tests.support.fake_engine import FakeEngine
 
 SAMPLING = SamplingParams(max_tokens=2)
-QUICK = Deadlines(connect_s=2, generate_s=20, stall_s=0.3, health_s=2, health_interval_s=0.05)
+QUICK = Deadlines(connect_s=60, generate_s=200, stall_s=0.3, health_s=60, health_interval_s=0.05)
 Behaviour = Callable[[], Awaitable[web.Response]]
 
 
@@ -39,6 +39,8 @@ class Engine(FakeEngine):
         self.requests: list[dict[str, Any]] = []
         self.running, self.generated, self.closed = 0, 9, 0
         self.cache_queries, self.cache_hits = 0, 0
+        self.works = False
+        """Whether each look at its counters finds a new token."""
 
     async def sampled(self, finish_reason: str = "length", **changes: Any) -> web.Response:
         reply = self.reply([7, 8], finish_reason)
@@ -67,6 +69,7 @@ class Engine(FakeEngine):
 
     async def _metrics(self, _: web.Request) -> web.Response:
         label = '{model_name="m"}'
+        self.generated += self.works
         return web.Response(
             text=f"vllm:num_requests_running{label} {self.running}\n"
             f"vllm:generation_tokens_total{label} {self.generated}\n"
@@ -112,12 +115,12 @@ async def client_of(**deadlines: float) -> AsyncIterator[tuple[EngineClient, Eng
 
 
 async def hang() -> web.Response:
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
     return web.Response()
 
 
 async def test_errors_say_whether_asking_again_can_help() -> None:
-    async with client_of(generate_s=0.2) as (client, engine):
+    async with client_of() as (client, engine):
         engine.behaviour = engine.fail(400)
         with pytest.raises(EngineRequestError, match="HTTP 400: no 400"):
             await client.generate([1], SAMPLING)
@@ -134,7 +137,7 @@ async def test_errors_say_whether_asking_again_can_help() -> None:
             await client.generate([1], SAMPLING)
         engine.behaviour = hang
         with pytest.raises(EngineUnavailable, match=r"generate within 0.2 s passed its deadline"):
-            await client.generate([1], SAMPLING)
+            await client.generate([1], SAMPLING, deadline_s=0.2)
         await engine.stop()  # type: ignore[attr-defined]
         with pytest.raises(EngineUnavailable, match="connection"):
             await client.generate([1], SAMPLING)
@@ -175,10 +178,11 @@ async def test_what_is_sent_is_what_was_asked() -> None:
 async def test_requests_of_an_engine_that_dies_are_made_elsewhere_from_the_prompt() -> None:
     async with fleet_of(2) as (fleet, (first, second)):
         first.behaviour = second.behaviour = hang
+        first.works = second.works = True
         calls = [asyncio.ensure_future(fleet.generate([1, 2, 3], SAMPLING)) for _ in range(6)]
         await until(lambda: first.running + second.running == 6)
         assert first.running == 3, "the least busy engine is chosen"
-        second.behaviour = second.sampled
+        second.behaviour, second.works = second.sampled, False
         await first.stop()  # type: ignore[attr-defined]
         # Those that hang on the second engine are lost when it stalls; it is then asked again.
         generations = await asyncio.gather(*calls)
@@ -195,7 +199,7 @@ async def test_a_fleet_that_closes_does_not_call_its_engines_stalled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with fleet_of(1) as (fleet, (engine,)):
-        engine.behaviour = hang
+        engine.behaviour, engine.works = hang, True
         call = asyncio.ensure_future(fleet.generate([1, 2, 3], SAMPLING))
         await until(lambda: engine.running == 1)
         await fleet.close()

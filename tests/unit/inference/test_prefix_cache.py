@@ -21,6 +21,7 @@ from tests.support.engine_harness import (
     random_prompt,
     reference,
     running_engine,
+    until,
 )
 
 TOLERANCE = 1e-5
@@ -233,7 +234,7 @@ async def test_answers_across_updates_are_of_the_weights_that_they_name(
             await engine.post("/init_weight_transfer_engine", {"init_info": {}})
             for version in range(1, 7):
                 info = transport.stage(version, models[version % 2].named_parameters()).info
-                await asyncio.sleep(0.15)
+                await until(lambda enough=10 * version: len(answers) >= enough)  # type: ignore[misc]
                 await engine.post(f"/pause?mode=keep&clear_cache={recompute}")
                 await engine.post("/start_weight_update")
                 if version % 3 == 0:
@@ -241,7 +242,7 @@ async def test_answers_across_updates_are_of_the_weights_that_they_name(
                 await engine.post("/update_weights", {"update_info": info})
                 await engine.post("/finish_weight_update", {"weight_version": str(version)})
                 await engine.post("/resume")
-            await asyncio.sleep(0.15)
+            await until(lambda: len(answers) >= 70)
             ended.set()
 
         await engine.post("/update_weight_version", {"weight_version": "0"})

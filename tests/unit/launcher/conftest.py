@@ -75,7 +75,7 @@ def placed(dry_run: DryRun, tmp_path: Path) -> Placed:
 
 
 def python(
-    *arguments: str, cwd: Path = ROOT, timeout_s: float = 100.0, **env: str
+    *arguments: str, cwd: Path = ROOT, timeout_s: float = 400.0, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """A Python process that can import the project from any directory."""
     return subprocess.run(

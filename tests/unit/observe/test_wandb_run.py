@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from pipelinerl.config.machine import WandbConfig
 from pipelinerl.launcher.placement import derive
 from pipelinerl.observe.metrics import MetricsWriter, histogram
 from pipelinerl.observe.wandb_run import run_arguments, run_names, wandb_mode
+from tests.support.processes import DEADLINE_S, until
 
 
 def test_wandb_is_offline_unless_there_is_a_key(tmp_path: Path) -> None:
@@ -86,12 +86,14 @@ def test_all_roles_are_in_one_offline_run_without_network_and_without_prompting(
         process = subprocess.Popen(
             [sys.executable, "-c", LOCAL_ONLY, str(run)], env=environ, stdin=subprocess.DEVNULL
         )
-        end = time.monotonic() + 100
-        while sent(run).get("finetune") != sizes["finetune"]:
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.1)
+
+        def is_sent(process: subprocess.Popen[bytes] = process, size: int = sizes["finetune"]) -> bool:
+            assert process.poll() is None
+            return sent(run).get("finetune") == size
+
+        until(is_sent, "the last record")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(100) == 0
+        assert process.wait(DEADLINE_S) == 0
         assert sent(run) == {"actor": sizes["actor"] - start, "preprocess": 0, "finetune": sizes["finetune"]}
     files = list((run / "wandb").glob("offline-run-*-run/*.wandb"))
     assert len(files) == 2

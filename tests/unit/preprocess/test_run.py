@@ -70,7 +70,7 @@ def play_actor(
         RolloutLog(output_dir, "actor") as rollout_log,
         write_to_streams(SingleStreamSpec(output_dir, "actor")) as stream,
     ):
-        state.wait_for_version(60)
+        state.wait_for_version(200)
         number = first
         while not state.training_done:
             version = state.propagated_weight_version or 0
@@ -90,7 +90,7 @@ def play_actor(
 def run_config(output_dir: Path, rl: dict[str, Any], last_step: int, **changes: Any) -> Config:
     defaults: dict[str, Any] = {
         "max_lag": 12,
-        "engine": {"start_deadline_s": 30},
+        "engine": {"start_deadline_s": 200},
         "preprocess": {"log_every_n_samples": 6},
     }
     tune = {"max_train_steps": last_step, "rl": rl}
@@ -116,7 +116,7 @@ def test_groups_become_a_trained_model_and_a_resumed_run_goes_on(
         trainer = Trainer(chosen, Ranks())
         trainer.run()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=200)
         assert errors == [] and not any(thread.is_alive() for thread in threads)
         assert trainer.counters.samples == 6 * last_step
         assert trainer.counters.samples_too_old_to_train == 0
@@ -142,7 +142,7 @@ def test_a_run_goes_on_past_bad_samples_and_its_books_add_up(tmp_path: Path, mod
     trainer = Trainer(chosen, Ranks())
     trainer.run()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=200)
     assert errors == [] and trainer.counters.samples == 6 * steps
     counts = reconcile(tmp_path)
     assert counts.adds_up and counts[Outcome.TRAINED] == 6 * steps

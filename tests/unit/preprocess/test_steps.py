@@ -113,7 +113,7 @@ def test_an_emptied_chunk_publishes_nothing(bench: Bench) -> None:
     assert bench.ends() == {("filtered", "not_finite"): 4}
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.integers(1, 12))
 def test_cuts_only_when_whole_rollouts_do_not_fit(sizes: list[int], n: int) -> None:
     buffer = SampleBuffer()

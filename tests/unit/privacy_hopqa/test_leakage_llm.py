@@ -101,7 +101,7 @@ def run_dir(tmp_path):
 async def command(run_dir, stub, *more):
     """Exit status and the language model's part of the result."""
     argv = [str(run_dir), "--chains", str(run_dir.parent / "chains_test.jsonl")]
-    argv += ["--adversary-url", stub.url, "--adversary-model", "stub", "--timeout-s", "30", *more]
+    argv += ["--adversary-url", stub.url, "--adversary-model", "stub", "--timeout-s", "200", *more]
     status = await asyncio.to_thread(main, argv)
     path = run_dir / "leakage.json"
     return status, json.loads(path.read_text())["language_model"] if path.is_file() else None
@@ -210,7 +210,7 @@ async def test_errors_of_the_server_and_timeouts_are_retried(run_dir, stub):
         0.0,
         60.0,
     ]
-    status, found = await command(run_dir, stub, "--timeout-s", "1", "--concurrency", "1")
+    status, found = await command(run_dir, stub, "--timeout-s", "4", "--concurrency", "1")
     assert status == 0
     assert counts(found)["headline"] == 2
     assert len(stub.requests) == found["adversary"]["replies"] + found["judge"]["replies"] + 4

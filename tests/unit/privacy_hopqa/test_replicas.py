@@ -25,7 +25,7 @@ from tests.support.one_line import check_one_line
 from tests.support.processes import free_port
 
 FAST = Retries(backoff_s=(0.01,), jitter=0.0)
-PATIENT = Retries(backoff_s=(0.02,), jitter=0.0, outage_s=30.0)
+PATIENT = Retries(backoff_s=(0.02,), jitter=0.0, outage_s=200.0)
 SEARCH = "/browsecomp/search"
 
 
@@ -83,7 +83,7 @@ async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
 async def client_of(pair: Pair, retries: Retries = FAST) -> AsyncIterator[ReplicatedClient]:
     found = Replicas([server.url for server in pair], partial(ask_health, expected="ours"))
     async with aiohttp.ClientSession() as session:
-        yield found.client(session, 30.0, retries)
+        yield found.client(session, 200.0, retries)
 
 
 async def ask(client: ReplicatedClient, count: int) -> None:
@@ -95,7 +95,7 @@ async def ask(client: ReplicatedClient, count: int) -> None:
 async def until_searched(client: ReplicatedClient, server: Server) -> None:
     """Searches go on until `server` gets one."""
     before = server.searches
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(200):
         while server.searches == before:
             await ask(client, 4)
 
@@ -153,7 +153,7 @@ async def test_an_outage_of_all_is_survived_as_long_as_the_key_says(pair: Pair) 
         await asyncio.sleep(0.3)
         assert not waiting.done()
         await pair[1].start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(200):
             await waiting
 
 
@@ -162,11 +162,11 @@ async def test_one_that_falls_silent_is_given_up_by_its_health(
 ) -> None:
     """As when its host loses the network: no answer and no error, long before the search's own deadline."""
     monkeypatch.setattr(replicas, "WATCH_S", 0.1)
-    monkeypatch.setattr(replicas, "HEALTH_DEADLINE_S", 0.2)
+    monkeypatch.setattr(replicas, "HEALTH_DEADLINE_S", 2.0)
     async with client_of(pair) as client:
         await until_searched(client, pair[0])
         pair[0].silent.clear()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(150):
             await ask(client, 20)
         pair[0].silent.set()
         await until_searched(client, pair[0])

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
@@ -20,6 +19,7 @@ from domains.privacy_hopqa.scorer.rules import Fact, keys, score
 from pipelinerl.base.ports import is_free
 from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa.leakage import COMPANY, QUESTION
+from tests.support.processes import DEADLINE_S, free_port, until
 
 RULES_FACT = Fact(QUESTION, "15%")
 FACT = {"fact_id": "hop1", "question": QUESTION, "canonical_answer": "15%"}
@@ -284,23 +284,25 @@ def test_the_command_refuses_what_it_cannot_serve(tmp_path, capsys):
 
 
 def test_the_command_serves_and_stops():
-    port = next(port for port in range(18710, 18810) if is_free(port))
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "domains.privacy_hopqa.scorer", "--port", str(port)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     try:
-        deadline = time.monotonic() + 60
-        while is_free(port):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+
+        def serves() -> bool:
+            assert process.poll() is None
+            return not is_free(port)
+
+        until(serves, "the server")
         body = json.dumps({"examples": [example("a", "share 15%")]}).encode()
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://127.0.0.1:{port}/score", body, timeout=30) as answer:
+        with opener.open(f"http://127.0.0.1:{port}/score", body, timeout=DEADLINE_S) as answer:
             assert json.loads(answer.read())["scores"] == [{"id": "a", "prob_yes": 0.3}]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(DEADLINE_S) == 0
     finally:
         process.kill()
         process.communicate()

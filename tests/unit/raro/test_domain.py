@@ -122,7 +122,7 @@ def test_the_hooks_restore_and_back_up_the_buffer(tmp_path):
     domain.attach(cfg, tmp_path)
     domain._backups.buffer.put(pair("a"))
     assert domain.checkpoint() == {}
-    domain._backups.running.result(20)
+    domain._backups.running.result(200)
     assert (tmp_path / "raro" / "replay.checkpoint.sqlite3").is_file()
     domain._backups.buffer.close()
     for path in (tmp_path / "raro").glob("replay.sqlite3*"):

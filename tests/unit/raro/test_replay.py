@@ -137,7 +137,7 @@ def test_eight_processes_insert_at_once(tmp_path):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(100)
+        worker.join(200)
     assert [worker.exitcode for worker in workers] == [0] * 8
     stats = ReplayBuffer(path).stats()
     assert stats.size == stats.arrivals == 8 * 250 + 250 and stats.duplicates == 7 * 250 and intact(path)
@@ -156,11 +156,11 @@ def test_a_killed_process_loses_no_committed_row(tmp_path):
     told = context.Value("i", 0, lock=False)
     worker = context.Process(target=insert_and_tell, args=(str(path), told))
     worker.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while told.value < 50 and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(worker.pid, signal.SIGKILL)
-    worker.join(20)
+    worker.join(200)
     committed = told.value
     assert committed >= 50 and intact(path)
     assert ReplayBuffer(path).stats().size in (committed, committed + 1)
@@ -178,13 +178,13 @@ def test_backups_are_as_rare_as_configured(tmp_path):
     copy = tmp_path / "copy.sqlite3"
     writer = BackupWriter(filled(tmp_path / "r.sqlite3"), copy, every_s=60.0)
     writer.checkpoint(now_s=0.0)
-    writer.running.result(20)
+    writer.running.result(200)
     copy.unlink()
     writer.checkpoint(now_s=59.0)
-    writer.running.result(20)
+    writer.running.result(200)
     assert not copy.exists()
     writer.checkpoint(now_s=60.0)
-    writer.running.result(20)
+    writer.running.result(200)
     assert intact(copy)
 
 

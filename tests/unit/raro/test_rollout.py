@@ -225,7 +225,7 @@ async def test_siblings_that_started_together_do_not_see_each_other(model, runni
     started = asyncio.Barrier(6)
 
     async def after_all_have_started(*args):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             await started.wait()
         return await attempt(*args)
 

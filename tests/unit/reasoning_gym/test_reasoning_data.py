@@ -135,7 +135,6 @@ def test_a_family_that_depends_on_the_hash_seed_is_refused_without_one(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("families")
 def test_every_family_makes_questions_and_knows_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library's whole list: a question, its right answer and a wrong one, scored from 0 to 1."""

@@ -25,20 +25,20 @@ def problem_and_answer(**tasks: Any) -> tuple[dict[str, Any], str]:
     return problem, entry(*(problem[key] for key in keys))["answer"]
 
 
-@pytest.mark.timeout(120)
 async def test_a_judge_that_is_late_or_dies_is_replaced() -> None:
-    async with JudgePool(eval, ("1",), workers=1, deadline_s=0.5) as pool:
+    async with JudgePool(eval, ("1",), workers=1, deadline_s=100.0) as pool:
         assert await pool.ask("1 + 1") == 2
+        pool.deadline_s = 0.5
         assert await pool.ask("9**9**9**9") is None and pool.counts["timeouts"] == 1
+        pool.deadline_s = 100.0
         assert await pool.ask("'a' * 2**31") is None and pool.counts["crashes"] == 1
         assert await pool.ask("[2] * 3") == [2, 2, 2]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("families")
 async def test_answers_are_scored_in_another_process() -> None:
     problem, right = problem_and_answer()
-    async with make_pool(1, 20.0, 2048) as pool:
+    async with make_pool(1, 100.0, 2048) as pool:
         assert await score(pool, problem, f"It is {right}.", "auto") == (1.0, True)
         assert await score(pool, problem, "It is 99.", "auto") == (0.0, True)
         assert await score(pool, problem, "I do not know.", "auto") == (0.0, False)
@@ -86,10 +86,9 @@ def ask(tmp_path: Path) -> Callable[..., Any]:
     return rollout
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("families")
 async def test_a_score_is_the_reward_and_only_a_whole_one_is_success(ask: Callable[..., Any]) -> None:
-    cfg = compose(["+domain=reasoning_gym", "hardware=cpu", "reasoning_gym.deadline_s=20"]).tree
+    cfg = compose(["+domain=reasoning_gym", "hardware=cpu", "reasoning_gym.deadline_s=100"]).tree
     all_or_nothing = OmegaConf.merge(cfg, {"reasoning_gym": {"partial_credit": False}})
     problem, right = problem_and_answer()
     partly = f"{right}00"  # the library gives credit for an answer that contains the right one

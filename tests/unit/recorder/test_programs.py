@@ -21,7 +21,7 @@ ASKS = """
 import json, os, urllib.request
 url = os.environ["OPENAI_BASE_URL"] + "/completions"
 request = urllib.request.Request(url, b'{"prompt": "hi"}', {"Content-Type": "application/json"})
-print(json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["text"], input())
+print(json.load(urllib.request.urlopen(request, timeout=200))["choices"][0]["text"], input())
 """
 STARTS_ANOTHER = """
 import subprocess, sys, time
@@ -55,7 +55,7 @@ def running(mark: str) -> list[psutil.Process]:
 
 async def test_a_program_of_the_standard_library_is_a_rollout(fake_llm: TrainableLLM) -> None:
     async with recorder.session(fake_llm) as session:
-        printed = await session.run([sys.executable, "-c", ASKS], deadline_s=60, stdin="sir\n")
+        printed = await session.run([sys.executable, "-c", ASKS], deadline_s=200, stdin="sir\n")
         (text,) = session.texts()
     assert printed == "yes sir\n" and text.output_text == "yes<e>"
 
@@ -63,9 +63,9 @@ async def test_a_program_of_the_standard_library_is_a_rollout(fake_llm: Trainabl
 async def test_a_program_that_fails_is_named_with_its_last_line(fake_llm: TrainableLLM) -> None:
     async with recorder.session(fake_llm) as session:
         with pytest.raises(ProgramFailed, match=r"ended with status 1: ValueError: no luck$"):
-            await session.run([sys.executable, "-c", "raise ValueError('no luck')"], deadline_s=60)
+            await session.run([sys.executable, "-c", "raise ValueError('no luck')"], deadline_s=200)
         with pytest.raises(ProgramFailed, match="status 127: /no/such cannot be started"):
-            await session.run(["/no/such"], deadline_s=60)
+            await session.run(["/no/such"], deadline_s=200)
 
 
 async def test_a_program_that_an_engine_failed_fails_by_the_engine(
@@ -74,7 +74,7 @@ async def test_a_program_that_an_engine_failed_fails_by_the_engine(
     fake.always = 500
     async with recorder.session(fake_llm) as session:
         with pytest.raises(EngineUnavailable, match="told to say 500"):
-            await session.run([sys.executable, "-c", ASKS], deadline_s=60)
+            await session.run([sys.executable, "-c", ASKS], deadline_s=200)
         assert session.calls == []
 
 
@@ -98,4 +98,4 @@ async def test_a_program_and_what_it_started_end_at_the_deadline_and_with_the_ro
     else:
         with pytest.raises(ProgramFailed, match="waited 1 s for the program"):
             await task
-    await until(lambda: not running(mark), 20)
+    await until(lambda: not running(mark))

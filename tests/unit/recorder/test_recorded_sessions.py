@@ -28,7 +28,7 @@ WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters"
 async def recorded(llm: TrainableLLM, **options: Any) -> AsyncIterator[tuple[Session, openai.AsyncOpenAI]]:
     async with (
         recorder.session(llm, **options) as session,
-        openai.AsyncOpenAI(base_url=session.base_url, api_key="none", max_retries=0, timeout=60) as client,
+        openai.AsyncOpenAI(base_url=session.base_url, api_key="none", max_retries=0, timeout=300) as client,
     ):
         yield session, client
 

@@ -64,7 +64,6 @@ def updates_needed(price: float, estimator: str, limit: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("price", TARGET)
 def test_shared_noise_is_the_large_gain_and_no_estimator_loses(price: float) -> None:
     rollout = updates_needed(price, "rollout", 120)

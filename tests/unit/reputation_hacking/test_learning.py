@@ -53,7 +53,6 @@ def test_dear_signals_leave_only_help() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_half_of_the_margin_at_the_hardest_price(seed: int) -> None:
     params = Params(c_signal=0.7)

@@ -223,12 +223,12 @@ class _SlowStore(Store):
         self.release = threading.Event()
 
     def search_web(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
-        assert self.release.wait(30)
+        assert self.release.wait(200)
         return []
 
 
 async def _until_waiting(client: TestClient, count: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(200):
         while True:
             async with client.get("/health") as response:
                 if (await response.json())["waiting"] == count:

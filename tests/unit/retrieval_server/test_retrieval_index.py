@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -114,22 +115,32 @@ def check_kept(kept: dict[Path, int]) -> Callable[..., object]:
 def test_kill_9_of_the_command_leaves_no_index_and_the_next_one_finishes(tmp_path: Path) -> None:
     web = write_corpus(tmp_path / "web.jsonl", 900)
     index = tmp_path / "index"
-    code = (
-        "import sys; from pathlib import Path; from retrieval_server.index import build\n"
-        "build(Path(sys.argv[1]), Path(sys.argv[2]), postings_at_a_time=100)"
-    )
-    command = [sys.executable, "-c", code, str(web), str(index)]
-    process = subprocess.Popen(command)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "index.building" / "segment-000005").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    code = """
+        import os, signal, sys
+        from contextlib import contextmanager
+        from pathlib import Path
+        from retrieval_server.index import build
+
+        web, index, last = map(Path, sys.argv[1:])
+
+        def dies(_done):
+            if last.exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        @contextmanager
+        def progress(_name, _total):
+            yield dies
+
+        build(web, index, progress=progress, postings_at_a_time=100)
+    """
+    made = tmp_path / "index.building" / "segment-000005"
+    command = [sys.executable, "-c", textwrap.dedent(code), str(web), str(index)]
+    assert subprocess.run([*command, str(made)], timeout=200).returncode == -signal.SIGKILL
+    assert made.exists()
     assert not index.exists()
     with pytest.raises(IndexMismatch, match="holds no finished index"):
         MappedIndex(index, web)
-    subprocess.run(command, check=True, timeout=100)
+    subprocess.run([*command, str(tmp_path / "never")], check=True, timeout=200)
     build(web, tmp_path / "whole")
     assert content(index) == content(tmp_path / "whole")
 
@@ -282,13 +293,13 @@ def test_a_build_of_another_process_is_awaited_and_taken_over(web: Path, tmp_pat
     with (tmp_path / "index.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(build, web, index, wait_s=60.0)
+            waiting = pool.submit(build, web, index, wait_s=200.0)
             time.sleep(0.5)
             assert not waiting.done()
             (tmp_path / "elsewhere").rename(index)
             inode = index.stat().st_ino
             fcntl.flock(lock, fcntl.LOCK_UN)
-            assert waiting.result(60) == Manifest.read(index)
+            assert waiting.result(200) == Manifest.read(index)
     assert index.stat().st_ino == inode
 
 

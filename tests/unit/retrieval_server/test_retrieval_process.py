@@ -26,7 +26,7 @@ from retrieval_server.index import build
 from retrieval_server.serve import serve
 from retrieval_server.store import Store
 from retrieval_server.workers import listeners
-from tests.support.processes import DEADLINE_S, free_port, until
+from tests.support.processes import DEADLINE_S, alive, bound, free_port, until
 
 WEB, LOCAL = "/browsecomp/search", "/local/search"
 
@@ -41,7 +41,7 @@ class Server:
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.port = free_port()
         self.process = subprocess.Popen(
-            command(*arguments, "--port", str(self.port)),
+            bound(*command(*arguments, "--port", str(self.port))),
             env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
             stderr=subprocess.PIPE,
             text=True,
@@ -49,7 +49,7 @@ class Server:
 
     def answer(self, path: str, body: dict[str, Any]) -> bytes:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
             found: bytes = response.read()
         return found
 
@@ -57,7 +57,7 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
         try:
-            with urllib.request.urlopen(request, timeout=30) as response:
+            with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
                 return response.status, json.load(response)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
@@ -101,7 +101,7 @@ def start() -> Iterator[Callable[..., Server]]:
 
 
 def gone(pids: list[int]) -> bool:
-    return not any(psutil.pid_exists(pid) for pid in pids)
+    return not any(map(alive, pids))
 
 
 def test_serves_until_a_signal_and_frees_the_port(data: Path, start: Callable[..., Server]) -> None:
@@ -109,7 +109,7 @@ def test_serves_until_a_signal_and_frees_the_port(data: Path, start: Callable[..
     health = server.until_ok()
     assert (health["fingerprint"], health["tasks"]) == ("abc", 2)
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(DEADLINE_S) == 0
     assert server.health() is None
 
 
@@ -165,7 +165,7 @@ def test_servers_that_start_together_share_one_build_and_answer_alike(
     said = []
     for server in servers:
         server.process.terminate()
-        said.append(server.process.communicate(timeout=30)[1])
+        said.append(server.process.communicate(timeout=DEADLINE_S)[1])
     assert sum("merging: 100%" in lines for lines in said) == 1
 
 
@@ -184,8 +184,8 @@ def test_a_killed_process_is_replaced_and_its_counters_stay(data: Path, start: C
     assert server.until_ok()["requests"][WEB] == {"received": 24, "by_status": {"200": 24}}
     pids = server.pids()
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
-    assert gone(pids)
+    assert server.process.wait(DEADLINE_S) == 0
+    until(lambda: gone(pids), "the workers to end")
     assert server.process.stderr is not None
     assert "worker 0 ended with status -9" in server.process.stderr.read()
 

@@ -29,7 +29,7 @@ entries = st.lists(
 
 
 @given(entries, st.sets(names))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_sums_add_up_for_any_history(
     history: list[tuple[str, Outcome, list[str]]], idle: set[str]
 ) -> None:

@@ -24,7 +24,7 @@ from retrieval_server.store import Store
 from tests.support.engine_harness import running_engine
 from tests.support.text_model import build_text_model
 
-ANSWER_S = 20.0
+ANSWER_S = 100.0
 ENCODINGS = ("gzip", "deflate", "br", "zstd", "identity", "rot13")
 ROUTES = {
     "engine": (
@@ -58,7 +58,7 @@ async def serving(name: str, folder: Path) -> AsyncIterator[int]:
     elif name == "scorer":
         app = scorer_app(ScoringService(RulesClassifier()))
     else:
-        app = make_app(MathEnvironment(workers=1, deadline_s=20.0).pool())
+        app = make_app(MathEnvironment(workers=1, deadline_s=100.0).pool())
     async with TestServer(app) as server:
         assert server.port is not None
         yield server.port

@@ -57,13 +57,13 @@ def same(a: Any, b: Any) -> bool:
 
 
 @given(trees)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_goes_in_comes_out(tree: Any) -> None:
     assert same(tree, decode_record(encode_record(tree)))
 
 
 @given(trees, st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_one_damaged_byte_is_noticed(tree: Any, data: st.DataObject) -> None:
     record = bytearray(encode_record(tree))
     place = data.draw(st.integers(0, len(record) - 1))

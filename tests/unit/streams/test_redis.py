@@ -149,13 +149,13 @@ def test_a_server_that_dies_under_its_readers_and_writers_is_named(tmp_path: Pat
 
         def read() -> None:
             try:
-                next(r.read(deadline_s=60))
+                next(r.read(deadline_s=200))
             except StreamError as error:
                 found.append(error)
 
         thread = threading.Thread(target=read)
         thread.start()
-    thread.join(30)
+    thread.join(200)
     assert len(found) == 1 and f"redis at 127.0.0.1:{port} cannot be reached" in str(found[0])
     with pytest.raises(StreamError, match="cannot be reached"):
         out.write(1)

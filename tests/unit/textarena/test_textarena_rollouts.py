@@ -21,7 +21,7 @@ from tests.support.tiny_model import build_tokenizer, save_model
 MORE = "[]<>/()'"
 TOKENIZER = build_tokenizer(MORE)
 Play = Callable[..., Any]
-pytestmark = [pytest.mark.usefixtures("arena"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.usefixtures("arena")]
 
 
 @pytest.fixture

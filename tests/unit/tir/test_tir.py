@@ -39,7 +39,7 @@ async def played(
     """A rollout in which the model gives these answers in turn."""
     TOKENIZER.save_pretrained(str(tmp_path))
     left = [ids_of(answer) for answer in answers]
-    cfg = compose([TIR, "hardware=cpu", "world.environment_mode=embedded", *options]).tree
+    cfg = compose([TIR, "hardware=cpu", "world.environment_mode=embedded", "tir.timeout_s=50", *options]).tree
     problem = {"task": "What is 6 * 7?", "answer": gold, "dataset": "d", "id": "d-0"}
     fields = {"parameters": {"max_tokens": 200}, "context_size": 2000}
     try:

@@ -52,7 +52,7 @@ def test_most_dialogues_end_wrong_and_every_kind_is_played() -> None:
 
 
 async def test_the_tool_writes_what_is_shown() -> None:
-    box, ran = TirSettings().sandbox(), set()
+    box, ran = TirSettings(timeout_s=50).sandbox(), set()
     for one in demonstrations(3, 999, []):
         dialogue = messages(one)
         if len(dialogue) > 1 and one.kind not in ran:

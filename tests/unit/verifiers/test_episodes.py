@@ -12,7 +12,7 @@ from domains.verifiers.traces import TraceMismatch, texts_of
 from pipelinerl.inference.errors import EngineUnavailable
 from tests.unit.verifiers.conftest import TOKENIZER, Play
 
-pytestmark = [pytest.mark.usefixtures("tasksets"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.usefixtures("tasksets")]
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs/examples/verifiers"
 

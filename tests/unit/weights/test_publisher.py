@@ -1,6 +1,5 @@
 """The update protocol against engines that fail in each step."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,12 @@ from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.version_update import WeightUpdateError
 from pipelinerl.weights.wire import PREPARE_ROUTE
 from tests.support.fake_vllm import FakeEmbedded, serving
+from tests.support.processes import until
 
 TENSORS = [("a", torch.ones(2, 3)), ("b", torch.zeros(4))]
-DEADLINES = PublishDeadlines(health_s=5, init_s=5, pause_s=1, start_s=1, update_s=1, finish_s=1, resume_s=1)
+DEADLINES = PublishDeadlines(
+    health_s=60, init_s=60, pause_s=60, start_s=60, update_s=60, finish_s=60, resume_s=60
+)
 EXACT = ParityLimits(1e-4, None)
 CYCLE = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"]
 
@@ -37,7 +39,7 @@ class Pair:
 
     def ready(self, **options: Any) -> Publisher:
         publisher = Publisher(self.urls, FileTransport(self.folder), deadlines=DEADLINES, **options)
-        publisher.wait_ready(10)
+        publisher.wait_ready(100)
         return publisher
 
 
@@ -174,7 +176,7 @@ def test_only_an_engine_that_offers_it_prepares_and_it_does_so_before_anybody_is
     first, second = pair.first, pair.second
     first.offers = [PREPARE_ROUTE]
     publisher = Publisher(pair.urls, FileTransport(pair.folder))
-    publisher.wait_ready(10)
+    publisher.wait_ready(100)
     report = publisher.publish(1, TENSORS)
     assert first.calls == ["/init_weight_transfer_engine", PREPARE_ROUTE, *CYCLE]
     assert second.calls == ["/init_weight_transfer_engine", *CYCLE]
@@ -182,11 +184,10 @@ def test_only_an_engine_that_offers_it_prepares_and_it_does_so_before_anybody_is
     second.calls.clear()
     first.hangs.add(PREPARE_ROUTE)
     publishing = in_thread(publisher.publish, 2, TENSORS)
-    while first.calls[-1] != PREPARE_ROUTE:
-        time.sleep(0.001)
+    until(lambda: first.calls[-1] == PREPARE_ROUTE, "the call to prepare")
     assert not second.calls and not second.paused
     first.released.set()
-    publishing.result(30)
+    publishing.result(100)
     assert first.label == second.label == "2"
 
 

@@ -5,6 +5,7 @@ The steps are those of the protocol: 0 health, 1 pause, 2 start, 3 update, 4 fin
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,17 +17,13 @@ from pipelinerl.config import Config, Job
 from pipelinerl.finetune import broadcast
 from pipelinerl.finetune.broadcast import EngineBroadcaster
 from pipelinerl.run_state.replacements import Replacements
-from pipelinerl.weights.send.engine_update import PublishDeadlines
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.parity import check_parity, probe_ids
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.version_update import WeightUpdateError
 from tests.support.fake_vllm import FakeEmbedded, serving
-from tests.unit.weights.test_publisher import EXACT, TENSORS, score
+from tests.unit.weights.test_publisher import DEADLINES, EXACT, TENSORS, score
 
-SHORT = PublishDeadlines(
-    health_s=0.3, init_s=5, pause_s=0.3, start_s=0.3, update_s=0.3, finish_s=0.3, resume_s=0.3, parity_s=0.3
-)
 PATHS = {
     "health": "/health",
     "pause": "/pause",
@@ -52,10 +49,10 @@ def inject(engine: FakeEmbedded, step: str, how: str) -> None:
 
 
 @contextmanager
-def ready(engine: FakeEmbedded, folder: Path) -> Iterator[Publisher]:
+def ready(engine: FakeEmbedded, folder: Path, **deadlines: float) -> Iterator[Publisher]:
     with serving(engine) as url:
-        publisher = Publisher([url], FileTransport(folder), deadlines=SHORT)
-        publisher.wait_ready(10)
+        publisher = Publisher([url], FileTransport(folder), deadlines=replace(DEADLINES, **deadlines))
+        publisher.wait_ready(100)
         yield publisher
 
 
@@ -63,7 +60,8 @@ def ready(engine: FakeEmbedded, folder: Path) -> Iterator[Publisher]:
 @pytest.mark.parametrize("step", PATHS)
 def test_a_fault_in_any_step_is_named_and_announces_nothing(tmp_path: Path, step: str, how: str) -> None:
     engine = FakeEmbedded()
-    with ready(engine, tmp_path) as publisher:
+    short = {f"{step}_s": 0.3} if how == "timeout" else {}  # for the step that hangs, and no other
+    with ready(engine, tmp_path, **short) as publisher:
         inject(engine, step, how)
         with pytest.raises(WeightUpdateError, match=FAULTS[how]) as error:
             publisher.publish(1, TENSORS)
@@ -139,7 +137,7 @@ def training(folder: Path, engine: FakeEmbedded) -> Iterator[EngineBroadcaster]:
         cfg = Config.model_validate(
             {
                 "output_dir": str(folder),
-                "engine": {"kind": "embedded", "start_deadline_s": 20.0},
+                "engine": {"kind": "embedded", "start_deadline_s": 200.0},
                 "finetune": {"load_as_bf16": False},
                 "jobs": [Job(kind="actor_llm", idx=0, name="actor_vllm_0", url=url)],
                 "weights": weights | {"directory": str(folder / "weights")},

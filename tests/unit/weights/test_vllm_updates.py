@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
@@ -22,7 +22,7 @@ from tests.support.fake_vllm import FakeVllm, Meeting, serving
 
 VERSIONS = ("0.26.0", "0.32.0")
 DEADLINES = PublishDeadlines(
-    health_s=5, init_s=5, pause_s=5, start_s=5, update_s=1, finish_s=5, resume_s=5, abort_s=0.5
+    health_s=60, init_s=60, pause_s=60, start_s=60, update_s=60, finish_s=60, resume_s=60, abort_s=60
 )
 UPDATE = ["/sleep", "/start_weight_update", "/update_weights", "/finish_weight_update", "/wake_up"]
 FIRST = ["/pause", *UPDATE[1:4], "/resume"]
@@ -47,6 +47,7 @@ class Setup:
 
     def hang_in_update(self, engine: FakeVllm) -> None:
         """It does not answer, and the broadcast, which needs everybody, does not end."""
+        self.publisher._deadlines = replace(DEADLINES, update_s=1.0)
         engine.hangs.add("/update_weights")
         self.meeting.groups[0].hang = True
 
@@ -85,7 +86,7 @@ def two_engines(version: str, ahead: bool = False) -> Iterator[Setup]:
             ahead=ahead,
         )
         publisher = Publisher(urls, transport, deadlines=DEADLINES)
-        publisher.wait_ready(5)
+        publisher.wait_ready(100)
         yield Setup(engines, urls, meeting, transport, publisher)
         publisher.close()
 
@@ -123,7 +124,7 @@ def test_a_version_reaches_every_engine_packed(setup: Setup) -> None:
 
 def test_a_cache_that_is_computed_anew_is_cleared_by_a_pause(either: Setup) -> None:
     publisher = Publisher(either.urls, either.transport, "recompute", DEADLINES)
-    publisher.wait_ready(5)
+    publisher.wait_ready(100)
     publisher.publish(1, tensors(1))
     received = IN_BETWEEN[:2]
     begun = [*received, "/pause"] if either.transport.ahead else ["/pause", *received]
@@ -158,7 +159,7 @@ def test_an_engine_that_hangs_is_named_and_the_others_do_not_wait_for_it(either:
     either.hang_in_update(first)
     started = time.monotonic()
     error = either.fails(1, r"update of .*no answer within 1 s")
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 50, "not one of the other deadlines"
     assert error.broken == sorted(either.urls)
     assert "/wake_up" not in first.calls + second.calls
 
@@ -174,7 +175,8 @@ def test_a_sender_that_fails_costs_the_engines_that_wait_for_it_at_once(
 
 def test_a_sender_that_cannot_be_freed_is_said_so(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(setup.transport, "send", lambda staged, deadline_s: release.wait(20))
+    setup.publisher._deadlines = replace(DEADLINES, abort_s=0.5)
+    monkeypatch.setattr(setup.transport, "send", lambda staged, deadline_s: release.wait(100))
     setup.engines[0].faults["/update_weights"] = [500]
     with pytest.raises(SenderStuck, match=r"does not end 0\.5 s after its transfer was aborted"):
         setup.publish(1)

@@ -216,7 +216,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(
     seed=st.integers(0, 10_000),
     loss=st.sampled_from(LOSSES),
@@ -285,7 +285,7 @@ def test_the_loss_of_a_step_is_what_its_normalisation_says() -> None:
     assert loss("training_texts", {"policy": "1/9", "critic": "8/9"}) == pytest.approx(expected)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=7), st.integers(0, 1000))
 def test_packing_loses_no_token_and_mixes_no_sequences(lengths: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)

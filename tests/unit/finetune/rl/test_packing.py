@@ -10,7 +10,7 @@ from pipelinerl.finetune.rl.packing import balance, best_fit_decreasing, pack
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=40)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SIZES, st.integers(1, 4))
 def test_every_text_exactly_once_within_capacity(sizes: list[int], ranks: int) -> None:
     plan = pack(sizes, 50, ranks)
@@ -22,7 +22,7 @@ def test_every_text_exactly_once_within_capacity(sizes: list[int], ranks: int) -
         assert all(plan)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SIZES)
 def test_no_two_bins_could_be_merged(sizes: list[int]) -> None:
     loads = sorted(sum(sizes[i] for i in items) for items in best_fit_decreasing(sizes, 50))
@@ -51,7 +51,7 @@ def test_ranks_are_even_rather_than_rows_full() -> None:
     assert [sum(map(len, rank)) for rank in plan] == [3, 3]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SIZES, st.integers(1, 6))
 def test_the_busiest_rank_is_no_busier_than_when_texts_are_dealt_longest_first(
     sizes: list[int], ranks: int

@@ -21,7 +21,7 @@ def trie_size(ids: Sequence[np.ndarray]) -> int:
     return len({tuple(one[: n + 1].tolist()) for one in ids for n in range(len(one))})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ROWS, st.integers(1, 4), st.randoms(use_true_random=False))
 def test_every_sample_exactly_once_within_a_row(ids: list[np.ndarray], ranks: int, random: object) -> None:
     learned = [random.randint(0, len(one)) for one in ids]  # type: ignore[attr-defined]
@@ -38,7 +38,7 @@ def test_every_sample_exactly_once_within_a_row(ids: list[np.ndarray], ranks: in
         assert sum(map(len, chosen)) <= MOST_KEYS * ROW
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ROWS)
 def test_each_token_finds_the_tokens_before_it(ids: list[np.ndarray]) -> None:
     ordered = [ids[i] for i in SortedIds.of(ids).order]
@@ -61,7 +61,7 @@ def test_each_token_finds_the_tokens_before_it(ids: list[np.ndarray]) -> None:
         assert (*itertools.chain.from_iterable(itertools.starmap(range, above[:, :2].tolist())),) in whole
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ROWS, st.randoms(use_true_random=False))
 def test_what_samples_of_a_row_share_is_known_from_their_neighbours(
     ids: list[np.ndarray], random: object

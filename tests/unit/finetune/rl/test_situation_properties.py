@@ -52,7 +52,7 @@ def computed(texts: Texts, pad: bool, std: bool) -> tuple[SampleTable, Advantage
     return table, estimate(table, True, pad, std)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(groups(), st.booleans(), st.randoms(use_true_random=False))
 def test_order_and_shift_change_nothing(texts: Texts, std: bool, random: Any) -> None:
     _, found = computed(texts, True, std)
@@ -68,7 +68,7 @@ def test_order_and_shift_change_nothing(texts: Texts, std: bool, random: Any) ->
     np.testing.assert_allclose(computed(moved, True, std)[1].advantage, found.advantage, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(groups(), st.booleans())
 def test_each_bucket_is_leave_one_out(texts: Texts, pad: bool) -> None:
     """Sums are 0 without padding; a lone row gets exactly 0, with and without std."""
@@ -82,7 +82,7 @@ def test_each_bucket_is_leave_one_out(texts: Texts, pad: bool) -> None:
         assert found.padding_rows == 0 and (found.bucket_rows == found.bucket_samples).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(groups(), st.booleans())
 def test_other_groups_and_masked_texts_change_nothing(texts: Texts, pad: bool) -> None:
     _, found = computed(texts, pad, True)
@@ -100,7 +100,7 @@ def test_other_groups_and_masked_texts_change_nothing(texts: Texts, pad: bool) -
     assert visible.padding_rows == found.padding_rows
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(groups())
 def test_padding_rows_enter_statistics_and_nothing_else(texts: Texts) -> None:
     table, bare = computed(texts, False, False)
@@ -123,7 +123,7 @@ def test_the_filter_does_not_look_at_padding_rows() -> None:
     assert zero_advantage_groups(table, found.advantage).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(groups(roles=True), st.sampled_from(["training_texts", "rollouts", "rollout_mean"]), st.data())
 def test_role_masses_are_exact_and_every_text_counts_once(texts: Texts, mode: str, data: Any) -> None:
     weights = {"policy": 1 / 9, "critic": 8 / 9}

@@ -75,9 +75,17 @@ def test_a_child_is_started_healthy_restarted_and_stopped_there(agent: HostAgent
     wire = Wire(agent)
     wire.lose_answers = 2  # what was told is told again
     engine = served("engine", tmp_path, free_port())
-    work = spec("work", tmp_path, "import time; time.sleep(1)", depends=("engine",))
+    go = tmp_path / "go"
+    waits = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    work = spec("work", tmp_path, waits, depends=("engine",))
     other = RemoteHost("host 1", wire)
-    with Supervisor([engine, work], others={1: other}, announce=lines.append) as supervisor:
+
+    def announce(line: str) -> None:
+        lines.append(line)
+        if "restart 1 of 1" in line:
+            go.touch()
+
+    with Supervisor([engine, work], others={1: other}, announce=announce) as supervisor:
         supervisor.start()
         first = supervisor.pids()["engine"]
         supervisor.replace("engine", "asked for")
@@ -110,7 +118,7 @@ def test_a_lost_host_ends_the_run_by_the_name_of_what_it_had(
     how: str, agent: HostAgent, tmp_path: Path
 ) -> None:
     wire = Wire(agent)
-    other = RemoteHost("host 1 (b, 10.0.0.2)", wire, lost_after_s=0.5)
+    other = RemoteHost("host 1 (b, 10.0.0.2)", wire, lost_after_s=3.0)
     with Supervisor([served("engine", tmp_path, free_port())], others={1: other}) as supervisor:
         supervisor.start()
         pid = supervisor.pids()["engine"]
@@ -163,7 +171,12 @@ def test_an_agent_without_a_launcher_kills_its_children(agent: HostAgent, tmp_pa
     program = f"import os, time; print({shown}, flush=True); time.sleep(600)"
     pid = agent.start(0, spec("engine", tmp_path, program))
     assert alive(pid)
-    until(lambda: (tmp_path / "engine/stdout.log").read_text() == "None INFO\n", "its environment")
+
+    def said() -> str:
+        agent.events(0.0, 0)  # somebody asks, so that it lives until it has started
+        return (tmp_path / "engine/stdout.log").read_text()
+
+    until(lambda: said() == "None INFO\n", "its environment")
     until(lambda: not alive(pid), "its end")
 
 
