@@ -153,10 +153,9 @@ class RayBackend(Backend):
 
 
 def _connect(address: str) -> None:
-    named = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
-    if "://" in named:  # Ray's client, or the server that takes jobs
+    if "://" in address:  # Ray's client, or the server that takes jobs
         raise ConfigError(
-            f"world.ray_address={named}: give HOST:PORT, and start the launcher on a host of that cluster"
+            f"world.ray_address={address}: give HOST:PORT, and start the launcher on a host of that cluster"
         )
     # The agents' module has to be found. What they need beyond that they are told: Ray writes this into its
     # logs. No folder and no packages: Ray would upload them, and build an environment, on each host.
