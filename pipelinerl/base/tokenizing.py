@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Message = dict[str, Any]
 
@@ -23,7 +25,7 @@ _PLACEHOLDER = "zqxAssistantReplyxqz"
 
 
 @lru_cache(maxsize=8)
-def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
+def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
     """The tokeniser of a model folder or hub name, shared by everyone in this process.
 
     `AutoTokenizer` would import torch. Raises ValueError if there is no `tokenizer.json`.
@@ -35,6 +37,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     folder = Path(name)
     if folder.is_dir() and not (folder / "tokenizer.json").exists():
         raise ValueError(f"{name} holds no tokenizer.json; save the model with a fast tokenizer")
+    # A second of processor time: the launcher and the actor import policies, but tokenise nothing.
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast.from_pretrained(name)
 
 
@@ -44,18 +49,18 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
         shutil.copy2(file, folder / file.name)
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> np.ndarray:
+def encode(tokenizer: "PreTrainedTokenizerFast", text: str) -> np.ndarray:
     """Ids of `text`, int32 `[tokens]`, without the special tokens a template already wrote."""
     return np.array(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
 
-def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int] | np.ndarray, skip_special: bool) -> str:
+def decode(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int] | np.ndarray, skip_special: bool) -> str:
     listed = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     return tokenizer.backend_tokenizer.decode(listed, skip_special_tokens=skip_special)
 
 
 def render_chat(
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: "PreTrainedTokenizerFast",
     messages: Sequence[Message],
     *,
     tools: Sequence[dict[str, Any]] | None = None,
@@ -84,7 +89,7 @@ def render_chat(
 
 
 def continue_dialogue(
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: "PreTrainedTokenizerFast",
     earlier: Sequence[Message],
     prompt_ids: np.ndarray,
     output_ids: np.ndarray,
@@ -109,7 +114,7 @@ _needs_whole_dialogue: dict[tuple[Any, ...], bool] = {}
 
 
 def _text_after_reply(
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: "PreTrainedTokenizerFast",
     earlier: Sequence[Message],
     messages: Sequence[Message],
     template_kwargs: dict[str, Any] | None,

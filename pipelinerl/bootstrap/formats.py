@@ -1,13 +1,14 @@
 """How a demonstration becomes a dialogue: the small models' own template, or that of a pretrained one.
 
-Importable without torch.
+Importable without torch and transformers.
 """
 
-from typing import NamedTuple
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipelinerl.base.tokenizing import render_chat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
@@ -40,7 +41,7 @@ SMALL_CHAT = ChatFormat(USER, ASSISTANT, END)
 _MESSAGE = "zqxUserMessageyxqz"
 
 
-def chat_format(tokenizer: PreTrainedTokenizerFast) -> ChatFormat:
+def chat_format(tokenizer: "PreTrainedTokenizerFast") -> ChatFormat:
     """That of the tokenizer's chat template. Raises ValueError for one that does not keep the message."""
     rendered = render_chat(tokenizer, [{"role": "user", "content": _MESSAGE}])
     before, found, after = rendered.partition(_MESSAGE)

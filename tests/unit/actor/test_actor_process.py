@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -26,6 +27,13 @@ def answer():
 
 def groups(run: ActorRun) -> list[list[dict]]:
     return run.read("actor")
+
+
+def next_request_waits(engine: FakeEngine) -> Callable[[], bool]:
+    """Whether a request is in flight that is not answered any more."""
+    engine.delay_s = 600.0
+    asked = engine.counts["requests"]
+    return lambda: engine.counts["requests"] > asked
 
 
 def test_a_synchronous_run_trains_evaluates_and_accounts_for_every_rollout(tmp_path: Path, model, answer):
@@ -90,6 +98,7 @@ def test_a_domain_that_always_raises_ends_the_run_with_its_reason(tmp_path: Path
 
 
 def test_a_resumed_actor_goes_on_where_the_restored_version_was(tmp_path: Path, model, answer):
+    """The one that goes on names its worker when that is killed."""
     with FakeEngine(answer) as engine:
         write_config(tmp_path, model, [engine], eval_every_n_versions=1000, eval_at_end=False)
         with ActorRun(tmp_path) as run:
@@ -101,6 +110,12 @@ def test_a_resumed_actor_goes_on_where_the_restored_version_was(tmp_path: Path, 
             run.until(lambda: len(groups(run)) == 6)
             again = groups(run)[4:]
             assert len(run.read("stats_test")) == 1
+            waiting = next_request_waits(engine)
+            run.update(engine, 8)
+            run.until(waiting)
+            (worker,) = psutil.Process(run.process.pid).children()
+            worker.kill()
+            assert run.end() == (1, "actor: rollout worker 0 died with exit code -9; its log says more")
     prompts = [
         sorted({text["prompt_tokens"] for text in group} | {group[0]["text"]}, key=str) for group in first
     ]
@@ -123,7 +138,7 @@ def test_plain_functions_run_beside_the_loop_on_two_engines(tmp_path: Path, mode
             # The first group tells how many texts a rollout has; until then no other may start.
             engine.misbehave.extend([engine.reply(answer([])), *[held] * 4])
         policy = {"rollout_policy": "tests.support.toy_domain.play_plain", "rollout_workers": 2}
-        write_config(tmp_path, model, [one, two], eval_every_n_versions=0, actor=policy, max_lag=28)
+        write_config(tmp_path, model, [one, two], eval_every_n_versions=0, actor=policy, max_lag=10_000)
         with ActorRun(tmp_path, job=2) as run:
             try:
                 run.until(lambda: min(one.counts["requests"], two.counts["requests"]) >= 5 and groups(run))
@@ -131,18 +146,8 @@ def test_plain_functions_run_beside_the_loop_on_two_engines(tmp_path: Path, mode
             finally:
                 let_go.set()
             run.until(lambda: len(groups(run)) >= 16)
-
-
-def test_no_worker_outlives_the_actor_and_the_actor_names_a_dead_worker(tmp_path: Path, model, answer):
-    with FakeEngine(answer, delay_s=600) as engine:
-        write_config(tmp_path, model, [engine], eval_every_n_versions=0)
-        with ActorRun(tmp_path) as run:
-            run.until(lambda: engine.counts["requests"])
-            (worker,) = psutil.Process(run.process.pid).children()
+            run.until(next_request_waits(one))
+            workers = psutil.Process(run.process.pid).children()
             run.process.kill()
-            worker.wait(DEADLINE_S)
-        with ActorRun(tmp_path) as run:
-            run.until(lambda: engine.counts["requests"] == 4)
-            (worker,) = psutil.Process(run.process.pid).children()
-            worker.kill()
-            assert run.end() == (1, "actor: rollout worker 0 died with exit code -9; its log says more")
+            _, outlived = psutil.wait_procs(workers, timeout=DEADLINE_S)
+            assert len(workers) == 2 and not outlived

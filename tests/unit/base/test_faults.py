@@ -4,13 +4,13 @@ import errno
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from pipelinerl import launch
 from pipelinerl.base import faults
+from tests.support.one_line import check_one_line
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,17 +36,12 @@ def test_a_wrong_fault_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_the_launcher_refuses_a_fault_that_no_test_enabled() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pipelinerl.launch", "+domain=guessing", "hardware=cpu"],
-        env={**os.environ, faults.FAULT: "finetune:start:kill"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "faults are for tests" in done.stderr
+def test_the_launcher_refuses_a_fault_that_no_test_enabled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(faults, "_asked", "finetune:start:kill")
+    assert launch.main(["+domain=guessing", "hardware=cpu"]) == 2
+    check_one_line(capsys.readouterr().err, "faults are for tests")
 
 
 def test_unset_a_point_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,18 @@ out, steps, ends = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "ends"
 with (out / "finetune" / "metrics.jsonl").open("w") as metrics:
     for step in range(1, steps + 1):
         row = {"time": 2.0 * step, "stats/completed_steps": step, "stats/samples": 16 * step}
-        metrics.write(json.dumps(row) + "\\\\n")
+        metrics.write(json.dumps(row) + "\\n")
 if not ends:
     time.sleep(600)
 """
 
 
+def a_command(out: Path, steps: int, ends: bool) -> list[str]:
+    return [sys.executable, "-c", PROGRAM, str(out), str(steps), "ends" if ends else "goes on"]
+
+
 def a_run(out: Path, steps: int, ends: bool) -> LimitedRun:
-    words = [str(out), str(steps), "ends" if ends else "goes on"]
-    return LimitedRun([sys.executable, "-c", PROGRAM.replace("\\\\", "\\"), *words], out.with_suffix(".log"))
+    return LimitedRun(a_command(out, steps, ends), out.with_suffix(".log"))
 
 
 def test_a_run_that_makes_no_step_is_named_at_the_deadline_of_its_start(tmp_path: Path) -> None:
@@ -56,23 +58,21 @@ def test_too_few_steps_for_a_rate_are_an_error(tmp_path: Path) -> None:
         async_sync.measure(run, tmp_path / "run", 600.0, 600.0, SKIPPED)
 
 
-def test_one_run_alone_makes_a_table(tmp_path: Path) -> None:
+def test_one_run_alone_makes_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The other one fails; the table has no ratio, the exit status says so, nothing partial is left."""
-    script = f"""
-    import sys
-    from benchmarks import async_sync
-    from benchmarks.gpu.runs import LimitedRun
-    def model(folder, shape): return folder
-    def launcher(out, given):
-        steps = "8" if out.name == "synchronous" else "0"
-        return [sys.executable, "-c", {PROGRAM.replace(chr(92) * 2, chr(92))!r}, str(out), steps, "ends"]
-    async_sync.random_model, async_sync.launcher = model, launcher
-    sys.argv = ["async_sync", "--work", {str(tmp_path / "work")!r}, "--out", {str(tmp_path / "table.json")!r}]
-    sys.exit(async_sync.main())
-    """
-    run = LimitedRun([sys.executable, "-c", textwrap.dedent(script)], tmp_path / "log")
-    assert run.end(120.0) == 1, run.said()
+
+    def command(out: Path, _: object) -> list[str]:
+        return a_command(out, 8 if out.name == "synchronous" else 0, ends=True)
+
+    monkeypatch.setattr(async_sync, "random_model", lambda folder, shape: folder)
+    monkeypatch.setattr(async_sync, "launcher", command)
+    monkeypatch.setattr(async_sync.runs, "leave_in_order", lambda: None)
+    argv = ["async_sync", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "table.json")]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert async_sync.main() == 1
     figures = json.loads((tmp_path / "table.json").read_text())["figures"]
     assert "synchronous: a step" in figures and "asynchronous: a step" not in figures
-    assert "asynchronous FAILED" in run.said(40)
+    assert "asynchronous FAILED" in capsys.readouterr().out
     assert not (tmp_path / "table.partial").exists()

@@ -10,18 +10,13 @@ from omegaconf import OmegaConf
 
 from domains.counting import generate_counting_rollout, load_problems
 from domains.counting.counting import answer_of, task_of
-from pipelinerl.config.compose import compose
-from pipelinerl.domain import resolve_dotted
-from tests.support.fake_engine import FakeEngine, rolled_out
 from tests.support.one_line import check_refusals, check_starts
-from tests.support.tiny_model import build_tokenizer, save_model
+from tests.support.text_domain import played, upstreams_file
 
 NAME = "+domain=counting"
 BOTH: dict[str, Any] = {"kinds": ["letters", "words"]}
 ROW = {"letter": "r", "word": "strawberry", "count": 3}
-MORE = "<>/"
 CFG = OmegaConf.create({"actor": {}})
-TOKENIZER = build_tokenizer(MORE)
 
 
 def test_generated_counts_are_right_and_the_same_for_the_same_name() -> None:
@@ -68,16 +63,11 @@ def test_the_first_tag_with_a_number_is_the_answer(said: str, answer: int | None
     [("<answer>3</answer>", 1.0, True), ("<answer>2</answer>", 0.0, True), ("three", 0.0, False)],
 )
 async def test_the_rewards_are_upstreams(tmp_path: Path, said: str, reward: float, answered: bool) -> None:
-    asked = []
-
-    def answer(ids: list[int]) -> list[int]:
-        asked.append(TOKENIZER.decode(ids))
-        return [*TOKENIZER.convert_tokens_to_ids(list(said)), TOKENIZER.eos_token_id]
-
+    asked: list[str] = []
     problem = {**ROW, "dataset": "train_counting_problems"}
-    with FakeEngine(answer, max_model_len=4096) as engine:
-        model, few = save_model(tmp_path, MORE), {"max_tokens": 64}
-        result = await rolled_out(generate_counting_rollout, CFG, problem, engine, model, parameters=few)
+    result = await played(
+        generate_counting_rollout, CFG, problem, tmp_path, lambda prompt: asked.append(prompt) or said
+    )
     (text,), metrics = result.training_texts, result.metrics
     assert (text.reward, metrics.reward, metrics.success) == (reward, reward, reward == 1.0)
     assert (metrics.no_answer, metrics.no_error) == (not answered, answered)
@@ -138,10 +128,6 @@ test_dataset_names: [test_counting_problems]
 
 
 def test_upstreams_file_composes_and_its_names_are_generated(tmp_path: Path) -> None:
-    (tmp_path / "counting.yaml").write_text(FILE)
-    tree = compose(["hardware=cpu"], "counting", tmp_path).tree
-    load = resolve_dotted(tree.dataset_loader, "dataset_loader")
+    tree, load = upstreams_file(tmp_path, "counting", FILE, generate_counting_rollout)
     train = load(tree.train_dataset_names, **(tree.dataset_loader_params or {}))
     assert len(train) == 1000 and {problem["kind"] for problem in train} == {"letters"}
-    policy = resolve_dotted(tree.actor.rollout_policy, "actor.rollout_policy")
-    assert policy is generate_counting_rollout

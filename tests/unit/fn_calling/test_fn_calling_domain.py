@@ -20,11 +20,8 @@ from domains.fn_calling import (
 from domains.fn_calling.problems import CATEGORIES
 from domains.fn_calling.rollouts import messages_of
 from domains.verdict_server import make_app
-from pipelinerl.config.compose import compose
-from pipelinerl.domain import resolve_dotted
-from tests.support.fake_engine import FakeEngine, rolled_out
 from tests.support.one_line import check_refusals, check_starts
-from tests.support.tiny_model import build_tokenizer, save_model
+from tests.support.text_domain import REWARDS, check_bad_row, check_one_server, played, upstreams_file
 
 NAME = "+domain=fn_calling"
 ADD = {
@@ -43,13 +40,6 @@ ROW = {
 }
 TRUTH = {"id": "simple_python_0", "ground_truth": [{"add": {"a": [1], "b": [2]}}]}
 TWO = {"category": "parallel", "function": [ADD], "ground_truth": [*TRUTH["ground_truth"]] * 2}
-MORE = '<>/[]{}":,_'
-TOKENIZER = build_tokenizer(MORE)
-TABLE = {
-    f"{status}_{end}": 0.0
-    for status in ("wrong_answer", "no_answer", "unparsable", "correct_answer")
-    for end in ("finished", "not_finished")
-} | {"correct_answer_finished": 1.0, "wrong_answer_finished": -0.5, "no_answer_finished": -1.0}
 
 
 def bfcl_data(folder: Path, *rows: Any) -> None:
@@ -109,10 +99,7 @@ def test_rows_of_bfcls_form_are_read_from_a_file(tmp_path: Path) -> None:
         (row | {"ground_truth": [{"sub": {}}]}, "ground_truth: expected a list of"),
         ([], "a list, expected an object"),
     ):
-        (tmp_path / "bad.jsonl").write_text(json.dumps(bad))
-        with pytest.raises(ValueError, match=r"bad\.jsonl:1: ") as refused:
-            load_problems([str(tmp_path / "bad.jsonl")])
-        assert message in str(refused.value) and "\n" not in str(refused.value)
+        check_bad_row(load_problems, tmp_path, bad, message)
 
 
 def test_functions_stand_in_the_system_message_behind_what_the_run_says(tmp_path: Path) -> None:
@@ -143,14 +130,9 @@ def test_functions_stand_in_the_system_message_behind_what_the_run_says(tmp_path
 async def test_the_calls_that_are_made_have_their_share(
     tmp_path: Path, said: str, reward: float, status: str
 ) -> None:
-    def answer(ids: list[int]) -> list[int]:
-        return [*TOKENIZER.convert_tokens_to_ids(list(said)), TOKENIZER.eos_token_id]
-
-    cfg = OmegaConf.create({"actor": {}, "rewards": TABLE})
+    cfg = OmegaConf.create({"actor": {}, "rewards": REWARDS})
     problem = {"task": "Add.", "reward_context": TWO, "extra_info": {"oai_tools": [ADD]}, "dataset": "train"}
-    with FakeEngine(answer, max_model_len=4096) as engine:
-        model, few = save_model(tmp_path, MORE), {"max_tokens": 200}
-        result = await rolled_out(generate_fn_calling_rollout, cfg, problem, engine, model, parameters=few)
+    result = await played(generate_fn_calling_rollout, cfg, problem, tmp_path, lambda prompt: said)
     (text,), metrics = result.training_texts, result.metrics
     assert (text.reward, text.metadata["fn_calling"]["answer_status"]) == (reward, status)
     assert (metrics.success, metrics.no_answer) == (status == "correct", status == "no_answer")
@@ -208,16 +190,12 @@ environment_key: fn_calling
 def test_upstreams_file_composes_and_says_what_its_data_need(
     tmp_path: Path, dry_run: Callable[..., Any]
 ) -> None:
-    (tmp_path / "fn_calling.yaml").write_text(FILE)
-    tree = compose(["hardware=cpu"], "fn_calling", tmp_path).tree
-    load, params = resolve_dotted(tree.dataset_loader, "dataset_loader"), dict(tree.dataset_loader_params)
+    tree, load = upstreams_file(tmp_path, "fn_calling", FILE, generate_fn_calling_rollout)
+    params = dict(tree.dataset_loader_params)
     with pytest.raises(
         ValueError, match=r"^dataset_id=owner/data: nothing is downloaded; set dataset_loader_para"
     ):
         load(tree.train_dataset_names, **params)
     params["dataset_id"] = None
     assert len(load(tree.train_dataset_names, **params)) == 2048
-    policy = resolve_dotted(tree.actor.rollout_policy, "actor.rollout_policy")
-    assert policy is generate_fn_calling_rollout
-    status, out, err = dry_run(f"--config-dir={tmp_path}", "--config-name=fn_calling", "hardware=cpu")
-    assert (status, err) == (0, "") and "fn_calling: 1 servers" in out
+    check_one_server(dry_run, tmp_path, "fn_calling")

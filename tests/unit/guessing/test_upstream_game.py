@@ -10,22 +10,13 @@ from domains.guessing import generate_guessing_rollout, load_problems
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import resolve_dotted
 from pipelinerl.rollouts import RolloutResult
-from tests.support.fake_engine import FakeEngine, rolled_out
-from tests.support.tiny_model import build_tokenizer, save_model
+from tests.support.text_domain import played
 
-MORE = "<>/,;"
-TOKENIZER = build_tokenizer(MORE)
 PROBLEM = {"answer": 600, "dataset": "train", "domain": "guessing"}
 
 
-async def play(folder: Path, speak: Callable[[str], str], problem: dict = PROBLEM) -> RolloutResult:
-    def answer(ids: list[int]) -> list[int]:
-        text = speak(TOKENIZER.decode(ids))
-        return [*TOKENIZER.convert_tokens_to_ids(list(text)), TOKENIZER.eos_token_id]
-
-    with FakeEngine(answer, max_model_len=4096) as engine:
-        model, few = save_model(folder, MORE), {"max_tokens": 64}
-        return await rolled_out(generate_guessing_rollout, None, problem, engine, model, parameters=few)
+async def play(folder: Path, speak: Callable[[str], str]) -> RolloutResult:
+    return await played(generate_guessing_rollout, None, PROBLEM, folder, speak)
 
 
 def halving(prompt: str) -> str:

@@ -13,11 +13,8 @@ from omegaconf import OmegaConf
 from domains.ifeval import generate_ifeval_rollout, load_problems, verify_answer, verify_answer_rpc
 from domains.ifeval.rollouts import judged_part
 from domains.verdict_server import make_app
-from pipelinerl.config.compose import compose
-from pipelinerl.domain import resolve_dotted
-from tests.support.fake_engine import FakeEngine, rolled_out
 from tests.support.one_line import check_refusals, check_starts
-from tests.support.tiny_model import build_tokenizer, save_model
+from tests.support.text_domain import REWARDS, check_bad_row, check_one_server, played, upstreams_file
 
 NAME = "+domain=ifeval"
 CONTEXT = {"instruction_id_list": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}, None]}
@@ -33,13 +30,6 @@ ALLEN = {
     "ground_truth": "[{'instruction_id': ['punctuation:no_comma'], 'kwargs': [None]}]",
     "constraint_type": "single",
 }
-MORE = '"<>,'
-TOKENIZER = build_tokenizer(MORE)
-TABLE = {
-    f"{status}_{end}": 0.0
-    for status in ("wrong_answer", "no_answer", "unparsable", "correct_answer")
-    for end in ("finished", "not_finished")
-} | {"correct_answer_finished": 1.0, "wrong_answer_finished": -0.5, "no_answer_finished": -1.0}
 
 
 def write_rows(path: Path, *rows: Any) -> None:
@@ -94,10 +84,7 @@ def test_prompts_with_unknown_instructions_are_refused_or_left_out(tmp_path: Pat
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
-    write_rows(tmp_path / "mine.jsonl", row)
-    with pytest.raises(ValueError, match=r"mine\.jsonl:1: ") as refused:
-        load_problems([str(tmp_path / "mine.jsonl")])
-    assert message in str(refused.value) and "\n" not in str(refused.value)
+    check_bad_row(load_problems, tmp_path, row, message)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +101,9 @@ def test_a_bad_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
 async def test_a_response_has_the_share_that_it_follows(
     tmp_path: Path, said: str, partial: bool, reward: float, success: bool, loose: bool
 ) -> None:
-    def answer(ids: list[int]) -> list[int]:
-        return [*TOKENIZER.convert_tokens_to_ids(list(said)), TOKENIZER.eos_token_id]
-
-    cfg = OmegaConf.create({"actor": {"ifeval_partial_credit": partial}, "rewards": TABLE})
+    cfg = OmegaConf.create({"actor": {"ifeval_partial_credit": partial}, "rewards": REWARDS})
     problem = {"task": "Say it.", "reward_context": CONTEXT, "dataset": "ifeval"}
-    with FakeEngine(answer, max_model_len=4096) as engine:
-        model, few = save_model(tmp_path, MORE), {"max_tokens": 64}
-        result = await rolled_out(generate_ifeval_rollout, cfg, problem, engine, model, parameters=few)
+    result = await played(generate_ifeval_rollout, cfg, problem, tmp_path, lambda prompt: said)
     (text,), metrics = result.training_texts, result.metrics
     assert (text.reward, metrics.success, metrics.success_loose) == (reward, success, loose)
     assert (metrics.instructions_total, metrics.no_answer) == (2, said == "")
@@ -190,11 +172,6 @@ environment_key: ifeval
 
 
 def test_upstreams_file_composes_with_its_server(tmp_path: Path, dry_run: Callable[..., Any]) -> None:
-    (tmp_path / "ifeval.yaml").write_text(FILE)
-    tree = compose(["hardware=cpu"], "ifeval", tmp_path).tree
-    load = resolve_dotted(tree.dataset_loader, "dataset_loader")
+    tree, load = upstreams_file(tmp_path, "ifeval", FILE, generate_ifeval_rollout)
     assert len(load(tree.train_dataset_names, **tree.dataset_loader_params)) == 2000
-    policy = resolve_dotted(tree.actor.rollout_policy, "actor.rollout_policy")
-    assert policy is generate_ifeval_rollout
-    status, out, err = dry_run(f"--config-dir={tmp_path}", "--config-name=ifeval", "hardware=cpu")
-    assert (status, err) == (0, "") and "ifeval: 1 servers" in out
+    check_one_server(dry_run, tmp_path, "ifeval")

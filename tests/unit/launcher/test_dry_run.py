@@ -210,10 +210,13 @@ def test_a_launcher_on_each_host_is_told_the_command_for_all(
     placed("hardware=cpu", "world.backend=ray", "streams=redis")
 
 
-def test_the_launcher_works_from_any_directory_and_names_its_folder(tmp_path: Path, model: Path) -> None:
-    answer = python(
-        "-m", "pipelinerl.launch", "+domain=guessing", f"model_path={model}", cwd=tmp_path, DRY_RUN="1"
-    )
+def test_the_launcher_works_from_any_directory_and_imports_nothing_of_ray(
+    tmp_path: Path, model: Path
+) -> None:
+    command = ("-X", "importtime", "-m", "pipelinerl.launch", "+domain=guessing", f"model_path={model}")
+    answer = python(*command, cwd=tmp_path, DRY_RUN="1")
     assert answer.returncode == 0, answer.stderr
     folder = Path(answer.stdout.split("output_dir=")[1].splitlines()[0])
     assert folder.parent == tmp_path / "results/guessing" and (folder / "conf/exp_config.yaml").is_file()
+    imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
+    assert "pipelinerl.launcher" in imported and not {"ray", "torch", "transformers"} & imported

@@ -11,7 +11,7 @@ from pipelinerl.config.hosts import imagined_hosts
 from pipelinerl.launcher.checks import several_hosts
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.placement import derive, place
-from tests.unit.launcher.conftest import ON_GPUS, Placed, Refused, python
+from tests.unit.launcher.conftest import ON_GPUS, Placed, Refused
 
 RAY = ("world.backend=ray", "streams=redis")
 CPU = {"hardware": {"kind": "cpu"}, "engine": {"kind": "embedded", "count": 2}}
@@ -178,12 +178,3 @@ def test_a_missing_ray_is_named_with_its_remedy(refused: Refused, monkeypatch: p
     monkeypatch.delitem(sys.modules, "pipelinerl.launcher.ray_backend", raising=False)
     monkeypatch.setenv("DRY_RUN", "0")
     assert "Ray is not installed; pip install 'pipelinerl[ray]'" in refused("hardware=cpu", *RAY)
-
-
-def test_one_host_imports_nothing_of_ray(tmp_path: Path) -> None:
-    program = (
-        "import sys; from pipelinerl.launch import main; main(sys.argv[1:]); print('ray' in sys.modules)"
-    )
-    folder = f"output_dir={tmp_path / 'run'}"
-    done = python("-c", program, "+domain=guessing", "hardware=cpu", folder, DRY_RUN="1")
-    assert done.stdout.splitlines()[-1] == "False", done.stderr

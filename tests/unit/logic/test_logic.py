@@ -18,18 +18,10 @@ from domains.pool import JudgePool
 from domains.reasoning_gym.families import entry
 from domains.reasoning_gym.scoring import make_pool
 from domains.verdict_server import make_app
-from pipelinerl.config.compose import compose
-from pipelinerl.domain import resolve_dotted
-from tests.support.fake_engine import FakeEngine, rolled_out
 from tests.support.one_line import check_refusals, check_starts
-from tests.support.tiny_model import build_tokenizer, save_model
+from tests.support.text_domain import REWARDS, check_bad_row, check_one_server, played, upstreams_file
 
 NAME = "+domain=logic"
-TABLE = {
-    f"{status}_{end}": 0.0
-    for status in ("wrong_answer", "no_answer", "unparsable", "correct_answer")
-    for end in ("finished", "not_finished")
-} | {"correct_answer_finished": 1.0, "wrong_answer_finished": -0.5, "no_answer_finished": -1.0}
 
 
 def game(answer: str, **metadata: Any) -> str:
@@ -118,10 +110,7 @@ def test_rows_of_other_tasks_are_refused_or_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, bad: Any, message: str) -> None:
-    (tmp_path / "mine.jsonl").write_text(json.dumps(bad))
-    with pytest.raises(ValueError, match=r"mine\.jsonl:1: ") as refused:
-        load_problems([str(tmp_path / "mine.jsonl")])
-    assert message in str(refused.value) and "\n" not in str(refused.value)
+    check_bad_row(load_problems, tmp_path, bad, message)
 
 
 @pytest.mark.usefixtures("families")
@@ -159,21 +148,14 @@ async def test_a_generated_puzzle_is_judged_here_and_by_a_server(pool: JudgePool
 
 
 async def test_the_rewards_are_those_of_the_table(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer("*,")
-    cfg = OmegaConf.create({"actor": {}, "rewards": TABLE})
+    cfg = OmegaConf.create({"actor": {}, "rewards": REWARDS})
     problem = {
         "task": "Who lies?",
         "reward_context": {"task": "web_of_lies", "game_data": game("yes, no")},
         "dataset": "logic@web_of_lies",
     }
-    for number, (said, reward) in enumerate((("**yes, no**", 1.0), ("**no, no**", -0.5), ("well", -1.0))):
-
-        def answer(ids: list[int], said: str = said) -> list[int]:
-            return [*tokenizer.convert_tokens_to_ids(list(said)), tokenizer.eos_token_id]
-
-        with FakeEngine(answer, max_model_len=4096) as engine:
-            model, few = save_model(tmp_path / str(number), "*,"), {"max_tokens": 64}
-            result = await rolled_out(generate_logic_rollout, cfg, problem, engine, model, parameters=few)
+    for said, reward in (("**yes, no**", 1.0), ("**no, no**", -0.5), ("well", -1.0)):
+        result = await played(generate_logic_rollout, cfg, problem, tmp_path, lambda _, said=said: said)
         (text,) = result.training_texts
         assert (text.reward, result.metrics.success) == (reward, reward == 1.0)
         assert (result.domain, result.dataset_name) == ("logic", "logic@web_of_lies")
@@ -216,9 +198,8 @@ environment_key: logic
 def test_upstreams_file_composes_and_says_what_its_data_need(
     tmp_path: Path, dry_run: Callable[..., Any]
 ) -> None:
-    (tmp_path / "logic.yaml").write_text(FILE)
-    tree = compose(["hardware=cpu"], "logic", tmp_path).tree
-    load, params = resolve_dotted(tree.dataset_loader, "dataset_loader"), dict(tree.dataset_loader_params)
+    tree, load = upstreams_file(tmp_path, "logic", FILE, generate_logic_rollout)
+    params = dict(tree.dataset_loader_params)
     with pytest.raises(
         ValueError, match=r"^dataset_id=PrimeIntellect/INTELLECT-3-RL: nothing is downloaded; set "
     ):
@@ -228,7 +209,4 @@ def test_upstreams_file_composes_and_says_what_its_data_need(
     params["data_dir"] = str(tmp_path)
     assert len(load(tree.train_dataset_names, **params)) == 50
     assert len(load(tree.test_dataset_names, **params)) == 550
-    policy = resolve_dotted(tree.actor.rollout_policy, "actor.rollout_policy")
-    assert policy is generate_logic_rollout
-    status, out, err = dry_run(f"--config-dir={tmp_path}", "--config-name=logic", "hardware=cpu")
-    assert (status, err) == (0, "") and "logic: 1 servers" in out
+    check_one_server(dry_run, tmp_path, "logic")

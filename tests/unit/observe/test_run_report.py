@@ -3,8 +3,6 @@
 import io
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from pipelinerl.observe.progress import ProgressDisplay, notable_waits, status_l
 from pipelinerl.observe.report import comparison_rows, write_report
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.summary import compare, summarise
+from pipelinerl.report import main
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, RolloutLog
 from pipelinerl.streams import SingleStreamSpec, StoredStreamSpec
 from tests.unit.observe.conftest import STAGES
@@ -134,15 +133,16 @@ def test_the_report_is_also_one_page_that_holds_everything(run_dir: Path, tmp_pa
     assert "launcher/choices.json is damaged" in (folder / "index.html").read_text()
 
 
-def test_the_command_reports_a_run_and_refuses_a_missing_one(run_dir: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pipelinerl.report"]
-    done = subprocess.run([*command, str(run_dir)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "434 trained" in done.stdout
-    assert f"In a browser: {run_dir / 'report' / 'index.html'}" in done.stdout
-    assert "Rollouts:" not in done.stdout, "the run wrote none"
-    missing = subprocess.run([*command, str(tmp_path / "no")], capture_output=True, text=True)
-    assert (missing.returncode, missing.stderr) == (1, f"report: there is no run in {tmp_path / 'no'}\n")
+def test_the_command_reports_a_run_and_refuses_a_missing_one(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert "434 trained" in said
+    assert f"In a browser: {run_dir / 'report' / 'index.html'}" in said
+    assert "Rollouts:" not in said, "the run wrote none"
+    assert main([str(tmp_path / "no")]) == 1
+    assert capsys.readouterr().err == f"report: there is no run in {tmp_path / 'no'}\n"
 
 
 def test_a_run_that_wrote_nothing_is_reported_as_such(tmp_path: Path) -> None:

@@ -24,12 +24,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return generate(world_config("tiny", seed=1), tmp_path_factory.mktemp("worlds") / "tiny")
 
 
-@pytest.mark.parametrize(("hash_seed", "locale"), [("0", "C"), ("123", "C.UTF-8")])
-def test_equal_seeds_give_equal_bytes_in_any_process(
-    tiny: Path, tmp_path: Path, hash_seed: str, locale: str
-) -> None:
+def test_equal_seeds_give_equal_bytes_in_any_process(tiny: Path, tmp_path: Path) -> None:
+    """Another hash seed than this process, which drew its own, and another locale."""
     command = [sys.executable, "-m", "domains.privacy_hopqa.world", "--size", "tiny", "--seed", "1"]
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "LC_ALL": locale, "PYTHONPATH": os.getcwd()}
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "LC_ALL": "C", "PYTHONPATH": os.getcwd()}
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "w")], env=environment, capture_output=True, text=True, timeout=60
     )

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -184,14 +182,3 @@ def test_text_that_is_not_utf8_is_named(data: Path) -> None:
     bad.write_bytes(b"caf\xe9")
     with pytest.raises(CorpusError, match=r"bad\.md is not UTF-8"):
         Store.load(data / "tasks", None)
-
-
-def test_the_server_imports_neither_pipelinerl_nor_domains() -> None:
-    code = (
-        "import sys, retrieval_server.__main__ as m\n"
-        "print([n for n in sys.modules if n.split('.')[0] in ('pipelinerl', 'domains', 'torch', 'bm25s')])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.strip() == "[]"

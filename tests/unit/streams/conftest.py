@@ -1,8 +1,9 @@
 """Every backend of streams behind one fixture."""
 
+import contextlib
+import io
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipelinerl.streams import SingleStreamSpec, read_stream, set_streams_backend, write_to_streams
+from pipelinerl.streams.__main__ import main
 from tests.support.redis_server import redis_server
 
 Choose = Callable[..., dict[str, Any]]
@@ -61,8 +63,10 @@ def print_stream(
     config = output_dir / "conf" / "exp_config.yaml"
     config.parent.mkdir(exist_ok=True)
     config.write_text(json.dumps({"streams": streams}))
-    command = [sys.executable, "-m", "pipelinerl.streams", str(output_dir), *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main([str(output_dir), *arguments])
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
 
 def content(spec: SingleStreamSpec, offset: int = 0) -> list[Any]:
