@@ -53,6 +53,8 @@ class RunResult:
     """The version that `after` is of, by policy completions."""
     first_labels: float | None = None
     """Critic accuracy over the first committed labels on fresh pairs."""
+    earned: dict[str, list[float | None]] = field(default_factory=dict)
+    """By tenths of training, the share of right answers and what right and wrong ones earned."""
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float | None]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._figures import RESULTS, command_line
+from benchmarks._raro_earned import earned
 from benchmarks._raro_figure import draw
 from benchmarks._raro_runs import COMPARED, Step, arms_of, read, write
 from benchmarks._raro_table import Arm, RunResult, lines, table
@@ -110,7 +111,9 @@ def run(plan: Plan, name: str, seed: int) -> RunResult:
     mark = out / "launcher" / "completed.json"
     if not mark.is_file() or int(json.loads(mark.read_text())["steps"]) < plan.steps:
         run_to_end(command(plan, name, seed), DEADLINE_S, {**os.environ, **ENV})
-    return read(out, plan.game.arms, name, seed, plan.game.step, plan.sizes["test"])
+    arm, step = plan.game.arms[name], plan.game.step
+    found = read(out, plan.game.arms, name, seed, step, plan.sizes["test"])
+    return replace(found, earned=earned(out, plan.steps * step.texts(arm))) if arm.critic_groups else found
 
 
 def settings(plan: Plan) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import raro
+from benchmarks._raro_earned import earned
 from benchmarks._raro_runs import METRICS
 from benchmarks._raro_table import gain_ratio, lines, t_interval, table
 
@@ -70,6 +71,32 @@ def test_the_table_and_the_figure_are_made_again_from_the_logs(tmp_path, monkeyp
     assert lines(table([], TINY.arms), TINY.arms)
     assert raro.main(["--out", str(tmp_path), "--steps", "5", "--arms", "raro"]) == 0
     assert found[0] == (tmp_path / "kept" / "raro.json").read_text()  # one arm is no table to keep
+
+
+def answered(answer, reward, version, **more):
+    """A policy text as the stream `actor` has it."""
+    text = f"<|user|>solve 1 4 6 = 18<|assistant|>4+1=5;<answer>{answer}</answer><|end|>"
+    placed = {"group_id": more.pop("group", "0-1"), "rollout_index": 0, "step_index": 0}
+    return {"text": text, "reward": reward, "role": "policy", "masked": False} | more | {
+        "metadata": {**placed, "model_version": version}
+    }  # fmt: skip
+
+
+def test_what_right_and_wrong_answers_earned_is_read_from_the_records(tmp_path):
+    from pipelinerl.streams import SingleStreamSpec, write_to_streams
+
+    right, wrong = "6*(4-1)", "4/1+6"
+    with write_to_streams(SingleStreamSpec(tmp_path, "actor")) as stream:
+        stream.write([answered(right, 0.6, 0), answered(wrong, 0.2, 5), answered(wrong, 0.4, 9)])
+        stream.write([answered(right, 0.5, 99), answered("6*(4-1", 0.0, 90), answered(right, 0.7, 100)])
+        stream.write([answered(right, 1.0, 0, masked=True), answered(right, 1.0, 0, role="critic")])
+        stream.write([answered(right, 1.0, 0, group="0-eval0-0")])
+    found = earned(tmp_path, 100)
+    assert found["right"] == [0.3333, *[None] * 8, 0.6667]
+    assert found["reward of right"] == [0.6, *[None] * 8, 0.6]
+    assert found["reward of wrong"] == [0.3, *[None] * 8, 0.0]
+    (tmp_path / "none").mkdir()
+    assert earned(tmp_path / "none", 100) == {}
 
 
 def test_rl_arms_have_equal_policy_completions():
