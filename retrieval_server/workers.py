@@ -69,6 +69,16 @@ def _bound(family: int, kind: int, proto: int, address: Any, shared: bool) -> so
     return listener
 
 
+def _signal(child: Process, signum: signal.Signals) -> None:
+    """Send a signal to a child that asyncio waits for.
+
+    `Process.terminate` and `kill` look first whether the child has ended, and then collect its status, which
+    asyncio's own wait misses: it warns of an unknown child and reports 255.
+    """
+    with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
+        os.kill(child.pid, signum)
+
+
 class Group:
     """The parent of the workers."""
 
@@ -143,8 +153,7 @@ class Group:
                         f"retrieval_server: worker {number} has not moved for {row.beat_age_s:.0f} s; killed",
                         file=sys.stderr,
                     )
-                    with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
-                        self._running[f"worker {number}"].kill()
+                    _signal(self._running[f"worker {number}"], signal.SIGKILL)
 
     async def _stop(self, tasks: Sequence["asyncio.Future[Any]"]) -> None:
         """Ask all children to end, kill those that have not after `STOP_S` seconds."""
@@ -153,13 +162,12 @@ class Group:
         await asyncio.gather(*tasks, return_exceptions=True)
         children = [child for child in self._running.values() if child.returncode is None]
         for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                child.terminate()
+            _signal(child, signal.SIGTERM)
         ends = [asyncio.ensure_future(child.wait()) for child in children]
         if not ends:
             return
         await asyncio.wait(ends, timeout=STOP_S)
         for child in children:
             if child.returncode is None:
-                child.kill()
+                _signal(child, signal.SIGKILL)
         await asyncio.wait(ends)
