@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._raro_table import tenths
 from tests.support.measured import NUMBER, figure, result
 
 Claim = tuple[str, str, Callable[[], list[float]]]
@@ -33,9 +34,15 @@ def raro_earned() -> list[float]:
     return [*((1 - ties) * (1 - right) + 0.6 * ties for ties, right in pairs), *found["policy reward"]]
 
 
-def raro_curves(arm: str) -> list[list[float]]:
+def raro_curves(arm: str, file: str = "raro") -> list[list[float]]:
     """Accuracy of sampled answers, version by version, of each seed."""
-    return [list(run["curve"].values()) for run in result("raro")["runs"] if run["arm"] == arm]
+    return [list(run["curve"].values()) for run in result(file)["runs"] if run["arm"] == arm]
+
+
+def raro_tenths(figure_of_game: str) -> list[list[float]]:
+    """By seed, the means of the tenths of training at the reference values."""
+    runs = [run for run in result("raro_reference")["runs"] if run["arm"] == "raro"]
+    return [tenths([*run["game"][figure_of_game].values()]) for run in runs]
 
 
 def language_shares(drawn: bool) -> list[float]:

@@ -162,6 +162,14 @@ def raro_checks(row: Cells, file: str = "raro") -> list[Value]:
     return [one for ends in zip(found["first"], found["last"], strict=True) for one in ends]
 
 
+def raro_earned(row: Cells) -> list[Value]:
+    """Means over seeds in the first, second, fifth and last tenth."""
+    runs = [run["earned"] for run in result("raro_reference")["runs"] if run["arm"] == "raro"]
+    name, _, unit = row[0].partition(", ")
+    scale = 100.0 if unit == "percent" else 1.0
+    return [scale * float(np.mean([run[name][tenth] for run in runs])) for tenth in (0, 1, 4, 9)]
+
+
 def ppo(recipe: str, price: float, seed: int) -> dict[str, float]:
     wanted = {"recipe": recipe, "c_signal": price, "seed": seed}
     (found,) = (one for one in result("reputation")["learning"] if wanted.items() <= one.items())

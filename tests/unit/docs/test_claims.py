@@ -17,6 +17,7 @@ from tests.support.claims import (
     raro_earned,
     raro_ends,
     raro_game,
+    raro_tenths,
     speed,
     text_domain_ends,
 )
@@ -216,6 +217,41 @@ SENTENCES: dict[str, Claim] = OTHERS | {
         lambda: [
             *(result("raro")["table"]["sampled"]["gain ratio"][key] for key in ("ratio", "low", "high")),
             result("raro")["table"]["greedy"]["gain ratio"]["ratio"],
+        ],
+    ),
+    "RARO, gain ratio at the reference values": (
+        RARO,
+        r"values: sampled (\S+) \[(\S+), (\S+)\], greedy (\S+) \[(\S+), (\S+)\], "
+        r"where it was (\S+) and (\S+) with",
+        lambda: [
+            *(
+                result("raro_reference")["table"][way]["gain ratio"][key]
+                for way in ("sampled", "greedy")
+                for key in ("ratio", "low", "high")
+            ),
+            *(result("raro")["table"][way]["gain ratio"]["ratio"] for way in ("sampled", "greedy")),
+        ],
+    ),
+    "RARO, the policy's reward at the reference values": (
+        RARO,
+        r"from (\S+) and (\S+) in the second tenth to (\S+) and (\S+) in the last",
+        lambda: [tenth[at] for at in (1, -1) for tenth in raro_tenths("policy reward")],
+    ),
+    "RARO, the first quarter at the reference values": (
+        RARO,
+        r"after 1,664 completions RARO has (\S+) and (\S+) where\s+verifier RL has (\S+) and (\S+), because",
+        lambda: [curve[1] for arm in ("raro", "rlvr") for curve in raro_curves(arm, file="raro_reference")],
+    ),
+    "RARO, the distance at the reference values": (
+        RARO,
+        r"Later the distance is (\d+) to (\d+) points",
+        lambda: [
+            end(
+                verified - own
+                for pair in zip(*(raro_curves(arm, file="raro_reference") for arm in ("raro", "rlvr")))
+                for own, verified in [*zip(*pair)][2:]
+            )
+            for end in (min, max)
         ],
     ),
     "RARO, falling policy reward": (
