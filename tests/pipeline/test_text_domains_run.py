@@ -32,7 +32,7 @@ SLOW = pytest.mark.slow
         (
             "logic",
             ["dataset_loader_params={count: 8, test_count: 1}", f"+environments={PUZZLES}"],
-            4,
+            2,
             "score",
         ),
     ],
