@@ -242,6 +242,14 @@ SENTENCES: dict[str, Claim] = OTHERS | {
         r"after 1,664 completions RARO has (\S+) and (\S+) where\s+verifier RL has (\S+) and (\S+), because",
         lambda: [curve[1] for arm in ("raro", "rlvr") for curve in raro_curves(arm, file="raro_reference")],
     ),
+    "RARO, tokens at the reference values": (
+        RARO,
+        r"trains on (\d+) times the tokens of verifier RL",
+        lambda: [
+            result("raro_reference")["table"]["costs"]["raro"]["trained_tokens"]
+            / result("raro_reference")["table"]["costs"]["rlvr"]["trained_tokens"]
+        ],
+    ),
     "RARO, the distance at the reference values": (
         RARO,
         r"Later the distance is (\d+) to (\d+) points",
