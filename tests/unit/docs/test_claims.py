@@ -239,7 +239,8 @@ SENTENCES: dict[str, Claim] = OTHERS | {
     ),
     "RARO, the first quarter at the reference values": (
         RARO,
-        r"after 1,664 completions RARO has (\S+) and (\S+) where\s+verifier RL has (\S+) and (\S+)\. The critic",
+        r"after 1,664 completions RARO has (\S+) and (\S+) where\s+"
+        r"verifier RL has (\S+) and (\S+)\. The critic",
         lambda: [curve[1] for arm in ("raro", "rlvr") for curve in raro_curves(arm, file="raro_reference")],
     ),
     "RARO, tokens at the reference values": (
