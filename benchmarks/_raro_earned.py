@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from domains.raro.countdown import verify
-from pipelinerl.observe.viewer.source import RunSource
+from pipelinerl.observe.viewer.source import RunSource, evaluation_of
 
 PARTS = 10
 _QUESTION = re.compile(r"((?:\d+ )+)= (\d+)")
 _ANSWER = re.compile(r"<answer>([^<]*)</answer>")
-_EVALUATION = re.compile(r"-eval\d+-\d+$")
 
 
 def earned(out: Path, texts: int) -> dict[str, list[float | None]]:
@@ -24,7 +23,7 @@ def earned(out: Path, texts: int) -> dict[str, list[float | None]]:
     rewards = defaultdict[tuple[int, bool], list[float]](list)
     for group in RunSource(out).groups():
         for text in group:
-            if text["role"] != "policy" or text["masked"] or _EVALUATION.search(text["metadata"]["group_id"]):
+            if text["role"] != "policy" or text["masked"] or evaluation_of(text["metadata"]["group_id"]):
                 continue
             asked, answers = _QUESTION.search(text["text"]), _ANSWER.findall(text["text"])
             if asked is None:

@@ -11,8 +11,7 @@ arms have equal policy completions. Each run is evaluated with the exact verifie
 after the first (SFT: 4 at least). Runs that are finished are not repeated and interrupted ones go on, so the
 same command continues after a break; the table of what is there is written after every run (to `--result`,
 or table.json in `--out`), a figure at the end. `--parallel` runs at a time keep about three cores busy each.
-`--small` makes a smoke test of it. Other arms: no_replay, no_tie and half (the
-weights of `tiny`).
+`--small` makes a smoke test of it. Other arms: no_replay, no_tie and half (the weights of `tiny`).
 """
 
 import json

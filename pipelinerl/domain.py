@@ -190,9 +190,7 @@ def resolve_dotted(path: str, key: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         hint = "check the spelling or install it"
-        if (
-            str(error.name).partition(".")[0] == "tapeagents"
-        ):  # older files of upstream take two names from it
+        if str(error.name).partition(".")[0] == "tapeagents":  # in older files of upstream
             hint = "Prompt and TrainableLLM are in pipelinerl.llm, whatever else is used of it is not here"
         raise ConfigError(f"{key}={path}: no module named {error.name}; {hint}") from error
     except ImportError as error:

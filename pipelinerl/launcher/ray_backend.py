@@ -60,7 +60,7 @@ class _Agent:
         """Those of `HostAgent`, or none."""
         self._agent = HostAgent(*arguments) if arguments else None
 
-    def host(self, address: str) -> tuple[dict[str, Any], dict[str, str]]:
+    def host(self, address: str) -> tuple[dict[str, Any], Mapping[str, str]]:
         """Fields of `Host`, devices are those that Ray has given to this actor; and what is installed."""
         devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         return {**facts(address), "devices": tuple(devices)}, software()

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
@@ -187,7 +187,8 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
     return None
 
 
-def software() -> dict[str, str]:
+@cache  # the launcher compares each host with its own
+def software() -> Mapping[str, str]:
     """What has to be the same on every host of a run, with its version."""
     found = {"Python": platform.python_version(), "the code of pipelinerl": _digest(PACKAGE)}
     for name in COMPARED:
