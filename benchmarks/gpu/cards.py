@@ -4,6 +4,7 @@ import argparse
 import os
 from typing import Any
 
+import torch
 from transformers import Qwen3Config
 
 PROMPT = OUTPUT = 512
@@ -16,6 +17,12 @@ UPDATING = {"parity", "update", "failure"}
 """Rows in which weights travel."""
 SEVERAL_RANKS = "NCCL_MULTI_RANK_GPU_ENABLE"
 """With `1`, NCCL from 2.30 connects several processes on one card; without, it refuses them."""
+
+
+def visible_cards() -> list[str]:
+    """Ids of the cards to use: CUDA_VISIBLE_DEVICES, or all there are; those of two where there is none."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(one) for one in range(torch.cuda.device_count() or 2)]
 
 
 def nccl_cards() -> int:

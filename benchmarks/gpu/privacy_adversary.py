@@ -32,8 +32,8 @@ from benchmarks import arms
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, report, write_json
 from benchmarks._processes import Server, started
 from benchmarks.gpu import runs
+from benchmarks.gpu.cards import visible_cards
 from benchmarks.gpu.served import engine_argv, vllm_server
-from benchmarks.gpu.trl import cards
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.leakage import table
 from domains.privacy_hopqa.leakage.chat import ChatModel, Endpoint, Replies
@@ -58,6 +58,7 @@ from domains.privacy_hopqa.world import build, chains_of, world_config, world_st
 from pipelinerl.config import load_tree
 
 PORT, CONTEXT, REPLY_TOKENS = 18_300, 4096, 400
+KV_BYTES = 12 * 2**30
 UNPARSEABLE, CONTROL = 0.01, 0.02
 NAME = "bench"
 
@@ -159,8 +160,9 @@ def server_of(options: argparse.Namespace, index: int, model: Path) -> Server:
         ]
         return Server(argv, PORT + index, log)
     flags = {"load-format": "auto", "max-model-len": CONTEXT, "max-num-seqs": options.concurrency}
-    flags |= {"gpu-memory-utilization": 0.3, "enable-prefix-caching": ""}
-    ids = cards()
+    # A cache of its own size: the other adversary's memory, on the same card, is not taken for this one's.
+    flags |= {"gpu-memory-utilization": 0.3, "kv-cache-memory-bytes": KV_BYTES, "enable-prefix-caching": ""}
+    ids = visible_cards()
     argv = engine_argv(model, PORT + index, "file", flags, api_servers=4)
     return vllm_server(argv, ids[index % len(ids)], PORT + index, log)
 

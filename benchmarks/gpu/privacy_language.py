@@ -1,15 +1,17 @@
 """The privacy agent as a real language model: supervised start, then reinforcement learning by three rewards.
 
     python -m benchmarks.gpu.privacy_language [--model results/smollm2] [--hardware gpu|cpu] [--limit 560.0]
-        [--stages supervised arms] [--arms outcome situational penalty] [--seeds 0 1] [--steps 80]
+        [--stages supervised arms] [--skills policy adversary] [--arms outcome situational penalty]
+        [--seeds 0 1] [--steps 80]
         [--evaluations 2] [--chains 344] [--per-card 3] [--work results/gpu_privacy_language] [--out FILE]
         [key=value ...]
 
 `supervised` makes the policy: `--model` (a folder of `pipelinerl.pretrained smollm2`) imitates scripted play
-in the complete prompts; on another card the same model becomes the adversary that
-`benchmarks.gpu.privacy_adversary` asks. `arms` trains the policy on the world of each seed with each reward
-(`benchmarks.arms` says what the arms are), `--per-card` runs at a time on each card with engine and trainer
-together, and asks it about `--chains` held-out chains before, `--evaluations` times on the way and after.
+in the complete prompts; on another card, or after it, the same model becomes the adversary that
+`benchmarks.gpu.privacy_adversary` asks (`--skills` names one of the two). `arms` trains the policy on the
+world of each seed with each reward (`benchmarks.arms` says what the arms are), `--per-card` runs at a time on
+each card with engine and trainer together, and asks it about `--chains` held-out chains before,
+`--evaluations` times on the way and after.
 
 `--limit` seconds are for all stages of a call. What is finished is kept and not made again; what the limit
 ends goes on from its last state with the same command. Rows lie in `*_rows.json` beside the table (`--out`):
@@ -97,8 +99,8 @@ class Place:
 def supervised_tasks(place: Place) -> Iterator[Task]:
     """The policy's recipe, and the adversary's."""
     options = place.options
-    for name, preset in SKILLS.items():
-        out = options.work / name
+    for name in options.skills:
+        out, preset = options.work / name, SKILLS[name]
         command = [sys.executable, "-m", "pipelinerl.bootstrap", PRESET[0], preset]
         command += [
             f"hardware={options.hardware}",
@@ -218,7 +220,7 @@ def tasks_of(place: Place, stage: str) -> list[Task]:
 
 
 def main() -> int:
-    options = command_line(__doc__, stages=STAGES, arms=arms.ARMS)
+    options = command_line(__doc__, stages=STAGES, skills=SKILLS, arms=arms.ARMS)
     runs.leave_in_order()
     end = time.monotonic() + options.limit
     options.work, options.model = options.work.absolute(), options.model.absolute()

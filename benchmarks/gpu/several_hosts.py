@@ -41,10 +41,11 @@ from typing import Any
 
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, machine, report, write_json
 from benchmarks.gpu import runs
+from benchmarks.gpu.cards import visible_cards
 from benchmarks.gpu.node_hosts import INTERFACE, NodeHost, NodeHosts
 from benchmarks.gpu.runs import LimitedRun
 from benchmarks.gpu.steady import our_steps, steady
-from benchmarks.gpu.trl import cards, model_in, on_loopback, overrides
+from benchmarks.gpu.trl import model_in, on_loopback, overrides
 from benchmarks.gpu.trl_workload import WORKLOADS
 from pipelinerl.config.files import load
 from tests.support.network_hosts import RAY_PORT, NetworkHost, NetworkHosts, why_not
@@ -119,7 +120,7 @@ class Arm:
             return []
         each: list[str | None] = [None] if self.place == "ray" else [None, None]
         if self.gpu:
-            each = [",".join(cards())] if self.place == "ray" else list(cards())
+            each = [",".join(visible_cards())] if self.place == "ray" else list(visible_cards())
         ray = not self.name.endswith("_step")
         if self._on_nodes:
             return stack.enter_context(NodeHosts(each, ray)).hosts
@@ -297,7 +298,7 @@ def main() -> int:
         if files[number, name].is_file():
             rows.setdefault(name, []).append(json.loads(files[number, name].read_text()))
     settings = {"hardware": options.hardware, "workload": vars(workload), "no namespaces": no_namespaces()}
-    settings |= {"cards": cards() if gpu else [], "rounds": options.rounds, "skipped": SKIPPED}
+    settings |= {"cards": visible_cards() if gpu else [], "rounds": options.rounds, "skipped": SKIPPED}
     missed = report("gpu_several_hosts", figures_of(Found(rows), gpu), settings, out)
     write_json(out, json.loads(out.read_text()) | {"rows": rows, "cores": len(os.sched_getaffinity(0))})
     return 1 if missed or not set(options.arms or ARMS) <= set(rows) else 0

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._processes import stop
+from benchmarks.gpu.cards import visible_cards
 from benchmarks.gpu.runs import ENDED, POLL_S, STOP_S, LimitedRun, Terminated
-from benchmarks.gpu.trl import cards, on_loopback
+from benchmarks.gpu.trl import on_loopback
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def slots(hardware: str, shares: int) -> list[dict[str, str]]:
     base = on_loopback()
     if hardware == "cpu":
         return [base | {"OMP_NUM_THREADS": "1"}] * shares
-    return [base | {"CUDA_VISIBLE_DEVICES": card} for _ in range(shares) for card in cards()]
+    return [base | {"CUDA_VISIBLE_DEVICES": card} for _ in range(shares) for card in visible_cards()]
 
 
 def run_all(tasks: Sequence[Task], slots: Sequence[Mapping[str, str]], end: float, least_s: float) -> bool:

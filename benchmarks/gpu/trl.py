@@ -40,6 +40,7 @@ from typing import Any
 from benchmarks._figures import RESULTS, ROOT, Figure, at_least, command_line, machine, report, write_json
 from benchmarks._processes import Server, started
 from benchmarks.gpu import runs
+from benchmarks.gpu.cards import visible_cards
 from benchmarks.gpu.runs import LimitedRun
 from benchmarks.gpu.steady import EngineWatch, Step, our_steps, steady, trl_steps
 from benchmarks.gpu.trl_workload import WORKLOADS, Workload
@@ -184,7 +185,7 @@ class Trial:
         options += ["--url", f"http://127.0.0.1:{PORT}", "--steps", str(self.wanted)]
         env = on_loopback() | {"PYTHONPATH": os.pathsep.join([*filter(None, [path]), str(ROOT)])}
         if self.hardware == "gpu":
-            env |= {"CUDA_VISIBLE_DEVICES": cards()[1]}
+            env |= {"CUDA_VISIBLE_DEVICES": visible_cards()[1]}
         engine = self._engine(model)
         with started(engine):
             self._look_at(engine.url)
@@ -221,7 +222,7 @@ class Trial:
         # `vllm serve`, as TRL's documents have it.
         argv = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
         argv += [word for name, value in flags.items() for word in flag(name, value)]
-        return Server(argv, PORT, log, {**on_loopback(), **serve_env([cards()[0]])})
+        return Server(argv, PORT, log, {**on_loopback(), **serve_env([visible_cards()[0]])})
 
     def _look_at(self, url: str) -> None:
         self._watch = EngineWatch(url)
@@ -236,11 +237,6 @@ class Trial:
             run.stop()
             self.terminated = run.terminated
             print(f"{self.name}: ended after {run.seconds:.0f} s", flush=True)
-
-
-def cards() -> list[str]:
-    """The ids of the two cards."""
-    return (os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",")
 
 
 def on_loopback() -> dict[str, str]:

@@ -25,7 +25,8 @@ from pipelinerl.config.compose import compose
 
 def options(work: Path, **more: object) -> argparse.Namespace:
     given = {"hardware": "gpu", "work": work, "steps": 80, "evaluations": 3, "chains": 344, "overrides": []}
-    return argparse.Namespace(**given | {"seeds": [0, 1], "arms": ["outcome", "penalty"]} | more)
+    given |= {"skills": ["policy", "adversary"], "arms": ["outcome", "penalty"], "seeds": [0, 1]}
+    return argparse.Namespace(**given | more)
 
 
 @pytest.mark.parametrize("hardware", ["gpu", "cpu"])
