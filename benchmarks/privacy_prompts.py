@@ -4,8 +4,9 @@
 
 Scripted play on the held-out chains of the worlds that `benchmarks.gpu.privacy_language` evaluates on, with
 the settings of `+preset=privacy_hopqa_pretrained`: tokens of every prompt and answer by stage, chat template
-included; success and leakage (by the rules) of the imperfect script that a model imitates and of a careful
-one, with 95 % bootstrap intervals over chains.
+included; how many choices are among cards of which none is the right document; success and leakage (by the
+rules) of the imperfect script that a model imitates and of a careful one, with 95 % bootstrap intervals over
+chains.
 """
 
 import random
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._figures import RESULTS, Figure, at_most, command_line, report
-from domains.privacy_hopqa.agent.interfaces import Completion, Stage, StageRequest
+from domains.privacy_hopqa.agent.interfaces import ChooseContext, Completion, Stage, StageRequest
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.leakage.report import Secrets, rule_based
@@ -60,19 +61,27 @@ def played(
         yield chain, model, right, rule_based(episode.web_queries, secrets).headline
 
 
+def without_gold(chain: Chain, model: Heard) -> list[bool]:
+    """Of each choice, whether the right document is not among the cards."""
+    asked = [one.context for one, _ in model.calls if isinstance(one.context, ChooseContext)]
+    gold = [chain.hop(one.view.hop_number).gold_values for one in asked]
+    return [{card.doc_id for card in one.cards}.isdisjoint(of) for one, of in zip(asked, gold, strict=True)]
+
+
 def figures_of(tokenizer: Any, settings: PrivacyHopQASettings, options: Any) -> Iterator[Figure]:
     """Lengths by stage of the imperfect script, then what each script reaches."""
     prompts: dict[Stage, list[int]] = defaultdict(list)
     answers: dict[Stage, list[int]] = defaultdict(list)
     reached: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
-    rollouts = 0
+    rollouts, hopeless = 0, list[bool]()
     for script in SCRIPTS:
         for seed in options.seeds:
-            for _, model, right, leak in played(settings, script, seed, options.chains):
+            for chain, model, right, leak in played(settings, script, seed, options.chains):
                 reached[script].append((right, leak))
                 if script != "imperfect":
                     continue
                 rollouts += 1
+                hopeless += without_gold(chain, model)
                 for request, answer in model.calls:
                     text = render_chat(tokenizer, request.prompt.messages)
                     prompts[request.stage].append(len(encode(tokenizer, text)))
@@ -85,6 +94,7 @@ def figures_of(tokenizer: Any, settings: PrivacyHopQASettings, options: Any) -> 
         yield at_most(f"{stage}: prompt, longest", max(lengths), "tokens", limit - margin - cap)
         yield Figure(f"{stage}: answer, mean", float(np.mean(answers[stage])), "tokens")
         yield at_most(f"{stage}: answer, longest", max(answers[stage]), "tokens", cap)
+    yield Figure("choices without the right document", float(np.mean(hopeless)), "share")
     yield Figure("prompts of a rollout", sum(map(sum, prompts.values())) / rollouts, "tokens")
     for script, pairs in reached.items():
         for column, metric in enumerate(("success", "leakage")):

@@ -64,14 +64,17 @@ class Mixture:
     """A choice of the first card whatever it says."""
     any_card: float = 0.10
     """A choice of any card."""
+    any_when_absent: bool = True
+    """Where the gold document is not among the cards: any of them, or else the first."""
 
 
 CAREFUL = Mixture(web_leaky=0.0, web_weak=0.0, local_weak=0.0, wrong_source=0.0, first_card=0.0, any_card=0.0)
 """Right wherever it can be, and without any private value in a query."""
-MIXTURES = {"compact": Mixture(), "full": Mixture(any_card=0.05)}
+MIXTURES = {"compact": Mixture(), "full": Mixture(first_card=0.35, any_card=0.0, any_when_absent=False)}
 """By prompt set, such that play succeeds in half to three quarters of the chains and leaks in about a third.
 
-A card at random is rare in the complete prompts: who imitates it draws tokens of long names, and mixes them.
+No card is chosen at random in the complete prompts, where names have many tokens: who imitates that draws
+each token from the names of all cards, and ends with a name that none of them has.
 """
 
 
@@ -162,7 +165,7 @@ class ScriptedModel:
         self._cards.setdefault(hop.number, set()).update(ids)
         gold = next((index for index, doc in enumerate(ids) if doc in hop.gold_values), None)
         draw, odds = self.random.random(), self.mixture
-        if draw < odds.first_card:
+        if draw < odds.first_card or (gold is None and not odds.any_when_absent):
             choice = 0
         elif draw < odds.first_card + odds.any_card or gold is None:
             choice = self.random.randrange(len(ids))

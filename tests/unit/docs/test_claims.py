@@ -171,6 +171,18 @@ SENTENCES: dict[str, Claim] = OTHERS | {
             for version in ("0", "30720")
         ],
     ),
+    "SmolLM2, its second start": (
+        PRIVACY,
+        r"where the right document is not among the cards \((\S+) %\), the start had (\S+), (\S+) and (\S+)\n"
+        r"[^:]+: the first two goals are met, but (\S+) of the rollouts",
+        lambda: [
+            100 * figure("privacy_prompts", "choices without the right document"),
+            *(
+                result("gpu_privacy_start")["mean"][metric]
+                for metric in ("success", "leak", "well_formed", "doc_choose_errors_invalid_ids")
+            ),
+        ],
+    ),
     "arms, leakage of outcome rewards": (
         PRIVACY,
         r"makes the agent leak more than it did \((\S+) \[(\S+), (\S+)\], paired\)",

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from benchmarks.privacy_prompts import Heard
-from domains.privacy_hopqa.agent.interfaces import Stage
+from domains.privacy_hopqa.agent.interfaces import ChooseContext, Stage
 from domains.privacy_hopqa.agent.stages import parse_read, read_reply
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.leakage.report import Secrets, rule_based
@@ -95,6 +95,21 @@ def test_documents_are_chosen_by_their_own_ids():
     for one in kinds("clean", "choose"):
         (name,) = read_reply(one.completion, Stage.CHOOSE)[0]["selected_doc_ids"]
         assert f'{{"doc_id": "{name}"' in one.prompt
+
+
+def test_no_card_is_drawn_at_random() -> None:
+    """A name of many tokens is imitated well only where it can be foreseen: the first card's or the gold's."""
+    store, places = world_store(world()), set[str]()
+    for index, chain in enumerate(chains_of(world(), "train")):
+        model = Heard(chain, "mixture", random.Random(index), "full", MIXTURES["full"])
+        simulate(chain, store, settings(), model)
+        for request, answer in model.calls:
+            if isinstance(request.context, ChooseContext):
+                (name,) = read_reply(answer, Stage.CHOOSE)[0]["selected_doc_ids"]
+                gold = chain.hop(request.context.view.hop_number).gold_values
+                first = name == request.context.cards[0].doc_id
+                places.add("first" if first else "gold" if name in gold else "other")
+    assert places == {"first", "gold"}
 
 
 def test_a_reading_is_justified_by_the_sentence_that_the_question_is_about():
