@@ -246,13 +246,14 @@ SENTENCES: dict[str, Claim] = OTHERS | {
     ),
     "RARO, the policy's reward at the reference values": (
         RARO,
-        r"from (\S+) and (\S+) in the second tenth to (\S+) and (\S+) in the last",
-        lambda: [tenth[at] for at in (1, -1) for tenth in raro_tenths("policy reward")],
+        r"from (\S+), (\S+) and (\S+) in the second tenth to (\S+), (\S+) and (\S+) in the ninth "
+        r"\((\S+), (\S+) and (\S+) in the\s+last",
+        lambda: [tenth[at] for at in (1, 8, 9) for tenth in raro_tenths("policy reward")],
     ),
     "RARO, the first quarter at the reference values": (
         RARO,
-        r"after 1,664 completions RARO has (\S+) and (\S+) where\s+"
-        r"verifier RL has (\S+) and (\S+)\. The critic",
+        r"after 1,664 completions RARO has (\S+), (\S+) and (\S+)\s+"
+        r"where verifier RL has (\S+), (\S+) and (\S+)\. The critic",
         lambda: [curve[1] for arm in ("raro", "rlvr") for curve in raro_curves(arm, file="raro_reference")],
     ),
     "RARO, tokens at the reference values": (
@@ -265,7 +266,7 @@ SENTENCES: dict[str, Claim] = OTHERS | {
     ),
     "RARO, the distance at the reference values": (
         RARO,
-        r"Later the distance is (\d+) to (\d+) points",
+        r"Later the distance is (\S+) to (\d+) points",
         lambda: [
             end(
                 verified - own
