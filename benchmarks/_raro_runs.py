@@ -42,10 +42,27 @@ class Step:
     """Of the policy, or expert answers of more SFT."""
     verdicts: int
     """Of a critic group."""
+    attempts: int | None = None
+    """Of a question in RL arms, whose steps are then sampled one ahead; None leaves both to the preset."""
 
     def texts(self, arm: Arm) -> int:
         """Training texts that the completions bring, with the verdicts on each of them."""
         return self.completions * (1 + arm.critic_groups * self.verdicts)
+
+    def overrides(self, arm: Arm) -> list[str]:
+        """What makes a run of the arm take such steps."""
+        texts = self.texts(arm)
+        given = [f"finetune.gradient_accumulation_passes={texts}"]
+        if arm.critic_groups:
+            given.append(f"raro.critic_group_size={self.verdicts}")
+        if self.attempts is not None and not arm.best_validation:
+            given += [
+                f"finetune.attempts={self.attempts}",
+                f"max_lag={texts}",
+                f"preprocess.ring_buffer_size={2 * texts}",
+                f"preprocess.max_ready_samples_per_lead={texts}",
+            ]
+        return given
 
     def by_completions(self, arm: Arm, curve: Series, scale: float = 1.0) -> dict[str, float]:
         """A curve over trained texts as one over policy completions."""

@@ -46,28 +46,12 @@ class Game:
     step: Step
     result: Path
     """Where the table of all three arms is kept."""
-    attempts: int | None = None
-    """Of a question in RL arms, whose steps are then sampled one ahead; None leaves both to the preset."""
-
-    def overrides(self, arm: Arm) -> list[str]:
-        """What an arm needs beside its preset."""
-        texts, given = self.step.texts(arm), [f"finetune.gradient_accumulation_passes={self.step.texts(arm)}"]
-        if arm.critic_groups:
-            given.append(f"raro.critic_group_size={self.step.verdicts}")
-        if self.attempts is not None and not arm.best_validation:
-            given += [
-                f"finetune.attempts={self.attempts}",
-                f"max_lag={texts}",
-                f"preprocess.ring_buffer_size={2 * texts}",
-                f"preprocess.max_ready_samples_per_lead={texts}",
-            ]
-        return given
 
 
 GAMES = {
     "tiny": Game(arms_of("raro_tiny"), Step(completions=64, verdicts=2), RESULTS / "raro.json"),
     "reference": Game(
-        arms_of("raro"), Step(completions=64, verdicts=16), RESULTS / "raro_reference.json", attempts=16
+        arms_of("raro"), Step(completions=64, verdicts=16, attempts=16), RESULTS / "raro_reference.json"
     ),
 }
 
@@ -97,7 +81,7 @@ def command(plan: Plan, name: str, seed: int) -> list[str]:
         f"eval_every_n_versions={max(1, -(-plan.steps // evaluations)) * plan.game.step.texts(arm)}",
         "test_dataset_names=[val,test]",
         f"raro.data.countdown.sizes={{{sizes}}}",
-        *plan.game.overrides(arm),
+        *plan.game.step.overrides(arm),
         *arm.overrides,
         *plan.overrides,
     ]

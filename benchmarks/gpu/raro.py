@@ -56,7 +56,6 @@ class Setting:
     """Optimizer steps of the RL arms."""
     sft_steps: int
     sizes: dict[str, int]
-    attempts: int = ATTEMPTS
     evaluations: int = 4
     sft_evaluations: int = 12
     overrides: tuple[str, ...] = ()
@@ -67,7 +66,7 @@ class Setting:
 
 LENGTHS = ("raro.max_answer_tokens=8", "raro.max_question_tokens=40")
 ON_CARDS = Setting(
-    step=Step(completions=4 * ATTEMPTS, verdicts=16),
+    step=Step(completions=4 * ATTEMPTS, verdicts=16, attempts=ATTEMPTS),
     steps=100,
     sft_steps=800,
     sizes={"train": 8000, "val": 300, "test": 1000},
@@ -83,11 +82,10 @@ ON_CARDS = Setting(
     sft_overrides=("finetune.learning_rate=5e-5", "finetune.lr_scheduler_type=cosine"),
 )
 REHEARSED = Setting(
-    step=Step(completions=8, verdicts=2),
+    step=Step(completions=8, verdicts=2, attempts=4),
     steps=2,
     sft_steps=4,
     sizes={"train": 40, "val": 4, "test": 4},
-    attempts=4,
     evaluations=1,
     sft_evaluations=2,
     overrides=(
@@ -131,7 +129,7 @@ class Plan:
         return [key for key in queue if not self.is_finished(*key)]
 
     def overrides(self, name: str, seed: int) -> list[str]:
-        """A run's configuration; `slot` counts those that may run at the same time."""
+        """A run's configuration."""
         arm, setting = ARMS[name], self.setting
         texts, steps = setting.step.texts(arm), self.steps(arm)
         times = setting.sft_evaluations if arm.best_validation else setting.evaluations
@@ -142,22 +140,18 @@ class Plan:
             f"model_path={self.start}",
             f"seed={seed}",
             f"finetune.max_train_steps={steps}",
-            f"finetune.gradient_accumulation_passes={texts}",
             f"finetune.save_checkpoint_steps={max(1, steps // 8)}",
             "finetune.keep_intermediate_checkpoints=false",
             f"eval_every_n_versions={every}",
             "test_dataset_names=[val,test]",
-            f"preprocess.max_ready_samples_per_lead={texts}",
+            *setting.step.overrides(arm),
             *(self.on_a_card() if self.hardware == "gpu" else ()),
             *self.questions(),
             *setting.overrides,
         ]
         if arm.best_validation:  # nothing is sampled between two evaluations
-            own += ["max_lag=null", f"finetune.weight_update_interval={every}", *setting.sft_overrides]
-        else:
-            own += [f"max_lag={texts}", f"finetune.attempts={setting.attempts}"]
-        if arm.critic_groups:
-            own.append(f"raro.critic_group_size={setting.step.verdicts}")
+            own += ["max_lag=null", f"finetune.weight_update_interval={every}"]
+            own += [f"preprocess.max_ready_samples_per_lead={texts}", *setting.sft_overrides]
         return [*own, *arm.overrides, *self.given]
 
     def on_a_card(self) -> list[str]:

@@ -260,7 +260,10 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         1,
         partial(raro_seeds, file="raro_reference"),
     ),
-    (RARO, "check, reference values | seed 0 | seed 1 | seed 2"): (1, partial(raro_checks, file="raro_reference")),
+    (RARO, "check, reference values | seed 0 | seed 1 | seed 2"): (
+        1,
+        partial(raro_checks, file="raro_reference"),
+    ),
     (RARO, "answers, means over seeds | first tenth | second | fifth | last"): (1, raro_earned),
     (REPUTATION, "training seed | base | strong"): (1, ppo_seeds),
     (REPUTATION, "`c_signal` | 0.65 | 0.75 | 0.8"): (1, ppo_prices),

@@ -98,7 +98,7 @@ def test_documents_are_chosen_by_their_own_ids():
 
 
 def test_no_card_is_drawn_at_random() -> None:
-    """A name of many tokens is imitated well only where it can be foreseen: the first card's or the gold's."""
+    """A name of many tokens is imitated well only where it can be foreseen: the first one, or the gold's."""
     store, places = world_store(world()), set[str]()
     for index, chain in enumerate(chains_of(world(), "train")):
         model = Heard(chain, "mixture", random.Random(index), "full", MIXTURES["full"])
