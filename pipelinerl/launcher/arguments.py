@@ -16,7 +16,7 @@ USAGE = """usage: python -m pipelinerl.launch [+domain=NAME | --config-name NAME
   validate=true         stop after validation
   force_restart=true    start over in the same folder
   --cfg job             print the composed configuration and stop
-  --plain               a line of progress a minute, for logs
+  --plain               a line of progress a minute, from the start and also on a terminal
   DRY_RUN=1             (environment) write every start.sh, start nothing"""
 
 OPTIONS = ("--config-name", "--config-dir", "--cfg", "--plain", "--help")

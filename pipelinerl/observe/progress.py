@@ -22,6 +22,8 @@ from pipelinerl.run_state.accounting import Outcome, RolloutAccounting, RolloutC
 _NOTABLE_WAIT_S = 5.0
 _LONGEST_WAITS = 3
 PLAIN_EVERY_S = 60.0
+# Of the time that has passed, between two lines of a log: some 130 of them in the first hour.
+_LOG_SHARE = 0.05
 _SHOWN = {
     "actor/test_success_mean": "test success {:.2f}",
     "actor/output_tokens_per_second": "{:.0f} tok/s",
@@ -94,8 +96,9 @@ def notable_waits(status: dict[str, dict[str, Any]]) -> list[str]:
 class ProgressDisplay(Closing):
     """Shows the status line: in place on a terminal, else as plain lines when something changed.
 
-    `target_texts` is what the run will train on, if known. `plain`: a line a minute, also on a terminal, for
-    logs that people keep. Raises DamagedLine for the accounting.
+    Those come ever less often, until they are a minute apart. `plain`: a line a minute from the start, also
+    on a terminal. `target_texts` is what the run will train on, if known. Raises DamagedLine for the
+    accounting.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class ProgressDisplay(Closing):
         self._latest: dict[str, Any] = {}
         self._console = console or Console(soft_wrap=True, highlight=False)
         self._shown = ""
-        self._plain, self._next_plain = plain, self._start
+        self._plain, self._next = plain, self._start
         self._live: Live | None = None
         if self._console.is_terminal and not plain:
             self._live = Live(Text(""), console=self._console, auto_refresh=False, transient=True)
@@ -134,14 +137,15 @@ class ProgressDisplay(Closing):
 
     def tick(self) -> None:
         """Show the current line."""
-        if self._plain:
-            if (now := time.monotonic()) < self._next_plain:
-                return
-            self._next_plain = now + PLAIN_EVERY_S
-        line = self.line()
         if self._live is not None:
-            self._live.update(Text(line), refresh=True)
-        elif line.partition(" | ")[2] != self._shown:
+            self._live.update(Text(self.line()), refresh=True)
+        elif (now := time.monotonic()) >= self._next:
+            self._next = now + (PLAIN_EVERY_S if self._plain else _pause_s(now - self._start))
+            self._print_changed()
+
+    def _print_changed(self) -> None:
+        line = self.line()
+        if line.partition(" | ")[2] != self._shown:
             self._shown = line.partition(" | ")[2]
             self._console.print(line, markup=False)
 
@@ -154,6 +158,9 @@ class ProgressDisplay(Closing):
         if self._live is not None:
             self._live.stop()
             self._live = None
-        elif not self._plain:  # every change has been printed
-            return
-        self._console.print(self.line(), markup=False)
+        self._print_changed()
+
+
+def _pause_s(elapsed_s: float) -> float:
+    """Before the next line of a log."""
+    return min(_LOG_SHARE * elapsed_s, PLAIN_EVERY_S)

@@ -282,6 +282,22 @@ def test_plain_progress_is_a_line_a_minute(tmp_path: Path, monkeypatch: pytest.M
     assert out.getvalue().splitlines() == [*shown, "2:08 | rollouts 65: 65 open"]  # the last: how it ended
 
 
+def test_lines_of_a_log_come_ever_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, now, at = io.StringIO(), [100.0], list[int]()
+    monkeypatch.setattr("pipelinerl.observe.progress.time.monotonic", lambda: now[0])
+    with ProgressDisplay(tmp_path, console=Console(file=out, soft_wrap=True)) as display:
+        lines = iter(f"0:00 | {number}" for number in range(10_000))
+        monkeypatch.setattr(display, "line", lambda: next(lines))
+        for second in range(0, 3600, 2):
+            now[0] = 100.0 + second
+            before = out.tell()
+            display.tick()
+            at += [second] if out.tell() > before else []
+    gaps = [after - before for before, after in zip(at, at[1:])]
+    assert gaps[:10] == [2] * 10 and gaps == sorted(gaps) and max(gaps) == gaps[-1] == 60
+    assert 100 < len(at) < 160
+
+
 def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
     out = io.StringIO()
     with ProgressDisplay(tmp_path, console=Console(file=out, force_terminal=True, width=100)) as display:
