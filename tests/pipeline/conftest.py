@@ -18,9 +18,10 @@ import pytest
 from pipelinerl.base.ports import is_free
 from pipelinerl.config import load
 from pipelinerl.observe.history import read_metrics
-from pipelinerl.run_state.accounting import RolloutCounts, reconcile
+from pipelinerl.run_state.accounting import Outcome, RolloutCounts, reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream
 from pipelinerl.weights.wire import shared_directory
+from tests.support.metric_tables import check_run
 from tests.support.processes import bound, command_line
 from tests.support.tiny_model import build_tokenizer, causal_lm
 
@@ -133,6 +134,16 @@ class LauncherProcess:
         counts = reconcile(self.output_dir)
         assert counts.adds_up, "\n".join(counts.lines())
         return counts
+
+    def trained(self, steps: int, evaluated: int) -> set[str]:
+        """It completes so many steps and asks so many problems before and after; the names of its figures."""
+        assert self.wait() == 0, self.err
+        assert self.summary()["completed_steps"] == steps and not self.children()
+        counts = self.counts()
+        assert counts.eval_started == 2 * evaluated == counts.eval_ends[Outcome.EVAL_DONE]
+        check_run(self.output_dir)
+        records = (read_metrics(self.output_dir, role) for role in ("actor", "finetune"))
+        return {name for found in records for record in found for name in record}
 
     def leaves_nothing(self, processes: list[psutil.Process], deadline_s: float = GONE_S) -> None:
         """Every process of the run ends, its ports are free again and so is its shared memory."""

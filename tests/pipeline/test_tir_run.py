@@ -2,10 +2,7 @@
 
 import pytest
 
-from pipelinerl.observe.history import read_metrics
-from pipelinerl.run_state.accounting import Outcome
 from tests.pipeline.conftest import Start
-from tests.support.metric_tables import check_run
 from tests.support.sandbox_needed import need_a_sandbox
 
 SIZES = [
@@ -27,11 +24,5 @@ def what_it_needs() -> None:
 
 @pytest.mark.slow
 def test_mathematics_with_a_tool_trains(start: Start) -> None:
-    run = start("+domain=tir", *SIZES)
-    assert run.wait() == 0, run.err
-    assert run.summary()["completed_steps"] == 1 and not run.children()
-    counts = run.counts()
-    assert counts.eval_started == 2 * 8 == counts.eval_ends[Outcome.EVAL_DONE]
-    check_run(run.output_dir)
-    names = {name for record in read_metrics(run.output_dir, "actor") for name in record}
+    names = start("+domain=tir", *SIZES).trained(steps=1, evaluated=8)
     assert {"actor/num_python_calls_mean", "actor/python_errors_mean"} <= names, sorted(names)

@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -293,7 +294,7 @@ def test_lines_of_a_log_come_ever_less_often(tmp_path: Path, monkeypatch: pytest
             before = out.tell()
             display.tick()
             at += [second] if out.tell() > before else []
-    gaps = [after - before for before, after in zip(at, at[1:])]
+    gaps = [after - before for before, after in pairwise(at)]
     assert gaps[:10] == [2] * 10 and gaps == sorted(gaps) and max(gaps) == gaps[-1] == 60
     assert 100 < len(at) < 160
 
