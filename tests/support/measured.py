@@ -154,6 +154,15 @@ def raro_seeds(row: Cells, file: str = "raro") -> list[Value]:
     return [run[when][way] for run in runs for way in ("sampled", "greedy")]
 
 
+def raro_ablations(row: Cells) -> list[Value]:
+    """Of seed 0: at the end by both ways, sampled after a quarter, and what was trained on."""
+    arm = {"RARO": "raro", "without ties": "no_tie", "without replay": "no_replay"}[row[0]]
+    runs = result("raro_reference")["runs"]
+    (run,) = (run for run in runs if (run["arm"], run["seed"]) == (arm, 0))
+    quarter = list(run["curve"].values())[1]
+    return [run["after"]["sampled"], run["after"]["greedy"], quarter, run["trained_tokens"]]
+
+
 def raro_checks(row: Cells, file: str = "raro") -> list[Value]:
     name, _, what = row[0].partition(",")
     found = result(file)["table"]["game"]["raro"][name]

@@ -53,6 +53,7 @@ from tests.support.measured import (
     pretrained_seed,
     prompts,
     raro,
+    raro_ablations,
     raro_checks,
     raro_earned,
     raro_seeds,
@@ -263,6 +264,13 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     (RARO, "check, reference values | seed 0 | seed 1 | seed 2"): (
         1,
         partial(raro_checks, file="raro_reference"),
+    ),
+    (
+        RARO,
+        "ablation, reference values, seed 0 | sampled | greedy | sampled after a quarter | trained tokens",
+    ): (
+        1,
+        raro_ablations,
     ),
     (RARO, "answers, means over seeds | first tenth | second | fifth | last"): (1, raro_earned),
     (REPUTATION, "training seed | base | strong"): (1, ppo_seeds),
