@@ -156,7 +156,8 @@ def raro_seeds(row: Cells, file: str = "raro") -> list[Value]:
 
 def raro_ablations(row: Cells) -> list[Value]:
     """Of seed 0: at the end by both ways, sampled after a quarter, and what was trained on."""
-    arm = {"RARO": "raro", "without ties": "no_tie", "without replay": "no_replay"}[row[0]]
+    named = {"RARO": "raro", "without ties": "no_tie", "without replay": "no_replay"}
+    arm = (named | {"weights of 1/2 each": "half"})[row[0]]
     runs = result("raro_reference")["runs"]
     (run,) = (run for run in runs if (run["arm"], run["seed"]) == (arm, 0))
     quarter = list(run["curve"].values())[1]

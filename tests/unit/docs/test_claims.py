@@ -256,9 +256,17 @@ SENTENCES: dict[str, Claim] = OTHERS | {
         r"where verifier RL has (\S+), (\S+) and (\S+)\. The critic",
         lambda: [curve[1] for arm in ("raro", "rlvr") for curve in raro_curves(arm, file="raro_reference")],
     ),
+    "RARO, weights of one half at the reference values": (
+        RARO,
+        r"with weights of 1/2 each \(the arm `half`\) seed 0 has (\S+) there, and (\S+) instead of (\S+)\s",
+        lambda: [
+            *(raro_curves("half", file="raro_reference")[0][at] for at in (1, -1)),
+            raro_curves("raro", file="raro_reference")[0][-1],
+        ],
+    ),
     "RARO, tokens at the reference values": (
         RARO,
-        r"trains on (\d+) times the tokens of verifier RL",
+        r"trains on (\d+) times the tokens of verifier\s+RL",
         lambda: [
             result("raro_reference")["table"]["costs"]["raro"]["trained_tokens"]
             / result("raro_reference")["table"]["costs"]["rlvr"]["trained_tokens"]
