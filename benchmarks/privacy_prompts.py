@@ -73,7 +73,7 @@ def figures_of(tokenizer: Any, settings: PrivacyHopQASettings, options: Any) -> 
     prompts: dict[Stage, list[int]] = defaultdict(list)
     answers: dict[Stage, list[int]] = defaultdict(list)
     reached: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
-    rollouts, hopeless = 0, list[bool]()
+    rollouts, absent = 0, list[bool]()
     for script in SCRIPTS:
         for seed in options.seeds:
             for chain, model, right, leak in played(settings, script, seed, options.chains):
@@ -81,7 +81,7 @@ def figures_of(tokenizer: Any, settings: PrivacyHopQASettings, options: Any) -> 
                 if script != "imperfect":
                     continue
                 rollouts += 1
-                hopeless += without_gold(chain, model)
+                absent += without_gold(chain, model)
                 for request, answer in model.calls:
                     text = render_chat(tokenizer, request.prompt.messages)
                     prompts[request.stage].append(len(encode(tokenizer, text)))
@@ -94,7 +94,7 @@ def figures_of(tokenizer: Any, settings: PrivacyHopQASettings, options: Any) -> 
         yield at_most(f"{stage}: prompt, longest", max(lengths), "tokens", limit - margin - cap)
         yield Figure(f"{stage}: answer, mean", float(np.mean(answers[stage])), "tokens")
         yield at_most(f"{stage}: answer, longest", max(answers[stage]), "tokens", cap)
-    yield Figure("choices without the right document", float(np.mean(hopeless)), "share")
+    yield Figure("choices without the right document", float(np.mean(absent)), "share")
     yield Figure("prompts of a rollout", sum(map(sum, prompts.values())) / rollouts, "tokens")
     for script, pairs in reached.items():
         for column, metric in enumerate(("success", "leakage")):

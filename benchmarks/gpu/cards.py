@@ -4,8 +4,9 @@ import argparse
 import os
 from typing import Any
 
-import torch
 from transformers import Qwen3Config
+
+from pipelinerl.config.detect import visible_devices
 
 PROMPT = OUTPUT = 512
 CONTEXT = PROMPT + OUTPUT + 16
@@ -20,9 +21,8 @@ SEVERAL_RANKS = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
 def visible_cards() -> list[str]:
-    """Ids of the cards to use: CUDA_VISIBLE_DEVICES, or all there are; those of two where there is none."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(one) for one in range(torch.cuda.device_count() or 2)]
+    """Ids of the cards that the launcher would use; those of two where there is none."""
+    return visible_devices() or ["0", "1"]
 
 
 def nccl_cards() -> int:

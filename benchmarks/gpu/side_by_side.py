@@ -47,7 +47,8 @@ def slots(hardware: str, shares: int) -> list[dict[str, str]]:
     base = on_loopback()
     if hardware == "cpu":
         return [base | {"OMP_NUM_THREADS": "1"}] * shares
-    return [base | {"CUDA_VISIBLE_DEVICES": card} for _ in range(shares) for card in visible_cards()]
+    cards = visible_cards()
+    return [base | {"CUDA_VISIBLE_DEVICES": card} for _ in range(shares) for card in cards]
 
 
 def run_all(tasks: Sequence[Task], slots: Sequence[Mapping[str, str]], end: float, least_s: float) -> bool:

@@ -268,10 +268,7 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     (
         RARO,
         "ablation, reference values, seed 0 | sampled | greedy | sampled after a quarter | trained tokens",
-    ): (
-        1,
-        raro_ablations,
-    ),
+    ): (1, raro_ablations),
     (RARO, "answers, means over seeds | first tenth | second | fifth | last"): (1, raro_earned),
     (REPUTATION, "training seed | base | strong"): (1, ppo_seeds),
     (REPUTATION, "`c_signal` | 0.65 | 0.75 | 0.8"): (1, ppo_prices),
