@@ -76,6 +76,11 @@ class Run:
         """Whether its first evaluation is that of the start; one that is lost is not made again."""
         return self.texts[0] == 0
 
+    @property
+    def between(self) -> bool:
+        """Whether it was evaluated between its first and its last evaluation."""
+        return len(self.texts) > 2
+
     def until(self, texts: int) -> "Run":
         """Only the evaluations of models trained on at most so many texts."""
         kept = [i for i, n in enumerate(self.texts) if n <= texts]
@@ -157,7 +162,8 @@ def with_a_start(runs: Runs) -> list[str]:
 def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
     """The orders that the arms are to show: whether each holds, and the figures that decide it.
 
-    Of an arm in which a run has lost its start nothing that asks for the start is decided.
+    Of an arm in which a run has lost its start nothing that asks for the start is decided; how soon a success
+    is reached (O3) only of runs that were evaluated on the way.
     """
     found: dict[str, tuple[bool, str]] = {}
     begun = with_a_start(runs)
@@ -166,7 +172,7 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         found["O1 outcome raises success"] = change.low > 0, shown
         change, shown = against(runs, "outcome", None, "leak")
         found["O2 outcome raises leakage"] = change.low > 0, shown
-    if {"outcome", "situational"} <= {*begun}:
+    if {"outcome", "situational"} <= {*begun} and all(run.between for run in runs["situational"].values()):
         shares = []
         for seed, run in runs["outcome"].items():
             target = run.curve("success")[-1]
@@ -225,6 +231,12 @@ def table(runs: Runs) -> dict[str, dict[str, Any]]:
     return rows
 
 
+def shared_texts(runs: Sequence[Run]) -> list[int]:
+    """Where the first run was evaluated, of what all were trained on; other curves are interpolated there."""
+    begin, end = max(run.texts[0] for run in runs), min(run.texts[-1] for run in runs)
+    return sorted({begin, end, *(n for n in runs[0].texts if begin < n < end)})
+
+
 def draw(runs: Runs, path: Path) -> None:
     """Success and leakage on held-out chains over trained texts: a line per arm, a thin one per seed."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharex=True)
@@ -233,8 +245,7 @@ def draw(runs: Runs, path: Path) -> None:
             style: dict[str, Any] = {"color": COLOURS[index], "linestyle": DASHES[index]}
             for run in seeds.values():
                 axis.plot(run.texts, run.curve(metric), alpha=0.3, linewidth=0.8, **style)
-            begin = max(run.texts[0] for run in seeds.values())
-            texts = np.linspace(begin, min(run.texts[-1] for run in seeds.values()), 8)
+            texts = shared_texts(list(seeds.values()))
             mean = np.mean([np.interp(texts, run.texts, run.curve(metric)) for run in seeds.values()], axis=0)
             axis.plot(texts, mean, marker=MARKERS[index], label=arm, linewidth=2, **style)
         axis.set(xlabel="texts trained on", ylabel=f"{metric}, held-out chains", ylim=(0, 1))

@@ -181,6 +181,8 @@ def figures_of(rows: dict[str, Any]) -> Iterator[Figure]:
         yield at_least(f"start: {metric}", found[metric].mean, "share", low)
         if high is not None:
             yield at_most(f"start: {metric}, not above", found[metric].mean, "share", high)
+    if (left := leakage_left(rows)) is not None:
+        yield at_most("penalty: leakage at the end, of the start's", left, "share", 1 / 3)
     for name, row in rows.items():
         rate = (row.get("rates") or {}).get("trained_texts_per_second")
         if rate is not None:
@@ -194,6 +196,15 @@ def start_of(rows: dict[str, Any]) -> dict[str, Interval]:
     asked = [values for texts, values in first if texts == 0]
     pooled = {m: np.concatenate([known(values.get(m, [])) for values in asked]) for m in METRICS if asked}
     return {metric: bootstrap(values) for metric, values in pooled.items() if len(values)}
+
+
+def leakage_left(rows: dict[str, Any]) -> float | None:
+    """What the penalty leaves of the leakage, over the chains of its finished runs; None without one."""
+    runs_of = [row["evaluations"] for name, row in rows.items() if name.startswith("penalty_")]
+    ends = [
+        np.concatenate([known(one[end][1]["leak"]) for one in runs_of]).mean() for end in (0, -1) if runs_of
+    ]
+    return float(ends[1] / ends[0]) if ends and ends[0] > 0 else None
 
 
 def compared(place: Place) -> dict[str, Any]:

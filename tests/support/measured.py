@@ -100,6 +100,11 @@ def arms(row: Cells, file: str = "arms") -> list[Value]:
     return [*exact, found["plan_gold_retrieved"]["mean"], found["choose_correct"]["mean"]]
 
 
+def starts(row: Cells) -> list[Value]:
+    found = result("gpu_privacy_start")["starts"][row[0]]
+    return [*(found[name] for name in ("million_tokens", "success", "leak", "well_formed"))]
+
+
 def padded(row: Cells) -> list[Value]:
     return arms(row, "arms_padded")
 

@@ -11,7 +11,15 @@ import pytest
 
 from benchmarks import arms
 from benchmarks.gpu.privacy_adversary import Group, agreement, kappa, log_of, shuffled
-from benchmarks.gpu.privacy_language import Place, figures_of, finished, run_overrides, start_of, tasks_of
+from benchmarks.gpu.privacy_language import (
+    Place,
+    figures_of,
+    finished,
+    leakage_left,
+    run_overrides,
+    start_of,
+    tasks_of,
+)
 from benchmarks.gpu.runs import ENDED, STOP_S
 from benchmarks.gpu.side_by_side import Task, run_all
 from domains.privacy_hopqa.data.chains import Chain
@@ -107,6 +115,17 @@ def test_arms_are_compared_over_the_seeds_that_all_have(tmp_path: Path) -> None:
     assert figures["start: success"].met and figures["start: leak"].met
     assert figures["penalty_0: trained"].value == 100.0
     assert "machine" in json.loads(place.rows_file.read_text())["outcome_0"]
+
+
+def test_what_the_penalty_leaves_of_the_leakage_is_over_the_chains_of_its_runs() -> None:
+    def leaks(start: list[float], end: list[float]) -> dict[str, object]:
+        return {"evaluations": [[0, {"leak": start}], [256, {"leak": [1.0]}], [512, {"leak": end}]]}
+
+    rows = {"outcome_0": leaks([1.0], [1.0]), "penalty_0": leaks([1.0, 1.0], [1.0, 0.0])}
+    assert leakage_left(rows) == 0.5
+    assert leakage_left(rows | {"penalty_1": leaks([1.0, 1.0], [0.0, 0.0])}) == 0.25
+    assert leakage_left({"outcome_0": rows["outcome_0"]}) is None
+    assert leakage_left({"penalty_0": leaks([0.0], [0.0])}) is None  # nothing to take off
 
 
 def test_a_run_that_has_lost_its_start_decides_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:

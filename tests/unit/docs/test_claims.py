@@ -10,7 +10,6 @@ from tests.support.capacity_claims import SENTENCES as CAPACITY_SENTENCES
 from tests.support.claims import (
     Claim,
     coding_success,
-    gate,
     language_shares,
     programs_of_dialogues,
     raro_curves,
@@ -23,8 +22,6 @@ from tests.support.claims import (
 )
 from tests.support.machine_claims import MACHINES
 from tests.support.measured import (
-    NUMBER,
-    PRIVACY,
     RARO,
     REPUTATION,
     ROOT,
@@ -33,10 +30,11 @@ from tests.support.measured import (
     ppo,
     result,
 )
+from tests.support.privacy_claims import PRIVACY_SENTENCES
 
 ENDS = ("before", "after")
 
-OTHERS = MACHINES | CAPACITY_SENTENCES
+OTHERS = MACHINES | CAPACITY_SENTENCES | PRIVACY_SENTENCES
 SENTENCES: dict[str, Claim] = OTHERS | {
     "57M, success and leakage": (
         "README.md",
@@ -151,66 +149,6 @@ SENTENCES: dict[str, Claim] = OTHERS | {
             for way in ("shared", "unshared")
         ],
     ),
-    "four hops, leakage": (
-        PRIVACY,
-        r"leakage\s+fell: (\S+) \[(\S+), (\S+)\] in some 2,000 texts, (\S+) \[(\S+), (\S+)\] in 640",
-        lambda: [
-            float(number)
-            for file in ("arms_four_hops", "arms_four_hops_640")
-            for number in NUMBER.findall(
-                result(file)["gates"]["O2 outcome raises leakage"]["figures"].partition("]")[0]
-            )
-        ],
-    ),
-    "two GPUs, intent": (
-        PRIVACY,
-        r"give away what is researched went from (\S+) to (\S+)\s+while leakage fell from (\S+) to (\S+);",
-        lambda: [
-            result("gpu_privacy_rl")["evaluations"][version][metric]["mean"]
-            for metric in ("leak_intent", "leak")
-            for version in ("0", "30720")
-        ],
-    ),
-    "SmolLM2, its second start": (
-        PRIVACY,
-        r"where the right document is not among the cards \((\S+) %\), the start had (\S+), (\S+) and (\S+)\n"
-        r"[^:]+: the first two goals are met, but (\S+) of the rollouts",
-        lambda: [
-            100 * figure("privacy_prompts", "choices without the right document"),
-            *(
-                result("gpu_privacy_start")["mean"][metric]
-                for metric in ("success", "leak", "well_formed", "doc_choose_errors_invalid_ids")
-            ),
-        ],
-    ),
-    "arms, leakage of outcome rewards": (
-        PRIVACY,
-        r"makes the agent leak more than it did \((\S+) \[(\S+), (\S+)\], paired\)",
-        lambda: gate("O2 outcome raises leakage")[:3],
-    ),
-    "arms, cost of the penalty": (
-        PRIVACY,
-        r"costs no success \((\S+) to (\S+) against `outcome`\)",
-        lambda: gate("O5 goal: not 5 points below outcome")[1:3],
-    ),
-    "arms, leakage by seed": (
-        PRIVACY,
-        r"`outcome` adds (\S+), (\S+) and (\S+) of leakage, "
-        r"while the penalty takes off (\S+), (\S+) and (\S+)\.\n",
-        lambda: [
-            *gate("O2 outcome raises leakage")[-3:],
-            *(-x for x in gate("O4 penalty lowers leakage")[-3:]),
-        ],
-    ),
-    "arms, padding": (
-        PRIVACY,
-        r"success is higher \((\S+) \[(\S+), (\S+)\], paired; by seed (\S+) and (\S+)\)\. "
-        r"Leakage\s+is, too \((\S+) \[(\S+), (\S+)\]\)",
-        lambda: [
-            *gate("padding raises success", "arms_padded"),
-            *gate("padding raises leak", "arms_padded")[:3],
-        ],
-    ),
     "reputation, speed": (
         REPUTATION,
         r"makes (\S+) M steps a second at\s+N = 4096 with tape drawing \(goal 5 M\), "
@@ -288,27 +226,6 @@ SENTENCES: dict[str, Claim] = OTHERS | {
         RARO,
         r"it goes from (\S+) \(mean of the first five steps\) to\s+(\S+), (\S+) and (\S+) \(last five\)",
         raro_ends,
-    ),
-    "arms, texts until the outcome arm's success": (
-        PRIVACY,
-        r"final success they took (\S+) and (\S+) of its texts with two\s+seeds and never reached it",
-        lambda: [
-            float(share)
-            for share in result("arms")["gates"]["O3 goal: a third of the texts"]["figures"]
-            .rpartition(":")[2]
-            .split(",")
-            if share.strip() != "inf"
-        ],
-    ),
-    "arms, leakage by texts": (
-        PRIVACY,
-        r"In (\S+) texts\s+`outcome` added (\S+) \[(\S+), (\S+)\] of leakage, in (\S+) (\S+)\. With",
-        lambda: [
-            result("arms_decisions")["texts"],
-            *gate("O2 outcome raises leakage", "arms_decisions")[:3],
-            result("arms")["texts"],
-            gate("O2 outcome raises leakage")[0],
-        ],
     ),
     "RARO, the critic": (
         RARO,

@@ -60,6 +60,7 @@ from tests.support.measured import (
     result,
     scripts,
     skill,
+    starts,
     text_domain,
     tier,
 )
@@ -240,6 +241,10 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         1,
         partial(arms, file="gpu_privacy_language"),
     ),
+    (
+        PRIVACY,
+        "card that the imitated script draws | million tokens | success | leakage | well-formed",
+    ): (1, starts),
     (
         PRIVACY,
         "chains | texts | success: start | outcome | situational "

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import arms
 from benchmarks._figures import command_line
 from benchmarks._runs import launch
-from benchmarks.arms import ARMS, METRICS, Run, gates
+from benchmarks.arms import ARMS, METRICS, Run, gates, shared_texts
 
 CHAINS = 40
 
@@ -54,6 +54,20 @@ def test_situational_is_faster_only_where_it_reaches_the_same_success_earlier() 
     for other, holds in ((run(0.2, 0.8, 0.8), True), (run(0.2, 0.3, 0.7), False)):
         found = gates({"outcome": {0: outcome}, "situational": {0: other}})
         assert found["O3 situational needs fewer texts, every seed"][0] is holds
+
+
+def test_how_soon_is_not_decided_of_runs_without_an_evaluation_on_the_way() -> None:
+    """Between start and end alone, every success would be reached on a straight line."""
+    found = gates({"outcome": {0: run(0.2, 0.4, 0.8)}, "situational": {0: run(0.2, 0.8)}})
+    assert not [name for name in found if name.startswith("O3")] and "O1 outcome raises success" in found
+
+
+def test_a_curve_is_drawn_where_its_runs_were_evaluated() -> None:
+    """A marker says that somebody looked there."""
+    assert shared_texts([run(0.2, 0.8)]) == [0, 100]
+    late = Run([100, 150, 300], run(0.2, 0.4, 0.8).values)
+    assert shared_texts([run(0.2, 0.4, 0.8), late]) == [100, 200]
+    assert shared_texts([late, run(0.2, 0.4, 0.8)]) == [100, 150, 200]
 
 
 def test_a_run_that_gained_nothing_is_no_measure_of_speed() -> None:
