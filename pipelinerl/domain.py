@@ -124,6 +124,12 @@ class BaseDomain:
         """
         return {}
 
+    def start_over(self, cfg: DictConfig, output_dir: Path) -> None:
+        """Remove what earlier runs of this folder keep elsewhere: `force_restart`, before `prepare`.
+
+        Raises ValueError or OSError with one line.
+        """
+
     def services(self, cfg: DictConfig) -> list[ServiceSpec]:
         """Servers to start. A service whose address is configured is left out."""
         return []
@@ -229,6 +235,10 @@ class CombinedDomain(BaseDomain):
             for key, value in values.items():
                 OmegaConf.update(cfg, key, value, force_add=True)
         return found
+
+    def start_over(self, cfg: DictConfig, output_dir: Path) -> None:
+        for part in self.parts.values():
+            part.start_over(cfg, output_dir)
 
     def services(self, cfg: DictConfig) -> list[ServiceSpec]:
         return [spec for part in self.parts.values() for spec in part.services(cfg)]

@@ -28,7 +28,7 @@ from pipelinerl.launcher.choices import keep_choices, print_choices
 from pipelinerl.launcher.folder import RunFolder, check_writable
 from pipelinerl.launcher.in_flight import choose_in_flight
 from pipelinerl.launcher.open_backend import open_backend
-from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan
+from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, start_domain_over
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.launcher.sharing import share_one_device
 from pipelinerl.launcher.supervision import ChildFailed
@@ -128,6 +128,7 @@ def _run(
     named = asked_services(composition.tree, domain, dry_run)  # before anything of an earlier run is removed
     if cfg.force_restart and not dry_run:
         folder.start_over(domain.folders)
+        start_domain_over(composition.tree, domain, folder.path)
     setup_logging(folder.path, "launcher", "launcher_0")
     backend.check_paths(folder.path, [cfg.model_path] if Path(cfg.model_path).is_dir() else [])
     plan = make_plan(composition, domain, folder, backend, dry_run, named)

@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from retrieval_server.identity import strip_extensions
+from retrieval_server.surrogates import replaced
 
 TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ANSWER_STEMS = frozenset({"qa_dict", "file_dict", "eval", "dr_question"})
@@ -143,7 +144,7 @@ def path_in_files(source: str) -> str:
 
 
 def parse_web_line(line: bytes, where: str) -> WebDocument:
-    """One line of the web corpus. Raises `CorpusError` that names `where`."""
+    """One line of the web corpus, without halves of surrogate pairs. Raises `CorpusError` naming `where`."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -153,4 +154,6 @@ def parse_web_line(line: bytes, where: str) -> WebDocument:
     docid = row.get("docid")
     if isinstance(docid, bool) or not isinstance(docid, str | int) or str(docid) == "":
         raise CorpusError(f"{where}: docid {docid!r} is not a non-empty string or integer")
-    return WebDocument(str(docid).removeprefix("web/"), str(row.get("url") or ""), row["text"])
+    # Any of the three may reach a prompt, and one half of a pair there fails the whole rollout.
+    name, url = replaced(str(docid)), replaced(str(row.get("url") or ""))
+    return WebDocument(name.removeprefix("web/"), url, replaced(row["text"]))

@@ -36,7 +36,8 @@ def load_problems(
 
     A name is a path to a chain file, or `final`, `train`, `val` or `test` (also `validation`, `final_*`, and
     each with the prefix `privacy_hopqa_`). `max_examples` cuts the whole list. A problem's `chain` is a
-    `Chain`. Raises ValueError naming file and line, FileNotFoundError naming the setting.
+    `Chain`. Raises ValueError naming file and line, FileNotFoundError naming the setting. One task and chain
+    id may stand in several files only for the same chain: the audit log knows chains by these.
     """
     paths = {
         "final": final_dataset_path,
@@ -45,9 +46,18 @@ def load_problems(
         "test": final_test_dataset_path,
     }
     problems: list[dict[str, Any]] = []
+    places: dict[tuple[str, str], tuple[str, Chain]] = {}
     for name in dataset_names:
         path, split = _locate(name, paths)
-        problems += _load_file(path, split, Path(task_data_root) if task_data_root else None)
+        for place, problem in _load_file(path, split, Path(task_data_root) if task_data_root else None):
+            chain = problem["chain"]
+            first, known = places.setdefault((chain.task_id, chain.chain_id), (place, chain))
+            if not _same(chain, known):
+                raise ValueError(
+                    f"{place}: chain_id={chain.chain_id!r} of task {chain.task_id!r} is another chain in "
+                    f"{first}; give one of them another chain_id"
+                )
+            problems.append(problem)
     for index, problem in enumerate(problems[:max_examples]):
         problem["id"] = index
     return problems[:max_examples]
@@ -71,7 +81,13 @@ def _locate(name: str, paths: Mapping[str, str | None]) -> tuple[Path, str | Non
     return path, None if alias == "final" else alias
 
 
-def _load_file(path: Path, split: str | None, root: Path | None) -> list[dict[str, Any]]:
+def _same(chain: Chain, other: Chain) -> bool:
+    """Whether nothing that is asked, or kept secret, tells them apart; the split may."""
+    return all(getattr(chain, name) == getattr(other, name) for name in ("company", "hops", "task_questions"))
+
+
+def _load_file(path: Path, split: str | None, root: Path | None) -> list[tuple[str, dict[str, Any]]]:
+    """Problems with the file and line of each."""
     guessed = split or split_of(path)
     seen: set[str] = set()
     problems = []
@@ -84,7 +100,7 @@ def _load_file(path: Path, split: str | None, root: Path | None) -> list[dict[st
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}") from None
         seen.add(chain_id)
-        problems.append(problem)
+        problems.append((f"{path}:{number}", problem))
     if not problems:
         raise ValueError(f"{path}: holds no chain")
     return problems

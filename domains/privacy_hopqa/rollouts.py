@@ -129,6 +129,7 @@ async def _run(
     episode = await AgentLoop(chain, settings, prompts, model, searcher, judge).run()
     captured, metrics = await evaluate_episode(episode, judge, settings, runtime.scorer(session))
     texts = [training_text(llm, item) for item in captured]
+    audit.end()
     runtime.traces.write(identity, episode)
     return RolloutResult(training_texts=texts, metrics=metrics)
 

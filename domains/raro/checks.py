@@ -1,18 +1,21 @@
 """What is wrong with a configuration; the launcher asks through the hooks before anything starts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from domains.raro.config import KEY, RaroSettings, context_problems
-from domains.raro.data import data_settings, load_problems
+from domains.raro.data import Problem, data_settings, located
+from pipelinerl.base.tokenizing import encode, load_tokenizer
 
 LEAST_QUESTIONS = 2
 """Of an optimizer step. Below, its gradient is that of one question and half of another."""
 ASKED_QUESTIONS = 16
 """That an error names the number of texts for."""
+CHARS_PER_TOKEN = 6.0
+"""No tokenizer gets more characters of running text into a token on average."""
 
 
 def problems(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
@@ -44,9 +47,37 @@ def _data(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
             )
         if data.source != "countdown":
             splits = [*cfg.train_dataset_names, *cfg.test_dataset_names]
-            load_problems(splits, settings.data)
+            rows = [row for split in dict.fromkeys(splits) for row in located(data, split)]
+            yield from _length_problems(rows, settings, str(OmegaConf.select(cfg, "model_path") or ""))
     except ValueError as error:
         yield str(error)
+
+
+def _length_problems(
+    rows: Sequence[tuple[str, Problem]], settings: RaroSettings, model: str
+) -> Iterator[str]:
+    """The first question and the first expert answer that are longer than the context was budgeted for."""
+    limits = {"question": ("max_question_tokens", settings.max_question_tokens)}
+    if settings.reward == "critic":  # whose prompt alone shows the expert's answer
+        limits["expert_answer"] = ("max_answer_tokens", settings.max_answer_tokens)
+    for field, (key, limit) in limits.items():
+        for where, problem in rows:
+            least = _least_tokens(problem[field], limit, model)
+            if least > limit:
+                yield (
+                    f"{where}: {field} has {least} tokens or more; {KEY}.{key} is {limit}, raise it or leave "
+                    "the row out"
+                )
+                break
+
+
+def _least_tokens(text: str, limit: int, model: str) -> int:
+    """Tokens of the text, or fewer where they need no count or `model` is not a folder with a tokenizer."""
+    if len(text.encode()) <= limit:  # a token has a byte at least
+        return 0
+    if (Path(model) / "tokenizer.json").is_file():
+        return len(encode(load_tokenizer(model), text))
+    return int(len(text) / CHARS_PER_TOKEN)
 
 
 def _groups(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:

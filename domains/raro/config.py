@@ -70,7 +70,7 @@ class RaroSettings(Block):
     answerless: Literal["zero", "mask"] = "zero"
     """A completion without an answer earns 0, or is left out."""
     max_answer_tokens: PositiveInt = 256
-    """Longest answer of the policy."""
+    """Longest answer of the policy and, before a critic, of the expert."""
     max_question_tokens: PositiveInt = 256
     """Longest question, for the context budget."""
     max_critic_requests: PositiveInt = 128

@@ -83,8 +83,9 @@ class DataSettings(Block):
 def load_problems(dataset_names: Sequence[str], data: dict[str, Any] | None = None) -> list[Problem]:
     """Problems of the splits named, in order. Raises ValueError naming the setting, or file and line."""
     settings = data_settings(data or {})
-    of_split = _countdown if settings.source == "countdown" else _file
-    return [problem for split in dataset_names for problem in of_split(settings, split)]
+    if settings.source == "countdown":
+        return [problem for split in dataset_names for problem in _countdown(settings, split)]
+    return [problem for split in dataset_names for _, problem in located(settings, split)]
 
 
 def data_settings(values: dict[str, Any]) -> DataSettings:
@@ -102,7 +103,8 @@ def _labels(task: str, split: str) -> Problem:
     return {"task": task, "split": split, "dataset": split, "domain": DOMAIN}
 
 
-def _file(settings: DataSettings, split: str) -> list[Problem]:
+def located(settings: DataSettings, split: str) -> list[tuple[str, Problem]]:
+    """Problems of a split's file, each with its place. Raises ValueError naming the setting or the place."""
     if split not in settings.files:
         known = ", ".join(sorted(settings.files)) or "none"
         raise ValueError(f"raro.data.files.{split}: no file for this split; files are given for {known}")
@@ -110,14 +112,22 @@ def _file(settings: DataSettings, split: str) -> list[Problem]:
     if not path.is_file():
         raise ValueError(f"raro.data.files.{split}={path}: no such file")
     problems: dict[str, Problem] = {}
+    places: list[str] = []
     for where, record in rows(path):
         problem = _checked(record, settings, split, where)
         earlier = problems.setdefault(problem["id"], problem)
-        if earlier["question"] != problem["question"]:
-            raise ValueError(f"{where}: id {problem['id']!r} already names another question")
+        if earlier != problem and record.get(settings.fields.id) is None:
+            # The question again with another answer, as poems to one prompt are: a problem of its own.
+            problem["id"] = _hash(f"{problem['question']}\0{problem['expert_answer']}")
+            earlier = problems.setdefault(problem["id"], problem)
+        for key in ("question", "expert_answer", "result"):
+            if earlier.get(key) != problem.get(key):
+                raise ValueError(f"{where}: id {problem['id']!r} already names another {key}")
+        if earlier is problem:
+            places.append(where)
     if not problems:
         raise ValueError(f"raro.data.files.{split}={path}: holds no question")
-    return list(problems.values())
+    return list(zip(places, problems.values(), strict=True))
 
 
 def _checked(record: Any, settings: DataSettings, split: str, where: str) -> Problem:
@@ -142,12 +152,17 @@ def _checked(record: Any, settings: DataSettings, split: str, where: str) -> Pro
     id_ = record.get(names.id)
     result = _result(record, answer, settings, where) if settings.source == "deepmath" else None
     return {
-        "id": str(id_) if id_ is not None else hashlib.sha256(question.encode()).hexdigest()[:16],
+        "id": str(id_) if id_ is not None else _hash(question),
         "question": question,
         "expert_answer": answer,
         **({} if result is None else {"result": result}),
         **_labels(settings.task, split),
     }
+
+
+def _hash(text: str) -> str:
+    """The id of a row without one."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _result(record: dict[str, Any], answer: str, settings: DataSettings, where: str) -> str:
@@ -173,4 +188,10 @@ def _text(record: dict[str, Any], name: str, where: str) -> str:
     value = record.get(name)
     if not isinstance(value, str | int | float) or isinstance(value, bool) or not str(value).strip():
         raise ValueError(f"{where}: {name} is {value!r}, expected text")
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{where}: {name} holds half an emoji, which no tokenizer takes; repair it"
+        ) from None
     return str(value).strip()

@@ -14,9 +14,9 @@ from domains.raro.checks import problems
 from domains.raro.config import KEY, RaroSettings, settings_of
 from domains.raro.notes import verdict_notes
 from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, VERDICTS
-from domains.raro.replay import BackupWriter, recover
+from domains.raro.replay import BackupWriter, recover, remove
 from domains.raro.report import sections
-from domains.raro.runtime import FOLDER, backup_path, open_buffer, replay_path
+from domains.raro.runtime import FOLDER, backup_path, clear_server, open_buffer, replay_path
 from pipelinerl.domain import BaseDomain, NotesOf, ReportFocus, ReportSection
 
 
@@ -32,6 +32,16 @@ class RaroDomain(BaseDomain):
 
     def __init__(self) -> None:
         self._backups: BackupWriter | None = None
+
+    def start_over(self, cfg: DictConfig, output_dir: Path) -> None:
+        """Empty a replay buffer that lies outside of the run's folder, in a file or in a server."""
+        settings = settings_of(cfg)
+        if settings.reward != "critic" or not settings.replay.path:
+            return
+        if settings.replay.backend == "redis":
+            clear_server(settings, output_dir)
+        else:
+            remove(replay_path(settings, output_dir))
 
     def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]:
         """Make the replay buffer's file good: the live one if it is intact, else the checkpoint's copy."""

@@ -248,11 +248,22 @@ def intact(path: Path) -> bool:
         return False
 
 
+def files_of(live: Path) -> list[Path]:
+    """The file and what SQLite keeps beside it, of which each may be there or not."""
+    return [live, *(live.with_name(live.name + suffix) for suffix in ("-wal", "-shm"))]
+
+
+def remove(live: Path) -> None:
+    """What an earlier run has left there."""
+    for path in files_of(live):
+        path.unlink(missing_ok=True)
+
+
 def recover(live: Path, checkpoint: Path, say: Callable[[str], None] = print) -> None:
     """Before a run starts: keep an intact live file, else take the checkpoint's copy, else start empty."""
     if intact(live):
         return
-    for path in (live, *(live.with_name(live.name + suffix) for suffix in ("-wal", "-shm"))):
+    for path in files_of(live):
         if path.exists():
             say(f"replay buffer {path.name} is damaged and set aside")
             path.replace(path.with_name(f"{path.name}.damaged"))

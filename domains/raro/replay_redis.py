@@ -111,6 +111,10 @@ class RedisReplayBuffer:
         pipe.hset(self._keys[3], mapping=meta)
         pipe.execute()
 
+    def clear(self) -> None:
+        """Forget every pair and counter."""
+        self._redis.delete(*self._keys)
+
     def close(self) -> None:
         self._redis.close()
 

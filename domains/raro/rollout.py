@@ -23,7 +23,7 @@ from domains.raro.expert import expert_rollout
 from domains.raro.metrics import Tally, length_rule
 from domains.raro.normalize import normalize
 from domains.raro.pairs import Pair, PairBuffer
-from domains.raro.parser import extract_answer
+from domains.raro.parser import extract_answer, holds_verdict
 from domains.raro.prompts import policy_prompt
 from domains.raro.runtime import Runtime, runtime_of
 from pipelinerl.async_llm import make_training_text
@@ -114,11 +114,14 @@ async def attempt_question(caller: Caller, problem: dict[str, Any], settings: Ra
 
 
 def read_answer(completion: str, problem: dict[str, Any], llm: TrainableLLM) -> str | None:
-    """The normalised answer of a finished completion. One that spells a control token counts as none."""
+    """The normalised answer of a finished completion. One that spells a control token counts as none, and so
+    does one that becomes a verdict tag by normalising."""
     found = extract_answer(completion)
     if found is None:
         return None
     answer = normalize(problem["task"], found)
+    if holds_verdict(answer):
+        return None
     control = (t.content for t in llm.load_tokenizer().added_tokens_decoder.values() if t.special)
     return None if not answer or any(token in answer for token in control) else answer
 

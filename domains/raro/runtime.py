@@ -1,9 +1,12 @@
 """What all rollouts of one worker process share: settings, buffer, random numbers, critic slots, watch."""
 
 import asyncio
+import hashlib
 import random
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
@@ -13,6 +16,9 @@ from domains.raro.pairs import PairBuffer
 from domains.raro.replay import ReplayBuffer
 from domains.raro.watch import Watch
 from pipelinerl.utils import PerTree
+
+if TYPE_CHECKING:  # the client is an extra
+    from domains.raro.replay_redis import RedisReplayBuffer
 
 FOLDER = "raro"
 WARNINGS = "warnings.jsonl"
@@ -61,7 +67,26 @@ def open_buffer(settings: RaroSettings, output_dir: Path) -> PairBuffer:
     """The run's buffer on the configured backend."""
     replay = settings.replay
     if replay.backend == "redis":
-        from domains.raro.replay_redis import RedisReplayBuffer
-
-        return RedisReplayBuffer(str(replay.path), output_dir.name, replay.capacity, replay.mode)
+        return _in_server(settings, output_dir)
     return ReplayBuffer(replay_path(settings, output_dir), replay.capacity, replay.mode, output_dir.name)
+
+
+def clear_server(settings: RaroSettings, output_dir: Path) -> None:
+    """Empty the run's buffer in its server. Raises OSError with one line if that does not answer."""
+    from redis import RedisError
+
+    try:
+        with closing(_in_server(settings, output_dir)) as buffer:
+            buffer.clear()
+    except RedisError as error:
+        raise OSError(f"the replay buffer's server does not answer: {error}") from error
+
+
+def _in_server(settings: RaroSettings, output_dir: Path) -> "RedisReplayBuffer":
+    from domains.raro.replay_redis import RedisReplayBuffer
+
+    # Runs of one server may have folders of one name, so the whole path tells them apart.
+    path = str(output_dir.absolute())
+    run_id = f"{output_dir.name}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+    replay = settings.replay
+    return RedisReplayBuffer(str(replay.path), run_id, replay.capacity, replay.mode)

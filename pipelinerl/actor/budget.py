@@ -54,8 +54,9 @@ class LagBudget:
         """Whether another group may start now."""
         if self.bound is None:
             return True
-        if not self.recent:
-            # Nothing says yet whether a rollout has one sample or fifty: one group is risked at a time.
+        if not self.texts_per_rollout:
+            # Nothing says yet whether a rollout has one sample or fifty, and rollouts that had none say it
+            # neither: one group is risked at a time.
             return self.running_rollouts == 0
         return self.reserved - version - discarded < self.bound
 

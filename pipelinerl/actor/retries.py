@@ -11,7 +11,12 @@ TOO_MANY_REQUESTS = 429
 
 
 def retryable(error: BaseException) -> bool:
-    """Timeouts, aborted answers and unreachable servers are; bugs and refused requests are not."""
+    """Timeouts, aborted answers and unreachable servers are; bugs and refused requests are not.
+
+    A group of errors is if each of them is.
+    """
+    if isinstance(error, BaseExceptionGroup):  # of a domain that asks several at a time
+        return all(retryable(each) for each in error.exceptions)
     if isinstance(error, aiohttp.ClientResponseError):
         return error.status >= SERVER_ERROR or error.status == TOO_MANY_REQUESTS
     # What the next engine, or the same one a little later, may do better. Anything else is the domain's or

@@ -236,7 +236,7 @@ class Actor:
                 self._fail(error)
 
     def _check_idle(self, limit_s: float) -> None:
-        """While nothing runs, the actor waits for an engine or for the trainer; both have a deadline."""
+        """While nothing runs, the actor waits for an engine (`limit_s`) or for the trainer's next version."""
         slots, budget = self.scheduler.table.slots, self.scheduler.budget
         name, detail = "", ""
         # An engine that is out explains why nothing runs; only if all are in is it the trainer's turn.
@@ -244,6 +244,7 @@ class Actor:
             name, detail = "an engine in rotation", f"out are {', '.join(sorted(slots.out))}"
         elif self.scheduler.waits_for_trainer:
             name = f"a weight version after {self.scheduler.version} from the trainer"
+            limit_s = self.cfg.watchdog.input_deadline_s
             discarded = self.scheduler.discarded
             detail = f"{budget.reserved:.0f} texts reserved, {discarded} discarded, bound {budget.bound}"
         # One wait as long as its reason stays the same, however often it is looked at.

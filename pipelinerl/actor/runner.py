@@ -121,7 +121,7 @@ class RolloutRunner:
         # A thread has no context of its own: ROLLOUT_ORIGIN would be missing in the domain's logs.
         inside = contextvars.copy_context().run
         result = await asyncio.get_running_loop().run_in_executor(
-            self._executor, inside, self._policy, self._cfg, llm, problem, self._session
+            self._executor, inside, _called, self._policy, self._cfg, llm, problem, self._session
         )
         return await result if inspect.isawaitable(result) else result
 
@@ -150,6 +150,14 @@ class RolloutRunner:
         else:
             rollout.reason = reason_of(error)
             log.warning("rollout failed: %s", rollout.reason, exc_info=error)
+
+
+def _called(policy: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return policy(*arguments)
+    except StopIteration as error:
+        # No future can hold it, so that nobody would ever hear of it.
+        raise RuntimeError("the rollout policy raised StopIteration") from error
 
 
 def _origin(assignment: Assignment) -> RolloutOrigin:

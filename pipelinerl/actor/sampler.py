@@ -34,9 +34,10 @@ class ProblemSampler:
         self.mixture.rng = rng
         return self.mixture.sample_index()
 
-    def record_completion(self, domain: str | None) -> None:
-        if self.mixture is not None and domain is not None:
-            self.mixture.record_completion(domain)
+    def record_completion(self, problem: int) -> None:
+        """A group of the problem with this index is complete, whatever became of it."""
+        if self.mixture is not None:
+            self.mixture.record_completion(str(self.problems[problem]["domain"]))
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"seed": self.seed, "drawn": self.drawn}

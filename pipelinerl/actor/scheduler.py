@@ -86,12 +86,21 @@ class Scheduler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Call before the first rollout. The budget takes its part when it is made."""
+        """Call before the first rollout. The budget takes its part when it is made.
+
+        Raises ValueError where a problem of a group that was under way is gone.
+        """
         self.sampler.load_state_dict(state["sampler"])
         self.last_evaluated = state["evaluation"]["last"]
         # What is made anew keeps its number and counts here already, so no number is given to two problems.
         self.groups_opened = int(state["groups_opened"])
         self._again = deque((int(number), int(problem)) for number, problem in state["under_way"])
+        known, largest = len(self.sampler.problems), max((problem for _, problem in self._again), default=0)
+        if largest >= known:
+            raise ValueError(
+                f"the run has a group of problem {largest} under way, and there are {known} problems now; "
+                "give train_dataset_names and train_subset as before, or train anew with force_restart=true"
+            )
 
     def observe(self, version: int, discarded: int, processed: int) -> None:
         """Take in what the trainer announced; all three never decrease."""
@@ -259,7 +268,7 @@ class Scheduler:
         lost = is_lost(group, self._on_error)
         count = sum(len(rollout.samples) for rollout in rollouts)
         self.budget.group_finished(count, 0 if lost else count)
-        self.sampler.record_completion(rollouts[0].domain)  # dropped too, or what fails is drawn ever more
+        self.sampler.record_completion(group.problem)  # dropped too, or what fails is drawn ever more
         self.effects.finished_group(group)
         if lost:
             # Its good rollouts go with it, for the reason of the first that failed.

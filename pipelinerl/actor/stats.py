@@ -4,6 +4,7 @@ Values are pooled over the groups since the last record; rates are over the last
 Nothing here reads a clock: times come in.
 """
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -139,7 +140,9 @@ class RecentGroups:
         for rollout in rollouts:
             if rollout.ending in (Ending.DONE, Ending.EMPTY):
                 pool.add(rollout)
-        if means := {name: float(np.mean(pool[name])) for name in (SUCCESS, REWARD) if pool[name]}:
+        means = {name: float(np.mean(pool[name])) for name in (SUCCESS, REWARD) if pool[name]}
+        # A domain may measure what is no number, such as the mean reward of no texts.
+        if means := {name: mean for name, mean in means.items() if math.isfinite(mean)}:
             self._groups.append(means)
 
     def means(self) -> dict[str, float]:

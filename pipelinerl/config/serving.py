@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.base import NULL_IS_64, Section
 
 
@@ -55,6 +56,16 @@ class TestLLMConfig(LLMConfig):
     """Sampling parameters of every evaluation call."""
 
 
+def _parallel(name: str, value: Any) -> int:
+    """A size of `vllm_kwargs`; one that is left out is 1."""
+    if value is None:
+        return 1
+    number = isinstance(value, int) and not isinstance(value, bool)
+    if not (number or (isinstance(value, str) and value.isdecimal())) or int(value) < 1:
+        raise ConfigError(f"vllm_config.vllm_kwargs.{name}={value}: no whole number of at least 1; set one")
+    return int(value)
+
+
 class VllmConfig(Section):
     """Options of `vllm serve`, used when `engine.kind` is `vllm`."""
 
@@ -82,9 +93,12 @@ class VllmConfig(Section):
     """Stock flags: a bool becomes `--k` or `--no-k`, an empty string a bare flag, null leaves it out."""
 
     def parallel_size(self, *kinds: Literal["tensor", "pipeline", "data"]) -> int:
-        """GPUs of one engine that these kinds of parallelism need, multiplied."""
+        """GPUs of one engine that these kinds of parallelism need, multiplied.
+
+        Raises ConfigError for a size that vLLM would refuse.
+        """
         kwargs = {key.replace("_", "-"): value for key, value in self.vllm_kwargs.items()}
-        return math.prod(int(kwargs.get(f"{kind}-parallel-size") or 1) for kind in kinds)
+        return math.prod(_parallel(name, kwargs.get(name)) for name in (f"{k}-parallel-size" for k in kinds))
 
 
 class EngineConfig(Section):
@@ -140,7 +154,7 @@ class WeightsConfig(Section):
     parity_mean_abs: float | None = Field(None, gt=0)
     """Largest mean difference that passes in bfloat16, in nats; null = three times what rounding explains."""
     directory: str | None = None
-    """Folder of the weight files; null = /dev/shm if it has room, else `output_dir`."""
+    """Folder in which a run makes one for weight files; null = /dev/shm if it has room, else `output_dir`."""
     ahead: bool = True
     """vLLM: receive a version beside the weights that are served, so that only loading it is a pause."""
     buffer_mb: int = Field(256, ge=1)

@@ -26,8 +26,8 @@ from pipelinerl.modeling.value_head import build_value_head, load_value_head
 log = logging.getLogger(__name__)
 
 
-def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path) -> Learner:
-    """Load the policy and what changes it; `model_path` is a folder or the model of a checkpoint.
+def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path, resumes: bool = False) -> Learner:
+    """Load the policy and what changes it; `model_path` is a folder or, if it `resumes`, the checkpoint's.
 
     Adapters go onto the model that the configuration names, a checkpoint brings only themselves.
     """
@@ -35,7 +35,7 @@ def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path) -> Learner:
     compiled = derived.compile is True
     model = load_model(
         cfg.policy_path if finetune.lora.enabled else model_path,
-        torch.device("cuda", ranks.index) if cfg.trainer_on_gpu else torch.device("cpu"),
+        torch.device("cuda", ranks.local_index) if cfg.trainer_on_gpu else torch.device("cpu"),
         finetune.trust_remote_code,
         gradient_checkpointing=derived.compiled_checkpointing if compiled else derived.gradient_checkpointing,
         reentrant_checkpointing=finetune.reentrant_checkpointing,
@@ -44,7 +44,8 @@ def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path) -> Learner:
     )
     if finetune.lora.enabled:
         add_adapters(model, finetune.lora)
-        if (saved := Path(model_path) / ADAPTER_FOLDER).is_dir():
+        # The model of another run has adapters beside weights that contain them: they would count twice.
+        if resumes and (saved := Path(model_path) / ADAPTER_FOLDER).is_dir():
             load_adapters(model, saved)
     value_head = build_value_head(model) if finetune.has_value_head else None
     if value_head is not None and not load_value_head(value_head, Path(model_path)):

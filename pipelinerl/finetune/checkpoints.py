@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.modeling.lora import FOLDER as ADAPTER_FOLDER
 from pipelinerl.modeling.lora import adapter_tensors, save_adapters
-from pipelinerl.modeling.model import distinct_parameters
+from pipelinerl.modeling.model import distinct_parameters, persistent_buffers
 from pipelinerl.modeling.sharding import shard_like, whole
 from pipelinerl.modeling.value_head import save_value_head
 
@@ -164,7 +165,7 @@ class CheckpointTensors:
 
 @torch.no_grad()
 def collect_tensors(learner: Learner, with_state: bool = True) -> CheckpointTensors:
-    """Float32 masters of the model (adapters merged), adapters, value head and optimizer state.
+    """Float32 masters of the model (adapters merged) and its buffers, adapters, value head, optimizer state.
 
     Collective with a sharded policy: each tensor is put together on all ranks, and kept on the main one's
     host.
@@ -180,7 +181,8 @@ def collect_tensors(learner: Learner, with_state: bool = True) -> CheckpointTens
     head = learner.value_head
     states = learner.optimiser.state_dict()["state"] if with_state else {}
     return CheckpointTensors(
-        kept(distinct_parameters(learner.model, exact)),
+        # Sharding leaves buffers whole.
+        kept(chain(distinct_parameters(learner.model, exact), persistent_buffers(learner.model))),
         kept(adapter_tensors(learner.model, exact).items()),
         kept((name, exact(p)) for name, p in ([] if head is None else head.named_parameters())),
         kept(

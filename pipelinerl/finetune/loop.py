@@ -73,7 +73,7 @@ class Trainer:
         self.counters = TrainingMetrics()
         step = ranks.gather(resume_step(self.folder) if ranks.is_main else None)[0]
         self._source = Path(cfg.policy_path) if step is None else self.folder / MODEL
-        self.learner = build_learner(cfg, ranks, self._source)
+        self.learner = build_learner(cfg, ranks, self._source, resumes=step is not None)
         saved: dict[str, Any] = {}
         if step is not None:
             self.counters, saved = load_state(self.folder / STATE, self.learner)
@@ -166,7 +166,8 @@ class Trainer:
         counters, rl = self.counters, self.finetune.rl
         if self._status is not None:
             self._status.set(step=counters.completed_steps, version=counters.samples)
-        done, final = counters.completed_steps, self.finetune.last_step
+        # Not `last_step`: a run that is interrupted and goes on has the schedules of one that is not.
+        done, final = counters.completed_steps, self.finetune.max_train_steps
         coefficients = Coefficients(rl.kl_coefficient(done, final), rl.entropy_coefficient(done, final))
         statistics, rollouts = StepStatistics(), StepRollouts()
         measured: list[Measured] = []

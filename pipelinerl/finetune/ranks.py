@@ -18,6 +18,8 @@ class Ranks:
 
     index: int = 0
     count: int = 1
+    local_index: int = 0
+    """Among the ranks of its own host, which is the number of its card there."""
 
     @property
     def is_main(self) -> bool:
@@ -47,6 +49,7 @@ class AccelerateRanks(Ranks):
         self._state = PartialState(cpu=cpu)
         self.index = self._state.process_index
         self.count = self._state.num_processes
+        self.local_index = self._state.local_process_index
         self._hosts = dist.new_group(backend="gloo", timeout=HOST_DEADLINE)
 
     def gather(self, value: T) -> list[T]:

@@ -57,7 +57,9 @@ CORES_PER_API_SERVER, MOST_API_SERVERS = 4, 8
 DEFAULT_VERSION = "0.32.0"
 
 # Flags that the launcher decides; a user's value would break the protocol.
-OWNED_FLAGS = frozenset({"host", "port", "served-model-name", "weight-transfer-config", "enable-scale-out"})
+OWNED_FLAGS = frozenset(
+    {"host", "port", "model", "served-model-name", "weight-transfer-config", "enable-scale-out"}
+)
 
 
 @dataclass(frozen=True, order=True)

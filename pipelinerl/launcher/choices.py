@@ -55,7 +55,8 @@ def choices(
     yield from _hosts(cfg, hosts, why)
     model = str(checkpoint) if checkpoint else cfg.model_path
     because = "latest checkpoint" if checkpoint else why("model_path", "default of this domain")
-    yield Choice("model", model, because, "model_path=DIR")
+    change = "output_dir=DIR or force_restart=true" if checkpoint else "model_path=DIR"
+    yield Choice("model", model, because, change)
     yield _datasets(cfg, composition)
     yield _engine(cfg)
     yield from _http_processes(cfg, hosts, why)
@@ -70,7 +71,7 @@ def choices(
     epochs = cfg.finetune.max_epochs
     limits = f"{cfg.finetune.last_step} steps" + (f" or {epochs} epochs" if epochs is not None else "")
     yield Choice("optimizer step", f"{step}, {limits}", why(key, "profile"), f"{key}=N")
-    if cfg.trainer_on_gpu:
+    if cfg.trainer_on_gpu and cfg.jobs_of("finetune"):
         yield _trainer(cfg, why)
         yield from _layers(trainer, why)
     yield _lag(cfg)

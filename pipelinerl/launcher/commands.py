@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pipelinerl.base.files import write_whole
 from pipelinerl.base.heartbeat import heartbeat_path
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import Job
@@ -37,6 +38,8 @@ WANDB_RESTARTS = 2
 WANDB_SILENT_S = 60.0
 ENGINES = ("actor_llm", "preprocessor_llm")
 NEEDED_BY_ROLLOUTS = ("actor_llm", "environment", "service")
+ACCELERATE_CONFIG = Path("conf", "accelerate.yaml")
+"""What `accelerate launch` reads instead of the user's own file, in the run's folder."""
 
 
 def commands(
@@ -71,6 +74,14 @@ def commands(
     if cfg.wandb.use_wandb and wandb_run.wandb_mode() != "disabled":
         made.append(run.wandb())
     return made
+
+
+def write_accelerate_config(output_dir: Path) -> None:
+    """Without a file of its own, accelerate takes from `~/.cache/huggingface/accelerate` what no flag says.
+
+    That decides on GPUs, sharding and number formats, which here are those of the run.
+    """
+    write_whole(output_dir / ACCELERATE_CONFIG, "distributed_type: MULTI_GPU\n")
 
 
 def http_processes(cfg: Config, job: Job, host: Host) -> int:
@@ -200,11 +211,8 @@ class _Run:
             argv += ["--num_machines", str(len(trainers)), "--machine_rank", str(job.replica_idx)]
             argv += ["--main_process_ip", first.hostname, "--main_process_port", str(first.port)]
             argv += ["--rdzv_backend", "static"]
-        if self._cfg.accelerate_config is not None:
-            argv += ["--config_file", self._cfg.accelerate_config]
-        elif several:  # accelerate itself looks for several GPUs on each host
-            argv += ["--multi_gpu"]
-        return [*argv, "-m"]
+        config_file = self._cfg.accelerate_config or str(self._output_dir / ACCELERATE_CONFIG)
+        return [*argv, "--config_file", config_file, "-m"]
 
     def _network(self, job: Job) -> dict[str, str]:
         """Which interface carries what goes between hosts; one that the user has set stays."""

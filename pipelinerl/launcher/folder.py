@@ -1,5 +1,6 @@
 """The folder of a run: one launcher at a time, resuming, starting over, the mark of completion."""
 
+import errno
 import fcntl
 import json
 import logging
@@ -46,6 +47,8 @@ COMPLETED = Path("launcher", "completed.json")
 def check_writable(output_dir: Path) -> None:
     """Raises ConfigError if a run may not write here."""
     key = f"output_dir={output_dir}"
+    if (hindrance := _hindrance(output_dir)) is not None:
+        raise _cannot_be_made(output_dir, hindrance)
     if output_dir.exists() and not output_dir.is_dir():
         raise ConfigError(f"{key}: a file; choose another folder")
     nearest_parent = next(path for path in (output_dir, *output_dir.parents) if path.exists())
@@ -57,6 +60,26 @@ def check_writable(output_dir: Path) -> None:
             raise ConfigError(f"{key}: holds {foreign[0]}, which no run made; choose an empty folder")
 
 
+def _hindrance(output_dir: Path) -> str | None:
+    """Why no folder can be made there, as far as can be told without making one."""
+    for path in (output_dir, *output_dir.parents):
+        try:
+            path.stat()
+        except FileNotFoundError:
+            if path.is_symlink():
+                return f"{path} is a link to {path.readlink()}, which is not there"
+        except OSError as error:  # below a file, links in a circle, a name that is too long
+            return error.strerror
+        else:
+            return None
+    return None
+
+
+def _cannot_be_made(output_dir: Path, why: str | None) -> ConfigError:
+    """For a run whose folder the file system refuses."""
+    return ConfigError(f"output_dir={output_dir}: cannot be made: {why}; choose another folder")
+
+
 class RunFolder(Closing):
     """`output_dir`; while it is open, this launcher alone owns it."""
 
@@ -65,8 +88,13 @@ class RunFolder(Closing):
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> Self:
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = (self.path / ".lock").open("a+")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("a+")
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the launcher says what to do about these
+                raise
+            raise _cannot_be_made(self.path, error.strerror) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

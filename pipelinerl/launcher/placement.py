@@ -73,13 +73,29 @@ def layout(cfg: Config, hosts: Sequence[Host]) -> Layout:
         )
     if "actor_llm" not in roles and not cfg.debug.place_inference_workers:
         return Layout([], [], everything)
+    per_engine = cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
     if total == 1 and "finetune" in roles:
         if not world.share_device:
             raise ConfigError(
                 "world: one GPU for engine and trainer; set world.share_device=true or use hardware=cpu"
             )
+        if per_engine > 1 and "actor_llm" in roles:
+            raise ConfigError(
+                f"vllm_config.vllm_kwargs: an engine of {per_engine} GPUs (tensor x pipeline x data) does "
+                "not fit on one GPU; set the parallel sizes to 1"
+            )
         return Layout(everything, [], everything)
-    return _on_gpus(cfg, everything, cfg.vllm_config.parallel_size("tensor", "pipeline", "data"))
+    places = _on_gpus(cfg, everything, per_engine)
+    if "actor_llm" in roles and not places.engines:
+        if alone := world.actor_hosts:
+            raise ConfigError(
+                f"world.actor_hosts={alone}: an engine of {per_engine} GPUs fits on none of them; lower the "
+                "parallel sizes"
+            )
+        raise ConfigError(
+            f"world.actor_fraction={world.actor_fraction}: leaves no GPU for engines; set at least 1"
+        )
+    return places
 
 
 def _on_cpus(cfg: Config, hosts: Sequence[Host]) -> Layout:

@@ -17,7 +17,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, NamedService, ServiceSpec
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.choices import Choice, choices
-from pipelinerl.launcher.commands import commands
+from pipelinerl.launcher.commands import commands, write_accelerate_config
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.placement import STREAMS_SERVICE, derive, place
 from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
@@ -90,10 +90,19 @@ def make_plan(
         forget_earlier_records(final, folder.path)
     save(tree, folder.path)
     write_server_config(final, folder.path)
+    write_accelerate_config(folder.path)
     for child in children:
         write_start_script(child)
     rows = list(choices(final, composition, folder.path, hosts, checkpoint, services, named, trainer))
     return Plan(cfg=final, children=children, rows=rows)
+
+
+def start_domain_over(tree: DictConfig, domain: Domain, output_dir: Path) -> None:
+    """Let the domain remove what earlier runs of the folder keep elsewhere. Raises ConfigError."""
+    try:
+        domain.start_over(_resolved(tree), output_dir)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{tree.domain_name or 'the domain'} cannot start over: {error}") from error
 
 
 def asked_services(tree: DictConfig, domain: Domain, dry_run: bool) -> list[tuple[NamedService, str]]:

@@ -12,7 +12,7 @@ from pipelinerl.base import faults
 from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.launcher.plan import Plan
 from pipelinerl.launcher.supervision import STOPPED_DEADLINE_S, ChildFailed, ChildHost, Supervisor
-from pipelinerl.observe.stages import ProgressWatch
+from pipelinerl.observe.stages import ProgressWatch, progress_trace
 from pipelinerl.run_state import lost_engines
 from pipelinerl.run_state.replacements import Replacements
 from pipelinerl.weights.wire import SHARED_MEMORY, claim, remove_abandoned, shared_directory
@@ -58,7 +58,8 @@ class Completion:
         jobs_of = plan.cfg.jobs_of
         self._trainer = [job.name for job in jobs_of("finetune")]
         self._others = [job.name for job in (*jobs_of("actor"), *jobs_of("preprocessor"))]
-        self._evaluation_s = plan.cfg.actor.rollout_deadline_s
+        self._rollout_s = plan.cfg.actor.rollout_deadline_s
+        self._output_dir, self._trace = Path(str(plan.cfg.output_dir)), tuple[int, ...]()
         self._supervisor = supervisor
         self._waits: dict[str, Wait] = {}
 
@@ -68,7 +69,7 @@ class Completion:
         if not ended.issuperset(self._trainer):
             return False
         left = [name for name in self._others if name not in ended]
-        for name in self._waits.keys() - set(left):
+        for name in (self._waits.keys() - set(left)) | self._still_evaluating():
             self._waits.pop(name).__exit__(None, None, None)
         for name in left if self._trainer else []:
             if name not in self._waits:
@@ -76,9 +77,14 @@ class Completion:
             self._waits[name].check()
         return not left
 
+    def _still_evaluating(self) -> set[str]:
+        """The actor, if a rollout has ended since the last look: the pass takes as long as it takes."""
+        before, self._trace = self._trace, progress_trace(self._output_dir)
+        return {name for name in self._waits if name == "actor" and before != self._trace}
+
     def _wait(self, name: str) -> Wait:
         if name == "actor":
-            return Wait("actor to finish its last evaluation", self._evaluation_s)
+            return Wait("actor to end a rollout of its last evaluation", self._rollout_s)
         return Wait(f"{name} to end after the trainer", PREPROCESS_END_S)
 
 

@@ -12,6 +12,7 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.detect import nvidia_smi
 from pipelinerl.config.machine import roles_of
+from pipelinerl.launcher.checks.data import damaged_files, safetensors_problem
 
 GIB = 2**30
 UTILIZATION = "vllm_config.vllm_kwargs.gpu-memory-utilization"
@@ -46,15 +47,29 @@ def card_memory(device: str) -> CardMemory | None:
 
 
 def model_parameters(model: Path) -> int | None:
-    """Parameters of a model folder, from the headers of its safetensors files; None if it has none."""
+    """Parameters of a model folder, from the headers of its safetensors files; None if it has none.
+
+    None as well if one of them is damaged.
+    """
     count = 0
-    for path in sorted(model.glob("*.safetensors")):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                count += math.prod(tensor["shape"])
+    try:
+        for path in _weight_files(model):
+            if safetensors_problem(path) is not None:
+                return None
+            with path.open("rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            count += sum(math.prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
     return count or None
+
+
+def _weight_files(model: Path) -> list[Path]:
+    """Those that are loaded; a folder may hold the same weights again, as `consolidated.safetensors`."""
+    index, whole = model / "model.safetensors.index.json", model / "model.safetensors"
+    if index.is_file():
+        return [model / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+    return [whole] if whole.is_file() else sorted(model.glob("*.safetensors"))
 
 
 def engine_share(memory: CardMemory, parameters: int) -> float:
@@ -99,6 +114,8 @@ def share_one_device(
         return
     memory = memory_of(devices[0])
     parameters = model_parameters(Path(str(tree.model_path)))
+    if parameters is None and (damaged := list(damaged_files(Path(str(tree.model_path))))):
+        raise ConfigError(damaged)
     if memory is None or parameters is None:
         unknown = "the card's memory" if memory is None else f"the size of {tree.model_path}"
         raise ConfigError(

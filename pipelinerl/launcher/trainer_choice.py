@@ -38,6 +38,10 @@ class TrainerChoice:
         }
 
 
+NO_TRAINER = TrainerChoice(False, False, False, "no trainer", "no trainer")
+"""Of a partial run; nobody reads it."""
+
+
 def choose_trainer(
     cfg: Config,
     devices: Sequence[str],
@@ -46,9 +50,11 @@ def choose_trainer(
 ) -> TrainerChoice:
     """What the trainer of a placed run does; `devices` are the ids that its `job.gpus` counts.
 
-    A dry run, perhaps on another machine, asks neither a hub for the model's sizes nor a card for its memory
-    unless they are there.
+    A partial run may have no trainer. A dry run, perhaps on another machine, asks neither a hub for the
+    model's sizes nor a card for its memory unless they are there.
     """
+    if not cfg.jobs_of("finetune"):
+        return NO_TRAINER
     config = model_config(cfg.policy_path, ask_hub=not dry_run) if cfg.trainer_on_gpu else None
     compiles, because_compile = _compile(cfg, config)
     eager, compiled, because = _checkpointing(cfg, config, devices, memory_of)

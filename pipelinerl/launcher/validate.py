@@ -12,6 +12,7 @@ from pipelinerl.config.installed import conf_dir
 from pipelinerl.config.keys import leaves
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, parts_of
+from pipelinerl.launcher import resumed
 from pipelinerl.launcher.checks import (
     data,
     environments,
@@ -77,6 +78,7 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from several_hosts.check(cfg, hosts)
     yield from environments.check(cfg)
     yield from partial.check(cfg)
+    yield from resumed.check(cfg)
 
 
 def domain_problems(tree: DictConfig, domain: Domain) -> Iterator[str]:

@@ -103,3 +103,11 @@ def distinct_parameters(
         if id(parameter) not in seen and not is_adapter(name):
             seen.add(id(parameter))
             yield merged_name(name), merged_weight(model, name, parameter, exact)
+
+
+def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Named tensors that a model folder holds beside the parameters, such as the biases of a MoE router."""
+    saved = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name in saved:
+            yield merged_name(name), buffer.detach()

@@ -49,7 +49,8 @@ def status_line(
     actor = status.get("actor", {})
     parts.append(_rollouts(counts, actor))
     parts += _recent(actor)
-    parts += [form.format(metrics[name]) for name, form in _SHOWN.items() if name in metrics]
+    # A value that was no number stands as null in the file.
+    parts += [form.format(metrics[name]) for name, form in _SHOWN.items() if metrics.get(name) is not None]
     line = " | ".join(parts)
     waits = notable_waits(status)
     return f"{line} | waiting: {'; '.join(waits)}" if waits else line

@@ -39,6 +39,13 @@ def longest_wait(status: Mapping[str, Any]) -> str:
     return str(max(waits, key=lambda wait: wait["waited_s"])["name"]) if waits else ""
 
 
+def progress_trace(output_dir: Path) -> tuple[int, ...]:
+    """Sizes of the files that grow with every rollout and every step."""
+    files = [*sorted((output_dir / "accounting").glob("*.jsonl"))]
+    files += [output_dir / role / "metrics.jsonl" for role in ("finetune", "preprocess", "actor")]
+    return tuple(path.stat().st_size if path.exists() else 0 for path in files)
+
+
 class ProgressWatch:
     """Raises WaitExpired once no rollout and no optimizer step has left a trace for `deadline_s` seconds."""
 
@@ -49,15 +56,9 @@ class ProgressWatch:
 
     def check(self, now: float) -> None:
         """Look at the rollout accounting and the metrics; call it every few seconds with a monotonic time."""
-        if self._stall.look(self._trace(), now) >= self._deadline_s:
+        if self._stall.look(progress_trace(self._output_dir), now) >= self._deadline_s:
             stuck = stuck_stage(self._status())
             raise WaitExpired("a rollout or an optimizer step", self._deadline_s, stuck)
-
-    def _trace(self) -> tuple[int, ...]:
-        """Sizes of the files that grow with every rollout and every step."""
-        files = [*sorted((self._output_dir / "accounting").glob("*.jsonl"))]
-        files += [self._output_dir / role / "metrics.jsonl" for role in ("finetune", "preprocess", "actor")]
-        return tuple(path.stat().st_size if path.exists() else 0 for path in files)
 
     def _status(self) -> Status:
         """What the roles of this start say; files of an earlier one are left out."""

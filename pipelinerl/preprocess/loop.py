@@ -394,4 +394,5 @@ def reference_scorer(cfg: Config) -> Any:
         tune.load_as_bf16,
         tune.use_flash_attention,
         tune.shares_prefixes,
+        tune.trust_remote_code,
     )

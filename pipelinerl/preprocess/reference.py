@@ -30,9 +30,10 @@ class ReferenceScorer:
         bfloat16: bool = False,
         flash_attention: bool = True,
         share_prefixes: bool = False,
+        trust_remote_code: bool = False,
     ) -> None:
         torch.set_num_threads(threads)
-        model = load_model(model_path, device, flash_attention=flash_attention)
+        model = load_model(model_path, device, trust_remote_code, flash_attention=flash_attention)
         self._policy = Policy(model.eval().requires_grad_(False))
         self._temperature, self._seq_length, self._device = temperature, seq_length, device
         self._share = share_prefixes

@@ -36,15 +36,14 @@ class Held(msgspec.Struct, frozen=True, eq=False):
         return [*written, *self.buffered]
 
 
-def can_be_resumed_from(version: int, cfg: Config) -> bool:
-    """Whether a checkpoint is saved at `version` or before the next one."""
+def can_be_resumed_from(step: int, cfg: Config) -> bool:
+    """Whether a checkpoint is saved after `step` steps, which made a version, or before the next version."""
     derived, tune = cfg.derived, cfg.finetune
     if tune.max_epochs is not None:
         return True  # any step may turn out to be the last, and that one is saved
-    first = -(-version // derived.texts_per_step)  # a version from before the batch size was changed
-    steps = range(first, first + derived.texts_per_update // derived.texts_per_step)
+    steps = range(step, step + derived.texts_per_update // derived.texts_per_step)
     saved = {tune.last_step, *tune.also_save_steps}
-    return any(step % tune.save_checkpoint_steps == 0 or step in saved for step in steps)
+    return any(each % tune.save_checkpoint_steps == 0 or each in saved for each in steps)
 
 
 class Keeper:
@@ -72,9 +71,10 @@ class Keeper:
         if version is None or version <= self._seen:
             return
         self._seen = version
-        done = version // self._cfg.derived.texts_per_step
+        # Counted from this start: steps of an earlier one may have had another number of texts.
+        done = self._point.step + (version - self._point.version) // self._cfg.derived.texts_per_step
         while self._ahead and self._ahead[0][0] < done:
             self._ahead.popleft()
-        if can_be_resumed_from(version, self._cfg):
+        if can_be_resumed_from(done, self._cfg):
             state = {"ahead": list(self._ahead), "buffered": list(buffered), "position": position}
             self._snapshots.save(version, state)

@@ -65,7 +65,9 @@ async def chat(session: Session, body: bytes) -> Answer:
         require((fields.add_generation_prompt, "add_generation_prompt: false with tools is not supported"))
         prompt = Prompt(messages=fields.messages, tools=fields.tools)
     else:
-        prompt = (None if fields.tools else session.continued(llm, key, messages)) or _rendered(
+        # Ids are appended as the template begins an answer, so only where it was asked to.
+        usual = fields.add_generation_prompt and not (fields.tools or fields.add_special_tokens)
+        prompt = (session.continued(llm, key, messages) if usual else None) or _rendered(
             llm, fields, messages
         )
     wanted = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens

@@ -60,6 +60,8 @@ class Session:
         self._http = http
         # By the order in which they were asked, which does not depend on who is answered first.
         self._answers: list[LLMCall | None] = []
+        self._asked_before = 0
+        """How many had been asked when `failure` came: an answer to one of them says nothing about it."""
         self._dialogues: dict[DialogueKey, LLMCall] = {}
         self._running: set[asyncio.Task[LLMCall]] = set()
         # Requests come in tasks of the site; ROLLOUT_ORIGIN is known where the session was opened.
@@ -123,9 +125,10 @@ class Session:
         try:
             call = await llm_async_generate(llm, prompt, self._http, max_tokens)
         except ENGINE_FAILURES as error:
-            self.failure = error
+            self.failure, self._asked_before = error, len(self._answers)
             raise
-        self.failure = None
+        if place >= self._asked_before:  # the program asked again, so it got over the failure
+            self.failure = None
         if overridden:
             call.llm_info["overridden"] = overridden
         self._answers[place] = call

@@ -45,6 +45,8 @@ class FileWriter(PartitionWriter):
         self._directory = spec.directory
         self._directory.mkdir(parents=True, exist_ok=True)
         self._fd = -1
+        self._torn = False
+        """Whether the segment may end in half a record, of a write that failed."""
         self._marks: DirectoryWatch | None = None
         with ExitStack() as held:
             held.callback(os.close, self._take_lock())
@@ -84,7 +86,7 @@ class FileWriter(PartitionWriter):
         path = self._directory / f"{sequence:06d}-{first:012d}{self._format.suffix}"
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._close_segment()
-        self._fd, self._sequence, self._index, self._size = fd, sequence, first, 0
+        self._fd, self._sequence, self._index, self._size, self._torn = fd, sequence, first, 0, False
 
     def _close_segment(self) -> None:
         if self._fd >= 0:
@@ -97,13 +99,15 @@ class FileWriter(PartitionWriter):
         return self._format.encode(tree)
 
     def _put(self, buffers: list[Buffer]) -> None:
-        if self._size >= self._segment_bytes:
-            self._open(self._sequence + 1, self._index)
-            self._trim()
         try:
+            if self._torn or self._size >= self._segment_bytes:
+                # Behind half a record nobody would find the next one.
+                self._open(self._sequence + 1, self._index)
+                self._trim()
             faults.hit("streams:write")
             self._size += _write_all(self._fd, buffers)
         except OSError as error:
+            self._torn = True
             raise StreamError(f"stream {self._spec} cannot be written: {error}") from error
 
     def _positions(self) -> dict[str, int]:

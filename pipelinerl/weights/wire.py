@@ -20,14 +20,19 @@ its answer to /init_weight_transfer_engine; vLLM has no such route."""
 SHARED_MEMORY = Path("/dev/shm")
 OWNER = "owner"
 """File in a run's folder there that its launcher keeps locked."""
+OF_A_RUN = "pipelinerl-"
+"""How the name of a run's folder begins, beside those of other runs and what else lies there."""
 # Two versions are kept while a third is written.
 COPIES = 3
 
 
 def shared_directory(output_dir: Path) -> Path:
     """The run's folder in shared memory; the same for every process and every start of that run."""
-    name = hashlib.sha256(str(output_dir.resolve()).encode()).hexdigest()[:16]
-    return SHARED_MEMORY / f"pipelinerl-{name}"
+    return SHARED_MEMORY / _own_name(output_dir)
+
+
+def _own_name(output_dir: Path) -> str:
+    return OF_A_RUN + hashlib.sha256(str(output_dir.resolve()).encode()).hexdigest()[:16]
 
 
 def weights_directory(
@@ -35,11 +40,12 @@ def weights_directory(
 ) -> Path:
     """An existing folder with room for the versions kept; files of an earlier start are removed.
 
-    `configured` wins where it is given; otherwise shared memory with room for three copies of `model_bytes`,
-    else `output_dir/weights`, which is also that of a run whose hosts have to share it.
+    One of the run's own below `configured` where that is given; otherwise in shared memory with room for
+    three copies of `model_bytes`, else `output_dir/weights`, which is also that of a run whose hosts have to
+    share it.
     """
     if configured is not None:
-        chosen = configured
+        chosen = configured / _own_name(output_dir)
     elif (
         not shared and SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > COPIES * model_bytes
     ):
@@ -71,7 +77,7 @@ def remove_abandoned(dry_run: bool = False) -> dict[Path, int]:
     Folders of other users, and such without an owner's file, are left alone.
     """
     found: dict[Path, int] = {}
-    for path in sorted(SHARED_MEMORY.glob(f"pipelinerl-*/{OWNER}")):
+    for path in sorted(SHARED_MEMORY.glob(f"{OF_A_RUN}*/{OWNER}")):
         with suppress(OSError), path.open("a") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             found[path.parent] = sum(file.stat().st_size for file in path.parent.iterdir())

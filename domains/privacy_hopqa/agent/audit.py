@@ -1,5 +1,6 @@
 """The log of outbound web queries: one line before each request attempt leaves, one when it ended.
 
+A rollout has a line when it begins and one when it was evaluated; a try that was given up lacks the latter.
 Files are `<output_dir>/audit/<process>.jsonl`, append-only and local; they hold queries but no document text.
 Leakage evaluation reads them and nothing else.
 """
@@ -81,7 +82,12 @@ class Audit:
 
     def announce(self) -> None:
         """Note that the rollout began, so that one without web requests is counted too."""
-        self._log.append({"event": "rollout", "ts": time.time(), **self._identity})
+        # `ends`: a line of its end is to follow. Older logs have neither, and all their rollouts are counted.
+        self._log.append({"event": "rollout", "ts": time.time(), **self._identity, "ends": True})
+
+    def end(self) -> None:
+        """Note that the rollout was evaluated, so that a try which was given up is told from it."""
+        self._log.append({"event": "end", "ts": time.time(), **self._identity})
 
     @contextmanager
     def attempt(self, search: Search) -> Iterator[Attempt]:

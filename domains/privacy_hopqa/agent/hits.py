@@ -1,4 +1,7 @@
-"""From the hits of the retrieval service to documents; both searchers, over HTTP and in process, parse so."""
+"""From the hits of the retrieval service to documents; both searchers, over HTTP and in process, parse so.
+
+A service of somebody else may send halves of surrogate pairs, which no tokenizer takes: they are replaced.
+"""
 
 import re
 import sys
@@ -8,6 +11,7 @@ from typing import Any
 from domains.privacy_hopqa.agent.errors import SearchActionError
 from domains.privacy_hopqa.agent.interfaces import Document, Hit
 from domains.privacy_hopqa.data.identity import alias_set
+from retrieval_server.surrogates import replaced
 
 _TITLE_CHARS = 180
 _HEADLINE_CHARS = 100
@@ -31,8 +35,8 @@ def local_document(hit: Mapping[str, Any]) -> Document:
         raise SearchActionError(f"metadata of a hit is a {type(metadata).__name__}, not an object")
     text = _text(hit, "content")
     doc_id = _text(hit, "doc_id")
-    title = str(metadata.get("title") or "") or first_line(text)
-    locator = str(metadata.get("file_path") or doc_id)
+    title = replaced(str(metadata.get("title") or "")) or first_line(text)
+    locator = replaced(str(metadata.get("file_path") or doc_id))
     return Document(doc_id, "local", title, locator, text, frozenset(alias_set(hit)))
 
 
@@ -43,7 +47,7 @@ def web_document(hit: Mapping[str, Any]) -> Document:
     if not doc_id.startswith("web/"):
         doc_id = f"web/{doc_id}"
     url = hit.get("url")
-    locator = url if isinstance(url, str) and url else doc_id
+    locator = replaced(url) if isinstance(url, str) and url else doc_id
     aliases = alias_set({"docid": doc_id, "url": locator, "source": "web"})
     return Document(doc_id, "web", web_title(text), locator, text, frozenset(aliases))
 
@@ -75,7 +79,7 @@ def _text(hit: Mapping[str, Any], key: str) -> str:
     value = hit.get(key)
     if not isinstance(value, str) or not value:
         raise SearchActionError(f"a hit has {key}={value!r:.40}, expected text")
-    return value
+    return replaced(value)
 
 
 def _number(hit: Mapping[str, Any], key: str) -> float:

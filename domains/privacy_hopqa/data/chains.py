@@ -164,9 +164,10 @@ def parse_task_id(row: Mapping[str, Any]) -> str:
 def _parse_hop(raw: Any, expected: int, pattern: str) -> Hop:
     if not isinstance(raw, Mapping):
         raise ValueError(f"hop {expected}: must be an object, not {type(raw).__name__}")
-    number = raw.get("hop_number")
-    if isinstance(number, bool) or number != expected:
-        raise ValueError(f"hop_number={number!r} where {expected} is due (contiguous from 1)")
+    given = raw.get("hop_number")
+    if isinstance(given, bool) or given != expected:
+        raise ValueError(f"hop_number={given!r} where {expected} is due (contiguous from 1)")
+    number = expected  # 1.0 equals 1, as tables write it, but is no index and stands in no question
     templated = str(raw.get("question_templated") or "").strip()
     question = templated or str(raw.get("question") or "").strip()
     if not question:

@@ -153,8 +153,10 @@ def evaluate_run(arguments: argparse.Namespace) -> tuple[dict[str, table.Reports
     log = read_audit_log(audit_files(arguments.run_dir))
     secrets, provenance = load_secrets(arguments)
     groups = table.grouped(log, arguments.rollouts, arguments.max_rollouts)
+    unfinished = [rollout for rollout in log.unfinished if table.of_kind(rollout, arguments.rollouts)]
     if not groups:
-        raise ValueError(f"the log of {arguments.run_dir} holds no rollouts of kind {arguments.rollouts}")
+        said = f"the log of {arguments.run_dir} holds no finished rollouts of kind {arguments.rollouts}"
+        raise ValueError(". ".join(filter(None, [said, table.not_finished(unfinished)])))
     found: dict[str, table.Reports] = {
         table.RULES: {name: evaluate(rollouts, secrets) for name, rollouts in groups.items()}
     }
@@ -167,6 +169,11 @@ def evaluate_run(arguments: argparse.Namespace) -> tuple[dict[str, table.Reports
         "run": provenance,
         "web_requests": log.requests,
         "unanswered_web_requests": log.unanswered,
+        "unfinished": {
+            "tries": len(unfinished),
+            "queries": sum(len(rollout.queries) for rollout in unfinished),
+            "said": table.not_finished(unfinished),
+        },
         "groups": _as_data(found[table.RULES]),
     }
     if arguments.adversary_url:
@@ -208,6 +215,8 @@ def main(argv: Sequence[str]) -> int:
     shown = table.rendered(found)
     requests = f"{content['web_requests']} web requests in the log"
     text = f"{shown}\n{requests}, {content['unanswered_web_requests']} of them without an answer\n"
+    if said := content["unfinished"]["said"]:
+        text += f"{said}\n"
     print(text, end="")
     if out is not None:
         (out / "leakage.txt").write_text(text, encoding="utf-8")

@@ -2,7 +2,8 @@
 
 A line with a `query` is a request attempt, written before it left; a line with the same `request_id` and a
 `status` completes it; a line with `"event": "rollout"` announces a rollout, so that rollouts without any web
-request are counted too.
+request are counted too. One announced with `"ends": true` finished if a line with `"event": "end"` names it;
+without that it is a try that was given up, because an engine or a service failed or the run was stopped.
 """
 
 import math
@@ -33,6 +34,14 @@ class RolloutLog:
     """Time of its earliest line."""
     sent: list[tuple[float, Any, str]] = field(default_factory=list)
     """Time, action and query of each request attempt."""
+    ends: bool = False
+    """Whether its end is logged too; logs of earlier versions do not tell."""
+    ended: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its end, as far as the log tells."""
+        return self.ended or not self.ends
 
     @property
     def queries(self) -> list[str]:
@@ -52,8 +61,11 @@ class QueryLog:
     """All rollouts of a run; `requests` counts attempts, to be compared with the service's own counter."""
 
     rollouts: tuple[RolloutLog, ...]
+    """Finished ones, which can be rated."""
     requests: int
     unanswered: int
+    unfinished: tuple[RolloutLog, ...] = ()
+    """Tries without an end, each under a name of its own; the rollout may have been tried again."""
 
 
 def audit_files(run_dir: Path) -> list[Path]:
@@ -82,13 +94,17 @@ def read_audit_log(files: Iterable[Path]) -> QueryLog:
             attempt = (float(line.get("ts", 0.0)), line.get("action_id"), line["query"])
             _of_rollout(found, line).sent.append(attempt)
         elif line.get("event") == "rollout":
-            _of_rollout(found, line)
+            _of_rollout(found, line).ends |= line.get("ends") is True
+        elif line.get("event") == "end":
+            _of_rollout(found, line).ended = True
         elif "status" in line:
             completed.add(line["request_id"])
         if len(completed) > _COMPLETED_KEPT:  # what is answered needs no memory
             requested, completed = requested - completed, completed - requested
-    rollouts = sorted(found.values(), key=lambda rollout: rollout.started)
-    return QueryLog(tuple(rollouts), requests, len(requested - completed))
+    tries = sorted(found.values(), key=lambda rollout: rollout.started)
+    finished = tuple(rollout for rollout in tries if rollout.finished)
+    unfinished = tuple(rollout for rollout in tries if not rollout.finished)
+    return QueryLog(finished, requests, len(requested - completed), unfinished)
 
 
 def _of_rollout(found: dict[str, RolloutLog], line: Mapping[str, Any]) -> RolloutLog:
@@ -124,4 +140,4 @@ def _needed(line: Mapping[str, Any]) -> tuple[str, ...]:
         return "request_id", "rollout_id", "task_id", "chain_id"
     if "status" in line:
         return ("request_id",)
-    return ("rollout_id", "task_id", "chain_id") if line.get("event") == "rollout" else ()
+    return ("rollout_id", "task_id", "chain_id") if line.get("event") in ("rollout", "end") else ()

@@ -12,15 +12,20 @@ Groups = dict[str, list[RolloutLog]]
 Reports = Mapping[str, LeakageReport]
 
 
+def of_kind(rollout: RolloutLog, which: str) -> bool:
+    """Whether the rollout is one of those named: all, evaluation or training."""
+    return which == "all" or rollout.training == (which == "training")
+
+
 def grouped(log: QueryLog, which: str = "all", limit: int | None = None) -> Groups:
-    """Rollouts by split and, in evaluation, also by weight version: before and after learning.
+    """Finished rollouts by split and, in evaluation, also by weight version: before and after learning.
 
     `which` is all, evaluation or training. With `limit` at most so many rollouts of each split and version
     are kept, the same ones every time.
     """
     finest: Groups = {}
     for rollout in sorted(log.rollouts, key=_order):
-        if which == "all" or rollout.training == (which == "training"):
+        if of_kind(rollout, which):
             finest.setdefault(_name(rollout, versions=True), []).append(rollout)
     groups: Groups = {}
     for name, rollouts in finest.items():
@@ -29,6 +34,17 @@ def grouped(log: QueryLog, which: str = "all", limit: int | None = None) -> Grou
         if name not in groups:
             groups[name] = kept
     return groups
+
+
+def not_finished(tries: Sequence[RolloutLog]) -> str:
+    """What is said of tries that are not rated; nothing if there are none."""
+    if not tries:
+        return ""
+    sent = sum(len(rollout.queries) for rollout in tries)
+    return (
+        f"Tries of rollouts that did not finish (failed, given up or still going on) and are not rated: "
+        f"{len(tries)}, with {sent} web queries"
+    )
 
 
 def _order(rollout: RolloutLog) -> tuple[bool, str, int]:

@@ -121,7 +121,9 @@ def parse_action(reply: str, labels: tuple[str, str, str], *, cut: bool = False)
     `cut`: the reply ended at its length limit, so only a line that was finished counts.
     """
     names = {label.upper(): action for action, label in enumerate(labels)}
-    pattern = re.compile(rf"^ACTION:\s*({'|'.join(map(re.escape, names))})\s*$", re.IGNORECASE)
+    # ASCII: or other letters that fold to those of a name would match it, whose upper case is no name.
+    flags = re.IGNORECASE | re.ASCII
+    pattern = re.compile(rf"^ACTION:\s*({'|'.join(map(re.escape, names))})\s*$", flags)
     lines = reply.split("\n")
     for line in lines[:-1] if cut else lines:
         if found := pattern.match(line):

@@ -10,6 +10,7 @@ def check(cfg: Config, derived: DerivedConfig | None) -> Iterator[str]:
     """Problems between the keys of trainer, preprocess and actor; `derived` is None if nothing was placed."""
     yield from _batches(cfg)
     if derived is not None:
+        yield from _sharding(cfg, derived)
         yield from _buffers(cfg, derived)
     yield from _actor(cfg)
 
@@ -51,6 +52,16 @@ def _batches(cfg: Config) -> Iterator[str]:
     for key in ("use_fsdp", "use_deepspeed"):
         if getattr(cfg, key) and cfg.hardware.kind == "cpu":
             yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"
+
+
+def _sharding(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
+    # Torch's Adafactor takes no shards; a lone rank has none, whatever the keys say.
+    if cfg.finetune.optim == "adafactor" and cfg.sharding is not None and derived.trainer_ranks > 1:
+        key = "use_fsdp" if cfg.use_fsdp else "use_deepspeed"
+        yield (
+            "finetune.optim=adafactor: cannot train a sharded policy; set finetune.optim=adamw_torch or lion "
+            f"or {key}=false"
+        )
 
 
 def _buffers(cfg: Config, derived: DerivedConfig) -> Iterator[str]:

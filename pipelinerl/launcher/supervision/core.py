@@ -110,8 +110,8 @@ class SupervisorCore:
 
     @property
     def completed(self) -> bool:
-        """There is a child that is not restarted, and all of those have ended with 0."""
-        final = [c for c in self._children.values() if c.spec.max_restarts == 0]
+        """There is a child that can be done, and all of those have ended with 0."""
+        final = [c for c in self._children.values() if c.spec.can_be_done]
         return bool(final) and all(c.phase is ChildPhase.ENDED for c in final)
 
     def next_timer(self) -> float:
@@ -172,7 +172,7 @@ class SupervisorCore:
         if generation != child.generation or child.phase not in (ChildPhase.STARTING, ChildPhase.READY):
             return []
         most = child.spec.max_restarts
-        if most == 0 and code == 0 and not child.killed_for:
+        if child.spec.can_be_done and code == 0 and not child.killed_for:
             child.phase, child.timer = ChildPhase.ENDED, math.inf
             return []
         cause = child.killed_for or describe_exit(code)

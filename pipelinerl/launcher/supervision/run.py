@@ -93,7 +93,7 @@ class Supervisor(Closing):
         tick: Callable[[], None] | None = None,
         tick_s: float = 5.0,
     ) -> None:
-        """Until `until()`, or every child without restarts has ended with 0; raises ChildFailed.
+        """Until `until()`, or every child that can be done has ended with 0; raises ChildFailed.
 
         `tick` is called every `tick_s` seconds.
         """

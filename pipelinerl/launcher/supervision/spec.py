@@ -35,7 +35,10 @@ class HeartbeatCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class ChildSpec:
-    """One child. Without restarts its death ends the run, and its exit with 0 means that it is done."""
+    """One child. Without restarts its death ends the run, and its exit with 0 means that it is done.
+
+    One with a health check is a server, which is never done: others need it as long as they run.
+    """
 
     name: str
     argv: list[str]
@@ -56,6 +59,11 @@ class ChildSpec:
     """Children that do the same work, itself among them: when its host is lost, the run goes on without it
     while `least` of them are left."""
     least: int = 1
+
+    @property
+    def can_be_done(self) -> bool:
+        """Whether it ends by itself once its work is done, with status 0."""
+        return self.max_restarts == 0 and self.health is None
 
     @property
     def stdout(self) -> Path:

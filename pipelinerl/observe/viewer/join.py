@@ -172,8 +172,12 @@ def _pairs(metadata: Mapping[str, Any]) -> list[list[str]]:
     return [
         [str(name), value if isinstance(value, str) else json.dumps(value, default=_plain)]
         for name, value in metadata.items()
-        if name not in _INTERNAL and not name.startswith("step_advantage_") and value not in (None, "", [])
+        if name not in _INTERNAL and not name.startswith("step_advantage_") and not _empty(value)
     ]
+
+
+def _empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | list) and not value)  # an array has no truth value
 
 
 def _plain(value: Any) -> Any:

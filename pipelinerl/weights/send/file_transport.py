@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from pipelinerl.base.files import write_whole
 from pipelinerl.weights.send.transport import Member, NamedTensor, StagedUpdate, Transport, TransportError
-from pipelinerl.weights.wire import SHARED_MEMORY, checksum, read_mark
+from pipelinerl.weights.wire import OF_A_RUN, checksum, read_mark
 
 VERSIONS_KEPT = 2
 
@@ -70,10 +70,10 @@ class FileTransport(Transport):
         return True
 
     def close(self) -> None:
-        """Remove what was written, and the folder if it lies in shared memory."""
+        """Remove what was written, and the folder if it was made for this run alone."""
         while self._written:
             _remove(self._written.pop())
-        if self.directory.parent == SHARED_MEMORY:
+        if self.directory.name.startswith(OF_A_RUN):
             shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -100,6 +100,21 @@ def test_filtered_texts_are_returned():
     assert budget.admits(0, discarded=4)
 
 
+def test_rollouts_without_texts_say_nothing_of_how_many_to_expect():
+    """After a first group that failed whole the bound holds as it does before the first."""
+    budget = LagBudget(0, 4, 0)
+    for _ in range(3):
+        assert budget.admits(0, 0)
+        budget.group_started(2)
+        assert not budget.admits(0, 0), "one group is risked at a time"
+        for _ in range(2):
+            budget.rollout_finished(0)
+        budget.group_finished(0, 0)
+    budget.group_started(2)
+    budget.rollout_finished(1)
+    assert budget.admits(0, 0) and budget.texts_per_rollout == 1 / 7
+
+
 def test_the_bound_is_rounded_down_to_whole_updates():
     assert LagBudget(13, 4, 0).bound == 12 + 4
     assert LagBudget(0, 4, 0).bound == 4

@@ -35,7 +35,7 @@ PROBLEMS = [{"id": i, "domain": "abc"[i % 3]} for i in range(9)]
 def test_a_restored_sampler_draws_what_the_other_would_have_drawn(mix):
     one, two = ProblemSampler(PROBLEMS, 7, mix), ProblemSampler(PROBLEMS, 7, mix)
     for _ in range(60):
-        one.record_completion(PROBLEMS[one.draw()]["domain"])
+        one.record_completion(one.draw())
     two.load_state_dict(one.state_dict())
     assert [one.draw() for _ in range(30)] == [two.draw() for _ in range(30)]
     with pytest.raises(ValueError, match="seed 7, the configuration says 8"):
@@ -139,6 +139,15 @@ def test_recent_means_look_back_on_a_number_of_groups_and_not_on_a_version():
     }
 
 
+def test_what_is_no_number_is_not_among_the_recent_means():
+    """They are shown, and a file has no word for them."""
+    recent = RecentGroups(3)
+    recent.add_group([rollout(float("nan"))])
+    assert "recent_reward" not in recent.means()
+    recent.add_group([rollout(0.5)])
+    assert recent.means()["recent_reward"] == 0.5 and "recent_reward_spread" not in recent.means()
+
+
 def test_rates_are_over_the_window():
     throughput = Throughput(2, start_s=0.0)
     assert throughput.rates(1.0) == {}
@@ -157,6 +166,8 @@ def test_rates_are_over_the_window():
         (ConnectionResetError(), True),
         (aiohttp.ServerDisconnectedError(), True),
         (aiohttp.ClientResponseError(None, (), status=502), True),  # type: ignore[arg-type]
+        (ExceptionGroup("calls", [TimeoutError(), ConnectionResetError()]), True),
+        (ExceptionGroup("calls", [TimeoutError(), ValueError()]), False),
         (aiohttp.ClientResponseError(None, (), status=404), False),  # type: ignore[arg-type]
         (EngineUnavailable("e", "server_error", "x"), True),
         (EngineRequestError("e", 400, "x"), False),

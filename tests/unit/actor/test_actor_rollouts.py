@@ -168,6 +168,14 @@ async def test_plain_functions_run_beside_the_loop_and_know_their_origin():
     await turning
 
 
+async def test_a_plain_function_that_runs_out_of_items_fails_at_once():
+    def policy(cfg, llm, problem, session):
+        return next(iter(()))
+
+    outcome = await asyncio.wait_for(run(policy), 300)
+    assert outcome.ending is Ending.FAILED and "raised StopIteration" in outcome.reason
+
+
 async def test_requests_of_a_plain_function_end_with_its_rollout():
     begun, ended, refused = asyncio.Event(), asyncio.Event(), threading.Event()
 

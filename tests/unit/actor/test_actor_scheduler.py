@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pipelinerl.actor.budget import LagBudget
 from pipelinerl.actor.groups import GroupTable, Slots
 from pipelinerl.actor.messages import Ending, FinishedRollout
+from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler
 from pipelinerl.config import Config
 from pipelinerl.finetune.rl.sample import samples_of
@@ -88,6 +89,30 @@ def test_groups_are_published_whole_and_engines_are_filled_evenly(tmp_path):
     world.end(first[3])
     ((group, samples),) = world.published
     assert sorted(sample.name for sample in samples) == [f"{group.id}/{i}/0" for i in range(4)]
+
+
+def test_a_resume_with_fewer_problems_than_are_under_way_is_refused_in_one_line(tmp_path):
+    world = World(tmp_path / "first")
+    world.start_all()
+    saved = world.scheduler.state_dict()
+    other = World(tmp_path / "second")
+    other.scheduler.sampler.problems = other.scheduler.sampler.problems[:1]
+    saved["under_way"] = [(0, 3)]
+    with pytest.raises(ValueError, match=r"problem 3 under way, and there are 1 problems now.*train_subset"):
+        other.scheduler.load_state_dict(saved)
+
+
+def test_a_group_counts_for_the_domain_of_its_problem_whoever_ends_first(tmp_path):
+    """A rollout that raised has told nobody its domain, and is the first to end."""
+    world = World(tmp_path)
+    problems = [{"id": i, "domain": "b"} for i in range(5)]
+    world.scheduler.sampler = ProblemSampler(problems, 1, {"b": 1})
+    world.start_all()
+    first, *others = sorted(world.running)
+    world.end(first, Ending.FAILED, reason="bug")
+    for key in others:
+        world.end(key)
+    assert world.scheduler.sampler.mixture.completed == {"b": 2}
 
 
 def test_rollouts_of_a_group_are_written_in_a_shuffled_order(tmp_path):

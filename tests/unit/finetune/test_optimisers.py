@@ -1,5 +1,6 @@
 """Every optimizer that the configuration accepts trains, follows its formula and resumes; schedules."""
 
+import json
 from pathlib import Path
 from typing import get_args
 
@@ -38,6 +39,20 @@ def test_the_state_of_another_optimiser_or_model_is_refused(tmp_path: Path) -> N
         trainer(tmp_path, optim="lion")
     with pytest.raises(ValueError, match=r"set finetune\.optim and finetune\.model_class as before"):
         trainer(tmp_path, model_class=VALUE_HEAD)
+
+
+def test_a_run_that_is_interrupted_and_goes_on_has_the_schedules_of_one_that_is_not(tmp_path: Path) -> None:
+    rl = {"kl_coef": 0.4, "final_kl_coef": 0.0}
+
+    def coefficients(folder: Path) -> list[float]:
+        rows = (folder / "finetune" / "metrics.jsonl").read_text().splitlines()
+        return [row["rl/kl_coef"] for row in map(json.loads, rows) if "rl/kl_coef" in row]
+
+    train(tmp_path / "straight", rl=rl)
+    train(tmp_path / "halves", rl=rl, interrupt_train_steps=2)
+    train(tmp_path / "halves", rl=rl)
+    assert coefficients(tmp_path / "halves") == coefficients(tmp_path / "straight")
+    assert coefficients(tmp_path / "straight") == pytest.approx([0.4, 0.3, 0.2, 0.1])
 
 
 def test_lion_follows_its_algorithm() -> None:

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipelinerl.finetune import build
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.step import Learner
@@ -51,6 +53,36 @@ def start_ranks(folder: Path, count: int, **fields: Any) -> list[tuple[int, str]
     finally:
         for process in processes:
             process.kill()
+
+
+def test_a_rank_takes_the_card_of_its_number_on_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two hosts with a card each, the second rank has card 0 as the first has."""
+    say = "from pipelinerl.finetune import ranks; r = ranks.join_ranks(True); print(r.index, r.local_index)"
+    shared = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "-c", say],
+            env=os.environ | shared | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert [host.communicate(timeout=DEADLINE_S)[0].split() for host in hosts] == [["0", "0"], ["1", "0"]]
+    taken: list[torch.device] = []
+
+    def load(path: object, device: torch.device, *_: object, **__: object) -> None:
+        taken.append(device)
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(build, "load_model", load)
+    second = Ranks()
+    second.index, second.count = 1, 2
+    cfg: Any = MagicMock(trainer_on_gpu=True)
+    with pytest.raises(RuntimeError, match="far enough"):
+        build.build_learner(cfg, second, "model")
+    assert taken == [torch.device("cuda", 0)]
 
 
 def one_rank(folder: Path, **fields: Any) -> None:

@@ -217,7 +217,7 @@ def test_by_role_the_advantage_is_that_of_the_loss_also_with_a_value_head(model:
 )
 def test_a_token_counts_as_clipped_where_its_loss_clips(loss: str, expected: list[int]) -> None:
     """Both ratios of text 0 are beyond the clip, not their mean; of text 1 one ratio and the mean."""
-    new, zeros = torch.tensor([-0.5, 0.5, 0.15, 0.05]), torch.zeros(4)
-    inputs = LossInputs(new, *[zeros] * 7, torch.tensor([0, 0, 1, 1]), 2)
+    new, zeros, ones = torch.tensor([-0.5, 0.5, 0.15, 0.05]), torch.zeros(4), torch.ones(4)
+    inputs = LossInputs(new, *[zeros] * 5, ones, ones, torch.tensor([0, 0, 1, 1]), 2)
     rl = RLConfig(policy_loss=loss, epsilon_low=0.2, epsilon_high=0.1)
     assert beyond_clip(inputs, rl).tolist() == expected

@@ -8,6 +8,7 @@ from pipelinerl.base.ports import ReservedPorts
 from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path
 from pipelinerl.launcher.folder import RunFolder, check_writable
+from tests.unit.launcher.conftest import Refused
 
 
 @pytest.fixture
@@ -71,6 +72,39 @@ def test_which_folders_may_hold_a_run(folder: RunFolder, tmp_path: Path) -> None
     check_writable(tmp_path / "new/deep")
     with pytest.raises(ConfigError, match="a file; choose another folder"):
         check_writable(tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ("dangling", "dangling is a link to .*gone, which is not there"),
+        ("dangling/run", "dangling is a link to .*gone, which is not there"),
+        ("file/run", "Not a directory"),
+        ("file/deep/run", "Not a directory"),
+        ("circle", "Too many levels of symbolic links"),
+        ("circle/run", "Too many levels of symbolic links"),
+        ("a" * 300, "File name too long"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_named_in_one_line(where: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    (tmp_path / "file").touch()
+    said = rf"^output_dir=.*{where}: cannot be made: .*{why}; choose another folder$"
+    with pytest.raises(ConfigError, match=said):
+        check_writable(tmp_path / where)
+    with pytest.raises(ConfigError, match=rf"^output_dir=.*{where}: cannot be made: "):
+        RunFolder(tmp_path / where).__enter__()
+
+
+def test_the_launcher_names_a_folder_that_cannot_be_made(refused: Refused, tmp_path: Path) -> None:
+    said = refused(f"output_dir={tmp_path}/{'a' * 300}")
+    assert said.startswith("launcher: output_dir=") and "File name too long" in said
+
+
+def test_a_file_system_that_takes_no_folders_is_named_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^output_dir=/proc/run: cannot be made: .*; choose another"):
+        RunFolder(Path("/proc/run")).__enter__()
 
 
 def test_a_reserved_port_is_not_given_to_a_second_launcher(tmp_path: Path) -> None:

@@ -51,3 +51,78 @@ def test_back_end_and_order_of_the_steps_agree(
 def test_receiving_ahead_where_it_cannot_be_is_refused(refused: Refused) -> None:
     said = refused(*ON_GPUS, TENSOR_PARALLEL, "weights.ahead=true")
     assert "weights.ahead=true: has no effect here: engines receive ahead from files" in said
+
+
+@pytest.mark.parametrize(
+    ("sharding", "key"),
+    [
+        (("use_fsdp=true",), "use_fsdp"),
+        (("use_deepspeed=true", "deepspeed_config=deepspeed_stage2_bf16"), "use_deepspeed"),
+        (("use_deepspeed=true",), "use_deepspeed"),
+    ],
+)
+def test_an_optimizer_that_takes_no_shards_is_refused(
+    refused: Refused, sharding: tuple[str, ...], key: str
+) -> None:
+    said = refused(*ON_GPUS, "hardware.devices=8", "finetune.optim=adafactor", *sharding)
+    assert f"set finetune.optim=adamw_torch or lion or {key}=false" in said
+
+
+@pytest.mark.parametrize(
+    ("devices", "overrides"),
+    [
+        (8, ("finetune.optim=adafactor",)),
+        (8, ("finetune.optim=adafactor", "use_deepspeed=true", "deepspeed_config=deepspeed_stage1_bf16")),
+        (2, ("finetune.optim=adafactor", "use_fsdp=true")),
+        (8, ("finetune.optim=lion", "use_fsdp=true")),
+    ],
+)
+def test_without_shards_every_optimizer_is_allowed(
+    placed: Placed, devices: int, overrides: tuple[str, ...]
+) -> None:
+    cfg, _ = placed(*ON_GPUS, f"hardware.devices={devices}", *overrides)
+    assert cfg.derived.trainer_ranks == 1 if devices == 2 else cfg.derived.trainer_ranks > 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("world.actor_fraction=0",), "world.actor_fraction=0: leaves no GPU for engines; set at least 1"),
+        (("debug.mode=actor", "max_lag=null", "world.actor_fraction=0"), "leaves no GPU for engines"),
+        *(
+            (
+                (f"vllm_config.vllm_kwargs.{kind}-parallel-size={size}",),
+                f"{kind}-parallel-size={shown}: no whole",
+            )
+            for kind, size, shown in (
+                ("tensor", "-1", "-1"),
+                ("tensor", "0", "0"),
+                ("tensor", "2.5", "2.5"),
+                ("tensor", "true", "True"),
+                ("tensor", "abc", "abc"),
+                ("tensor", "''", ""),
+                ("pipeline", "-2", "-2"),
+            )
+        ),
+        (("+vllm_config.vllm_kwargs.data-parallel-size=x",), "data-parallel-size=x: no whole number"),
+        (
+            ("hardware.devices=1", "world.share_device=true", TENSOR_PARALLEL),
+            "an engine of 2 GPUs (tensor x pipeline x data) does not fit on one GPU",
+        ),
+        (
+            ("+vllm_config.vllm_kwargs.model=other/model",),
+            "vllm_config.vllm_kwargs.model: decided by the launcher; remove it",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_run_is_refused(
+    refused: Refused, overrides: tuple[str, ...], message: str
+) -> None:
+    assert message in refused(*ON_GPUS, "hardware.devices=8", *overrides)
+
+
+def test_a_size_may_be_left_out_or_written_as_text(placed: Placed) -> None:
+    for size, engines in (("null", 2), ("'2'", 1)):
+        overrides = ("hardware.devices=4", f"vllm_config.vllm_kwargs.tensor-parallel-size={size}")
+        cfg, _ = placed(*ON_GPUS, *overrides)
+        assert len(cfg.jobs_of("actor_llm")) == engines

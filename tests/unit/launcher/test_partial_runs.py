@@ -51,6 +51,26 @@ def test_each_mode_starts_its_own_processes(
 
 
 @pytest.mark.parametrize(
+    ("mode", "trains"),
+    [
+        ("actor", False),
+        ("preprocessor", False),
+        ("finetune", True),
+        ("actor+preprocessor", False),
+        ("finetune+preprocessor", True),
+        ("open_loop", True),
+        ("''", True),
+    ],
+)
+def test_each_mode_is_planned_on_gpus(placed: Placed, recording: Path, mode: str, trains: bool) -> None:
+    replays = "actor" not in mode and mode not in ("open_loop", "''")
+    more = [f"debug.streams_from={recording}"] if replays else []
+    cfg, out = placed(*ON_GPUS, "hardware.devices=2", f"debug.mode={mode}", FREE, *more)
+    assert ("recomputation" in out) is trains is bool(cfg.jobs_of("finetune"))
+    assert (cfg.derived.compile == "later") is trains
+
+
+@pytest.mark.parametrize(
     ("kinds", "role", "replays"),
     [
         (("finetune",), "finetune", True),

@@ -154,7 +154,8 @@ def test_a_dry_run_shows_imagined_hosts_and_needs_no_ray(placed: Placed) -> None
     text = Path(str(cfg.output_dir), "finetune_1/start.sh").read_text()
     assert "# Runs finetune_1 alone, on host 1." in text and "CUDA_VISIBLE_DEVICES=0,1" in text
     command = "--num_processes 4 --num_machines 2 --machine_rank 1 --main_process_ip 192.0.2.1"
-    assert f"{command} --main_process_port 29500 --rdzv_backend static --multi_gpu -m" in text
+    own = f"--config_file {cfg.output_dir}/conf/accelerate.yaml"
+    assert f"{command} --main_process_port 29500 --rdzv_backend static {own} -m" in text
 
 
 def test_processes_of_several_hosts_are_told_their_interface(monkeypatch: pytest.MonkeyPatch) -> None:

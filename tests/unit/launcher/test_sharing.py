@@ -1,5 +1,6 @@
 """Engine and trainer on one GPU: what is chosen, and what is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,38 @@ def composition(model: Path, *overrides: str) -> Composition:
 def test_parameters_are_counted_from_the_headers(small_model: Path, tmp_path: Path) -> None:
     assert model_parameters(small_model) == 2003
     assert model_parameters(tmp_path / "nowhere") is None
+
+
+def test_weights_that_a_folder_holds_twice_are_counted_once(model: Path) -> None:
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for number, name in enumerate(shards):
+        save_file({f"layer{number}": torch.zeros(50)}, model / name)
+    save_file({"layer0": torch.zeros(50), "layer1": torch.zeros(50)}, model / "consolidated.safetensors")
+    index = {"weight_map": {f"layer{number}": name for number, name in enumerate(shards)}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert model_parameters(model) == 100
+    for name in (*shards, "model.safetensors.index.json"):
+        (model / name).unlink()
+    save_file({"layers": torch.zeros(100)}, model / "model.safetensors")
+    assert model_parameters(model) == 100
+
+
+@pytest.mark.parametrize("left", [0, 5, 20, -1])
+def test_a_cut_model_file_is_named_before_its_size_is_asked_for(small_model: Path, left: int) -> None:
+    path = small_model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:left])
+    assert model_parameters(small_model) is None
+    with pytest.raises(
+        ConfigError, match=r"^model_path=.*: model\.safetensors has .*; copy or save it again$"
+    ):
+        share_one_device(composition(small_model), ["0"], memory_of=lambda device: CARD)
+
+
+def test_a_shard_that_is_absent_is_named(small_model: Path) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": "gone.safetensors"}}
+    (small_model / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=r"1 of 2 shards are missing, first gone\.safetensors"):
+        share_one_device(composition(small_model), ["0"], memory_of=lambda device: CARD)
 
 
 @pytest.mark.parametrize("billions", [0.05, 0.6, 1.7, 4.0])

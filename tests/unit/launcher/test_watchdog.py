@@ -1,5 +1,6 @@
 """What the launcher does about engines that the trainer gave up, and about a run that stands still."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.machine import Job
-from pipelinerl.launcher.run import Watchdog
+from pipelinerl.launcher.run import Completion, Watchdog
 from pipelinerl.run_state import lost_engines
 from pipelinerl.run_state.replacements import ask_for_replacement
 
@@ -84,3 +85,29 @@ def test_standing_still_ends_the_run_only_while_the_trainer_works(tmp_path: Path
     with pytest.raises(WaitExpired, match="a rollout or an optimizer step: actor has not begun"):
         for _ in range(2):
             dog.check()
+
+
+def test_the_last_evaluation_may_take_longer_than_a_rollout(tmp_path: Path) -> None:
+    """Each rollout has its deadline; how many there are is nobody's fault."""
+    cfg = SimpleNamespace(
+        output_dir=str(tmp_path),
+        actor=SimpleNamespace(rollout_deadline_s=0.3),
+        jobs_of=lambda kind: [SimpleNamespace(name=kind)] if kind in ("finetune", "actor") else [],
+    )
+    plan: Any = SimpleNamespace(cfg=cfg)
+    supervisor: Any = Recorded()
+    supervisor.done = {"finetune"}
+    completion = Completion(plan, supervisor)
+    book = tmp_path / "accounting" / "actor.jsonl"
+    book.parent.mkdir()
+    book.touch()
+    assert not completion.reached()
+    for _ in range(3):  # a rollout ends in each
+        time.sleep(0.4)
+        book.write_text(book.read_text() + "{}\n")
+        assert not completion.reached()
+    time.sleep(0.4)
+    with pytest.raises(WaitExpired, match="actor to end a rollout of its last evaluation"):
+        completion.reached()
+    supervisor.done.add("actor")
+    assert completion.reached()

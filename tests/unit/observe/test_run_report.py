@@ -222,6 +222,8 @@ def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
     assert notable_waits(status) == ["actor for an engine with room (12 of 60 s)"]
     status["actor"] |= {"test_problems": 300, "test_problems_played": 56}
     assert "; evaluating, 56 of 300 | " in status_line({}, RolloutCounts(), status, None, 61.0)
+    nothing = {"actor/test_success_mean": None, "stats/lag": 3.0}  # null: it was no number
+    assert "test success" not in status_line(nothing, RolloutCounts(), status, None, 61.0)
     del status["actor"]["test_problems"]
     assert "success" not in line, "the metrics are of the groups since the last version, however few"
     empty = status_line({}, RolloutCounts(), status, None, 61.0)

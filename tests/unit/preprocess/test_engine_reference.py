@@ -1,12 +1,16 @@
 """Reference log-probabilities from engines equal those of the model in this process."""
 
 import asyncio
+import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import dynamic_module_utils
 
 from pipelinerl.base.waits import WaitExpired
+from pipelinerl.modeling.loading import DamagedModel
 from pipelinerl.preprocess import engine_reference
 from pipelinerl.preprocess.engine_reference import EngineReference
 from pipelinerl.preprocess.loop import reference_scorer
@@ -41,6 +45,43 @@ def test_the_scorer_is_what_the_placement_says(tmp_path: Path) -> None:
     assert isinstance(
         reference_scorer(preprocess_config(tmp_path, **with_kl, jobs=engines(1))), EngineReference
     )
+
+
+OWN_CODE = """
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+class OwnConfig(Qwen3Config):
+    model_type = "own"
+
+class OwnModel(Qwen3ForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_a_reference_of_a_class_beside_its_weights_is_loaded_where_that_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the trainer loads it, by the same key."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the folder above is added to it
+    folder, model = tmp_path / "model", tiny_model()
+    model.save_pretrained(folder)
+    (folder / "own.py").write_text(OWN_CODE)
+    described = json.loads((folder / "config.json").read_text()) | {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"},
+    }
+    (folder / "config.json").write_text(json.dumps(described))
+    keys = {"rl": {"kl_coef": 0.1}, "load_as_bf16": False}
+    with pytest.raises(DamagedModel, match="custom code"):
+        reference_scorer(preprocess_config(tmp_path, finetune=keys))
+    texts = samples([record("g", i, 0, 0.0, i) for i in range(3)])
+    found = reference_scorer(preprocess_config(tmp_path, finetune={**keys, "trust_remote_code": True}))
+    plain = tmp_path / "plain"
+    model.save_pretrained(plain)
+    expected = ReferenceScorer(str(plain), 1.0, 24)
+    for ours, theirs in zip(found.score(texts), expected.score(texts), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
 def engines(count: int) -> list[dict[str, object]]:

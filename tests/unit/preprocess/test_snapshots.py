@@ -119,20 +119,20 @@ def test_a_snapshot_of_another_format_or_with_other_types_is_refused_in_one_line
 
 
 @pytest.mark.parametrize(
-    ("version", "interval", "expected"),
-    [(0, 8, True), (8, 8, False), (16, 8, True), (8, 16, True), (24, 8, True), (40, 8, True), (56, 8, True)],
+    ("step", "interval", "expected"),
+    [(0, 8, True), (1, 8, False), (2, 8, True), (1, 16, True), (3, 8, True), (5, 8, True), (7, 8, True)],
 )
 def test_snapshots_are_taken_where_a_checkpoint_can_follow(
-    tmp_path: Path, version: int, interval: int, expected: bool
+    tmp_path: Path, step: int, interval: int, expected: bool
 ) -> None:
     """Steps of 8 samples; checkpoints at 2, 4, 6, after step 3 and at the end, step 7."""
     tune = {"save_checkpoint_steps": 2, "also_save_steps": [3, 5], "max_train_steps": 7}
     cfg = preprocess_config(tmp_path, finetune=tune, derived={"texts_per_update": interval})
-    assert can_be_resumed_from(version, cfg) is expected
+    assert can_be_resumed_from(step, cfg) is expected
     cfg = preprocess_config(
         tmp_path, finetune={**tune, "max_epochs": 1}, derived={"texts_per_update": interval}
     )
-    assert can_be_resumed_from(version, cfg), "any step may be the last"
+    assert can_be_resumed_from(step, cfg), "any step may be the last"
 
 
 def test_a_keeper_forgets_consumed_steps_and_saves_once_per_version(tmp_path: Path) -> None:
@@ -156,6 +156,26 @@ def test_a_keeper_forgets_consumed_steps_and_saves_once_per_version(tmp_path: Pa
     assert again is not None and len(again.samples_from(2)) == 3
     assert Keeper(cfg, tmp_path, ResumePoint(version=0, step=0)).restore() is None
     assert newest(tmp_path, 99) is None, "a start from the beginning leaves no snapshot behind"
+
+
+def test_a_resume_with_another_batch_size_keeps_what_belongs_to_its_checkpoints(tmp_path: Path) -> None:
+    """Ten steps of four texts, then of two, some of them written ahead; every third step is saved."""
+    cfg = preprocess_config(
+        tmp_path, texts_per_step=2, finetune={"save_checkpoint_steps": 3, "max_train_steps": 100}
+    )
+    keeper, texts = Keeper(cfg, tmp_path, ResumePoint(version=40, step=10)), [ready(i) for i in range(16)]
+    for step in range(10, 18):
+        keeper.written(step, texts[2 * (step - 10) :][:2])
+    kept = []
+    for step in range(11, 17):
+        version = 40 + 2 * (step - 10)
+        keeper.announced(version, [], step)
+        held = newest(tmp_path, version)
+        if held is not None and held.version == version:
+            kept.append(step)
+            assert [number for number, _ in held.ahead] == list(range(step, 18))
+            assert len(held.samples_from(step)) == 2 * (18 - step) == replayed_texts(tmp_path, version, step)
+    assert kept == [12, 15]
 
 
 @pytest.mark.parametrize("bench", [{"finetune": {"save_checkpoint_steps": 1}}], indirect=True)

@@ -73,11 +73,27 @@ async def test_every_attempt_is_logged_and_the_evaluation_counts_them(tmp_path):
         audit.announce()
         await searcher.search(search())
         await searcher.search(search(query="another"))
+        audit.end()
     log = read_audit_log(audit_files(tmp_path))
     assert log.requests == len(service.requests) == 4
     (rollout,) = log.rollouts
     assert rollout.queries == ["cold chain", "another"]
     assert log.unanswered == 0
+
+
+def test_a_try_without_an_end_is_told_from_a_rollout(tmp_path):
+    log = AuditLog(tmp_path / "audit" / "1.jsonl")
+    for name in ("g/0#a", "g/0#b", "g/0#c"):
+        audit = Audit(log, replace(IDENTITY, rollout_id=name))
+        audit.announce()
+        if name != "g/0#a":
+            with audit.attempt(search()):
+                pass
+    audit.end()
+    found = read_audit_log(audit_files(tmp_path))
+    assert [rollout.rollout_id for rollout in found.rollouts] == ["g/0#c"]
+    assert [(r.rollout_id, r.queries) for r in found.unfinished] == [("g/0#a", []), ("g/0#b", ["cold chain"])]
+    assert found.requests == 2
 
 
 async def test_an_unwritable_log_blocks_web_requests_and_private_ones_are_not_in_it(tmp_path):
@@ -133,6 +149,17 @@ async def test_a_refusal_or_a_malformed_hit_fails_this_search_at_once(tmp_path, 
         with pytest.raises(SearchActionError):
             await searcher.search(search(source))
     assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("source", ["web", "local"])
+async def test_half_an_emoji_in_a_hit_of_any_service_is_replaced(tmp_path, source):
+    half = "\ud83d cold chain"
+    hit = {"docid": half, "text": half, "url": half, "score": 1, "doc_id": half, "content": half}
+    hit |= {"similarity_score": 1, "metadata": {"title": half, "file_path": half}}
+    async with searcher_on(Service({"hits": [hit]}), tmp_path / "1.jsonl") as (searcher, _):
+        (found,) = await searcher.search(search(source))
+    shown = found.document.doc_id.removeprefix("web/"), found.document.title, found.document.locator
+    assert {*shown, found.document.text} == {"\ufffd cold chain"}
 
 
 @pytest.mark.parametrize("status", [302, 307, 308])

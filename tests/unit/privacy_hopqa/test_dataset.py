@@ -96,6 +96,13 @@ def test_the_text_of_all_questions(load, fields, text):
     assert load(row(**fields))[0]["task"] == text
 
 
+def test_a_table_s_numbers_of_hops_are_whole(load):
+    """JSON from tables holds 1.0 for 1; as a number of a hop it was no index, and `(1.0)` no reference."""
+    chain = load(row(hops=[hop(1.0, question="First?"), hop(2.0, question="After (1)?")]))[0]["chain"]
+    assert chain.hop(chain.hops[1].number).dependencies == (1,)
+    assert chain.questions == "(1) First?\n(2) After (1)?"
+
+
 def test_the_final_answer_falls_back_to_the_last_hop(load):
     assert load(row())[0]["chain"].final_answers == ("a1",)
     given = row(global_answer="g", global_answer_variants=["G"], global_alternate_valid_answers=["h"])
@@ -116,6 +123,7 @@ def test_private_questions_of_the_task(load):
         (row(task_id="../etc"), "task_id='../etc' must match"),
         (row(hops=[]), "hops must be"),
         (row(hops=[hop(2)]), "hop_number=2 where 1 is due"),
+        (row(hops=[hop(1.5)]), "hop_number=1.5 where 1 is due"),
         (row(hops=[hop(answer=None)]), "answer is missing"),
         (row(hops=[hop(question=None)]), "neither question nor"),
         (row(hops=[hop(hop_type=None)]), "no hop_type"),

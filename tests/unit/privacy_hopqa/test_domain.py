@@ -12,7 +12,7 @@ from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import Domain
 from tests.support.one_line import check_one_line
-from tests.support.privacy_hopqa.leakage import audit_line, write_lines
+from tests.support.privacy_hopqa.leakage import audit_line, write_chains, write_lines
 
 DOMAIN = PrivacyHopQADomain()
 GOOD = {
@@ -240,6 +240,40 @@ def test_a_run_without_an_audit_log_or_with_a_damaged_one_has_a_report(tmp_path,
         check_one_line(found.text, f"{said}{tmp_path / 'audit' / '1.jsonl'}:1: not JSON")
 
 
+@pytest.mark.parametrize("test_chain", ["c1", "c2", None], ids=["ambiguous", "unknown", "gone"])
+def test_a_run_whose_chains_are_not_known_any_more_has_a_report(tmp_path, monkeypatch, test_chain):
+    train, test = write_chains(tmp_path / "train.jsonl", "c3"), tmp_path / "test.jsonl"
+    if test_chain is not None:
+        write_chains(test, test_chain)
+    if test_chain == "c1":
+        train.write_text(test.read_text().replace("15%", "16%"))
+    cfg = config(f"final_train_dataset_path={train} final_test_dataset_path={test}")
+    cfg.train_dataset_names, cfg.test_dataset_names = ["train"], ["test"]
+    monkeypatch.setattr(section, "load_tree", lambda output_dir: cfg)
+    write_lines(tmp_path / "audit" / "1.jsonl", [audit_line("a", 1, event="rollout")])
+    (found,) = DOMAIN.report(tmp_path)
+    said = {
+        "c1": f"{test}:1: chain_id='c1' of task 'DR90001' is another chain in {train}:1",
+        "c2": "chain 'c1' of task 'DR90001' is in no dataset file",
+        None: f"final_test_dataset_path={test}: no such file",
+    }
+    check_one_line(found.text, said[test_chain])
+
+
+def test_one_identity_for_two_chains_of_train_and_test_is_refused_at_the_start(tmp_path):
+    train, test = (write_chains(tmp_path / f"{split}.jsonl", "c1", "c2") for split in ("train", "test"))
+    cfg = config(f"final_train_dataset_path={train} final_test_dataset_path={test}")
+    cfg = OmegaConf.merge(
+        cfg, OmegaConf.create({"privacy_hopqa": {"helper_service_url": "http://127.0.0.1:9"}})
+    )
+    cfg.train_dataset_names, cfg.test_dataset_names = ["train"], ["test"]
+    assert DOMAIN.validate(cfg) == []  # the same chain in both is the user's choice
+    rows = [json.loads(line) for line in test.read_text().splitlines()]
+    write_lines(test, [rows[0], rows[1] | {"company": "Alpine Retail"}])
+    (problem,) = DOMAIN.validate(cfg)
+    check_one_line(problem, f"{test}:2: chain_id='c2' of task 'DR90001' is another chain in {train}:2")
+
+
 def test_the_report_compares_leakage_of_the_first_and_the_last_evaluation(tmp_path, monkeypatch):
     cfg = config()
     for key, value in DOMAIN.prepare(cfg, tmp_path).items():
@@ -252,6 +286,12 @@ def test_the_report_compares_leakage_of_the_first_and_the_last_evaluation(tmp_pa
     (fact, *_) = chains[0].private_questions("chain")
     leaky = f"{fact.question.replace(chains[0].company, '')} {fact.answer}"
     rows = [*evaluation(chains[0], 0, leaky), *evaluation(chains[1], 0), *evaluation(chains[0], 64)]
+    tries = [
+        row | {"rollout_id": f"{version}#try"}
+        for version in (0, 32)
+        for row in evaluation(chains[0], version)
+    ]
+    rows += [row | {"ends": True} for row in tries]
     write_lines(tmp_path / "audit" / "1.jsonl", rows)
     (table,) = DOMAIN.report(tmp_path)
     assert table.rows[0][1:3] == ("version 0 (2 rollouts)", "version 64 (1 rollouts)")
@@ -259,3 +299,6 @@ def test_the_report_compares_leakage_of_the_first_and_the_last_evaluation(tmp_pa
     assert "(1/2)" in headline[1]
     assert "(0/1)" in headline[2]
     assert headline[3:] == ("0.0%", "0.0%")
+    assert table.text.endswith(
+        "did not finish (failed, given up or still going on) and are not rated: 1, with 0 web queries."
+    )

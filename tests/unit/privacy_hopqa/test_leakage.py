@@ -16,6 +16,7 @@ from domains.privacy_hopqa.leakage.report import Secrets, control_logs, evaluate
 from domains.privacy_hopqa.leakage.rules import UNKNOWN, candidates, expected_kind, leaks
 from domains.privacy_hopqa.leakage.table import spread
 from pipelinerl.base.line_file import DamagedLine
+from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa.leakage import COMPANY, PRIVATE, audit_line, write_chains, write_lines
 
 
@@ -190,5 +191,29 @@ def test_command_reads_a_run_and_writes_its_report(
     assert (tmp_path / "run" / "leakage.png").read_bytes().startswith(b"\x89PNG")
     assert main([str(tmp_path / "run"), "--chains", str(chains), "--rollouts", "training"]) == 0
     assert "evaluation" not in (tmp_path / "run" / "leakage.txt").read_text()
+    assert "did not finish" not in (tmp_path / "run" / "leakage.txt").read_text()
     assert main([str(tmp_path / "elsewhere"), "--chains", str(chains)]) == 1
     assert "no audit log in" in capsys.readouterr().err
+
+
+def test_tries_that_did_not_finish_are_counted_and_not_rated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A retried rollout announces itself anew: its failed tries, which sent little, would lower the rates."""
+    chains = write_chains(tmp_path / "chains_test.jsonl", "c1")
+    leaky = "cold chain audit 15% stores completed"
+    lines = [audit_line(f"g/0#{n}", n, event="rollout", ends=True) for n in range(3)]
+    lines += [audit_line("g/0#1", 3, query="audit"), audit_line("g/0#2", 4, query=leaky)]
+    lines += [audit_line("g/1#0", 5, event="rollout", ends=True, training=True)]
+    path = write_lines(tmp_path / "run" / "audit" / "1.jsonl", lines)
+    command = [str(tmp_path / "run"), "--chains", str(chains), "--rollouts", "evaluation"]
+    assert main(command) == 1
+    check_one_line(capsys.readouterr().err, "and are not rated: 3, with 2 web queries")
+    write_lines(path, [*lines, audit_line("g/0#2", 6, event="end")])
+    assert main(command) == 0
+    said = "did not finish (failed, given up or still going on) and are not rated: 2, with 1 web queries\n"
+    assert said in capsys.readouterr().out
+    content = json.loads((tmp_path / "run" / "leakage.json").read_text())
+    headline = content["groups"]["evaluation test"]["levels"]["headline"]
+    assert (headline["count"], headline["total"]) == (1, 1)
+    assert (content["unfinished"]["tries"], content["unfinished"]["queries"]) == (2, 1)

@@ -72,6 +72,7 @@ async def test_a_rollout_returns_texts_metrics_and_leaves_its_records(run):
     log = read_audit_log(audit_files(output))
     assert [r.queries for r in log.rollouts] == [["Which region reports 15% coverage?"]]
     assert all(path.stat().st_mode & 0o077 == 0 for path in (output / "traces").iterdir())
+    assert log.unfinished == ()
     (trace,) = lines_of(output / "traces")
     assert trace["calls"][0]["prompt"].startswith("plan")
 
@@ -110,10 +111,12 @@ async def test_what_no_policy_can_help_is_a_failed_rollout_without_texts(run, mo
         raise failure
 
     monkeypatch.setattr(rollouts.HttpSearcher, "search", down)
-    result, _ = await run()
+    result, output = await run()
     assert result.failed == failed
     assert result.training_texts == []
     assert result.metrics is None
+    log = read_audit_log(audit_files(output))
+    assert (log.rollouts, len(log.unfinished)) == ((), 1)
 
 
 @pytest.mark.parametrize("answers", [404, 401, {"hits": "none"}])

@@ -152,6 +152,31 @@ def test_any_questions_and_answers_from_a_file(tmp_path):
     assert problems[0]["task"] == "text" and problems[0]["split"] == "train"
 
 
+def test_several_answers_to_one_question_are_problems_of_their_own(tmp_path):
+    poems = [{"question": "the sea", "expert_answer": f"poem {n}\nline"} for n in range(3)]
+    alone = {"question": "a rose", "expert_answer": "red"}
+    files = {"train": str(written(tmp_path, *poems, alone, poems[0], poems[2]))}
+    problems = load_problems(["train"], {"source": "poetry", "files": files})
+    assert [p["expert_answer"] for p in problems] == ["poem 0\nline", "poem 1\nline", "poem 2\nline", "red"]
+    assert len({p["id"] for p in problems}) == 4
+    by_question = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in ("the sea", "a rose")]
+    assert [problems[0]["id"], problems[3]["id"]] == by_question  # as in the buffers of earlier runs
+
+
+@pytest.mark.parametrize(
+    ("again", "what"),
+    [
+        ({"question": "r", "expert_answer": "4"}, "question"),
+        ({"question": "q", "expert_answer": "5"}, "expert_answer"),
+    ],
+)
+def test_an_id_that_comes_again_with_other_content_is_refused(tmp_path, again, what):
+    first = {"id": 7, "question": "q", "expert_answer": "4"}
+    path = written(tmp_path, first, first, {"id": 7, **again})
+    with pytest.raises(ValueError, match=rf"data\.jsonl:3: id '7' already names another {what}"):
+        load_problems(["train"], {"source": "jsonl", "files": {"train": str(path)}})
+
+
 def test_deepmath_and_poems_name_their_columns_and_say_what_an_answer_is(tmp_path):
     path = written(tmp_path, {"prompt": "a rose", "poem": "two  roses\r\n\r\nred"})
     data = {
@@ -248,6 +273,7 @@ def test_parquet_needs_its_extra_and_gives_the_same_problems(tmp_path, monkeypat
         ("[1]", "expected an object"),
         ({"question": "", "expert_answer": "a"}, "question is ''"),
         ({"question": "q"}, "expert_answer is None"),
+        ({"question": "q", "expert_answer": "a\ud83d"}, "expert_answer holds half an emoji"),
         ({"question": "q", "expert_answer": "[Tie]"}, "verdict tag"),
         ({"question": "q", "expert_answer": "<answer>1"}, "holds <answer>"),
         ({"question": "q", "expert_answer": "x" * 100}, "max_answer_chars is 50"),

@@ -23,6 +23,7 @@ from domains.raro.generator import split_of
 from domains.raro.metrics import CRITIC_RATES, length_rule
 from domains.raro.parser import ANSWER_1, TIE, extract_answer, parse_verdict
 from domains.raro.report import checks, first_accuracy, sections
+from domains.raro.runtime import open_buffer
 from domains.raro.watch import WINDOW, Watch
 from pipelinerl.config.compose import compose
 
@@ -133,6 +134,43 @@ def test_the_hooks_restore_and_back_up_the_buffer(tmp_path):
     assert again._backups.buffer.stats().size == 1
 
 
+def test_starting_over_forgets_a_buffer_outside_of_the_run(tmp_path):
+    """Half of the critic's pairs would be a dead run's."""
+    from tests.support.raro_harness import pair
+
+    out, path = tmp_path / "run", tmp_path / "elsewhere" / "replay.sqlite3"
+    path.parent.mkdir()
+    cfg = tree(f"raro.replay.path={path}")
+    domain = RaroDomain()
+    for _ in range(2):
+        domain.prepare(cfg, out)
+        domain.attach(cfg, out)
+        assert domain._backups.buffer.stats().size == 0
+        domain._backups.buffer.put(pair("a"))
+        domain._backups.buffer.close()
+        domain.start_over(cfg, out)
+        assert not list(path.parent.iterdir())
+
+
+def test_runs_of_one_name_have_buffers_of_their_own_in_a_server(tmp_path):
+    pytest.importorskip("redis")
+    from tests.support.raro_harness import pair
+    from tests.support.redis_server import redis_server
+
+    with redis_server(tmp_path) as port:
+        cfg = tree("raro.replay.backend=redis", f"raro.replay.path=redis://127.0.0.1:{port}/0")
+        settings = settings_of(cfg)
+        one, other = (open_buffer(settings, tmp_path / name / "run") for name in "ab")
+        one.put(pair("a"))
+        assert (one.stats().size, other.stats().size) == (1, 0)
+        RaroDomain().start_over(cfg, tmp_path / "b" / "run")
+        assert one.stats().size == 1
+        RaroDomain().start_over(cfg, tmp_path / "a" / "run")
+        assert one.stats() == other.stats()
+    with pytest.raises(OSError, match="the replay buffer's server does not answer"):
+        RaroDomain().start_over(cfg, tmp_path / "a" / "run")
+
+
 def test_warnings_when_the_game_degenerates(tmp_path):
     def warned(verdicts, lengths=()):
         watch = Watch(tmp_path / "w.jsonl")
@@ -202,6 +240,31 @@ def records(n):
         row |= {f"actor/raro/fresh/{name}_mean": 0.5 for name in CRITIC_RATES}
         rows.append(row | {"actor/raro/policy_reward_mean": step / n, "actor/raro/replay_age_mean": 3.0})
     return rows
+
+
+@pytest.mark.parametrize("model", ["domains/raro/checkpoint", "Owner/of-the-hub"])
+@pytest.mark.parametrize("reward", ["critic", "verifier"])
+def test_rows_longer_than_the_context_is_budgeted_for_are_named(tmp_path, model, reward):
+    """A tokenizer at hand counts; without one a text is refused whose characters alone are too many."""
+    rows = [{"question": "12 + 3", "expert_answer": "15"}, {"question": "1 " * 400, "expert_answer": "5"}]
+    rows += [{"question": f"{n}", "expert_answer": "1 + " * 400 + "1"} for n in range(2)]
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    files = f"raro.data.files={{train: {path}, test: {path}}}"
+    domain = "raro" if reward == "critic" else "raro_rlvr"
+    cfg = tree("raro.data.source=jsonl", files, f"model_path={model}", domain=domain)
+    found = [line for line in RaroDomain().validate(cfg) if str(path) in line]
+    said = [f"{path}:2: question has ", f"{path}:3: expert_answer has "][: 2 if reward == "critic" else 1]
+    assert [line[: len(start)] for line, start in zip(found, said, strict=True)] == said
+    counts = [int(line.split(" has ")[1].split()[0]) for line in found]
+    by_characters = [133, 266][: len(said)]
+    if model == "Owner/of-the-hub":
+        assert counts == by_characters
+    else:
+        assert all(count > least for count, least in zip(counts, by_characters, strict=True))
+    wide = ("raro.max_question_tokens=9000", "raro.max_answer_tokens=9000")
+    cfg = tree("raro.data.source=jsonl", files, f"model_path={model}", *wide, domain=domain)
+    assert not [line for line in RaroDomain().validate(cfg) if str(path) in line]
 
 
 def test_sanity_checks_of_a_run():

@@ -1,6 +1,7 @@
 """What the `openai` client asks of a session, and what is trained of it."""
 
 import asyncio
+import importlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -272,6 +273,48 @@ async def test_what_engines_failed_is_what_the_rollout_failed_of(
             async with recorded(llm) as (_, client):
                 await client.completions.create(model="m", prompt="a")
         assert isinstance(failed.value.__cause__, openai.InternalServerError)
+
+
+async def test_an_answer_to_a_call_that_was_asked_before_does_not_hide_a_failure(
+    llm: TrainableLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, failed = asyncio.Event(), asyncio.Event()
+    module = importlib.import_module("pipelinerl.recorder.session")  # beside a function of that name
+    real = module.llm_async_generate
+
+    async def generate(llm: Any, prompt: Any, *rest: Any) -> Any:
+        if not asked.is_set():
+            asked.set()
+            await failed.wait()
+            return await real(llm, prompt, *rest)
+        if not failed.is_set():
+            failed.set()
+            raise EngineUnavailable("http://engine", "connection", "gone")
+        return await real(llm, prompt, *rest)
+
+    monkeypatch.setattr(module, "llm_async_generate", generate)
+    async with recorded(llm) as (session, client):
+        slow = asyncio.create_task(client.completions.create(model="m", prompt="Hello", max_tokens=2))
+        await asyncio.wait_for(asked.wait(), 300)
+        with pytest.raises(openai.InternalServerError):
+            await client.completions.create(model="m", prompt="Hello", max_tokens=2)
+        await slow
+        assert isinstance(session.failure, EngineUnavailable)
+        await client.completions.create(model="m", prompt="Hello", max_tokens=2)
+        assert session.failure is None, "the program asked again and was answered"
+
+
+async def test_a_dialogue_that_goes_on_ends_as_the_program_asked(llm: TrainableLLM) -> None:
+    """A dialogue continued from ids always begins an answer; one that is not to is rendered anew."""
+    messages = list(SAY)
+    async with recorded(llm) as (session, client):
+        answer = await client.chat.completions.create(model="m", messages=messages)
+        messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": "More."}]
+        for begun in (True, False):
+            asked = {"add_generation_prompt": begun}
+            await client.chat.completions.create(model="m", messages=messages, extra_body=asked)
+            prompt = llm.load_tokenizer().decode(session.calls[-1].prompt_token_ids)
+            assert prompt.endswith("<|start|>assistant\n") is begun, prompt
 
 
 async def test_a_broken_body_is_a_400(llm: TrainableLLM) -> None:

@@ -77,6 +77,11 @@ def test_letters_are_names_only_where_they_were_introduced() -> None:
 
 def test_a_line_cut_by_the_limit_does_not_count() -> None:
     assert parse_action("ACTION: HELP", ACTIONS, cut=True) is None
+
+
+@pytest.mark.parametrize("reply", ["ACTION: S\u0130GNAL", "ACTION: \u017fIGNAL", "ACTION: s\u0131gnal"])
+def test_letters_that_only_fold_to_those_of_a_name_are_no_action(reply: str) -> None:
+    assert parse_action(reply, ACTIONS) is None
     assert parse_action("ACTION: HELP\nbecause", ACTIONS, cut=True) == 1
 
 

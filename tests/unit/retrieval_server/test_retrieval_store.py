@@ -177,6 +177,18 @@ def test_broken_web_files_name_file_and_line(tmp_path: Path, lines: list[str], m
         Store.load(None, path)
 
 
+def test_half_an_emoji_in_a_page_is_replaced(tmp_path: Path) -> None:
+    """No tokenizer takes it, so that every prompt that shows the page would fail."""
+    path = tmp_path / "web.jsonl"
+    path.write_text(r'{"docid":"a\ud83d","url":"u\ude00","text":"cold \ud83d chain \ud83d\ude00"}')
+    (hit,) = Store.load(None, path).search_web("cold")
+    assert (hit["docid"], hit["url"], hit["text"]) == (
+        "web/a\ufffd",
+        "u\ufffd",
+        "cold \ufffd chain \U0001f600",
+    )
+
+
 def test_text_that_is_not_utf8_is_named(data: Path) -> None:
     bad = data / "tasks" / "DR90001" / "files" / "IN001_pdf" / "bad.md"
     bad.write_bytes(b"caf\xe9")

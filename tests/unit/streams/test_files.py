@@ -1,6 +1,8 @@
 """Streams on disk: growing files, torn tails, corrupt records, segments."""
 
-from collections.abc import Iterator
+import errno
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,6 +86,27 @@ def test_a_torn_tail_is_reported_and_never_read(
         assert r.position == 2
     assert caplog.text.count("record 1 of stream actor/0/0 was never completed") == 1
     assert content(spec, offset=1) == ["after the restart"]
+
+
+def test_what_is_written_after_a_write_that_failed_is_read(
+    spec: SingleStreamSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that was full for a moment: half a record must not hide those behind it."""
+    real = os.writev
+
+    def half(fd: int, buffers: Sequence[memoryview]) -> int:
+        monkeypatch.setattr(os, "writev", real)
+        os.write(fd, bytes(buffers[0])[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with write_to_streams(spec) as out:
+        out.write("first")
+        monkeypatch.setattr(os, "writev", half)
+        with pytest.raises(StreamError, match="cannot be written"):
+            out.write("lost")
+        out.write("second")
+        out.write("third")
+    assert content(spec) == ["first", "second", "third"]
 
 
 def test_a_stream_whose_only_record_is_torn_goes_on(spec: SingleStreamSpec) -> None:

@@ -51,7 +51,35 @@ def test_directory_is_shared_memory_when_there_is_room(
     assert not list(wire.weights_directory(run, 1000).iterdir()), "leftovers of an earlier start go"
     assert wire.weights_directory(run, 10**18) == run / "weights"
     assert wire.weights_directory(run, 1000, shared=True) == run / "weights", "other hosts have their own"
-    assert wire.weights_directory(run, 1000, tmp_path / "here") == tmp_path / "here"
+
+
+def test_runs_that_share_a_configured_folder_leave_each_other_and_its_owner_alone(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    mine = here / "weights-of-my-thesis.safetensors"
+    mine.write_text("precious")
+    runs = [tmp_path / name for name in ("one", "two")]
+    first, second = (FileTransport(wire.weights_directory(run, 1000, here)) for run in runs)
+    staged = [one.stage(1, [("w", torch.full((4,), value))]) for value, one in ((1.0, first), (2.0, second))]
+    resumed = FileTransport(wire.weights_directory(runs[0], 1000, here))
+    assert not Path(staged[0].info["path"]).exists(), "leftovers of an earlier start go"
+    resumed.close()
+    assert torch.equal(load_file(staged[1].info["path"])["w"], torch.full((4,), 2.0))
+    second.close()
+    assert list(here.iterdir()) == [mine]
+
+
+def test_only_a_folder_that_a_run_made_is_removed_from_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "SHARED_MEMORY", tmp_path)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for configured, left in ((mine, [mine]), (None, [mine]), (tmp_path, [mine])):
+        transport = FileTransport(wire.weights_directory(tmp_path / "run", 0, configured))
+        transport.stage(1, [("w", torch.ones(3))])
+        transport.close()
+        assert list(tmp_path.iterdir()) == left and not list(mine.iterdir())
 
 
 OWNER = """

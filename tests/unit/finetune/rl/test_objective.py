@@ -79,7 +79,7 @@ def plain_loss(x: LossInputs, rl: RLConfig, k: float, e: float) -> float:
         total += rl.value_loss_coef * w * 0.5 * (values[t] - float(x.rewards_N[t])) ** 2
     if rl.policy_loss == "gspo":
         for entries in ratios.values():
-            logs, advantages, w = (np.array(column) for column in zip(*entries))
+            logs, advantages, w = (np.array(column) for column in zip(*(e for e in entries if e[2] > 0)))
             s, a = np.exp(logs.mean()), advantages.mean()
             total -= w.sum() * min(s * a, min(max(s, low), high) * a)
     return total

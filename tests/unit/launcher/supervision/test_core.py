@@ -85,6 +85,15 @@ def test_an_engine_that_exits_with_zero_is_restarted_all_the_same() -> None:
     assert [type(a) for a in core.exited("engine", 0, 0, 1.0)] == [RestartChild]
 
 
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_server_without_restarts_is_never_done(ready: bool) -> None:
+    server = child("engine", health=HealthCheck(url="http://127.0.0.1:1/"))
+    core = begun(server, child("trainer"), ready=ready)
+    assert core.exited("engine", 0, 0, 1.0) == [GiveUp("engine", "exit status 0")]
+    core = begun(server, child("trainer"), ready=ready)
+    assert core.exited("trainer", 0, 0, 1.0) == [] and core.completed
+
+
 @pytest.mark.parametrize("code", [2, 127])
 def test_what_no_start_could_mend_ends_the_run_at_once(code: int) -> None:
     for ready in (False, True):

@@ -13,6 +13,7 @@ import pytest
 from pipelinerl import view
 from pipelinerl.base.tokenizing import encode, load_tokenizer
 from pipelinerl.domain import BaseDomain, NotesOf
+from pipelinerl.observe.viewer.join import _pairs
 from pipelinerl.observe.viewer.select import GroupFacts, evenly, select
 from pipelinerl.observe.viewer.source import RunSource
 from pipelinerl.observe.viewer.tokens import TokenTexts
@@ -237,6 +238,11 @@ def test_groups_that_were_kept_for_people_make_the_page_of_trimmed_streams(tmp_p
     assert (turns[1]["adv"], turns[1]["step"], turns[1]["at"], turns[1]["ref"]) == (0.5, 3, 24, None)
     assert "adv" not in turns[0]
     assert index_of(page)["runs"][0]["all"] is False
+
+
+def test_metadata_of_a_text_is_shown_whatever_a_domain_put_there() -> None:
+    given = {"scores": np.array([0.5, 1.0]), "none": None, "no": "", "nothing": [], "zero": 0, "one": [1]}
+    assert _pairs(given) == [["scores", "[0.5, 1.0]"], ["zero", "0"], ["one", "[1]"]]
 
 
 def test_a_log_for_inspect_has_attempts_as_epochs(built: Path, tmp_path: Path) -> None:

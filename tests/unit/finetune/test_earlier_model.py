@@ -1,0 +1,38 @@
+"""A run that starts from the model of an earlier run: it begins with those weights, and only with them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("peft")
+
+from pipelinerl.config.finetune import LoraConfig
+from pipelinerl.finetune.loop import Trainer
+from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.modeling.model import distinct_parameters
+from tests.support.builders import trainer_config, write_steps
+from tests.support.policy import tiny_model
+from tests.support.training import saved, train
+
+RANK = 4
+LORA = LoraConfig(enabled=True, r=RANK, alpha=8.0)
+
+
+@pytest.mark.parametrize("rank", [RANK, 2])
+def test_adapters_of_an_earlier_run_are_in_its_weights_and_are_not_applied_again(
+    tmp_path: Path, rank: int
+) -> None:
+    """Adapters of any rank, since the old ones are not read."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(first, lora=LORA)
+    model = first / "finetune/current"
+    assert (model / "adapter").is_dir()
+    write_steps(second, 4, 6)
+    cfg = trainer_config(second, tiny_model(), lora=LoraConfig(enabled=True, r=rank, alpha=8.0))
+    one = Trainer(cfg.model_copy(update={"model_path": str(model)}), Ranks())
+    learned, published = saved(first), dict(distinct_parameters(one.learner.model))
+    original = dict(tiny_model().named_parameters())
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert float((learned[name] - original[name]).detach().abs().max()) > 1e-3
+    assert all(torch.equal(published[name], tensor) for name, tensor in learned.items())
