@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel
 
 from pipelinerl.base.errors import ConfigError, first_line, suggestion
 from pipelinerl.config.detect import visible_devices
@@ -79,6 +80,7 @@ def compose(
             "a file of upstream is found with --config-dir FOLDER"
         )
     apply(tree, values, brought)
+    _check_sections(tree)
     _check_interpolations(tree)  # before anything below reads a value
     with open_dict(tree):
         tree.domain_name = tree.get("domain_name") or domain
@@ -309,6 +311,17 @@ def _name_datasets(tree: DictConfig) -> bool:
         if tree.get(key) is None:
             tree[key] = [key.partition("_")[0]] if unnamed else []
     return not unnamed
+
+
+def _check_sections(tree: DictConfig) -> None:
+    """Raises ConfigError for sections that are null, before anything reads a key of one."""
+    kinds = {name: known.annotation for name, known in Config.model_fields.items() if name in tree}
+    sections = [
+        name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)
+    ]
+    null = [n for n in sections if not OmegaConf.is_interpolation(tree, n) and tree[n] is None]
+    if null:
+        raise ConfigError([f"{n}=null: a section of keys; leave it out, or set {n}.KEY=VALUE" for n in null])
 
 
 def _check_interpolations(tree: DictConfig) -> None:

@@ -194,12 +194,17 @@ def _watched(case: Case, launcher: LauncherProcess, began: float, whole: bool) -
 
 
 def _said_of(role: str, launcher: LauncherProcess) -> str:
-    """What the log says of a server that was started again, or of a worker that was given up."""
+    """What the log says of a server that was started again, or of a worker that was given up.
+
+    A run may be complete before anybody asks a stopped server again, and before its silence is long enough.
+    """
     log, sign = log_of(launcher), "; restart "
     if role not in SERVERS:
         log, sign = launcher.output_dir / "actor" / "actor.log", "rollout worker"
-    (line, *_) = [one for one in log.read_text().splitlines() if sign in one]
-    return line.partition(": ")[2]
+    lines = [one for one in log.read_text().splitlines() if sign in one]
+    if not lines and role in SERVERS:
+        return "complete before it was missed"
+    return lines[0].partition(": ")[2]
 
 
 def only_loopback(family: list[psutil.Process]) -> None:
