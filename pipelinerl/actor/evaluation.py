@@ -11,6 +11,8 @@ class EvaluationPass:
 
     version: int
     problems: int
+    start: str = ""
+    """The start of the run that made it; after a resume the same version may be evaluated again."""
     rollouts: dict[int, FinishedRollout] = field(default_factory=dict)
     """By problem, in any order."""
 

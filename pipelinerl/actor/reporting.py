@@ -128,7 +128,8 @@ class Reporter:
             stats.add_group([rollout])
         means = stats.take("test_") | {"trainer_model_version": version}
         means |= {f"test_{name}": count for name, count in evaluation.counts().items()}
-        record: dict[str, Any] = {"version": evaluation.version, "values": evaluation.values(), **means}
+        record: dict[str, Any] = {"version": evaluation.version, "start": evaluation.start}
+        record |= {"values": evaluation.values(), **means}
         self._streams["stats_test"].write(record)
         self._metrics.log({f"actor/{name}": value for name, value in means.items()}, step=evaluation.version)
 

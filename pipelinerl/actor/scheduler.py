@@ -162,7 +162,7 @@ class Scheduler:
     def _open_next(self) -> bool:
         """Open the next group, if any may start."""
         if self.running_pass is None and self._evaluation_due():
-            self.running_pass = EvaluationPass(self.version, len(self.test))
+            self.running_pass = EvaluationPass(self.version, len(self.test), self.run_id)
             self._next_test_problem = 0
         if self.running_pass is not None:
             # New training groups wait, so that the pass sees few versions; those that run go on.

@@ -40,6 +40,11 @@ def apply_scales(samples: Sequence[Sample], rl: RLConfig) -> dict[str, float]:
     labels = np.array([sample.trainable_labels for sample in samples], np.int64)
     overflow = np.array([sample.overflow for sample in samples], bool)
     counted = is_counted(labels, overflow, rl.overlong_filtering)
+    if rl.role_lengths and (unknown := {sample.role or "" for sample in samples} - rl.role_lengths.keys()):
+        raise ValueError(
+            f"finetune.rl.role_lengths has no length for the role {min(unknown)!r} of a text, only for "
+            f"{', '.join(sorted(rl.role_lengths))}"
+        )
     table = SampleTable.of(samples)
     scales = loss_scales(table, counted, rl.batch_size_normalization, rl.role_weights, rl.loss_scale_scope)
     for sample, policy, kl in zip(samples, scales.policy.tolist(), scales.kl.tolist(), strict=True):

@@ -162,10 +162,10 @@ class RunSource:
         return found
 
     @cached_property
-    def evaluations(self) -> dict[int, Mapping[str, list[float | None]]]:
-        """Values of each metric by problem, for each version that was evaluated."""
+    def evaluations(self) -> dict[tuple[str, int], Mapping[str, list[float | None]]]:
+        """Values of each metric by problem, by start of the run (empty in older records) and version."""
         found = (record for record in self._records("stats_test") if "values" in record)
-        return {int(record["version"]): record["values"] for record in found}
+        return {(str(one.get("start", "")), int(one["version"])): one["values"] for one in found}
 
     @property
     def complete(self) -> bool:

@@ -108,9 +108,9 @@ def export(output_dir: Path, path: Path, limit: int = LIMIT) -> int:
         raise FileNotFoundError(f"{output_dir}: no rollout has ended yet")
 
     def reward(name: str) -> float | None:
-        evaluated = evaluation_of(name.rpartition("/")[0])
-        if evaluated is not None:
-            return _evaluated_metrics(run.source, evaluated).get("reward")
+        group = name.rpartition("/")[0]
+        if evaluation_of(group) is not None:
+            return _evaluated_metrics(run.source, group).get("reward")
         return run.measured[name].reward if name in run.measured else None
 
     return write_eval(path, run.source, run.chosen, run.trained, reward)
@@ -242,7 +242,7 @@ def _rows(run: _Run, group: dict[str, Any], records: Sequence[Record], chunk: in
     for attempt, texts in zip(group["attempts"], by_rollout(records).values(), strict=True):
         name = rollout_id(group["id"], attempt["i"])
         measured = run.measured.get(name)
-        metrics = _evaluated_metrics(run.source, evaluated) if evaluated else {}
+        metrics = _evaluated_metrics(run.source, group["id"])
         rewards = [record["reward"] for record in texts]
         spans = [span[0] for record in texts for span in record["weight_versions"]]
         steps = [turn["step"] for turn in attempt["turns"] if "step" in turn]
@@ -293,10 +293,14 @@ def _rows_without_texts(run: _Run, shown: set[str], most: int = 200) -> Iterator
         yield [row.get(column) for column in COLUMNS]
 
 
-def _evaluated_metrics(source: RunSource, evaluated: tuple[int, int]) -> dict[str, float | None]:
-    """The rollout's own metrics, where its evaluation is complete."""
+def _evaluated_metrics(source: RunSource, group: str) -> dict[str, float | None]:
+    """The evaluated rollout's own metrics, where its pass is complete; of a group of training none."""
+    evaluated = evaluation_of(group)
+    if evaluated is None:
+        return {}
     version, problem = evaluated
-    values = source.evaluations.get(version, {})
+    start = group.rpartition("-eval")[0]  # what a resume evaluates again has a name of its own
+    values = source.evaluations.get((start, version)) or source.evaluations.get(("", version), {})
     return {name: column[problem] for name, column in values.items() if problem < len(column)}
 
 

@@ -46,6 +46,12 @@ def test_the_worked_example():
     assert [t.loss_weight_scale / 2 for t in alone] == pytest.approx([1 / 18] * 2, abs=1e-15)
 
 
+def test_a_text_of_another_role_than_those_with_a_length_is_named():
+    for role in (None, "umpire"):
+        with pytest.raises(ValueError, match=rf"no length for the role '{role or ''}' .* critic, policy"):
+            scaled([*texts(1, 1), ready(2, role=role)], role_lengths=LENGTHS)
+
+
 def test_a_longer_response_changes_no_other_tokens_factor():
     short, long = texts(2, 4), texts(2, 4)
     long[0] = ready(98, role="policy")

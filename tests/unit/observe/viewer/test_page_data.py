@@ -17,7 +17,13 @@ from pipelinerl.observe.viewer.join import _pairs
 from pipelinerl.observe.viewer.select import GroupFacts, evenly, select
 from pipelinerl.observe.viewer.source import RunSource
 from pipelinerl.observe.viewer.tokens import TokenTexts
-from pipelinerl.observe.viewer.write import PARTS, _estimated_size, page_text, write_page
+from pipelinerl.observe.viewer.write import (
+    PARTS,
+    _estimated_size,
+    _evaluated_metrics,
+    page_text,
+    write_page,
+)
 from pipelinerl.report import report_run
 from pipelinerl.streams import KEPT_TOPIC, SingleStreamSpec, StreamError, write_to_streams
 from tests.support.recorded_run import FAILED, FILTERED, HOSTILE, MODEL, TRAINED, group, recorded_run
@@ -243,6 +249,20 @@ def test_groups_that_were_kept_for_people_make_the_page_of_trimmed_streams(tmp_p
 def test_metadata_of_a_text_is_shown_whatever_a_domain_put_there() -> None:
     given = {"scores": np.array([0.5, 1.0]), "none": None, "no": "", "nothing": [], "zero": 0, "one": [1]}
     assert _pairs(given) == [["scores", "[0.5, 1.0]"], ["zero", "0"], ["one", "[1]"]]
+
+
+def test_a_version_that_a_resume_evaluated_again_has_the_figures_of_each_pass(tmp_path: Path) -> None:
+    folder = recorded_run(tmp_path)
+    with write_to_streams(SingleStreamSpec(folder, "stats_test")) as stream:
+        for start, reward in (("0", 0.25), ("1", -3.0)):
+            stream.write({"version": 32, "start": start, "values": {"reward": [reward]}})
+    source = RunSource(folder)
+    assert [_evaluated_metrics(source, f"{start}-eval32-0") for start in "01"] == [
+        {"reward": 0.25},
+        {"reward": -3.0},
+    ]
+    assert _evaluated_metrics(source, "0-eval16-0")["reward"] == 1.0, "a record that names no start"
+    assert _evaluated_metrics(source, TRAINED) == {}
 
 
 def test_a_log_for_inspect_has_attempts_as_epochs(built: Path, tmp_path: Path) -> None:
