@@ -8,6 +8,8 @@ advantages, the longest texts, the largest penalties, rollouts that failed.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from pipelinerl.observe.viewer.source import Evaluated
+
 ENDS = 0.05
 """Share of the groups at either end of training that comes first."""
 
@@ -20,7 +22,7 @@ class GroupFacts:
     order: int
     """When it was written, counted over the run."""
     version: int
-    evaluated: tuple[int, int] | None
+    evaluated: Evaluated | None
     """Version and problem of an evaluation; None for training."""
     rollouts: int
     size: int
@@ -90,7 +92,7 @@ def _evaluations(groups: Sequence[GroupFacts]) -> list[GroupFacts]:
     """The same problems of the first, the middle and the last version, problem by problem, then others."""
     versions = sorted({group.version for group in groups})
     shown = {versions[0], versions[len(versions) // 2], versions[-1]} if versions else set()
-    problems = [group.evaluated[1] if group.evaluated else 0 for group in groups]
+    problems = [group.evaluated.problem if group.evaluated else 0 for group in groups]
     order = sorted(
         zip(problems, groups), key=lambda one: (one[1].version not in shown, one[0], one[1].version)
     )

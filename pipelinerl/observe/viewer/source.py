@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -41,7 +41,7 @@ _LEFT_OUT: dict[str, Any] = {
     "finish_reason": None,
 }
 """What foreign writers of the stream `actor` may leave out."""
-_EVALUATION = re.compile(r"-eval(\d+)-(\d+)$")
+_EVALUATION = re.compile(r"^(.*)-eval(\d+)-(\d+)$", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -180,10 +180,18 @@ def _is_named(text: Record) -> bool:
     return isinstance(metadata, dict) and all(isinstance(metadata.get(name), int) for name in names)
 
 
-def evaluation_of(group_id: str) -> tuple[int, int] | None:
-    """Version and problem of an evaluation's group; None for one of training."""
+class Evaluated(NamedTuple):
+    """What the name of an evaluation's group says: which start of the run asked what of which version."""
+
+    start: str
+    version: int
+    problem: int
+
+
+def evaluation_of(group_id: str) -> Evaluated | None:
+    """Of an evaluation's group; None for one of training."""
     found = _EVALUATION.search(group_id)
-    return (int(found[1]), int(found[2])) if found else None
+    return Evaluated(found[1], int(found[2]), int(found[3])) if found else None
 
 
 def _batch_samples(record: Record) -> Iterator[tuple[TextId, Trained]]:

@@ -25,7 +25,15 @@ from pipelinerl.domain import BaseDomain, Domain, load_domain
 from pipelinerl.observe.viewer.export_eval import write_eval
 from pipelinerl.observe.viewer.join import GroupJoin, by_rollout, reward_parts, sampled_of
 from pipelinerl.observe.viewer.select import GroupFacts, select
-from pipelinerl.observe.viewer.source import Measured, Record, RunSource, TextId, Trained, evaluation_of
+from pipelinerl.observe.viewer.source import (
+    Evaluated,
+    Measured,
+    Record,
+    RunSource,
+    TextId,
+    Trained,
+    evaluation_of,
+)
 from pipelinerl.observe.viewer.tokens import TokenTexts
 from pipelinerl.run_state.accounting import rollout_id
 
@@ -108,9 +116,9 @@ def export(output_dir: Path, path: Path, limit: int = LIMIT) -> int:
         raise FileNotFoundError(f"{output_dir}: no rollout has ended yet")
 
     def reward(name: str) -> float | None:
-        group = name.rpartition("/")[0]
-        if evaluation_of(group) is not None:
-            return _evaluated_metrics(run.source, group).get("reward")
+        evaluated = evaluation_of(name.rpartition("/")[0])
+        if evaluated is not None:
+            return _evaluated_metrics(run.source, evaluated).get("reward")
         return run.measured[name].reward if name in run.measured else None
 
     return write_eval(path, run.source, run.chosen, run.trained, reward)
@@ -242,7 +250,7 @@ def _rows(run: _Run, group: dict[str, Any], records: Sequence[Record], chunk: in
     for attempt, texts in zip(group["attempts"], by_rollout(records).values(), strict=True):
         name = rollout_id(group["id"], attempt["i"])
         measured = run.measured.get(name)
-        metrics = _evaluated_metrics(run.source, group["id"])
+        metrics = _evaluated_metrics(run.source, evaluated) if evaluated else {}
         rewards = [record["reward"] for record in texts]
         spans = [span[0] for record in texts for span in record["weight_versions"]]
         steps = [turn["step"] for turn in attempt["turns"] if "step" in turn]
@@ -253,14 +261,14 @@ def _rows(run: _Run, group: dict[str, Any], records: Sequence[Record], chunk: in
         reward = metrics.get("reward", measured.reward if measured else None)
         success = metrics.get("success", measured.success if measured else None)
         yield [
-            *(run.number, group["id"], attempt["i"], None if evaluated is None else evaluated[0]),
+            *(run.number, group["id"], attempt["i"], None if evaluated is None else evaluated.version),
             (measured.dataset or measured.domain if measured else None),
             *(min(spans, default=0), max(spans, default=0)),
             *(_short(float(np.mean(rewards)) if reward is None else reward), _short(success), len(texts)),
             *(sum(int((~sampled_of(r)).sum()) for r in texts), sum(len(r["logprobs"]) for r in texts)),
             *(fate, reason, worst["badge"], worst["level"], chunk, max(steps, default=None)),
             _short(max(advantages, key=abs, default=None)),
-            (evaluated[1] if evaluated else measured.problem if measured else None),
+            (evaluated.problem if evaluated else measured.problem if measured else None),
             *((round(measured.seconds, 2), measured.retries) if measured else (None, None)),
         ]
 
@@ -293,13 +301,9 @@ def _rows_without_texts(run: _Run, shown: set[str], most: int = 200) -> Iterator
         yield [row.get(column) for column in COLUMNS]
 
 
-def _evaluated_metrics(source: RunSource, group: str) -> dict[str, float | None]:
-    """The evaluated rollout's own metrics, where its pass is complete; of a group of training none."""
-    evaluated = evaluation_of(group)
-    if evaluated is None:
-        return {}
-    version, problem = evaluated
-    start = group.rpartition("-eval")[0]  # what a resume evaluates again has a name of its own
+def _evaluated_metrics(source: RunSource, evaluated: Evaluated) -> dict[str, float | None]:
+    """The rollout's own metrics, where its pass is complete."""
+    start, version, problem = evaluated
     values = source.evaluations.get((start, version)) or source.evaluations.get(("", version), {})
     return {name: column[problem] for name, column in values.items() if problem < len(column)}
 

@@ -15,7 +15,7 @@ from pipelinerl.base.tokenizing import encode, load_tokenizer
 from pipelinerl.domain import BaseDomain, NotesOf
 from pipelinerl.observe.viewer.join import _pairs
 from pipelinerl.observe.viewer.select import GroupFacts, evenly, select
-from pipelinerl.observe.viewer.source import RunSource
+from pipelinerl.observe.viewer.source import Evaluated, RunSource, evaluation_of
 from pipelinerl.observe.viewer.tokens import TokenTexts
 from pipelinerl.observe.viewer.write import (
     PARTS,
@@ -117,7 +117,7 @@ def test_a_selection_keeps_to_its_bounds_and_shows_ends_extremes_and_all_version
 
 def test_of_many_evaluations_the_same_problems_of_first_middle_and_last_are_shown() -> None:
     groups = [
-        GroupFacts(f"{version}-{problem}", problem, version, (version, problem), 1, 10)
+        GroupFacts(f"{version}-{problem}", problem, version, Evaluated("0", version, problem), 1, 10)
         for version in range(9)
         for problem in range(100)
     ]
@@ -257,12 +257,14 @@ def test_a_version_that_a_resume_evaluated_again_has_the_figures_of_each_pass(tm
         for start, reward in (("0", 0.25), ("1", -3.0)):
             stream.write({"version": 32, "start": start, "values": {"reward": [reward]}})
     source = RunSource(folder)
-    assert [_evaluated_metrics(source, f"{start}-eval32-0") for start in "01"] == [
+    passes = [evaluation_of(f"{start}-eval32-0") for start in "01"]
+    assert [_evaluated_metrics(source, one) for one in passes if one] == [
         {"reward": 0.25},
         {"reward": -3.0},
     ]
-    assert _evaluated_metrics(source, "0-eval16-0")["reward"] == 1.0, "a record that names no start"
-    assert _evaluated_metrics(source, TRAINED) == {}
+    older = evaluation_of("0-eval16-0")
+    assert older and _evaluated_metrics(source, older)["reward"] == 1.0, "a record that names no start"
+    assert evaluation_of(TRAINED) is None
 
 
 def test_a_log_for_inspect_has_attempts_as_epochs(built: Path, tmp_path: Path) -> None:
