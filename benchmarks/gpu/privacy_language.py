@@ -200,11 +200,13 @@ def start_of(rows: dict[str, Any]) -> dict[str, Interval]:
 
 def leakage_left(rows: dict[str, Any]) -> float | None:
     """What the penalty leaves of the leakage, over the chains of its finished runs; None without one."""
-    runs_of = [row["evaluations"] for name, row in rows.items() if name.startswith("penalty_")]
-    ends = [
-        np.concatenate([known(one[end][1]["leak"]) for one in runs_of]).mean() for end in (0, -1) if runs_of
-    ]
-    return float(ends[1] / ends[0]) if ends and ends[0] > 0 else None
+    runs_of = {
+        int(name.rpartition("_")[2]): run_of(row) for name, row in rows.items() if name.startswith("penalty_")
+    }
+    if not runs_of:
+        return None
+    start, end = (arms.pooled_mean({"penalty": runs_of}, "penalty", index, "leak") for index in (0, -1))
+    return end / start if start > 0 else None
 
 
 def compared(place: Place) -> dict[str, Any]:
