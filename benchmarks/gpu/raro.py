@@ -76,7 +76,7 @@ ON_CARDS = Setting(
         *LENGTHS,
         "raro.policy.max_tokens=96",
         "raro.critic.max_tokens=128",
-        "finetune.learning_rate=2e-5",
+        "finetune.learning_rate=3e-5",
         "vllm_config.vllm_kwargs.max_model_len=512",
     ),
     sft_overrides=("finetune.learning_rate=5e-5", "finetune.lr_scheduler_type=cosine"),
