@@ -20,10 +20,15 @@ GAME = {
 """Curves of the game, by the metric they are read from."""
 SMOOTHED = 9
 """Records that a point of the game's curves is the mean of."""
+UNEVEN = 3
+"""Where an arm goes on so many times longer than another, completions are drawn on a logarithmic axis."""
 
 
 def draw(results: Sequence[RunResult], arms: Mapping[str, Arm], path: Path) -> None:
-    """Write the figure, a line per run; x is policy completions (expert answers for more SFT)."""
+    """Write the figure, a line per run; x is policy completions (expert answers for more SFT).
+
+    The axis is linear up to the first evaluation, and where arms differ in length logarithmic from there.
+    """
     figure, (accuracy, game) = plt.subplots(1, 2, figsize=(10, 3.8))
 
     def line(axes: plt.Axes, curve: Mapping[str, float], index: int, window: int, **style: object) -> None:
@@ -40,6 +45,10 @@ def draw(results: Sequence[RunResult], arms: Mapping[str, Arm], path: Path) -> N
             line(game, run.game.get(name, {}), index, SMOOTHED, label=None if number else name)
     accuracy.set(title="held-out questions, sampled", ylabel="percent right", xlabel="policy completions")
     accuracy.set_ylim(bottom=0)
+    lengths = [[float(at) for at in run.curve] for run in results if len(run.curve) > 1]
+    if lengths and max(at[-1] for at in lengths) > UNEVEN * min(at[-1] for at in lengths):
+        accuracy.set_xscale("symlog", linthresh=min(at[1] for at in lengths))
+        accuracy.set_xlim(-0.1 * min(at[1] for at in lengths), 1.2 * max(at[-1] for at in lengths))
     game.set(title="RARO: the game on fresh pairs", ylabel="share", xlabel="policy completions", ylim=(0, 1))
     for axes in (accuracy, game):
         axes.grid(alpha=0.3)

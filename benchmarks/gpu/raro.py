@@ -67,7 +67,7 @@ class Setting:
 LENGTHS = ("raro.max_answer_tokens=8", "raro.max_question_tokens=40")
 ON_CARDS = Setting(
     step=Step(completions=4 * ATTEMPTS, verdicts=16, attempts=ATTEMPTS),
-    steps=100,
+    steps=80,
     sft_steps=800,
     sizes={"train": 8000, "val": 300, "test": 1000},
     overrides=(

@@ -6,43 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._raro_table import tenths
 from tests.support.measured import NUMBER, figure, result
 
 Claim = tuple[str, str, Callable[[], list[float]]]
 """A page, a pattern with a group for each number, and the numbers by their JSON."""
-
-
-def raro_game(figure_of_game: str) -> tuple[list[float], list[float]]:
-    """By seed, the means of the first five and of the last five steps."""
-    runs = [list(run["game"][figure_of_game].values()) for run in result("raro")["runs"] if run["game"]]
-    return [float(np.mean(run[:5])) for run in runs], [float(np.mean(run[-5:])) for run in runs]
-
-
-def raro_ends() -> list[float]:
-    """The policy's reward at first, mean over seeds, and at last."""
-    first, last = raro_game("policy reward")
-    return [float(np.mean(first)), *last]
-
-
-def raro_earned() -> list[float]:
-    """The policy's reward in the last tenth, by the shares of ties and right verdicts, and as recorded."""
-    found = {
-        name: one["last"] for name, one in result("raro")["table"]["game"]["raro"].items() if "last" in one
-    }
-    pairs = zip(found["ties"], found["critic accuracy"], strict=True)
-    return [*((1 - ties) * (1 - right) + 0.6 * ties for ties, right in pairs), *found["policy reward"]]
-
-
-def raro_curves(arm: str, file: str = "raro") -> list[list[float]]:
-    """Accuracy of sampled answers, version by version, of each seed."""
-    return [list(run["curve"].values()) for run in result(file)["runs"] if run["arm"] == arm]
-
-
-def raro_tenths(figure_of_game: str) -> list[list[float]]:
-    """By seed, the means of the tenths of training at the reference values."""
-    runs = [run for run in result("raro_reference")["runs"] if run["arm"] == "raro"]
-    return [tenths([*run["game"][figure_of_game].values()]) for run in runs]
 
 
 def language_shares(drawn: bool) -> list[float]:

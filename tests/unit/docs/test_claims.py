@@ -3,7 +3,6 @@
 import re
 from functools import partial
 
-import numpy as np
 import pytest
 
 from tests.support.capacity_claims import SENTENCES as CAPACITY_SENTENCES
@@ -12,17 +11,11 @@ from tests.support.claims import (
     coding_success,
     language_shares,
     programs_of_dialogues,
-    raro_curves,
-    raro_earned,
-    raro_ends,
-    raro_game,
-    raro_tenths,
     speed,
     text_domain_ends,
 )
 from tests.support.machine_claims import MACHINES
 from tests.support.measured import (
-    RARO,
     REPUTATION,
     ROOT,
     figure,
@@ -31,10 +24,11 @@ from tests.support.measured import (
     result,
 )
 from tests.support.privacy_claims import PRIVACY_SENTENCES
+from tests.support.raro_claims import RARO_SENTENCES
 
 ENDS = ("before", "after")
 
-OTHERS = MACHINES | CAPACITY_SENTENCES | PRIVACY_SENTENCES
+OTHERS = MACHINES | CAPACITY_SENTENCES | PRIVACY_SENTENCES | RARO_SENTENCES
 SENTENCES: dict[str, Claim] = OTHERS | {
     "57M, success and leakage": (
         "README.md",
@@ -161,107 +155,6 @@ SENTENCES: dict[str, Claim] = OTHERS | {
             speed("ppo_ratio"),
         ],
     ),
-    "RARO, gain ratio": (
-        RARO,
-        r"sampled: (\S+) \[(\S+), (\S+)\]\. Greedy: (\d\.\d+)",
-        lambda: [
-            *(result("raro")["table"]["sampled"]["gain ratio"][key] for key in ("ratio", "low", "high")),
-            result("raro")["table"]["greedy"]["gain ratio"]["ratio"],
-        ],
-    ),
-    "RARO, gain ratio at the reference values": (
-        RARO,
-        r"values: sampled (\S+) \[(\S+), (\S+)\], greedy (\S+) \[(\S+), (\S+)\], "
-        r"where it was (\S+) and (\S+) with",
-        lambda: [
-            *(
-                result("raro_reference")["table"][way]["gain ratio"][key]
-                for way in ("sampled", "greedy")
-                for key in ("ratio", "low", "high")
-            ),
-            *(result("raro")["table"][way]["gain ratio"]["ratio"] for way in ("sampled", "greedy")),
-        ],
-    ),
-    "RARO, the policy's reward at the reference values": (
-        RARO,
-        r"from (\S+), (\S+) and (\S+) in the second tenth to (\S+), (\S+) and (\S+) in the ninth "
-        r"\((\S+), (\S+) and (\S+) in the\s+last",
-        lambda: [tenth[at] for at in (1, 8, 9) for tenth in raro_tenths("policy reward")],
-    ),
-    "RARO, the first quarter at the reference values": (
-        RARO,
-        r"after 1,664 completions RARO has (\S+), (\S+) and (\S+)\s+"
-        r"where verifier RL has (\S+), (\S+) and (\S+)\. The critic",
-        lambda: [curve[1] for arm in ("raro", "rlvr") for curve in raro_curves(arm, file="raro_reference")],
-    ),
-    "RARO, weights of one half at the reference values": (
-        RARO,
-        r"with weights of 1/2 each \(the arm `half`\) seed 0 has (\S+) there, and (\S+) instead of (\S+)\s",
-        lambda: [
-            *(raro_curves("half", file="raro_reference")[0][at] for at in (1, -1)),
-            raro_curves("raro", file="raro_reference")[0][-1],
-        ],
-    ),
-    "RARO, tokens at the reference values": (
-        RARO,
-        r"trains on (\d+) times the tokens of verifier\s+RL",
-        lambda: [
-            result("raro_reference")["table"]["costs"]["raro"]["trained_tokens"]
-            / result("raro_reference")["table"]["costs"]["rlvr"]["trained_tokens"]
-        ],
-    ),
-    "RARO, the distance at the reference values": (
-        RARO,
-        r"Later the distance is (\S+) to (\d+) points",
-        lambda: [
-            end(
-                verified - own
-                for pair in zip(*(raro_curves(arm, file="raro_reference") for arm in ("raro", "rlvr")))
-                for own, verified in [*zip(*pair)][2:]
-            )
-            for end in (min, max)
-        ],
-    ),
-    "RARO, falling policy reward": (
-        RARO,
-        r"it goes from (\S+) \(mean of the first five steps\) to\s+(\S+), (\S+) and (\S+) \(last five\)",
-        raro_ends,
-    ),
-    "RARO, the critic": (
-        RARO,
-        r"right in (\S+) of its committed verdicts at\s+first and in (\S+) to (\S+) of them at the end",
-        lambda: [
-            float(np.mean(raro_game("critic accuracy")[0])),
-            min(raro_game("critic accuracy")[1]),
-            max(raro_game("critic accuracy")[1]),
-        ],
-    ),
-    "RARO, ties": (
-        RARO,
-        r"are (\d+) to (\d+) % of the verdicts in the first five steps and (\d+) to (\d+) % in the last",
-        lambda: [100 * end(steps) for steps in raro_game("ties") for end in (min, max)],
-    ),
-    "RARO, the goal": (
-        RARO,
-        r"of 0\.90 of the verifier's gain is missed \((\S+)\), .*? differ widely \((\S+) to\s+(\S+)\)",
-        lambda: [
-            result("raro")["table"]["sampled"]["gain ratio"]["ratio"],
-            *(
-                end(run["after"]["greedy"] for run in result("raro")["runs"] if run["arm"] == "raro")
-                for end in (min, max)
-            ),
-        ],
-    ),
-    "RARO, what more SFT became": (
-        RARO,
-        r"it fell from about (\d+) to (\d+) and ended at (\S+) to (\S+), so that",
-        lambda: [
-            float(np.mean([curve[0] for curve in raro_curves("sft")])),
-            float(np.mean([min(curve) for curve in raro_curves("sft")])),
-            min(curve[-1] for curve in raro_curves("sft")),
-            max(curve[-1] for curve in raro_curves("sft")),
-        ],
-    ),
     "reputation, what was not reached": (
         REPUTATION,
         r"not met by any recipe \((\S+) to (\S+) with `strong`\), and at 0\.65 `base` learns\s+"
@@ -281,18 +174,6 @@ SENTENCES: dict[str, Claim] = OTHERS | {
         r"random (\S+), all-HELP (\S+), all-SIGNAL (\S+), rule (\S+), fitted linear rule (\S+)\.\s",
         lambda: [
             one["share"] for one in result("reputation_language")["ladder"] if one["policy"] != "optimum"
-        ],
-    ),
-    "RARO, what the policy earns by the shares of verdicts": (
-        RARO,
-        r"the formula gives (\S+), (\S+) and (\S+), and the runs have (\S+), (\S+) and (\S+)\. ",
-        raro_earned,
-    ),
-    "RARO, more SFT": (
-        RARO,
-        r"RARO beats more SFT by at least (\S+) points",
-        lambda: [
-            (gain := result("raro")["table"]["sampled"]["raro - sft"])["mean"] - gain["half_width"],
         ],
     ),
 }

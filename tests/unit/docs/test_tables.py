@@ -52,17 +52,20 @@ from tests.support.measured import (
     pretrained,
     pretrained_seed,
     prompts,
-    raro,
-    raro_ablations,
-    raro_checks,
-    raro_earned,
-    raro_seeds,
     result,
     scripts,
     skill,
     starts,
     text_domain,
     tier,
+)
+from tests.support.raro_claims import (
+    raro,
+    raro_ablations,
+    raro_by_completions,
+    raro_checks,
+    raro_earned,
+    raro_seeds,
 )
 
 DOMAINS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("domains/*/README.md"))
@@ -275,6 +278,16 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         "ablation, reference values, seed 0 | sampled | greedy | sampled after a quarter | trained tokens",
     ): (1, raro_ablations),
     (RARO, "answers, means over seeds | first tenth | second | fifth | last"): (1, raro_earned),
+    (RARO, "arm, SmolLM2 | sampled | greedy | trained tokens | seeds"): (1, partial(raro, file="gpu_raro")),
+    (RARO, "percent right by seed, SmolLM2, sampled (greedy) | seed 0 | seed 1 | seed 2"): (
+        1,
+        partial(raro_seeds, file="gpu_raro"),
+    ),
+    (
+        RARO,
+        "percent right after completions, SmolLM2, means over seeds | 0 | 1,280 | 2,560 | 3,840 | 5,120",
+    ): (1, raro_by_completions),
+    (RARO, "check, SmolLM2 | seed 0 | seed 1 | seed 2"): (1, partial(raro_checks, file="gpu_raro")),
     (REPUTATION, "training seed | base | strong"): (1, ppo_seeds),
     (REPUTATION, "`c_signal` | 0.65 | 0.75 | 0.8"): (1, ppo_prices),
     (
