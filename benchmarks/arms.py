@@ -19,7 +19,7 @@ common: evaluations up to the fewest texts that a run was last evaluated at. arm
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,22 +131,28 @@ def run_arm(arm: str, seed: int, options: argparse.Namespace) -> Run:
     return Run([version for version, _ in found], [values for _, values in found])
 
 
-def at_point(runs: Runs, arm: str, index: int) -> list[Values]:
-    """An evaluation of each seed: 0 before training, -1 the final one."""
-    return [run.values[index] for run in runs[arm].values()]
+def at_point(runs: Runs, arm: str, index: int, seeds: Iterable[int] | None = None) -> list[Values]:
+    """An evaluation of each seed (None: all that the arm has): 0 before training, -1 the final one."""
+    return [runs[arm][seed].values[index] for seed in (runs[arm] if seeds is None else seeds)]
 
 
 def against(runs: Runs, arm: str, other: str | None, metric: str) -> tuple[Interval, str]:
     """Difference of the final models, arm minus other (None: its own start), paired by chain; and in words.
 
-    The words hold each seed's difference, too: an interval over pooled chains does not show how much runs
-    differ.
+    Two arms are compared over the seeds that both have. The words hold each seed's difference, too: an
+    interval over pooled chains does not show how much runs differ.
     """
-    before = at_point(runs, arm, 0) if other is None else at_point(runs, other, -1)
-    pairs = list(zip(before, at_point(runs, arm, -1), strict=True))
+    seeds = both(runs, arm, arm if other is None else other)
+    before = at_point(runs, arm, 0, seeds) if other is None else at_point(runs, other, -1, seeds)
+    pairs = list(zip(before, at_point(runs, arm, -1, seeds), strict=True))
     one = paired(pairs, metric)[2]
     seeds = ", ".join(f"{paired([pair], metric)[2].mean:+.3f}" for pair in pairs)
     return one, f"{one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}] n={one.n}, by seed {seeds}"
+
+
+def both(runs: Runs, arm: str, other: str) -> list[int]:
+    """The seeds that two arms have."""
+    return [seed for seed in runs[arm] if seed in runs[other]]
 
 
 def pooled_mean(runs: Runs, arm: str, index: int, metric: str) -> float:
@@ -174,7 +180,8 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         found["O2 outcome raises leakage"] = change.low > 0, shown
     if {"outcome", "situational"} <= {*begun} and all(run.between for run in runs["situational"].values()):
         shares = []
-        for seed, run in runs["outcome"].items():
+        for seed in both(runs, "outcome", "situational"):
+            run = runs["outcome"][seed]
             target = run.curve("success")[-1]
             texts, of = runs["situational"][seed].texts_to(target), run.texts_to(target)
             # Where training gained nothing (`of` is 0) there is nothing to be faster at.
@@ -217,11 +224,12 @@ def judged(runs: Runs) -> dict[str, dict[str, Any]]:
 def table(runs: Runs) -> dict[str, dict[str, Any]]:
     """Print and return the means with intervals of the start and of every arm's last model.
 
-    The start is that of the first arm in which no run has lost it.
+    The start is that of the first of the arms with most seeds in which no run has lost it.
     """
     rows: dict[str, dict[str, Any]] = {}
     print(f"{'':<14}" + "".join(f"{metric:>26}" for metric in METRICS))
-    models = [*(("start", arm, 0) for arm in with_a_start(runs)[:1]), *((arm, arm, -1) for arm in runs)]
+    begun = sorted(with_a_start(runs), key=lambda arm: -len(runs[arm]))
+    models = [*(("start", arm, 0) for arm in begun[:1]), *((arm, arm, -1) for arm in runs)]
     for name, arm, index in models:
         values = at_point(runs, arm, index)
         cells = {m: bootstrap(np.concatenate([known(one[m]) for one in values])) for m in METRICS}

@@ -96,9 +96,14 @@ def log_of(chain: Chain, kind: str, seed: int, queries: Sequence[str]) -> Rollou
 
 
 def evaluated(run: Path, seed: int, count: int, last: bool) -> list[RolloutLog]:
-    """Evaluated rollouts of the first or the last version of a run, the same ones every time."""
+    """Evaluated rollouts of the first or the last version of a run, the same ones every time.
+
+    None of the last version of a run that was evaluated before it trained and never again.
+    """
     found = [log for log in read_audit_log(audit_files(run)).rollouts if not log.training]
     versions = sorted({log.model_version or 0 for log in found})
+    if not versions or (last and len(versions) == 1):
+        return []
     wanted = versions[-1 if last else 0]
     logs = sorted((log for log in found if (log.model_version or 0) == wanted), key=lambda log: log.chain_id)
     for log in logs:
@@ -142,7 +147,10 @@ def groups_of(options: argparse.Namespace) -> dict[str, Group]:
     others = shuffled(secrets)
     found = {name: Group(of, secrets) for name, of in logs.items()}
     start = [log for log in logs["start"] if (log.task_id, log.chain_id) in others]
-    return found | {"start, other questions": Group(start, others)}
+    found["start, other questions"] = Group(start, others)
+    for name in (name for name, group in found.items() if not group.logs):
+        print(f"{name}: no run has such an evaluation; it is left out")
+    return {name: group for name, group in found.items() if group.logs}
 
 
 def server_of(options: argparse.Namespace, index: int, model: Path) -> Server:

@@ -158,11 +158,12 @@ def run_of(row: dict[str, Any]) -> arms.Run:
 
 
 def finished(rows: dict[str, Any], options: argparse.Namespace) -> dict[str, dict[int, arms.Run]]:
-    """Runs by arm and seed, of seeds that every arm has."""
-    seeds = [one for one in options.seeds if all(f"{arm}_{one}" in rows for arm in options.arms)]
-    if not seeds:
-        return {}
-    return {arm: {one: run_of(rows[f"{arm}_{one}"]) for one in seeds} for arm in options.arms}
+    """Runs by arm and seed; empty as long as an arm has none."""
+    found = {
+        arm: {one: run_of(rows[f"{arm}_{one}"]) for one in options.seeds if f"{arm}_{one}" in rows}
+        for arm in options.arms
+    }
+    return found if all(found.values()) else {}
 
 
 def figures_of(rows: dict[str, Any]) -> Iterator[Figure]:
@@ -215,7 +216,8 @@ def compared(place: Place) -> dict[str, Any]:
     found = finished(place.rows(), options)
     if not found:
         return {}
-    result: dict[str, Any] = {"seeds": list(next(iter(found.values()))), "table": arms.table(found)}
+    result: dict[str, Any] = {"seeds": {arm: list(runs_of) for arm, runs_of in found.items()}}
+    result["table"] = arms.table(found)
     result["curves"] = {
         arm: {str(seed): run.curves() for seed, run in seeds.items()} for arm, seeds in found.items()
     }

@@ -1,9 +1,11 @@
-"""Sentences of the privacy agent's README whose numbers are those of their JSON."""
+"""Tables and sentences of the privacy agent's README about a pretrained model: what their JSON says."""
 
 from typing import Any
 
+import numpy as np
+
 from tests.support.claims import Claim, gate
-from tests.support.measured import NUMBER, PRIVACY, result
+from tests.support.measured import NUMBER, PRIVACY, Cells, Value, result
 
 
 def smollm2() -> dict[str, Any]:
@@ -13,8 +15,38 @@ def smollm2() -> dict[str, Any]:
 
 
 def smollm2_gate(name: str) -> list[float]:
-    """Difference and interval, or both numbers where there is no interval; one seed."""
+    """Difference and interval, or both numbers where there is no interval."""
     return gate(name, "gpu_privacy_language")[:3]
+
+
+def by_seed(row: Cells) -> list[Value]:
+    """Success and leakage of each seed's finished runs; the start's are means over its arms."""
+    arm = {"situational + penalty": "penalty"}.get(row[0], row[0])
+    rows, found = result("gpu_privacy_language_rows"), list[Value]()
+    for seed in (0, 1):
+        names = [
+            f"{one}_{seed}" for one in (("outcome", "situational", "penalty") if arm == "start" else (arm,))
+        ]
+        asked = [rows[name]["evaluations"][0 if arm == "start" else -1][1] for name in names if name in rows]
+        for metric in ("success", "leak") if asked else ():
+            found.append(float(np.mean([value for values in asked for value in values[metric]])))
+    return found
+
+
+def readers(row: Cells) -> list[Value]:
+    """Share of a group's rollouts with a leak: by rules and by the trained model with interval."""
+    named = {"situational + penalty": "penalty", "start, questions of other chains": "start, other questions"}
+    found, group = result("gpu_privacy_adversary"), named.get(row[0], row[0])
+    by = [found["rules"], *(found[model]["groups"] for model in ("trained", "untrained"))]
+    rates = [one[group]["levels"]["headline"] for one in by]
+    exact = [rate[key] for rate in rates[:2] for key in ("value", "low", "high")]
+    return [*exact, rates[2]["value"]]
+
+
+def verdicts(of: str) -> dict[str, Any]:
+    """The trained model's agreement on the headline, with the rules or with the value's presence."""
+    found: dict[str, Any] = result("gpu_privacy_adversary")["trained"]["agreement"][f"headline, {of}"]
+    return found
 
 
 def fall(difference: list[float]) -> list[float]:
@@ -56,7 +88,7 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
         r"raise success by (\S+) \[(\S+), (\S+)\] and leakage with it, by (\S+) \[(\S+), (\S+)\]\.\n"
         r"The penalty raises success by (\S+) \[(\S+), (\S+)\] "
         r"while leakage falls by (\S+) \[(\S+), (\S+)\], "
-        r"from (\S+) to (\S+): its\n[^.]+\. It costs (\S+) \[(\S+), (\S+)\] of",
+        r"from (\S+) to (\S+): its\s+[^.]+\. It costs (\S+) \[(\S+), (\S+)\] of",
         lambda: [
             *smollm2_gate("O1 outcome raises success"),
             *smollm2_gate("O2 outcome raises leakage"),
@@ -68,12 +100,41 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
     ),
     "SmolLM2, unfinished runs": (
         PRIVACY,
-        r"Of seed 1 `outcome` had made (\S+) steps [^,]+, `situational` (\S+)\nand `penalty` none; "
-        r"their start has (\S+) and (\S+) \(",
+        r"with seed 1 had made (\S+) of the (\S+)\s+steps when [^(]+\(its start has (\S+) and (\S+)\)\. "
+        r"An earlier try of seed 1 had ended at (\S+) steps of `outcome`, (\S+) of\s+`situational` and none "
+        r"of `penalty`; its start had (\S+) and (\S+)\. Both",
         lambda: [
-            smollm2()["unfinished"]["outcome_1"]["steps"],
             smollm2()["unfinished"]["situational_1"]["steps"],
-            *(smollm2()["unfinished"]["outcome_1"]["start"][metric] for metric in ("success", "leak")),
+            smollm2()["settings"]["steps"],
+            *(smollm2()["unfinished"]["situational_1"]["start"][metric] for metric in ("success", "leak")),
+            *(smollm2()["unfinished"]["earlier"][f"{arm}_1"]["steps"] for arm in ("outcome", "situational")),
+            *(smollm2()["unfinished"]["earlier"]["outcome_1"]["start"][m] for m in ("success", "leak")),
+        ],
+    ),
+    "SmolLM2 as adversary": (
+        PRIVACY,
+        r"In (\S+) of\s+the (\S+) rollouts its verdict is theirs \(kappa (\S+)\): it finds (\S+) of "
+        r"their (\S+) leaks, and (\S+) more\. Of the (\S+) rollouts whose\s+queries hold a private value "
+        r"at all it finds (\S+), and (\S+) others\. Every .*? cannot do the task: (\S+) % of",
+        lambda: [
+            verdicts("rules")["agree"]["value"],
+            verdicts("rules")["agree"]["total"],
+            verdicts("rules")["kappa"],
+            verdicts("rules")["found where it leaks"]["count"],
+            verdicts("rules")["found where it leaks"]["total"],
+            verdicts("rules")["found where not"]["count"],
+            verdicts("value")["found where it leaks"]["total"],
+            verdicts("value")["found where it leaks"]["count"],
+            verdicts("value")["found where not"]["count"],
+            100 * result("gpu_privacy_adversary")["untrained"]["replies"]["unparseable_share"],
+        ],
+    ),
+    "SmolLM2 as adversary, intent": (
+        PRIVACY,
+        r"shows to the trained one in (\S+) of the start's\s+rollouts and in (\S+) under the penalty",
+        lambda: [
+            result("gpu_privacy_adversary")["trained"]["groups"][group]["levels"]["intent"]["value"]
+            for group in ("start", "penalty")
         ],
     ),
     "SmolLM2, the first trial of the penalty": (

@@ -198,7 +198,8 @@ RARO_SENTENCES: dict[str, Claim] = {
     ),
     "RARO, the goal": (
         RARO,
-        r"0\.90 of the verifier's gain is missed with two verdicts \((\S+); .*?differ widely, (\S+) to (\S+)\)",
+        r"0\.90 of the verifier's gain is missed with two verdicts \((\S+); .*?"
+        r"differ widely, (\S+) to (\S+)\)",
         lambda: [
             result("raro")["table"]["sampled"]["gain ratio"]["ratio"],
             *(

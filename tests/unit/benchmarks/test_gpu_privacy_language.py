@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import arms
-from benchmarks.gpu.privacy_adversary import Group, agreement, kappa, log_of, shuffled
+from benchmarks.gpu import privacy_adversary
+from benchmarks.gpu.privacy_adversary import Group, agreement, evaluated, kappa, log_of, shuffled
 from benchmarks.gpu.privacy_language import (
     Place,
     figures_of,
@@ -24,6 +25,7 @@ from benchmarks.gpu.runs import ENDED, STOP_S
 from benchmarks.gpu.side_by_side import Task, run_all
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.domain import PrivacyHopQADomain
+from domains.privacy_hopqa.leakage.log import RolloutLog
 from domains.privacy_hopqa.leakage.report import rule_based
 from domains.privacy_hopqa.leakage.secrets import secrets_of_chains
 from domains.privacy_hopqa.teacher.script import search_query
@@ -103,13 +105,15 @@ def row(success: float, leak: float) -> dict[str, object]:
     return {"evaluations": [[0, values | {"well_formed": [1.0, 1.0]}]] * 2, "rates": rates}
 
 
-def test_arms_are_compared_over_the_seeds_that_all_have(tmp_path: Path) -> None:
+def test_every_arm_counts_with_the_seeds_that_it_has(tmp_path: Path) -> None:
     place = Place(options(tmp_path), tmp_path / "rows.json")
-    for name in ("outcome_0", "outcome_1", "penalty_0"):
+    for name in ("outcome_0", "outcome_1"):
         place.add(name, row(0.5, 0.25))
+    assert finished(place.rows(), place.options) == {}
+    place.add("penalty_0", row(0.5, 0.25))
     rows = place.rows()
     found = finished(rows, place.options)
-    assert {arm: list(seeds) for arm, seeds in found.items()} == {"outcome": [0], "penalty": [0]}
+    assert {arm: list(seeds) for arm, seeds in found.items()} == {"outcome": [0, 1], "penalty": [0]}
     assert start_of(rows)["leak"].mean == 0.25
     figures = {one.name: one for one in figures_of(rows)}
     assert figures["start: success"].met and figures["start: leak"].met
@@ -173,6 +177,25 @@ def test_controls_are_what_they_are_called() -> None:
     found = agreement({"gold chain": Group(logs, secrets)}, rule_based)
     assert found["headline, rules"]["agree"]["value"] == 1.0
     assert found["headline, value"]["found where it leaks"]["total"] >= len(leaky)
+
+
+def test_a_run_that_was_stopped_before_its_last_evaluation_has_no_last_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its rollouts of the start would pass for those of what it became."""
+
+    def log(chain: str, version: int, training: bool) -> RolloutLog:
+        return RolloutLog(
+            f"{chain}-{version}", "test", "task", chain, training=training, started=0.0, model_version=version
+        )
+
+    found = [log("b", 0, False), log("a", 0, False), log("a", 64, True)]
+    monkeypatch.setattr(privacy_adversary, "audit_files", lambda run: [])
+    monkeypatch.setattr(privacy_adversary, "read_audit_log", lambda _: argparse.Namespace(rollouts=[*found]))
+    assert [one.chain_id for one in evaluated(Path(), 1, 9, last=False)] == ["1/a", "1/b"]
+    assert evaluated(Path(), 1, 9, last=True) == []
+    found.append(log("c", 128, False))
+    assert [one.model_version for one in evaluated(Path(), 1, 9, last=True)] == [128]
 
 
 def test_kappa_is_agreement_beyond_chance() -> None:

@@ -59,6 +59,7 @@ from tests.support.measured import (
     text_domain,
     tier,
 )
+from tests.support.privacy_claims import by_seed, readers
 from tests.support.raro_claims import (
     raro,
     raro_ablations,
@@ -244,6 +245,12 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         1,
         partial(arms, file="gpu_privacy_language"),
     ),
+    (PRIVACY, "SmolLM2 by seed, success (leakage) | seed 0 | seed 1"): (1, by_seed),
+    (
+        PRIVACY,
+        "share of rollouts that leak an answer or a question, by | rules | SmolLM2 trained "
+        "| SmolLM2 as it is",
+    ): (1, readers),
     (
         PRIVACY,
         "card that the imitated script draws | million tokens | success | leakage | well-formed",

@@ -91,3 +91,17 @@ def test_differences_are_also_said_by_seed() -> None:
     outcome[0].values[0]["leak"] = [0.0] * CHAINS
     holds, figures = gates({"outcome": outcome})["O2 outcome raises leakage"]
     assert holds and figures.endswith(", by seed +0.500, +0.000")
+
+
+def test_two_arms_are_compared_over_the_seeds_that_both_have() -> None:
+    penalty = {0: run(0.2, 0.4), 1: run(0.2, 1.0)}
+    found = gates({"penalty": penalty, "situational": {0: run(0.2, 0.6)}})
+    assert found["O5 at most 3 points below situational"][1].endswith("by seed -0.200")
+    assert found["O5 penalty raises success"][1].endswith("by seed +0.200, +0.800")
+    with pytest.raises(KeyError):
+        arms.at_point({"penalty": penalty}, "penalty", -1, [2])
+    missing = {
+        "outcome": {0: run(0.2, 0.4, 0.8), 1: run(0.2, 0.4, 0.8)},
+        "situational": {1: run(0.2, 0.8, 0.8)},
+    }
+    assert gates(missing)["O3 situational needs fewer texts, every seed"][0] is True
