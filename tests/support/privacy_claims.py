@@ -33,6 +33,18 @@ def by_seed(row: Cells) -> list[Value]:
     return found
 
 
+def smollm2_summary(row: Cells) -> list[Value]:
+    """Start and end of an arm of the privacy agent, or of one of RARO's, both from the pretrained model."""
+    what, _, way = row[0].rpartition(": ")[2].partition(" with ")
+    if what == "percent right":
+        table = result("gpu_raro")["table"]["sampled"]
+        arm = {"a critic": "raro", "a verifier": "rlvr", "more expert answers": "sft"}[way]
+        return [table[one]["mean"] for one in ("warm", arm)]
+    table, metric = result("gpu_privacy_language")["table"], {"leakage": "leak"}.get(what, what)
+    arm = {"the privacy penalty": "penalty", "rewards for outcomes": "outcome"}[way]
+    return [table[one][metric]["mean"] for one in ("start", arm)]
+
+
 def readers(row: Cells) -> list[Value]:
     """Share of a group's rollouts with a leak: by rules and by the trained model with interval."""
     named = {"situational + penalty": "penalty", "start, questions of other chains": "start, other questions"}

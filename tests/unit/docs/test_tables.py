@@ -59,7 +59,7 @@ from tests.support.measured import (
     text_domain,
     tier,
 )
-from tests.support.privacy_claims import by_seed, readers
+from tests.support.privacy_claims import by_seed, readers, smollm2_summary
 from tests.support.raro_claims import (
     raro,
     raro_ablations,
@@ -245,6 +245,7 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         1,
         partial(arms, file="gpu_privacy_language"),
     ),
+    ("README.md", "SmolLM2 on held-out problems | start | trained"): (1, smollm2_summary),
     (PRIVACY, "SmolLM2 by seed, success (leakage) | seed 0 | seed 1"): (1, by_seed),
     (
         PRIVACY,

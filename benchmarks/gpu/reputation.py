@@ -1,0 +1,194 @@
+"""Does a pretrained language model learn to help where helping pays? The reputation game on cards.
+
+    python -m benchmarks.gpu.reputation [--model results/smollm2] [--hardware gpu|cpu] [--limit 560.0]
+                                        [--seeds 0 1 2] [--steps 60] [--tapes 200] [--per-card 3]
+                                        [--work results/gpu_reputation] [--out FILE] [key=value ...]
+
+`--model` (a folder of `pipelinerl.pretrained smollm2`) imitates the player of habits, which teaches the form
+of the answer and to look at the state. Then every seed's run trains that model with
+`+preset=reputation_hacking_pretrained`, `--per-card` runs at a time on each card, and plays `--tapes`
+held-out tapes before and after, likeliest answers. The table has them beside the optimum and the ladder on
+the same tapes, and the figure what drawn play took of the margin in training, in stretches.
+
+Finished runs are not repeated and those that `--limit` seconds ended go on with the same command. `key=value`
+are for every run; `--hardware cpu` rehearses at a tiny size.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from benchmarks._figures import RESULTS, Figure, at_least, command_line, machine, report, write_json
+from benchmarks.gpu import runs
+from benchmarks.gpu.side_by_side import UNCOMPILED, Task, on_a_card, run_all, slots
+from domains.reputation_hacking.game.dynamics import ACTIONS
+from domains.reputation_hacking.game.optimum import Yardstick
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.language.log import read_episodes
+from pipelinerl.observe.intervals import bootstrap, known
+from pipelinerl.observe.plots import COLOURS, DASHES
+
+PRESET = ("+domain=reputation_hacking", "+preset=reputation_hacking_pretrained")
+PRICE, GOAL = 0.7, 0.25
+STRETCHES = 12
+"""Of training, in the figure."""
+LEAST_S = 60.0
+"""With less left nothing is begun."""
+KV_BYTES = 4 * 2**30
+TINY = {
+    "start": (
+        *("bootstrap.budget=0.004", "bootstrap.pack_tokens=2048", "bootstrap.gate_demonstrations=100"),
+        "bootstrap.workers=1",
+    ),
+    "run": (
+        *("finetune.attempts=2", "finetune.gradient_accumulation_passes=100", "max_lag=200"),
+        *("preprocess.max_ready_samples_per_lead=200", "finetune.seq_length=2048"),
+    ),
+}
+"""For a rehearsal on CPUs."""
+
+
+def commands(options: argparse.Namespace, seed: int | None) -> list[str]:
+    """Of the supervised start, or of a seed's run."""
+    gpu, start = options.hardware == "gpu", options.work / "start"
+    shared = [*PRESET, f"hardware={options.hardware}", f"dataset_loader_params.c_signal=[{PRICE}]"]
+    if seed is None:
+        words = [f"bootstrap.start={options.model}", f"bootstrap.out={start}"]
+        more = ("bootstrap.workers=8",) if gpu else TINY["start"]
+        return [sys.executable, "-m", "pipelinerl.bootstrap", *shared, *words, *more]
+    given = [*shared, f"model_path={start}", f"seed={seed}", f"finetune.max_train_steps={options.steps}"]
+    given.append(f"dataset_loader_params.heldout_count={options.tapes}")
+    given += (*on_a_card(KV_BYTES, http_processes=4), *UNCOMPILED) if gpu else TINY["run"]
+    return runs.launcher(options.work / f"seed_{seed}", [*given, *options.overrides])
+
+
+def played(episodes: Sequence[dict[str, Any]], yardstick: Yardstick) -> dict[str, Any]:
+    """What one version did on the tapes of `yardstick`: means, and the share of the margin with interval."""
+    value = bootstrap(known([one["episode_return"] for one in episodes]))
+    keys = ("true_impact", "manipulation_score", "invalid")
+    return {
+        "episodes": len(episodes),
+        "version": episodes[0]["version"],
+        "J": value.mean,
+        "regret": yardstick.best - value.mean,
+        "share_of_margin": [yardstick.share(one) for one in value[:3]],
+        **{name: float(np.mean([one["actions"][name] for one in episodes])) for name in ACTIONS},
+        **{key: float(np.mean([one[key] for one in episodes])) for key in keys},
+    }
+
+
+def row_of(out: Path) -> dict[str, Any]:
+    """First and last evaluated version of a finished run, and its stretches of training."""
+    episodes = read_episodes(out)
+    evaluated = [one for one in episodes if not one["training"]]
+    first, last = (pick(one["version"] for one in evaluated) for pick in (min, max))
+    yardstick = Yardstick(Params(c_signal=PRICE), {one["seed"] for one in evaluated})
+    before, after = (
+        played([one for one in evaluated if one["version"] == chosen], yardstick) for chosen in (first, last)
+    )
+    return {
+        "before": before,
+        "after": after,
+        "training": stretches([one for one in episodes if one["training"]]),
+        "ladder": yardstick.ladder(),
+        "rates": runs.report_of(out).get("rates"),
+        "machine": machine(),
+    }
+
+
+def stretches(trained: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Drawn play over training: texts at the end of each stretch, and the share of the margin on its tapes.
+
+    The share is None where few tapes leave no margin to divide by.
+    """
+    ordered = sorted(trained, key=lambda one: one["version"])
+    found = []
+    for part in np.array_split(np.arange(len(ordered)), min(STRETCHES, len(ordered))):
+        window = [ordered[index] for index in part]
+        yardstick = Yardstick(Params(c_signal=PRICE), {one["seed"] for one in window})
+        share = yardstick.share(float(np.mean([one["episode_return"] for one in window])))
+        found.append({"texts": window[-1]["version"], "share": share})
+    return found
+
+
+def tasks_of(options: argparse.Namespace) -> Iterator[Task]:
+    """The start, and once that is there the runs that are not finished."""
+    start = options.work / "start"
+    if not (start / "recipe.json").is_file():
+        made = options.work / "start.log"
+        yield Task("start", commands(options, None), made, lambda _: (start / "recipe.json").is_file())
+        return
+    for seed in options.seeds:
+        row, out = options.work / f"row_{seed}.json", options.work / f"seed_{seed}"
+
+        def keep(status: int, row: Path = row, out: Path = out) -> bool:
+            runs.keep(out, row)
+            if status == 0:
+                with runs.survived(f"the row of {out.name}"):
+                    write_json(row, row_of(out))
+            return row.is_file()
+
+        if not row.is_file():
+            yield Task(f"seed {seed}", commands(options, seed), options.work / f"seed_{seed}.log", keep)
+
+
+def figures_of(rows: dict[str, dict[str, Any]]) -> Iterator[Figure]:
+    for seed, row in rows.items():
+        share, before = row["after"]["share_of_margin"][0], row["before"]["share_of_margin"][0]
+        yield at_least(f"seed {seed}: share of the margin", share, "x", GOAL)
+        yield Figure(f"seed {seed}: share of the margin at the start", before, "x")
+        yield Figure(f"seed {seed}: answers without an action, of 50", row["after"]["invalid"], "")
+        if row["rates"] is not None:
+            yield Figure(f"seed {seed}: trained", float(row["rates"]["trained_texts_per_second"]), "texts/s")
+
+
+def draw(rows: dict[str, dict[str, Any]], path: Path) -> None:
+    """Share of the margin that drawn play took in training, a line for each seed, beside the ladder."""
+    figure, axis = plt.subplots(figsize=(6, 3.6))
+    for index, (seed, row) in enumerate(rows.items()):
+        parts = [one for one in row["training"] if one["share"] is not None]
+        texts, shares = ([one[key] for one in parts] for key in ("texts", "share"))
+        axis.plot(texts, shares, color=COLOURS[index], linestyle=DASHES[index], label=f"seed {seed}, drawn")
+    for rung in next(iter(rows.values()))["ladder"]:
+        axis.axhline(rung["share"], color="grey", linewidth=0.6)
+        axis.annotate(rung["policy"], (1.0, rung["share"]), xycoords=("axes fraction", "data"), fontsize=8)
+    axis.set(xlabel="texts trained on", ylabel="share of the margin", title=f"a SIGNAL costs {PRICE:g}")
+    axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+    plt.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = command_line(__doc__, argv)
+    runs.leave_in_order()
+    end, gpu = time.monotonic() + options.limit, options.hardware == "gpu"
+    options.work, options.model = options.work.absolute(), options.model.absolute()
+    options.work.mkdir(parents=True, exist_ok=True)
+    out = options.out or (RESULTS if gpu else options.work) / "gpu_reputation.json"
+    for shares in (1, options.per_card):  # the start, then the runs
+        run_all(list(tasks_of(options)), slots(options.hardware, shares), end, LEAST_S)
+    found = {seed: options.work / f"row_{seed}.json" for seed in options.seeds}
+    rows = {str(seed): json.loads(path.read_text()) for seed, path in found.items() if path.is_file()}
+    settings = {"hardware": options.hardware, "steps": options.steps, "price": PRICE, "tapes": options.tapes}
+    missed = report("gpu_reputation", figures_of(rows), settings, out)
+    write_json(out, json.loads(out.read_text()) | {"rows": rows})
+    if rows:
+        draw(rows, out.with_suffix(".png"))
+    left = [str(seed) for seed in options.seeds if str(seed) not in rows]
+    print(f"not finished: {', '.join(left) or 'nothing'}")
+    return 1 if left or missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
