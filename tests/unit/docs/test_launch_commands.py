@@ -33,10 +33,15 @@ PRESETS = {
     "privacy_hopqa_situational": "privacy_hopqa",
     "privacy_hopqa_situational_padded": "privacy_hopqa",
     "reasoning_gym_small": "reasoning_gym",
+    "reputation_hacking_pretrained": "reputation_hacking",
 }
 NEEDED = {"logic": "reasoning_gym"} | {name: name for name in ("reasoning_gym", "textarena", "verifiers")}
 """The package that a domain is about, an extra."""
-PRETRAINED = ("results/smollm2", "results/bootstrap/privacy_hopqa_pretrained")
+PRETRAINED = (
+    "results/smollm2",
+    "results/bootstrap/privacy_hopqa_pretrained",
+    "results/bootstrap/reputation_hacking_pretrained",
+)
 OF_OTHER_TESTS = ("--config-dir",)
 """The README's own domain is executed by `tests/pipeline/test_readme.py`."""
 
