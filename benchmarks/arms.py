@@ -146,8 +146,8 @@ def against(runs: Runs, arm: str, other: str | None, metric: str) -> tuple[Inter
     before = at_point(runs, arm, 0, seeds) if other is None else at_point(runs, other, -1, seeds)
     pairs = list(zip(before, at_point(runs, arm, -1, seeds), strict=True))
     one = paired(pairs, metric)[2]
-    seeds = ", ".join(f"{paired([pair], metric)[2].mean:+.3f}" for pair in pairs)
-    return one, f"{one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}] n={one.n}, by seed {seeds}"
+    by_seed = ", ".join(f"{paired([pair], metric)[2].mean:+.3f}" for pair in pairs)
+    return one, f"{one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}] n={one.n}, by seed {by_seed}"
 
 
 def both(runs: Runs, arm: str, other: str) -> list[int]:

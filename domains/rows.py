@@ -11,13 +11,49 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 ENDINGS = (".jsonl", ".json", ".parquet")
 """What `rows` tells formats apart by; a file with any other is read as JSON lines."""
+HALF_EMOJI = "holds half an emoji, which no tokenizer takes; repair it"
+"""Half a surrogate pair, such as "\\ud83d": JSON may hold it, but no record and no request."""
 
 
 def rows(path: Path) -> Iterator[tuple[str, Any]]:
     """(place, row): `FILE:3` of JSON lines, counted from 1, `FILE, row 3` of the others, counted from 0.
 
-    Raises ValueError in one line with the place of what cannot be read; OSError for an unreadable file.
+    Raises ValueError in one line with the place of what cannot be read, or sent on as UTF-8; OSError for an
+    unreadable file.
     """
+    for where, row in _rows(path):
+        if (column := half_emoji_in(row)) is not None:
+            raise ValueError(f"{where}: {column or 'the row'} {HALF_EMOJI}")
+        yield where, row
+
+
+def half_emoji_in(value: Any) -> str | None:
+    """Where in a parsed JSON value such a text or key stands, as in `hops[0].question`; None for nowhere."""
+    # No recursion: what was parsed may be nested deeper than Python's stack.
+    left: list[tuple[str, Any]] = [("", value)]
+    while left:
+        name, inside = left.pop()
+        if isinstance(inside, str):
+            if not _is_unicode(inside):
+                return name
+        elif isinstance(inside, dict):
+            if not all(_is_unicode(key) for key in inside if isinstance(key, str)):
+                return name
+            left += [(f"{name}.{key}" if name else str(key), item) for key, item in inside.items()]
+        elif isinstance(inside, list):
+            left += [(f"{name}[{index}]", item) for index, item in enumerate(inside)]
+    return None
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     if path.suffix == ".parquet":
         yield from _parquet(path)
     elif path.suffix == ".json":

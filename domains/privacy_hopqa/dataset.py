@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from domains.privacy_hopqa.data.chains import Chain, parse_chain, parse_task_id
+from domains.rows import HALF_EMOJI, half_emoji_in
 
 DOMAIN = "privacy_hopqa"
 SPLITS = ("train", "val", "test")
@@ -136,6 +137,8 @@ def parse_row(line: str | bytes, place: str = "") -> Mapping[str, Any]:
 
 def problem_of(row: Mapping[str, Any], path: Path, split: str, root: Path | None) -> dict[str, Any]:
     """The problem of one row of a chain file; `root` holds the task folders. Raises ValueError."""
+    if (column := half_emoji_in(row)) is not None:
+        raise ValueError(f"{column or 'the row'} {HALF_EMOJI}")
     name, description = _company(row, root)
     chain = parse_chain(row, company=name, description=description, split=split)
     return {
@@ -170,9 +173,12 @@ def _task_company(task: Path) -> tuple[str, str]:
         return "", ""
     try:
         info = json.loads(config.read_text(encoding="utf-8-sig")).get("company_info") or {}
-        return str(info.get("name") or ""), str(info.get("description") or "")
+        name, description = str(info.get("name") or ""), str(info.get("description") or "")
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{config}: company_info cannot be read ({error})") from None
+    if half_emoji_in([name, description]) is not None:
+        raise ValueError(f"{config}: company_info {HALF_EMOJI}")
+    return name, description
 
 
 def chain_of(problem: Mapping[str, Any]) -> Chain:

@@ -1,4 +1,8 @@
-"""Reading and writing the resolved tree of a run: `<output_dir>/conf/exp_config.yaml`."""
+"""Reading and writing the resolved tree of a run: `<output_dir>/conf/exp_config.yaml`.
+
+A dry run writes the tree of what it was asked for. That of the last start, with which a resume is compared,
+is then kept beside it.
+"""
 
 from pathlib import Path
 
@@ -14,6 +18,11 @@ from pipelinerl.config.tree import Config
 def config_path(output_dir: str | Path) -> Path:
     """Where the resolved tree of a run lies."""
     return Path(output_dir) / "conf" / "exp_config.yaml"
+
+
+def _started_path(output_dir: str | Path) -> Path:
+    """Where the tree of the last start lies while there is that of a dry run in its place."""
+    return config_path(output_dir).with_name("started.yaml")
 
 
 def typed(tree: DictConfig) -> Config:
@@ -39,6 +48,18 @@ def save(tree: DictConfig, output_dir: str | Path) -> None:
     resolved = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
     secret = OmegaConf.select(resolved, "streams.password")
     write_whole(config_path(output_dir), OmegaConf.to_yaml(resolved), mode=0o600 if secret else None)
+
+
+def keep_started(output_dir: str | Path) -> None:
+    """A dry run is going to write its tree where that of the last start lies."""
+    tree, kept = config_path(output_dir), _started_path(output_dir)
+    if tree.is_file() and not kept.is_file():
+        write_whole(kept, tree.read_bytes(), mode=tree.stat().st_mode & 0o777)
+
+
+def forget_started(output_dir: str | Path) -> None:
+    """A start has written its own tree."""
+    _started_path(output_dir).unlink(missing_ok=True)
 
 
 def load(output_dir: str | Path) -> Config:
@@ -69,7 +90,16 @@ def load_tree(output_dir: str | Path, job: int | None = None) -> DictConfig:
 
 def read_tree(output_dir: str | Path) -> DictConfig:
     """The resolved tree as it lies there. Raises ConfigError with one line if it is missing or damaged."""
-    path = config_path(output_dir)
+    return _read(config_path(output_dir))
+
+
+def read_started(output_dir: str | Path) -> DictConfig:
+    """The tree of the last start, whatever dry runs came after it. Raises as `read_tree`."""
+    kept = _started_path(output_dir)
+    return _read(kept if kept.is_file() else config_path(output_dir))
+
+
+def _read(path: Path) -> DictConfig:
     if not path.is_file():
         raise ConfigError(f"{path}: not found; give the output_dir of a run started by pipelinerl.launch")
     try:

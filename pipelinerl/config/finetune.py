@@ -199,6 +199,12 @@ class FinetuneConfig(Section):
     """Peak learning rate."""
     weight_decay: float = Field(0.01, ge=0)
     """Decoupled weight decay, on matrices only."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the mean of gradients (`adamw_torch`)."""
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of the mean of squared gradients (`adamw_torch`)."""
+    adam_epsilon: float = Field(1e-8, gt=0)
+    """Added to the root of that mean (`adamw_torch`)."""
     gradient_clipping_threshold: float | None = Field(0.3, gt=0)
     """Largest gradient norm; null = no clipping."""
     lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"

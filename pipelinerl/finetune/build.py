@@ -64,7 +64,14 @@ def learner_of(
         shard_policy(policy, sharding, finetune.load_as_bf16)
         log.info("policy sharded over %d ranks: %s", ranks.count, sharding)
     # The optimizer comes after sharding: it must hold the shards, not the whole parameters.
-    optimiser = build_optimiser(policy, finetune.optim, finetune.learning_rate, finetune.weight_decay)
+    optimiser = build_optimiser(
+        policy,
+        finetune.optim,
+        finetune.learning_rate,
+        finetune.weight_decay,
+        (finetune.adam_beta1, finetune.adam_beta2),
+        finetune.adam_epsilon,
+    )
     scheduler = build_scheduler(
         optimiser, finetune.lr_scheduler_type, finetune.num_warmup_steps, finetune.max_train_steps
     )

@@ -30,11 +30,12 @@ def build_optimiser(
     learning_rate: float = 1e-6,
     weight_decay: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
 ) -> torch.optim.Optimizer:
     """An optimizer over float32 master weights, by its name in the configuration.
 
-    `adamw_torch` (Loshchilov & Hutter 2019) takes `betas`; `adafactor` (Shazeer & Stern 2018, torch's) and
-    `lion` (Chen et al. 2023) have their own constants.
+    `adamw_torch` (Loshchilov & Hutter 2019) takes `betas` and `epsilon`; `adafactor` (Shazeer & Stern 2018,
+    torch's) and `lion` (Chen et al. 2023) have their own constants.
     """
     decayed = decayed_parameters(model)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -48,4 +49,4 @@ def build_optimiser(
     if name == "lion":
         return Lion(groups, lr=learning_rate)
     fused = all(p.is_cuda for p in trained)
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused or None)
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused or None)

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import Composition
-from pipelinerl.config.files import save, typed
+from pipelinerl.config.files import forget_started, keep_started, save, typed
 from pipelinerl.config.machine import Job, roles_of
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, NamedService, ServiceSpec
@@ -88,13 +88,22 @@ def make_plan(
     if not dry_run:
         folder.set_streams_aside(attempt)
         forget_earlier_records(final, folder.path)
-    save(tree, folder.path)
+    _write_tree(tree, folder, dry_run)
     write_server_config(final, folder.path)
     write_accelerate_config(folder.path)
     for child in children:
         write_start_script(child)
     rows = list(choices(final, composition, folder.path, hosts, checkpoint, services, named, trainer))
     return Plan(cfg=final, children=children, rows=rows)
+
+
+def _write_tree(tree: DictConfig, folder: RunFolder, dry_run: bool) -> None:
+    # A dry run may be one of another model; a checkpoint of the run that was started stays that run's.
+    if dry_run and folder.checkpoint is not None:
+        keep_started(folder.path)
+    save(tree, folder.path)
+    if not dry_run:
+        forget_started(folder.path)
 
 
 def start_domain_over(tree: DictConfig, domain: Domain, output_dir: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from pipelinerl.base.errors import ConfigError
-from pipelinerl.config.files import read_tree
+from pipelinerl.config.files import read_started
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.folder import RunFolder
 
@@ -24,7 +24,7 @@ def check(cfg: Config) -> Iterator[str]:
     # folder that cannot even be looked at is said later.
     with suppress(ConfigError, OSError):
         if RunFolder(folder).checkpoint is not None:
-            yield from _another_model(cfg, read_tree(folder), folder)
+            yield from _another_model(cfg, read_started(folder), folder)
 
 
 def _another_model(cfg: Config, before: DictConfig, folder: Path) -> Iterator[str]:

@@ -16,6 +16,11 @@ from pipelinerl.modeling.loading import load_causal_lm
 from pipelinerl.modeling.lora import Exact, is_adapter, merged_name, merged_weight
 from pipelinerl.modeling.segments import Segments
 
+_PROBED = 4
+"""Tokens for which the model's own logits are compared with those that are computed here."""
+_TOLERANCE = 1e-3
+"""Of the largest logit; rounding in float32 stays far below it, and a forgotten factor far above."""
+
 # Output of a role is a log file, in which a progress bar is noise.
 disable_progress_bar()
 
@@ -46,12 +51,14 @@ def prepare_model(
 
     `compile` compiles the decoder layers for any length of row; it is for GPUs, where the attention of a row
     is one operation whatever its segments. Without `flash_attention` that, too, goes text by text. Raises
-    ValueError for layers that would not keep the texts of a row apart.
+    ValueError for layers that would not keep the texts of a row apart, and for logits that are not computed
+    here.
     """
     attention = ATTENTION_NAME if flash_attention else PER_TEXT_NAME
     model.set_attn_implementation(attention)
     _refuse_layers(model, attention)
     model.to(device=device, dtype=torch.float32)
+    _check_logits(model)
     checkpoint_layers(model, gradient_checkpointing, reentrant_checkpointing)
     if compile:
         compile_layers(model)
@@ -88,6 +95,45 @@ def output_head(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | No
     """Weight `[V, D]` and bias `[V]` or None of the output head."""
     head = model.get_output_embeddings()
     return head.weight, getattr(head, "bias", None)
+
+
+def logit_scale(model: PreTrainedModel) -> float:
+    """What the model multiplies the output head's product by: Granite divides it, Cohere multiplies it."""
+    config = model.config.get_text_config(decoder=True)
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:
+        return 1.0 / divisor
+    factor = getattr(config, "logit_scale", None)
+    return 1.0 if factor is None else factor
+
+
+@torch.no_grad()
+def _check_logits(model: PreTrainedModel) -> None:
+    """Log-probabilities are computed from hidden states, without what the model does to its logits.
+
+    That differs between architectures, so the model itself is asked, once. Raises ValueError.
+    """
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    # Where logits are small, as a new model's are, a cap hardly shows.
+    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+        raise ValueError(
+            f"{name} caps its logits (final_logit_softcapping={cap}), and the trainer does not; "
+            "give a model that has no cap"
+        )
+    weight, bias = output_head(model)
+    ids = torch.arange(_PROBED, device=weight.device)[None] % len(weight)
+    training = model.training
+    model.eval()  # no dropout, and no number drawn
+    own = model(input_ids=ids, use_cache=False).logits
+    hidden = hidden_states(model, ids, torch.arange(_PROBED, device=weight.device)[None], None)
+    model.train(training)
+    found = nn.functional.linear(hidden, weight, bias) * logit_scale(model)
+    largest = max(float(own.abs().max()), float(found.abs().max()))
+    difference = float((own - found).abs().max())
+    if not difference <= _TOLERANCE * largest:  # not `>`: that would let NaN pass
+        raise ValueError(
+            f"{name} does more to its logits than is known here (a difference of {difference:.2g} in "
+            f"{largest:.2g}), so its log-probabilities cannot be computed; give another architecture"
+        )
 
 
 @torch.no_grad()

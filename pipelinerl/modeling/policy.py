@@ -5,7 +5,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pipelinerl.modeling.logprobs import TokenScores, token_scores
-from pipelinerl.modeling.model import hidden_states, output_head
+from pipelinerl.modeling.model import hidden_states, logit_scale, output_head
 from pipelinerl.modeling.segments import Segments
 
 
@@ -34,7 +34,7 @@ class Policy(nn.Module):
         # Not hidden[predictors], whose backward sorts the indices.
         chosen = hidden.flatten(0, 1).index_select(0, predictors)
         weight, bias = output_head(self.model)
-        scores = token_scores(chosen, weight, targets, temperature, bias)
+        scores = token_scores(chosen, weight, targets, temperature / logit_scale(self.model), bias)
         if self.value_head is None:
             return scores, None
         head = self.value_head  # in float32 whatever it was loaded as
@@ -49,4 +49,4 @@ class Policy(nn.Module):
         hidden = hidden_states(self.model, input_ids, position_ids, None)[:, -1]
         weight, bias = output_head(self.model)
         logits = nn.functional.linear(hidden.to(weight.dtype), weight, bias)
-        return (logits.float() + noise).argmax(-1)
+        return (logits.float() * logit_scale(self.model) + noise).argmax(-1)

@@ -6,14 +6,15 @@ rollout is named `<group_id>/<rollout_index>`. One of several texts can meet sev
 another too old); the most final one counts: trained > stale > filtered > failed > empty > unfinished.
 
 A resume is recorded too. Ends that the trainer recorded after the checkpoint are rolled back: their rollouts
-are unfinished again. What preprocess held at the checkpoint is replayed and may still be trained on; whatever
-else was under way is discarded, and stays unfinished.
+are where they were at the checkpoint, as far as the trainer knows of them; an end that another role recorded
+stands. What preprocess held at the checkpoint is replayed and may still be trained on; whatever else was
+under way is discarded, and stays unfinished.
 """
 
 import enum
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +42,8 @@ class Outcome(enum.StrEnum):
     """The rollouts, or none, that preprocess has kept over the last resume; the latest line counts."""
 
 
+TRAINER = "finetune"
+"""The role whose ends a resume may roll back."""
 # Ends of a rollout, the most final first.
 TRAINING_ENDS = (Outcome.TRAINED, Outcome.STALE, Outcome.FILTERED, Outcome.FAILED, Outcome.EMPTY)
 EVAL_ENDS = (Outcome.EVAL_DONE, Outcome.EVAL_FAILED)
@@ -55,7 +58,12 @@ class _Record(msgspec.Struct):
     time: float = 0.0
 
 
+_End = tuple[Outcome, str]
 _decode = msgspec.json.Decoder(_Record).decode
+
+
+def _more_final(one: Outcome, other: Outcome) -> bool:
+    return TRAINING_ENDS.index(one) < TRAINING_ENDS.index(other)
 
 
 def rollout_id(group_id: str, rollout_index: int) -> str:
@@ -90,19 +98,44 @@ class RolloutLog(LineFile):
     def undo_after(self, end: int) -> int:
         """Roll back the ends recorded behind byte `end`; returns how many rollouts they were.
 
-        Nothing is removed from the file, a line that takes them back is added.
+        Nothing is removed from the file: a line that takes them back is added, and the ends that rollouts of
+        several texts had at `end` already are written again.
         """
-        # Killed before that line, the next start finds the same names here; after it, none are left.
-        names: dict[str, None] = {}
-        for entry in LineTail(self.path, offset=end).records(_decode):
-            # An earlier resume from the same checkpoint has rolled these back already.
-            if entry.outcome is Outcome.UNDONE:
-                for name in entry.rollouts:
-                    names.pop(name, None)
-            elif entry.outcome in TRAINING_ENDS:
-                names.update(dict.fromkeys(entry.rollouts))
-        self.record(Outcome.UNDONE, names)
-        return len(names)
+        # From the file alone: a start that was killed between the lines, or an earlier resume from the same
+        # checkpoint, leaves what is missing to be found here, and no more.
+        behind = {name for entry in self._entries(end) for name in entry.rollouts}
+        at_end = self._ends_of(behind, end) if behind else {}
+        now = self._ends_of(behind) if behind else {}
+        undone = [name for name, stands in now.items() if stands != at_end.get(name)]
+        again: dict[_End, list[str]] = {}
+        for name, stood in at_end.items():
+            if now.get(name) != stood:
+                again.setdefault(stood, []).append(name)
+        self.record(Outcome.UNDONE, undone)
+        for (outcome, reason), names in again.items():
+            self.record(outcome, names, reason)
+        return len(undone)
+
+    def _entries(self, start: int = 0, stop: int | None = None) -> Iterator[_Record]:
+        """The records between two bytes."""
+        tail = LineTail(self.path, offset=start)
+        for entry in tail.records(_decode):
+            if stop is not None and tail.offset > stop:
+                return
+            yield entry
+
+    def _ends_of(self, names: Collection[str], stop: int | None = None) -> dict[str, _End]:
+        """How those of these rollouts that had ended at byte `stop` had done so, and why."""
+        found: dict[str, _End] = {}
+        for entry in self._entries(stop=stop):
+            for name in entry.rollouts:
+                if name not in names:
+                    continue
+                if entry.outcome is Outcome.UNDONE:
+                    found.pop(name, None)
+                elif name not in found or _more_final(entry.outcome, found[name][0]):
+                    found[name] = entry.outcome, entry.reason
+        return found
 
 
 @dataclass(frozen=True)
@@ -181,7 +214,7 @@ class RolloutAccounting:
         # File by file and not by time: an end may be read before its start, which the table allows for.
         for path in sorted(self._folder.glob("*.jsonl")):
             for entry in self._tails.setdefault(path, LineTail(path)).records(_decode):
-                self._enter(entry.outcome, entry.rollouts, entry.reason)
+                self._enter(entry.outcome, entry.rollouts, entry.reason, undoable=path.stem == TRAINER)
         training, evaluation = self._training, self._evaluation
         ends, reasons = Counter[Outcome](), dict[Outcome, dict[str, int]]()
         for (outcome, reason), n in [*training.by_reason().items(), *evaluation.by_reason().items()]:
@@ -210,7 +243,7 @@ class RolloutAccounting:
         end = self._training.end_of(rollout) or self._evaluation.end_of(rollout)
         return (end[0].removeprefix("eval_"), end[1]) if end else ("unfinished", "")
 
-    def _enter(self, outcome: Outcome, rollouts: list[str], reason: str) -> None:
+    def _enter(self, outcome: Outcome, rollouts: list[str], reason: str, undoable: bool) -> None:
         match outcome:
             case Outcome.STARTED:
                 self._training.start(rollouts)
@@ -228,7 +261,7 @@ class RolloutAccounting:
                 # What an earlier resume kept has ended since, or is among these, or is discarded.
                 self._training.replayed = set(rollouts)
             case _:
-                self._training.end(outcome, rollouts, reason)
+                self._training.end(outcome, rollouts, reason, undoable)
 
 
 def reconcile(output_dir: Path) -> RolloutCounts:

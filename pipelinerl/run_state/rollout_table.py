@@ -12,6 +12,8 @@ End = TypeVar("End", bound=Hashable)
 
 STARTED, EARLIER, UNDONE = 1, 2, 4
 """Marks: it started, it did so before the last resume, its end was rolled back once."""
+_BYTES = 3
+"""Per rollout: its marks, the number of the end that stays, the number of the one that can be rolled back."""
 OTHER_REASONS = "other reasons"
 # An end is one byte; 0 is none yet, and some are left for the ends of further reasons counted together.
 _MOST_ENDS = 250
@@ -20,7 +22,11 @@ _WITH_EARLIER = bytes(mark | EARLIER if mark & STARTED else mark for mark in ran
 
 
 class RolloutTable(Generic[End]):
-    """Rollouts of one kind. Of several ends of one rollout the first in `ends` counts, the most final one."""
+    """Rollouts of one kind. Of several ends of one rollout the first in `ends` counts, the most final one.
+
+    Roles write to files of their own, which are read in any order: so what one role rolls back is kept apart
+    from what the others recorded.
+    """
 
     def __init__(self, ends: Sequence[End]) -> None:
         self._ranks = {end: rank for rank, end in enumerate(ends)}
@@ -32,7 +38,7 @@ class RolloutTable(Generic[End]):
         self.replayed: set[str] = set()
         """Those that preprocess kept over the last resume."""
         self._blocks: dict[tuple[object, ...], bytearray] = {}
-        # Two bytes of a block per rollout: its marks, and the number of its end in these lists.
+        # The number of an end is its place in these lists.
         self._ends: list[tuple[End, str]] = [(ends[0], "")]
         self._ended = [0]
         self._numbers: dict[tuple[End, str], int] = {}
@@ -46,30 +52,30 @@ class RolloutTable(Generic[End]):
                 continue
             block[at] |= STARTED
             self.started += 1
-            self._ended[block[at + 1]] += 1
+            self._ended[self._standing(block, at)] += 1
             self.unknown.discard(name)
 
-    def end(self, end: End, names: Iterable[str], reason: str) -> None:
+    def end(self, end: End, names: Iterable[str], reason: str, undoable: bool = False) -> None:
+        """These ended so; `undoable`: as the role says that may roll it back."""
         number, rank = self._number(end, reason), self._ranks[end]
         for name in names:
             block, at = self._place(name)
-            known = block[at + 1]
-            # Roles write to files of their own, so that a less final end may be read after a more final one.
-            if not known or rank < self._ranks[self._ends[known][0]]:
-                self._move(name, block, at, number)
+            known = block[at + 1 + undoable]
+            if not known or rank < self._rank(known):
+                self._move(name, block, at, at + 1 + undoable, number)
 
     def undo(self, names: Iterable[str]) -> None:
-        """The ends of these are rolled back."""
+        """The undoable ends of these are rolled back."""
         for name in names:
             block, at = self._place(name)
             self.undone += not block[at] & UNDONE
             block[at] |= UNDONE
-            self._move(name, block, at, 0)
+            self._move(name, block, at, at + 2, 0)
 
     def resume(self) -> None:
         """What started so far belongs to an earlier start of the run."""
         for block in self._blocks.values():
-            block[::2] = block[::2].translate(_WITH_EARLIER)
+            block[::_BYTES] = block[::_BYTES].translate(_WITH_EARLIER)
         self._earlier_open = self.unfinished
 
     @property
@@ -84,13 +90,13 @@ class RolloutTable(Generic[End]):
         for name in self.replayed:
             # One that has ended since is no longer among the open ones.
             block, at = self._place(name)
-            kept += bool(block[at] & EARLIER) and not block[at + 1]
+            kept += bool(block[at] & EARLIER) and not self._standing(block, at)
         return self._earlier_open - kept
 
     def end_of(self, name: str) -> tuple[End, str] | None:
         """How a rollout ended and why; None while it has no end."""
         block, at = self._place(name)
-        number = block[at + 1]
+        number = self._standing(block, at)
         return self._ends[number] if number else None
 
     def by_reason(self) -> dict[tuple[End, str], int]:
@@ -98,9 +104,20 @@ class RolloutTable(Generic[End]):
         found = {end: n for end, n in zip(self._ends[1:], self._ended[1:], strict=True) if n}
         return dict(sorted(found.items(), key=lambda item: (self._ranks[item[0][0]], item[0][1])))
 
-    def _move(self, name: str, block: bytearray, at: int, number: int) -> None:
-        """The rollout now has the end with this number."""
-        known, block[at + 1] = block[at + 1], number
+    def _rank(self, number: int) -> int:
+        return self._ranks[self._ends[number][0]]
+
+    def _standing(self, block: bytearray, at: int) -> int:
+        """Number of the end that counts; 0 for none."""
+        stays, undoable = block[at + 1], block[at + 2]
+        if not stays or not undoable:
+            return stays or undoable
+        return undoable if self._rank(undoable) <= self._rank(stays) else stays
+
+    def _move(self, name: str, block: bytearray, at: int, slot: int, given: int) -> None:
+        """One of the two ends of the rollout, at `slot`, now has the number `given`."""
+        known, block[slot] = self._standing(block, at), given
+        number = self._standing(block, at)
         if not block[at] & STARTED:
             # The end was read before the start, which stands in another role's file.
             (self.unknown.add if number else self.unknown.discard)(name)
@@ -131,9 +148,9 @@ class RolloutTable(Generic[End]):
             # `1` and `000001` are different names, and a number of seven digits is the same either way.
             padded = digits == f"{number:06d}"
             if padded or digits == str(number):
-                at = number % _GROUPS_PER_BLOCK * 2
+                at = number % _GROUPS_PER_BLOCK * _BYTES
                 key = (series, padded, index, number // _GROUPS_PER_BLOCK)
         block = self._blocks.setdefault(key, bytearray())
-        if at + 2 > len(block):
-            block.extend(bytes(at + 2 - len(block)))
+        if at + _BYTES > len(block):
+            block.extend(bytes(at + _BYTES - len(block)))
         return block, at

@@ -84,6 +84,7 @@ def model_problems(cfg: Config) -> Iterator[str]:
             yield from _positions(cfg, config)
             if "finetune" in cfg.debug.roles:
                 yield from _layers(path, config)
+                yield from _capped(path, config)
     elif path.exists():
         yield f"model_path={path}: a file; give the folder that holds config.json"
     elif not HUB_NAME.match(cfg.model_path) or Path(path.parts[0]).is_dir():
@@ -103,15 +104,28 @@ def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
 
 def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
     """Kinds of layers that the trainer refuses once it has loaded the model; not every file has them."""
-    # A model of text and images has those of its text in a section of its own.
-    text = config.get("text_config")
-    kinds = (text if isinstance(text, dict) else config).get("layer_types")
+    kinds = _of_text(config).get("layer_types")
     others = sorted({*map(str, kinds)} - {"full_attention"}) if isinstance(kinds, list) else []
     if others:
         yield (
             f"model_path={path}: has layers of {', '.join(others)}; only full_attention can be trained on "
             "packed rows; give a model that has no others"
         )
+
+
+def _capped(path: Path, config: dict[str, Any]) -> Iterator[str]:
+    cap = _of_text(config).get("final_logit_softcapping")
+    if cap is not None:
+        yield (
+            f"model_path={path}: caps its logits (final_logit_softcapping={cap}), and the trainer does not; "
+            "give a model that has no cap"
+        )
+
+
+def _of_text(config: dict[str, Any]) -> dict[str, Any]:
+    """A model of text and images has what is of its text in a section of its own."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
 
 
 def damaged_files(folder: Path) -> Iterator[str]:

@@ -39,6 +39,10 @@ def _embedded(cfg: Config) -> bool:
     return cfg.engine.kind == "embedded"
 
 
+def _imitates(cfg: Config) -> bool:
+    return cfg.finetune.rl.policy_loss == "sft" and not cfg.finetune.rl.filter_zero_advantage_groups
+
+
 def _switched_off(switch: str, because: str) -> Inert:
     """The keys beside a switch, while that is off."""
     return Inert(switch.rpartition(".")[0], lambda cfg: not _value(cfg, switch), because, but=switch)
@@ -62,6 +66,30 @@ CONDITIONAL = (
         "engine.min_alive", lambda c: c.world.backend == "local", "no host can be lost; set world.backend=ray"
     ),
     Inert("hardware.devices", _on_cpu, "a CPU run uses no GPU; use hardware=gpu"),
+    *(
+        Inert(
+            f"finetune.{name}",
+            lambda c: c.finetune.optim != "adamw_torch",
+            "this optimizer has its own constants; set finetune.optim=adamw_torch",
+        )
+        for name in ("adam_beta1", "adam_beta2", "adam_epsilon")
+    ),
+    Inert(
+        "finetune.num_warmup_steps",
+        lambda c: c.finetune.lr_scheduler_type == "constant" and c.finetune.num_warmup_steps > 0,
+        "a constant rate has no warm-up; set finetune.lr_scheduler_type=constant_with_warmup",
+    ),
+    Inert(
+        "finetune.rl.divide_advantage_by_std",
+        # The filter of groups looks at the size of advantages also where the loss reads none.
+        lambda c: _imitates(c) and c.finetune.rl.divide_advantage_by_std,
+        "finetune.rl.policy_loss=sft reads no advantage; leave it out",
+    ),
+    Inert(
+        "finetune.share_prefixes",
+        lambda c: c.finetune.share_prefixes and not c.finetune.seq_packing,
+        "a text alone in its row has none to share with; set finetune.seq_packing=true",
+    ),
     Inert("finetune.cuda_empty_cache", _on_cpu, "memory of a CPU is not cached by torch; leave it out"),
     Inert("finetune.use_flash_attention", _on_cpu, "a CPU has no variable-length attention; leave it out"),
     _switched_off(

@@ -33,6 +33,19 @@ def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path, name: str) -> N
     assert any(not torch.equal(after[key], before[key]) for key in after)
 
 
+def test_adams_constants_are_those_of_the_configuration(tmp_path: Path) -> None:
+    """Also after a resume: like the rate they belong to the configuration and not to the state."""
+
+    def constants(**finetune: float) -> set[tuple[tuple[float, float], float]]:
+        groups = trainer(tmp_path, **finetune).learner.optimiser.param_groups
+        return {(group["betas"], group["eps"]) for group in groups}
+
+    assert constants() == {((0.9, 0.999), 1e-8)}
+    train(tmp_path, interrupt_train_steps=2)
+    given = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-5}
+    assert constants(**given) == {((0.8, 0.95), 1e-5)}
+
+
 def test_the_state_of_another_optimiser_or_model_is_refused(tmp_path: Path) -> None:
     train(tmp_path, interrupt_train_steps=2)
     with pytest.raises(ValueError, match=r"saved with AdamW over .*, this run trains with Lion over"):

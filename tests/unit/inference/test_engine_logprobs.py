@@ -13,6 +13,8 @@ from transformers import (
     BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
 )
@@ -148,6 +150,19 @@ async def test_a_llama_is_fused_only_where_that_is_right(
         )
     for one in runs:
         assert difference(one, reference(tmp_path)).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_logits_are_scaled_as_the_architecture_says(tmp_path: Path, dtype: str) -> None:
+    torch.manual_seed(0)
+    more = {"hidden_size": 64, "intermediate_size": 96, "initializer_range": 0.3, "logits_scaling": 6.0}
+    GraniteForCausalLM(GraniteConfig(**SIZES | more)).save_pretrained(tmp_path)
+    async with running_engine(tmp_path, dtype=dtype) as engine:
+        one = await engine.client.generate(
+            random_prompt(30), SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
+        )
+    found = difference(one, reference(tmp_path))
+    assert found.max() <= TOLERANCE if dtype == "float32" else found.mean() < 0.1
 
 
 def test_an_architecture_that_cannot_be_served_right_is_refused_at_start(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import Validate
 
 GUESSING = "+domain=guessing"
+UNCLIPPED = ("finetune.rl.epsilon_low=0.02", "finetune.rl.epsilon_high=0.02")
+SFT_FILTERED = ("finetune.rl.policy_loss=sft", "finetune.rl.filter_zero_advantage_groups=true")
 
 # Arguments besides the domain, and what the line must hold.
 INERT: list[tuple[list[str], str]] = [
@@ -25,6 +27,21 @@ INERT: list[tuple[list[str], str]] = [
     (["finetune.use_flash_attention=false"], "finetune.use_flash_attention=false"),
     (["finetune.use_safetensors=false"], "finetune.use_safetensors=false"),
     (["finetune.cuda_empty_cache=true"], "finetune.cuda_empty_cache=true"),
+    (
+        ["finetune.lr_scheduler_type=constant", "finetune.num_warmup_steps=5"],
+        "finetune.num_warmup_steps=5: has no effect here: a constant rate has no warm-up; set finetune.lr_s",
+    ),
+    (
+        ["finetune.rl.policy_loss=sft", "finetune.rl.divide_advantage_by_std=true"],
+        "finetune.rl.divide_advantage_by_std=true: has no effect here: finetune.rl.policy_loss=sft reads no",
+    ),
+    (
+        ["finetune.seq_packing=false", "finetune.share_prefixes=true"],
+        "finetune.share_prefixes=true: has no effect here: a text alone in its row has none to share with",
+    ),
+    (["finetune.optim=lion", "finetune.adam_beta1=0.8"], "finetune.adam_beta1=0.8: has no effect here: this"),
+    (["finetune.optim=lion", "finetune.adam_beta2=0.9"], "finetune.adam_beta2=0.9: has no effect here: this"),
+    (["finetune.optim=adafactor", "finetune.adam_epsilon=1e-6"], "set finetune.optim=adamw_torch"),
     (["finetune.memory_debug.every_n_steps=2"], "finetune.memory_debug.every_n_steps=2"),
     (["vllm_config.version=0.32.0"], "vllm_config.version=0.32.0: has no effect here: the embedded engine"),
     (["vllm_config.vllm_kwargs.dtype=float16"], "vllm_config.vllm_kwargs.dtype=float16"),
@@ -171,6 +188,31 @@ def test_keys_that_the_run_reads_are_not_called_inert(
     read += ["world.preprocessor_fraction=1", "finetune.rl.kl_coef=0.1", "preprocess.n_workers=4"]
     assert validate(GUESSING, "hardware=cpu", *read) == (0, "")
     assert validate("+domain=math", "hardware=cpu", "rewards=base", "actor.discount_factor=0.9") == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("domain", "given"),
+    [
+        # What the domain or the defaults say beside it is nobody's mistake.
+        ("raro_tiny", ["finetune.lr_scheduler_type=constant"]),
+        ("reputation_hacking", ["finetune.rl.policy_loss=sft", *UNCLIPPED]),
+        ("guessing", ["finetune.seq_packing=false"]),
+        # What the run does anyway may be said.
+        ("guessing", ["finetune.lr_scheduler_type=constant", "finetune.num_warmup_steps=0"]),
+        ("guessing", ["finetune.rl.policy_loss=sft", "finetune.rl.divide_advantage_by_std=false"]),
+        ("guessing", ["finetune.seq_packing=false", "finetune.share_prefixes=false"]),
+        # What has an effect.
+        ("guessing", ["finetune.lr_scheduler_type=constant_with_warmup", "finetune.num_warmup_steps=5"]),
+        ("guessing", ["finetune.rl.divide_advantage_by_std=true", "finetune.share_prefixes=true"]),
+        ("guessing", [*SFT_FILTERED, "finetune.rl.divide_advantage_by_std=true"]),
+        ("guessing", ["finetune.adam_beta1=0.8", "finetune.adam_beta2=0.95", "finetune.adam_epsilon=1e-6"]),
+    ],
+)
+def test_only_a_key_that_was_given_and_idles_is_refused(
+    validate: Validate, monkeypatch: pytest.MonkeyPatch, domain: str, given: list[str]
+) -> None:
+    monkeypatch.setattr(imports, "check", lambda cfg: [])
+    assert validate(f"+domain={domain}", "hardware=cpu", *given) == (0, "")
 
 
 def test_every_key_with_one_letter_changed_is_refused_with_a_hint(tmp_path: Path) -> None:

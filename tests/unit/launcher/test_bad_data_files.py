@@ -35,6 +35,7 @@ RARO: list[tuple[bytes, str]] = [
     (row(question="q", expert_answer=""), "expert_answer"),
     (row(question="q", expert_answer=["a"]), "expert_answer"),
     (row(question="q", expert_answer="x" * 5000), "5000"),
+    (row(question="q\ud83d", expert_answer="a"), "data.jsonl:1: question holds half an emoji"),
 ]
 
 
@@ -57,6 +58,7 @@ PRIVACY: list[tuple[bytes, str]] = [
     (chain(task_id=None), "task_id"),
     (hop(answer=None), "answer"),
     (hop(hop_number="one"), "hop_number"),
+    (hop(question="Which \ud83d?"), "data.jsonl:1: hops[0].question holds half an emoji"),
 ]
 
 MATH: list[tuple[bytes, str]] = [
@@ -71,6 +73,7 @@ MATH: list[tuple[bytes, str]] = [
     (row(problem="q", solution="no box"), "no answer"),
     (row(question="q", answer="1") + b"\n" + row(question="q", answer="####"), "data.jsonl:2"),
     (b"[]", "data.jsonl:1"),
+    (row(question="q", answer="\ude00"), "data.jsonl:1: answer holds half an emoji"),
 ]
 
 

@@ -199,6 +199,20 @@ def test_layers_that_mix_texts_are_refused_before_an_engine_starts(
     placed()
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_model_that_caps_its_logits_is_refused_before_an_engine_starts(
+    refused: Refused, placed: Placed, model: Path, nested: bool
+) -> None:
+    def write(cap: float | None) -> None:
+        text = {"final_logit_softcapping": cap}
+        (model / "config.json").write_text(json.dumps({"text_config": text} if nested else text))
+
+    write(30.0)
+    assert f"model_path={model}: caps its logits (final_logit_softcapping=30.0)" in refused()
+    write(None)
+    placed()
+
+
 def test_a_launcher_on_each_host_is_told_the_command_for_all(
     refused: Refused, placed: Placed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.config.files import config_path
+from pipelinerl.config.files import config_path, load
 from tests.unit.launcher.conftest import DryRun
 
 GUESSING = ("+domain=guessing", "engine.max_model_len=64", "llm.parameters.max_tokens=16")
@@ -35,6 +35,33 @@ def test_another_model_is_refused_beside_a_checkpoint(
     assert dry_run(*GUESSING, f"model_path={other}", "force_restart=true")[0] == 0
     shutil.rmtree(begun / "finetune")
     assert dry_run(*GUESSING, f"model_path={other}")[0] == 0, "nothing was trained yet"
+
+
+def test_a_dry_run_of_another_model_leaves_the_checkpoint_to_its_own(
+    begun: Path, dry_run: DryRun, model: Path, tmp_path: Path
+) -> None:
+    config_path(begun).chmod(0o600)
+    other = shutil.copytree(model, tmp_path / "other")
+    for _ in range(2):
+        assert dry_run(*GUESSING, f"model_path={other}", "force_restart=true")[0] == 0
+        assert load(begun).model_path == str(other), "the scripts that it wrote read it"
+    (kept,) = [path for path in config_path(begun).parent.glob("*.yaml") if path.stat().st_mode & 0o077 == 0]
+    assert f"model_path: {model}" in kept.read_text()
+    status, _, err = dry_run(*GUESSING, f"model_path={other}")
+    assert status == 2 and f"this folder's run began with {model}" in err
+    assert dry_run(*GUESSING)[0] == 0
+
+
+def test_a_start_forgets_what_a_dry_run_had_kept(
+    begun: Path, dry_run: DryRun, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = shutil.copytree(model, tmp_path / "other")
+    assert dry_run(*GUESSING, f"model_path={other}", "force_restart=true")[0] == 0
+    monkeypatch.setenv("DRY_RUN", "0")
+    monkeypatch.setattr("pipelinerl.launch.supervise", lambda *_: None)
+    monkeypatch.setattr("pipelinerl.launch.report_run", lambda *_: None)
+    assert dry_run(*GUESSING)[0] == 0
+    assert {path.name for path in (begun / "conf").iterdir()} == {"accelerate.yaml", "exp_config.yaml"}
 
 
 def test_the_same_model_may_be_given_in_another_way(

@@ -66,6 +66,10 @@ def test_another_row_is_named_by_file_and_line(tmp_path: Path, row: Any, message
         ("a.json", b'{"question": "q"}', "a.json: holds a dict, expected a list of rows"),
         ("a.json", b"", "a.json: no JSON"),
         ("a.json", b"[1]", "a.json, row 0: a int"),
+        ("a.jsonl", rb'{"question": "q\ud83d", "answer": "1"}', "a.jsonl:1: question holds half an emoji"),
+        ("a.jsonl", b'{"question": "q\xed\xa0\xbd", "answer": "1"}', "a.jsonl:1: question holds half an"),
+        ("a.json", rb'[{"question": [{"x": "\ude00"}]}]', r"row 0: question\[0\]\.x holds half an emoji"),
+        ("a.json", rb'["\ude00"]', "row 0: the row holds half an emoji, which no tokenizer takes; repair it"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -132,6 +132,13 @@ def test_private_questions_of_the_task(load):
         (row(company=None), "no company"),
         (row(), "occurs twice"),
         (row(private_questions=[{"question": "x"}], chain_id="c2"), "needs a question and an answer"),
+        (
+            row(hops=[hop(question="Which \ud83d?")]),
+            "hops[0].question holds half an emoji, which no tokenizer takes; repair it",
+        ),
+        (row(numbered_questions=["\ude00"]), "numbered_questions[0] holds half an emoji"),
+        (row(company="\ud83d & Sons"), "company holds half an emoji"),
+        (row(metadata={"\ud83d": 1}), "metadata holds half an emoji"),
     ],
 )
 def test_a_bad_row_is_an_error_with_file_and_line(load, bad, message):
@@ -161,6 +168,20 @@ def test_the_company_of_the_task_counts_more_than_that_of_the_row(load, tmp_path
     (config / "task.json").write_text(json.dumps(info))
     chain = chain_of(load(row(), task_data_root=str(tmp_path / "tasks"))[0])
     assert (chain.company, chain.company_description) == ("Named Here", "d")
+
+
+def test_half_an_emoji_in_the_file_of_a_task_is_named(load, tmp_path):
+    config = tmp_path / "tasks" / "DR90001" / "config" / "task.json"
+    config.parent.mkdir(parents=True)
+    config.write_text(json.dumps({"company_info": {"name": "Named Here", "description": "a \ud83d"}}))
+    with pytest.raises(ValueError, match=r"task\.json: company_info holds half an emoji"):
+        load(row(), task_data_root=str(tmp_path / "tasks"))
+
+
+def test_a_whole_emoji_may_be_written_as_a_pair(load):
+    """As JSON in ASCII does."""
+    (problem,) = load(row(hops=[hop(question="Which \N{GRINNING FACE}?")]))
+    assert problem["chain"].hop(1).question == "Which \N{GRINNING FACE}?"
 
 
 def test_max_examples_cuts_the_whole_list(load):

@@ -97,6 +97,7 @@ def second(**fields):
         (another(), "chain c2: the same hops stand in chains_train.jsonl:1"),
         (another(pattern="LWL"), "chain c2: pattern='LWL' has 3 characters for 2 hops"),
         (another(pattern="WW"), "chain c2: hop 1 is L, but pattern='WW' says W"),
+        (first(answer="\ud83d"), "hops[0].answer holds half an emoji"),
         (another(n_hops=3), "chain c2: n_hops=3, but there are 2 hops"),
         (first(hop_type="X"), "chain c2: hop 1: hop_type='X' is no hop type and counts as absent"),
         (first(question="What of (2)?"), "chain c2: hop 1 refers to (2), which is not answered before it"),

@@ -160,3 +160,76 @@ def test_a_resume_undoes_later_updates_and_tells_the_kept_from_the_discarded(
         "resumed once: 3 rollouts trained after a checkpoint undone, 2 kept over the last resume, 5 discarded"
     )
     assert not any(line.startswith("resumed") for line in reconcile(tmp_path / "other").lines())
+
+
+ROLLOUTS = [rollout_id("0-000001", index) for index in range(4)]
+by_role = st.lists(
+    st.one_of(
+        st.tuples(st.just("preprocess"), st.sampled_from([Outcome.STALE, Outcome.FILTERED])),
+        st.tuples(st.just("finetune"), st.sampled_from([Outcome.TRAINED, Outcome.STALE, Outcome.FILTERED])),
+        st.tuples(st.just("finetune"), st.sampled_from([Outcome.UNDONE])),
+    ).flatmap(lambda entry: st.tuples(st.just(entry), st.sets(st.sampled_from(ROLLOUTS)))),
+    max_size=12,
+)
+
+
+@given(by_role)
+@settings(max_examples=100)
+def test_ends_and_what_is_rolled_back_add_up_alike_in_whatever_order_they_are_read(
+    history: list[tuple[tuple[str, Outcome], set[str]]],
+) -> None:
+    """Read line by line, as they are recorded, and each role's file as a whole at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        recorded = {role: RolloutLog(Path(folder), role) for role in ROLES}
+        recorded["actor"].record(Outcome.STARTED, ROLLOUTS)
+        live = RolloutAccounting(Path(folder))
+        for (role, outcome), names_of in history:
+            recorded[role].record(outcome, sorted(names_of), f"of {role}")
+            live.update()
+        for log in recorded.values():
+            log.close()
+        assert live.update() == reconcile(Path(folder))
+
+
+def test_a_rollback_takes_nothing_from_what_preprocess_recorded(
+    tmp_path: Path, actor: RolloutLog, preprocess: RolloutLog, trainer: RolloutLog
+) -> None:
+    """One text too old for a first start; a second one trained the other, and its update was undone."""
+    actor.record(Outcome.STARTED, ["0-1/0"])
+    live = RolloutAccounting(tmp_path)
+    preprocess.record(Outcome.STALE, ["0-1/0"], "max_lag_in_queue")
+    trainer.record(Outcome.TRAINED, ["0-1/0"])
+    assert live.update()[Outcome.TRAINED] == 1
+    assert trainer.undo_after(0) == 1
+    for counts in (live.update(), reconcile(tmp_path)):
+        assert counts.reasons == {Outcome.STALE: {"max_lag_in_queue": 1}} and counts.unfinished == 0
+
+
+def test_a_rollback_leaves_the_ends_of_the_checkpoint(
+    tmp_path: Path, actor: RolloutLog, trainer: RolloutLog
+) -> None:
+    """Rollouts of several texts, some of which were trained before the checkpoint and some after it."""
+    actor.record(Outcome.STARTED, [f"0-1/{i}" for i in range(4)])
+    trainer.record(Outcome.TRAINED, ["0-1/0"])
+    trainer.record(Outcome.FILTERED, ["0-1/1"], "no_weight")
+    end = log_size(tmp_path, "finetune")
+    trainer.record(Outcome.TRAINED, ["0-1/0", "0-1/1", "0-1/2"])
+    assert trainer.undo_after(end) == 2, "an update before the checkpoint reached the first one"
+    counts = reconcile(tmp_path)
+    assert (counts[Outcome.TRAINED], counts[Outcome.FILTERED], counts.unfinished) == (1, 1, 2)
+    assert counts.undone == 2 and counts.reasons == {Outcome.FILTERED: {"no_weight": 1}}
+    size = log_size(tmp_path, "finetune")
+    assert trainer.undo_after(end) == 0 and log_size(tmp_path, "finetune") == size
+
+
+def test_a_start_that_is_killed_within_a_rollback_leaves_it_to_the_next(
+    tmp_path: Path, actor: RolloutLog, trainer: RolloutLog
+) -> None:
+    actor.record(Outcome.STARTED, ["0-1/0"])
+    trainer.record(Outcome.FILTERED, ["0-1/0"], "no_weight")
+    end = log_size(tmp_path, "finetune")
+    trainer.record(Outcome.TRAINED, ["0-1/0"])
+    trainer.record(Outcome.UNDONE, ["0-1/0"])  # killed behind this line
+    assert reconcile(tmp_path).unfinished == 1
+    trainer.undo_after(end)
+    assert reconcile(tmp_path)[Outcome.FILTERED] == 1

@@ -29,7 +29,7 @@ ends = st.tuples(st.integers(0, 4), st.sampled_from(["", "timeout", "max_lag"]))
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("start"), names),
-        st.tuples(st.just("end"), names, ends),
+        st.tuples(st.just("end"), names, ends, st.booleans()),
         st.tuples(st.just("undo"), names),
         st.tuples(st.just("resume")),
         st.tuples(st.just("replayed"), names),
@@ -42,7 +42,8 @@ class Sets:
     """The same with a set entry for every name."""
 
     def __init__(self) -> None:
-        self.best: dict[str, tuple[int, str]] = {}
+        self.bests: tuple[dict[str, tuple[int, str]], ...] = {}, {}
+        """The most final end that stays, and the most final one that can be rolled back."""
         self.started, self.twice, self.earlier = set[str](), set[str](), set[str]()
         self.undone, self.replayed = set[str](), set[str]()
 
@@ -52,33 +53,36 @@ class Sets:
                 (self.twice if name in self.started else self.started).add(name)
         elif step[0] == "end":
             for name in step[1]:
-                if name not in self.best or step[2][0] < self.best[name][0]:
-                    self.best[name] = step[2]
+                best = self.bests[step[3]]
+                if name not in best or step[2][0] < best[name][0]:
+                    best[name] = step[2]
         elif step[0] == "undo":
             self.undone.update(step[1])
             for name in step[1]:
-                self.best.pop(name, None)
+                self.bests[True].pop(name, None)
         elif step[0] == "resume":
             self.earlier = set(self.started)
         else:
             self.replayed = set(step[1])
 
     def sums(self) -> tuple[object, ...]:
-        ended = [self.best[name] for name in self.started & self.best.keys()]
+        stays, undoable = self.bests
+        best = stays | {n: end for n, end in undoable.items() if n not in stays or end[0] <= stays[n][0]}
+        ended = [best[name] for name in self.started & best.keys()]
         return (
             len(self.started),
             len(self.started) - len(ended),
             {end: ended.count(end) for end in ended},
             self.twice,
-            self.best.keys() - self.started,
+            best.keys() - self.started,
             len(self.undone),
-            len(self.earlier - self.best.keys() - self.replayed),
+            len(self.earlier - best.keys() - self.replayed),
         )
 
 
 def take(table: RolloutTable, step: tuple) -> None:  # type: ignore[type-arg]
     if step[0] == "end":
-        table.end(step[2][0], step[1], step[2][1])
+        table.end(step[2][0], step[1], step[2][1], undoable=step[3])
     elif step[0] == "replayed":
         table.replayed = set(step[1])
     else:
