@@ -178,7 +178,11 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         found["O1 outcome raises success"] = change.low > 0, shown
         change, shown = against(runs, "outcome", None, "leak")
         found["O2 outcome raises leakage"] = change.low > 0, shown
-    if {"outcome", "situational"} <= {*begun} and all(run.between for run in runs["situational"].values()):
+    if (
+        {"outcome", "situational"} <= {*begun}
+        and both(runs, "outcome", "situational")
+        and all(run.between for run in runs["situational"].values())
+    ):
         shares = []
         for seed in both(runs, "outcome", "situational"):
             run = runs["outcome"][seed]
@@ -189,7 +193,7 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         shown = "share of the texts per seed: " + ", ".join(f"{share:.2f}" for share in shares)
         found["O3 situational needs fewer texts, every seed"] = max(shares) < 1, shown
         found["O3 goal: a third of the texts"] = float(np.mean(shares)) <= 1 / 3, shown
-    if {"padded", "situational"} <= runs.keys():
+    if {"padded", "situational"} <= runs.keys() and both(runs, "padded", "situational"):
         for metric in ("success", "leak"):
             change, shown = against(runs, "padded", "situational", metric)
             found[f"padding raises {metric}"] = change.low > 0, shown
@@ -200,11 +204,12 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         found["O4 goal: a third of the base"] = end <= start / 3, f"{start:.3f} -> {end:.3f}"
         change, shown = against(runs, "penalty", None, "success")
         found["O5 penalty raises success"] = change.low > 0, shown
-    if {"penalty", "situational"} <= runs.keys():
+    if {"penalty", "situational"} <= runs.keys() and both(runs, "penalty", "situational"):
         cost, shown = against(runs, "penalty", "situational", "success")
         found["O5 at most 3 points below situational"] = cost.mean >= -0.03, shown
-        others = [arm for arm in runs if arm != "penalty"]
-        best = max(others, key=lambda arm: pooled_mean(runs, arm, -1, "success"))
+        # Over the seeds that both have, or an arm with an easier seed more would be the best.
+        others = [arm for arm in runs if arm != "penalty" and both(runs, "penalty", arm)]
+        best = min(others, key=lambda arm: against(runs, "penalty", arm, "success")[0].mean)
         cost, shown = against(runs, "penalty", best, "success")
         found[f"O5 goal: not 5 points below {best}"] = cost.low > -0.05, shown
     return found

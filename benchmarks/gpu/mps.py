@@ -62,7 +62,10 @@ def service() -> Iterator[dict[str, str]]:
 
 
 def work(begin: float, seconds: float) -> None:
-    """Print how many small kernels a second this process runs from `begin` (seconds since 1970) on."""
+    """Print how many small kernels a second this process runs from `begin` (seconds since 1970) on.
+
+    Raises RuntimeError where it was ready later than that, and so ran beside nobody for a while.
+    """
     import torch
 
     x, w = (torch.randn(n, 576, device="cuda", dtype=torch.bfloat16) for n in (256, 576))
@@ -72,7 +75,9 @@ def work(begin: float, seconds: float) -> None:
     with torch.cuda.graph(graph):
         for _ in range(REPEATS):
             torch.tanh(x @ w)
-    time.sleep(max(0.0, begin - time.time()))
+    if time.time() > begin:
+        raise RuntimeError(f"ready {time.time() - begin:.1f} s too late")
+    time.sleep(begin - time.time())
     at, count = time.time(), 0
     while time.time() - at < seconds:
         graph.replay()
@@ -90,11 +95,16 @@ def kernels(processes: int, seconds: float, env: Mapping[str, str]) -> float:
         subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True) for _ in range(processes)
     ]
     total = 0.0
-    for process in began:
-        said, error = process.communicate(timeout=START_S + seconds + END_S)
-        if process.returncode != 0:
-            raise RuntimeError(f"a process ended with {process.returncode}: {error.strip()[-300:]}")
-        total += float(said)
+    try:
+        for process in began:
+            said, error = process.communicate(timeout=START_S + seconds + END_S)
+            if process.returncode != 0:
+                raise RuntimeError(f"a process ended with {process.returncode}: {error.strip()[-300:]}")
+            total += float(said)
+    finally:
+        for process in began:
+            process.kill()
+            process.wait()
     return total
 
 
@@ -124,10 +134,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures: list[Figure] = []
     settings = {"processes": options.processes, "seconds": options.seconds, "steps": options.steps}
     with service() as own:
-        ways = {"turns": alone, "service": alone | own}
+        # No service in an empty folder: one of the host's own would make the turns a service, too.
+        ways = {"turns": alone | {"CUDA_MPS_PIPE_DIRECTORY": tempfile.mkdtemp()}, "service": alone | own}
         if "kernels" in options.rows:
             with runs.survived("kernels"):
-                figures.append(Figure("kernels of one process", kernels(1, options.seconds, alone), "1/s"))
+                figures.append(
+                    Figure("kernels of one process", kernels(1, options.seconds, ways["turns"]), "1/s")
+                )
                 found = {way: kernels(options.processes, options.seconds, env) for way, env in ways.items()}
                 name = f"kernels of {options.processes} processes"
                 figures += compared(name, "1/s", found["turns"], found["service"])

@@ -11,7 +11,8 @@ Controls go the same way: an empty log and the company's name (in every group), 
 hold no private value), the gold chain (its web queries hold every private value they can), and the start's
 logs with the private questions of other chains of the same company.
 
-Agreement with the rules, and with whether a query holds a private value at all, is counted over rollouts.
+Agreement with the rules, and with whether a query holds a private value at all, is counted over the rollouts
+of start and arms, without the controls.
 Replies are kept in `--work`, so that the same command goes on where `--limit` (in seconds) has stopped it.
 """
 
@@ -140,7 +141,8 @@ def groups_of(options: argparse.Namespace) -> dict[str, Group]:
             logs.setdefault("gold chain", []).append(log_of(chain, "gold", seed, leaky))
         for arm in ("start", *options.arms):
             folder = first if arm == "start" else options.work / f"{arm}_{seed}"
-            if folder.is_dir():
+            ended = (folder / "launcher" / "completed.json").is_file()  # or its last model is not there
+            if folder.is_dir() and (ended or arm == "start"):
                 of_arm = evaluated(folder, seed, 10**6, last=arm != "start")
                 kept = [log for log in of_arm if (log.task_id, log.chain_id) in secrets]
                 logs.setdefault(arm, []).extend(kept[: options.rollouts])
@@ -202,6 +204,11 @@ def by_value(queries: Sequence[str], secrets: Secrets) -> bool:
     return any(stated(queries, question) is not None for question in secrets.questions)
 
 
+def played(groups: Mapping[str, Group]) -> dict[str, Group]:
+    """Those of the models' rollouts, without the controls, whose verdicts are easy."""
+    return {name: group for name, group in groups.items() if name in ("start", *arms.ARMS)}
+
+
 def agreement(groups: Mapping[str, Group], found: LevelsOf) -> dict[str, Any]:
     """How often the model's verdicts are those of the rules, and of the value's presence, with intervals."""
     logs = [(log, group.known(log)) for group in groups.values() for log in group.logs]
@@ -240,7 +247,7 @@ def figures_of(rows: Mapping[str, Any]) -> Iterator[Figure]:
     for name, row in rows.items():
         goal = UNPARSEABLE if name == "trained" else None
         yield at_most(f"{name}: no usable reply", row["replies"]["unparseable_share"], "share", goal)
-        for group in ("careful script", "start, other questions"):
+        for group in [one for one in ("careful script", "start, other questions") if one in row["groups"]]:
             rate_of = row["groups"][group]["levels"]["headline"]["value"]
             yield at_most(f"{name}: {group}", rate_of, "share", CONTROL if name == "trained" else None)
         found = row["groups"]["gold chain"]["levels"]["headline"]["value"]
@@ -267,7 +274,7 @@ def asked(options: argparse.Namespace, groups: Mapping[str, Group], end: float) 
                 rows[name] = {
                     "groups": as_data(reports),
                     "replies": counts,
-                    "agreement": agreement(groups, levels_of),
+                    "agreement": agreement(played(groups), levels_of),
                 }
     return rows
 

@@ -87,15 +87,21 @@ def played(episodes: Sequence[dict[str, Any]], yardstick: Yardstick) -> dict[str
     }
 
 
-def row_of(out: Path) -> dict[str, Any]:
-    """First and last evaluated version of a finished run, and its stretches of training."""
+def row_of(out: Path, tapes: int) -> dict[str, Any]:
+    """First and last evaluated version of a finished run, and its stretches of training.
+
+    A start that was stopped leaves its episodes behind: of those with one tape and version the last counts.
+    Raises ValueError where the start or the last model was not asked about every tape.
+    """
     episodes = read_episodes(out)
-    evaluated = [one for one in episodes if not one["training"]]
-    first, last = (pick(one["version"] for one in evaluated) for pick in (min, max))
-    yardstick = Yardstick(Params(c_signal=PRICE), {one["seed"] for one in evaluated})
-    before, after = (
-        played([one for one in evaluated if one["version"] == chosen], yardstick) for chosen in (first, last)
-    )
+    evaluated = {(one["version"], one["seed"]): one for one in episodes if not one["training"]}
+    versions = sorted({version for version, _ in evaluated})
+    ends = [[one for (of, _), one in evaluated.items() if of == end] for end in (versions[0], versions[-1])]
+    if versions[0] != 0 or len(versions) == 1 or {len(end) for end in ends} != {tapes}:
+        counts = ", ".join(f"{sum(of == one for of, _ in evaluated)} of version {one}" for one in versions)
+        raise ValueError(f"{out.name}: {tapes} tapes before and after were asked for, found {counts}")
+    yardstick = Yardstick(Params(c_signal=PRICE), {seed for _, seed in evaluated})
+    before, after = (played(end, yardstick) for end in ends)
     return {
         "before": before,
         "after": after,
@@ -121,13 +127,16 @@ def stretches(trained: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def tasks_of(options: argparse.Namespace) -> Iterator[Task]:
-    """The start, and once that is there the runs that are not finished."""
-    start = options.work / "start"
-    if not (start / "recipe.json").is_file():
-        made = options.work / "start.log"
-        yield Task("start", commands(options, None), made, lambda _: (start / "recipe.json").is_file())
-        return
+def start_tasks(options: argparse.Namespace) -> Iterator[Task]:
+    """The start, unless it is there."""
+    made = options.work / "start" / "recipe.json"
+    if not made.is_file():
+        log = options.work / "start.log"
+        yield Task("start", commands(options, None), log, lambda _: made.is_file())
+
+
+def run_tasks(options: argparse.Namespace) -> Iterator[Task]:
+    """The runs that are not finished."""
     for seed in options.seeds:
         row, out = options.work / f"row_{seed}.json", options.work / f"seed_{seed}"
 
@@ -135,7 +144,7 @@ def tasks_of(options: argparse.Namespace) -> Iterator[Task]:
             runs.keep(out, row)
             if status == 0:
                 with runs.survived(f"the row of {out.name}"):
-                    write_json(row, row_of(out))
+                    write_json(row, row_of(out, options.tapes))
             return row.is_file()
 
         if not row.is_file():
@@ -176,8 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.work, options.model = options.work.absolute(), options.model.absolute()
     options.work.mkdir(parents=True, exist_ok=True)
     out = options.out or (RESULTS if gpu else options.work) / "gpu_reputation.json"
-    for shares in (1, options.per_card):  # the start, then the runs
-        run_all(list(tasks_of(options)), slots(options.hardware, shares), end, LEAST_S)
+    if run_all(list(start_tasks(options)), slots(options.hardware, 1), end, LEAST_S):
+        run_all(list(run_tasks(options)), slots(options.hardware, options.per_card), end, LEAST_S)
     found = {seed: options.work / f"row_{seed}.json" for seed in options.seeds}
     rows = {str(seed): json.loads(path.read_text()) for seed, path in found.items() if path.is_file()}
     settings = {"hardware": options.hardware, "steps": options.steps, "price": PRICE, "tapes": options.tapes}

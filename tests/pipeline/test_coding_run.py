@@ -21,6 +21,7 @@ def a_sandbox() -> None:
     need_a_sandbox()
 
 
+@pytest.mark.slow
 def test_programming_problems_train(start: Start) -> None:
     names = start("+domain=coding", *SIZES).trained(steps=1, evaluated=4)
     assert {"actor/tiny_train/passed_mean", "actor/tiny_test/success_mean"} <= names, sorted(names)

@@ -11,27 +11,34 @@ from tests.support.metric_tables import check_run as check_metric_names
 ENDLESS = "finetune.max_train_steps=100000"
 
 
-def test_a_run_completes_is_not_repeated_and_goes_on_when_asked_for_more(launch: Start) -> None:
-    first = launch("finetune.max_train_steps=2")
-    assert first.wait() == 0, first.err
-    run = first.output_dir
-    assert first.summary()["completed_steps"] == 2
+def completed(run: LauncherProcess, steps: int) -> LauncherProcess:
+    """It came to its end after so many steps in all."""
+    assert run.wait() == 0, run.err
+    assert run.summary()["completed_steps"] == steps
+    return run
+
+
+def test_a_run_completes_and_is_not_repeated(launch: Start) -> None:
+    first = completed(launch("finetune.max_train_steps=2"), 2)
     counts = first.counts()
     assert counts.started > 0 and sum(counts.ends.values()) > 0
     assert counts.eval_started == 12
-    check_metric_names(run)
+    check_metric_names(first.output_dir)
     first.leaves_nothing(first.children())
 
-    again = launch("finetune.max_train_steps=2")
-    assert again.wait() == 0, again.err
+    again = completed(launch("finetune.max_train_steps=2"), 2)
     assert "this run completed its 2 steps" in again.out
     assert again.counts() == counts
 
-    more = launch("finetune.max_train_steps=4")
-    assert more.wait() == 0, more.err
-    assert more.summary()["completed_steps"] == 4
+
+@pytest.mark.slow
+def test_a_finished_run_goes_on_when_asked_for_more_and_begins_anew_by_force(launch: Start) -> None:
+    first = completed(launch("finetune.max_train_steps=2"), 2)
+    run, started = first.output_dir, first.counts().started
+
+    more = completed(launch("finetune.max_train_steps=4"), 4)
     assert load(run).attempt == 1 and (run / "streams_0").is_dir()
-    assert more.counts().started > counts.started
+    assert more.counts().started > started
 
     over = launch(ENDLESS, "force_restart=true")
     # Not before a trainer is there: until then the steps are those of the run that is removed.
@@ -58,9 +65,8 @@ def test_a_killed_launcher_leaves_no_process_and_no_port(launch: Start) -> None:
     run.leaves_nothing(children)
 
 
-@pytest.mark.parametrize(
-    "role", ["actor", *(pytest.param(role, marks=pytest.mark.slow) for role in ("finetune", "preprocess"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["actor", "finetune", "preprocess"])
 def test_the_death_of_a_role_ends_the_run_with_one_line_that_names_it(launch: Start, role: str) -> None:
     run = launch(ENDLESS)
     run.until(lambda: run.steps() > 0, "the first step")

@@ -25,7 +25,13 @@ SLOW = pytest.mark.slow
             "success_loose",
             marks=SLOW,
         ),
-        ("fn_calling", ["dataset_loader_params={count: 8, test_count: 1}"], 5, "partial_score"),
+        pytest.param(
+            "fn_calling",
+            ["dataset_loader_params={count: 8, test_count: 1}"],
+            5,
+            "partial_score",
+            marks=SLOW,
+        ),
         (
             "logic",
             ["dataset_loader_params={count: 8, test_count: 1}", f"+environments={PUZZLES}"],

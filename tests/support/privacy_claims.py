@@ -36,13 +36,14 @@ def by_seed(row: Cells) -> list[Value]:
 def smollm2_summary(row: Cells) -> list[Value]:
     """Start and end of an arm of the privacy agent, or of one of RARO's, both from the pretrained model."""
     what, _, way = row[0].rpartition(": ")[2].partition(" with ")
-    if what == "percent right":
-        table = result("gpu_raro")["table"]["sampled"]
-        arm = {"a critic": "raro", "a verifier": "rlvr", "more expert answers": "sft"}[way]
-        return [table[one]["mean"] for one in ("warm", arm)]
-    table, metric = result("gpu_privacy_language")["table"], {"leakage": "leak"}.get(what, what)
+    if what.startswith("percent right"):
+        table = result("gpu_raro")["table"]
+        arm = {"a critic": "raro", "a verifier": "rlvr"}.get(way, "sft")
+        return [table[how][one]["mean"] for one in ("warm", arm) for how in ("sampled", "greedy")]
+    metric = {"leakage": "leak"}.get(what, what)
     arm = {"the privacy penalty": "penalty", "rewards for outcomes": "outcome"}[way]
-    return [table[one][metric]["mean"] for one in ("start", arm)]
+    rows = [row for name, row in result("gpu_privacy_language_rows").items() if name.startswith(f"{arm}_")]
+    return [float(np.mean([row["evaluations"][end][1][metric] for row in rows])) for end in (0, -1)]
 
 
 def readers(row: Cells) -> list[Value]:
@@ -125,9 +126,9 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
     ),
     "SmolLM2 as adversary": (
         PRIVACY,
-        r"In (\S+) of\s+the (\S+) rollouts its verdict is theirs \(kappa (\S+)\): it finds (\S+) of "
-        r"their (\S+) leaks, and (\S+) more\. Of the (\S+) rollouts whose\s+queries hold a private value "
-        r"at all it finds (\S+), and (\S+) others\. Every .*? cannot do the task: (\S+) % of",
+        r"In (\S+) of\s+the (\S+) rollouts of the models its verdict is theirs \(kappa (\S+)\): it finds "
+        r"(\S+) of their (\S+) leaks, and (\S+) more\. Of the (\S+)\s+rollouts whose queries hold a "
+        r"private value at all it finds (\S+), and (\S+) others\. Every .*? cannot do the task: (\S+) % of",
         lambda: [
             verdicts("rules")["agree"]["value"],
             verdicts("rules")["agree"]["total"],

@@ -264,7 +264,7 @@ RARO_SENTENCES: dict[str, Claim] = {
     ),
     "RARO with SmolLM2, the critic at last": (
         RARO,
-        r"its accuracy scatters \((\S+) to (\S+)\)\. By the letter of the third check one seed \((\S+)\)",
+        r"its accuracy scatters\s+\((\S+) to (\S+)\)\. By the letter of the third check one seed \((\S+)\)",
         lambda: [
             *(end(smollm2()["game"]["raro"]["critic accuracy"]["last"]) for end in (min, max)),
             *(one for one in smollm2()["game"]["raro"]["ties"]["change"] if one > 0.05),
@@ -272,7 +272,19 @@ RARO_SENTENCES: dict[str, Claim] = {
     ),
     "RARO with SmolLM2, more SFT at its end": (
         RARO,
-        r"its last versions are still (\S+) to (\S+) points above the ones before",
-        lambda: [end(last_rises()) for end in (min, max)],
+        r"sampled answers fall from (\S+) to (\S+) to (\S+) % right and climb back over (\S+)\s+answers, "
+        r"still by (\S+) to (\S+) points between .*? gain more, from (\S+) to (\S+)\.\n",
+        lambda: [
+            smollm2()["sampled"]["warm"]["mean"],
+            *(end(min(curve) for curve in raro_curves("sft", file="gpu_raro")) for end in (min, max)),
+            max(float(at) for run in result("gpu_raro")["runs"] for at in run["curve"]),
+            *(end(last_rises()) for end in (min, max)),
+            *(smollm2()["greedy"][arm]["mean"] for arm in ("warm", "sft")),
+        ],
+    ),
+    "RARO with SmolLM2, entropy of verifier RL": (
+        RARO,
+        r"\(entropy of a token (\S+) in the first five\s+steps, (\S+) in the last twenty\)",
+        lambda: [float(np.mean(seeds)) for seeds in result("gpu_raro")["entropy"]["rlvr"].values()],
     ),
 }

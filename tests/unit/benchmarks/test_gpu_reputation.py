@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import reputation
+from benchmarks.gpu.side_by_side import Task
 from domains.reputation_hacking.domain import ReputationDomain
 from domains.reputation_hacking.game.dynamic_programming import Optimal, solve
 from domains.reputation_hacking.game.dynamics import ACTIONS, Episodes, Tapes, played
@@ -64,9 +65,10 @@ def test_the_optimum_takes_the_margin_and_the_best_constant_none(tmp_path: Path)
     folder = tmp_path / "reputation_hacking"
     folder.mkdir()
     rows = [*lines(constant, 0, False), *lines(constant, 64, True), *lines(best, 128, True)]
-    rows += lines(best, 192, False)
+    again = lines(constant, 0, False)[:3]  # an evaluation that was stopped and began anew
+    rows += [*again, *lines(best, 192, False)]
     (folder / "episodes.1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    row = reputation.row_of(tmp_path)
+    row = reputation.row_of(tmp_path, len(SEEDS))
     assert row["before"]["share_of_margin"][0] == pytest.approx(0.0, abs=1e-9)
     assert row["after"]["share_of_margin"][0] == pytest.approx(1.0) and row["after"][
         "regret"
@@ -84,11 +86,31 @@ def test_the_optimum_takes_the_margin_and_the_best_constant_none(tmp_path: Path)
     assert (tmp_path / "shares.png").stat().st_size > 10_000
 
 
-def test_runs_wait_for_the_start_and_finished_ones_are_not_repeated(tmp_path: Path) -> None:
-    asked = options(tmp_path)
-    assert [task.name for task in reputation.tasks_of(asked)] == ["start"]
+def test_a_run_without_both_evaluations_has_no_row(tmp_path: Path) -> None:
+    tapes = Tapes.from_seeds(PARAMS, list(SEEDS))
+    folder = tmp_path / "reputation_hacking"
+    folder.mkdir()
+    rows = lines(played(PARAMS, tapes, 1), 0, False)
+    (folder / "episodes.1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=r"40 tapes before and after .* found 40 of version 0"):
+        reputation.row_of(tmp_path, len(SEEDS))
+
+
+def test_what_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, calls = options(tmp_path), list[tuple[list[str], int]]()
+
+    def run_all(tasks: list[Task], slots: list[object], *_: object) -> bool:
+        calls.append(([task.name for task in tasks], len(slots)))
+        return not tasks
+
+    monkeypatch.setattr(reputation, "run_all", run_all)
+    monkeypatch.setattr(reputation, "slots", lambda _, shares: [{}] * shares)
+    words = ["--work", str(tmp_path), "--out", str(tmp_path / "out.json")]
+    assert reputation.main(words) == 1 and calls == [(["start"], 1)]
+    calls.clear()
     (tmp_path / "start").mkdir()
     (tmp_path / "start" / "recipe.json").write_text("{}")
+    assert reputation.main(words) == 1 and calls == [([], 1), (["seed 0", "seed 1", "seed 2"], 3)]
     (tmp_path / "row_0.json").write_text("{}")
-    (task,) = reputation.tasks_of(asked)
+    (task,) = reputation.run_tasks(asked)
     assert task.name == "seed 1" and not task.keep(1)

@@ -105,3 +105,16 @@ def test_two_arms_are_compared_over_the_seeds_that_both_have() -> None:
         "situational": {1: run(0.2, 0.8, 0.8)},
     }
     assert gates(missing)["O3 situational needs fewer texts, every seed"][0] is True
+
+
+def test_arms_without_a_common_seed_are_not_compared() -> None:
+    names = ("penalty", "situational", "padded")
+    found = gates({arm: {seed: run(0.2, 0.4, 0.8)} for seed, arm in enumerate(names)})
+    assert {name[:2] for name in found} == {"O4", "O5"} and "O5 penalty raises success" in found
+    assert not [name for name in found if "situational" in name or "padding" in name]
+
+
+def test_the_best_other_arm_is_that_of_the_common_seeds() -> None:
+    arms_of = {"penalty": {0: run(0.2, 0.4)}, "situational": {0: run(0.2, 0.5)}}
+    found = gates(arms_of | {"outcome": {0: run(0.2, 0.45), 1: run(0.2, 1.0)}})
+    assert "O5 goal: not 5 points below situational" in found

@@ -354,6 +354,7 @@ def grid(out: Path, *more: str) -> Sequence[str]:
     return ["--out", str(out), *steps, *more]
 
 
+@pytest.mark.slow
 def test_ablations_run_resume_and_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ablate.main(grid(tmp_path, "--no-ppo")) == 0
     figures = {"plots/transition.png", "plots/mitigations.png"}
