@@ -26,14 +26,17 @@ async def test_a_client_that_hangs_up_leaves_nothing_in_the_log(
         data = json.dumps(body).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode()
         port = int(engine.url.rpartition(":")[2])
+
+        async def leaves(wait_s: float, end: int, how: str) -> None:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head + data[:end])
+            await writer.drain()
+            await asyncio.sleep(wait_s)
+            getattr(writer.transport, how)()
+
         for wait_s in (0.0, 0.01, 0.05, 0.1, 0.2):
-            for end in (len(data), len(data) // 2, 0):  # in the answer, in the body, before the body
-                for leave in ("abort", "close"):
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                    writer.write(head + data[:end])
-                    await writer.drain()
-                    await asyncio.sleep(wait_s)
-                    getattr(writer.transport, leave)()
+            ends = (len(data), len(data) // 2, 0)  # in the answer, in the body, before the body
+            await asyncio.gather(*(leaves(wait_s, end, how) for end in ends for how in ("abort", "close")))
         await until(lambda: metrics.running == metrics.waiting == 0)
         answer = await client.completions.create(model="model", prompt="Once", max_tokens=1)
         assert len(answer.choices) == 1

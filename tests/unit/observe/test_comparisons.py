@@ -39,6 +39,7 @@ def test_the_label_with_most_texts_comes_first() -> None:
     assert [row[:2] for row in rows] == [("many", "2,000"), ("few", "1")]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_shows_the_situations_of_a_run_and_no_table_for_roles_without_any(
     run_dir: Path, tmp_path: Path
 ) -> None:

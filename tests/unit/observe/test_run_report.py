@@ -108,6 +108,7 @@ def test_a_single_evaluation_has_no_before_and_after(run_dir: Path) -> None:
     assert [len(row) for row in rows] == [3] and rows[0][0] == "success"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_is_also_one_page_that_holds_everything(run_dir: Path, tmp_path: Path) -> None:
     run = tmp_path / "<b>run"
     shutil.copytree(run_dir, run)
@@ -134,6 +135,7 @@ def test_the_report_is_also_one_page_that_holds_everything(run_dir: Path, tmp_pa
     assert "launcher/choices.json is damaged" in (folder / "index.html").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_reports_a_run_and_refuses_a_missing_one(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,17 @@ def quick_parts() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def drawn() -> None:
+    """Asked for by tests of figures."""
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request: pytest.FixtureRequest) -> None:
+    if "drawn" not in request.fixturenames:
+        request.getfixturevalue("undrawn")
+
+
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
@@ -128,7 +139,7 @@ def test_the_trace_holds_every_step_of_its_episodes(run: Path) -> None:
     assert len(steps) == 50 * (2 + 4)
 
 
-def test_equal_seeds_give_equal_files(run: Path, tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_files(run: Path, tmp_path: Path, drawn: None) -> None:
     out = tmp_path / "again"
     assert train_in(out, *SMALL) == 0
     for name in ("training_metrics.csv", "plots/training_curves.png"):
@@ -294,7 +305,7 @@ def test_models_that_cannot_be_used(run: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("content", ["", ",".join(COLUMNS) + "\n", "a,b\n1,2\n"])
-def test_unusable_tables_are_drawn_as_their_reason(content: str, tmp_path: Path) -> None:
+def test_unusable_tables_are_drawn_as_their_reason(content: str, tmp_path: Path, drawn: None) -> None:
     (tmp_path / "training_metrics.csv").write_text(content)
     plots.draw_training(tmp_path / "training_metrics.csv", tmp_path, 0.7)
     assert (tmp_path / "training_curves.png").stat().st_size > 500
@@ -341,7 +352,9 @@ def test_every_command_explains_itself(module: str) -> None:
     assert "--quick" in answer.stdout
 
 
-def test_the_optimum_command_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_optimum_command_prints_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], drawn: None
+) -> None:
     quick = ["--quick", "--c-signal", "0.6,0.7", "--horizon", "1,5", "--out", str(tmp_path)]
     assert optimum.main(quick) == 0
     printed = capsys.readouterr().out
@@ -355,7 +368,9 @@ def grid(out: Path, *more: str) -> Sequence[str]:
 
 
 @pytest.mark.slow
-def test_ablations_run_resume_and_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ablations_run_resume_and_draw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], drawn: None
+) -> None:
     assert ablate.main(grid(tmp_path, "--no-ppo")) == 0
     figures = {"plots/transition.png", "plots/mitigations.png"}
     assert files(tmp_path) == {"ablation.csv", "optimum.csv"} | figures

@@ -109,9 +109,9 @@ def test_a_missing_record_expires_by_name_and_the_wait_is_visible(spec: SingleSt
 
     thread = threading.Thread(target=look)
     thread.start()
-    expected = pytest.raises(WaitExpired, match=r"waited 1 s for the first group.*no writer has opened it")
+    expected = pytest.raises(WaitExpired, match=r"waited 0\.3 s for the first group.*no writer has opened it")
     with read_stream(spec) as r, expected:
-        next(r.read(deadline_s=1, name="the first group"))
+        next(r.read(deadline_s=0.3, name="the first group"))
     ended.set()
     thread.join()
     assert seen == ["the first group"]

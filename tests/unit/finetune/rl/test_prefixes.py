@@ -18,7 +18,12 @@ ROWS = st.lists(IDS, min_size=1, max_size=30)
 
 def trie_size(ids: Sequence[np.ndarray]) -> int:
     """Different prefixes of the sequences: nodes of their trie."""
-    return len({tuple(one[: n + 1].tolist()) for one in ids for n in range(len(one))})
+    children: dict[tuple[int, int], int] = {}
+    for one in ids:
+        node = 0
+        for token in one.tolist():
+            node = children.setdefault((node, token), len(children) + 1)
+    return len(children)
 
 
 @settings(max_examples=150)

@@ -1,0 +1,46 @@
+"""What all tests share: imports and compositions cost once, and two workers begin with different work."""
+
+import gc
+import sys
+from collections.abc import Generator, Iterator
+
+import pytest
+
+gc.disable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What was imported stays: to look at it again in every full collection took a tenth of the time."""
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
+        gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of two workers the first begins with whole runs, of many processes each, the second with unit tests."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: "tests/pipeline" not in item.path.as_posix())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compositions_are_remembered() -> Iterator[None]:
+    from pipelinerl.config import compose
+    from tests.support.compositions import loaded_once, remembered
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "_compose", remembered(compose._compose))
+        patch.setattr(compose, "_load", loaded_once(compose._load))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _streams_are_files_again() -> Iterator[None]:
+    """A test that chose redis, itself or through a command, chose it for its process."""
+    yield
+    backends = sys.modules.get("pipelinerl.streams.backends")
+    if backends is not None and backends._current.__class__.__name__ != "FilesBackend":
+        backends.set_streams_backend("files")
