@@ -220,10 +220,8 @@ def test_the_originals_game_and_training_are_two_options(tmp_path: Path) -> None
 
 
 def test_a_constant_bonus_stays(tmp_path: Path) -> None:
-    model = train_in(
-        tmp_path, "--n-envs", "4", "--steps", "400", "--entropy", "0.05", "--learning-rate", "2e-4"
-    )
-    assert model == 0
+    given = ("--n-envs", "4", "--steps", "400", "--entropy", "0.05", "--learning-rate", "2e-4")
+    assert train_in(tmp_path, *given) == 0
     saved = PPO.load(tmp_path / "trained_model.zip", device="cpu")
     assert (saved.ent_coef, saved.lr_schedule(0.0), saved.lr_schedule(1.0)) == (0.05, 2e-4, 2e-4)
 
