@@ -151,8 +151,8 @@ def against(runs: Runs, arm: str, other: str | None, metric: str) -> tuple[Inter
 
 
 def both(runs: Runs, arm: str, other: str) -> list[int]:
-    """The seeds that two arms have."""
-    return [seed for seed in runs[arm] if seed in runs[other]]
+    """The seeds that two arms have; none where an arm is missing."""
+    return [seed for seed in runs.get(arm, {}) if seed in runs.get(other, {})]
 
 
 def pooled_mean(runs: Runs, arm: str, index: int, metric: str) -> float:
@@ -193,7 +193,7 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         shown = "share of the texts per seed: " + ", ".join(f"{share:.2f}" for share in shares)
         found["O3 situational needs fewer texts, every seed"] = max(shares) < 1, shown
         found["O3 goal: a third of the texts"] = float(np.mean(shares)) <= 1 / 3, shown
-    if {"padded", "situational"} <= runs.keys() and both(runs, "padded", "situational"):
+    if both(runs, "padded", "situational"):
         for metric in ("success", "leak"):
             change, shown = against(runs, "padded", "situational", metric)
             found[f"padding raises {metric}"] = change.low > 0, shown
@@ -204,7 +204,7 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         found["O4 goal: a third of the base"] = end <= start / 3, f"{start:.3f} -> {end:.3f}"
         change, shown = against(runs, "penalty", None, "success")
         found["O5 penalty raises success"] = change.low > 0, shown
-    if {"penalty", "situational"} <= runs.keys() and both(runs, "penalty", "situational"):
+    if both(runs, "penalty", "situational"):
         cost, shown = against(runs, "penalty", "situational", "success")
         found["O5 at most 3 points below situational"] = cost.mean >= -0.03, shown
         # Over the seeds that both have, or an arm with an easier seed more would be the best.

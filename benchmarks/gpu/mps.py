@@ -25,6 +25,7 @@ from pathlib import Path
 from benchmarks._figures import Figure, command_line, report
 from benchmarks.gpu import runs
 from benchmarks.gpu.cards import visible_cards
+from benchmarks.gpu.reputation import KV_BYTES, PRESET
 from benchmarks.gpu.side_by_side import UNCOMPILED, on_a_card
 from benchmarks.gpu.trl import on_loopback
 
@@ -33,7 +34,6 @@ ROWS = ("kernels", "run")
 START_S = 20.0
 """Until every process has its context and its graph."""
 END_S = 60.0
-KV_BYTES = 4 * 2**30
 REPEATS = 200
 """Of the product in a graph."""
 
@@ -110,7 +110,7 @@ def kernels(processes: int, seconds: float, env: Mapping[str, str]) -> float:
 
 def trained(model: Path, out: Path, steps: int, limit_s: float, env: Mapping[str, str]) -> float:
     """Texts a second of a run with engine and trainer on one card. Raises RuntimeError for one that fails."""
-    given = ["+domain=reputation_hacking", "+preset=reputation_hacking_pretrained", "hardware=gpu"]
+    given = [*PRESET, "hardware=gpu"]
     given += [f"model_path={model}", f"finetune.max_train_steps={steps}", "eval_at_end=false"]
     given += ["eval_every_n_versions=0", "wandb.use_wandb=false", *on_a_card(KV_BYTES, 4), *UNCOMPILED]
     run = runs.LimitedRun(runs.launcher(runs.fresh(out), given), out.with_suffix(".log"), env)
@@ -133,9 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     alone = on_loopback() | {"CUDA_VISIBLE_DEVICES": card}
     figures: list[Figure] = []
     settings = {"processes": options.processes, "seconds": options.seconds, "steps": options.steps}
-    with service() as own:
+    with service() as own, tempfile.TemporaryDirectory() as empty:
         # No service in an empty folder: one of the host's own would make the turns a service, too.
-        ways = {"turns": alone | {"CUDA_MPS_PIPE_DIRECTORY": tempfile.mkdtemp()}, "service": alone | own}
+        ways = {"turns": alone | {"CUDA_MPS_PIPE_DIRECTORY": empty}, "service": alone | own}
         if "kernels" in options.rows:
             with runs.survived("kernels"):
                 figures.append(
