@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelinerl.config.detect import nvidia_smi
+
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 
@@ -117,12 +119,14 @@ def machine() -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if "model name" in line]
-    return {
+    found = {
         "cpu": models[0] if models else "unknown",
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 2),
     }
+    cards = (nvidia_smi("--query-gpu=name", "--format=csv,noheader") or "").splitlines()
+    return found | ({"cards": cards} if cards else {})
 
 
 def seconds_of(

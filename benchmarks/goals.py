@@ -50,6 +50,11 @@ def language_share(result: Any) -> float:
     return min(float(row["share_of_margin"]) for row in rows if row["policy"] == "deterministic")
 
 
+def smollm2_share(result: Any) -> float:
+    """The same for the pretrained model."""
+    return min(float(row["after"]["share_of_margin"][0]) for row in result["rows"].values())
+
+
 def raro_gain(result: Any) -> float:
     """RARO minus more supervised training, lower end."""
     gain = result["table"]["sampled"]["raro - sft"]
@@ -62,6 +67,7 @@ FUNCTIONS: Mapping[str, Callable[[Any], float]] = {
     "penalty_cost": penalty_cost,
     "ppo_share": ppo_share,
     "language_share": language_share,
+    "smollm2_share": smollm2_share,
     "raro_gain": raro_gain,
     "fault_cases": lambda result: float(len(result["cases"])),
     "fault_seconds": lambda result: max(float(one["seconds"]) for one in result["cases"]),

@@ -42,6 +42,8 @@ PRESET = ("+domain=reputation_hacking", "+preset=reputation_hacking_pretrained")
 PRICE, GOAL = 0.7, 0.25
 STRETCHES = 12
 """Of training, in the figure."""
+LABEL_SHARE = 0.15
+"""Of the margin, between two labels of the figure."""
 LEAST_S = 60.0
 """With less left nothing is begun."""
 KV_BYTES = 4 * 2**30
@@ -161,6 +163,18 @@ def figures_of(rows: dict[str, dict[str, Any]]) -> Iterator[Figure]:
             yield Figure(f"seed {seed}: trained", float(row["rates"]["trained_texts_per_second"]), "texts/s")
 
 
+def labels(ladder: Sequence[dict[str, Any]]) -> list[tuple[float, str]]:
+    """(share, names) from below; policies of the ladder that are too close for two labels have one."""
+    found: list[tuple[float, str]] = []
+    for rung in sorted(ladder, key=lambda one: float(one["share"])):
+        share, name = float(rung["share"]), rung["policy"]
+        if found and share - found[-1][0] < LABEL_SHARE:
+            found[-1] = found[-1][0], f"{found[-1][1]}, {name}"
+        else:
+            found.append((share, name))
+    return found
+
+
 def draw(rows: dict[str, dict[str, Any]], path: Path) -> None:
     """Share of the margin that drawn play took in training, a line for each seed, beside the ladder."""
     figure, axis = plt.subplots(figsize=(6, 3.6))
@@ -168,9 +182,11 @@ def draw(rows: dict[str, dict[str, Any]], path: Path) -> None:
         parts = [one for one in row["training"] if one["share"] is not None]
         texts, shares = ([one[key] for one in parts] for key in ("texts", "share"))
         axis.plot(texts, shares, color=COLOURS[index], linestyle=DASHES[index], label=f"seed {seed}, drawn")
-    for rung in next(iter(rows.values()))["ladder"]:
+    ladder = next(iter(rows.values()))["ladder"]
+    for rung in ladder:
         axis.axhline(rung["share"], color="grey", linewidth=0.6)
-        axis.annotate(rung["policy"], (1.0, rung["share"]), xycoords=("axes fraction", "data"), fontsize=8)
+    for share, names in labels(ladder):
+        axis.annotate(f" {names}", (1.0, share), xycoords=("axes fraction", "data"), fontsize=8, va="center")
     axis.set(xlabel="texts trained on", ylabel="share of the margin", title=f"a SIGNAL costs {PRICE:g}")
     axis.legend(frameon=False)
     axis.spines[["top", "right"]].set_visible(False)

@@ -106,7 +106,7 @@ class Arm:
             self.limit_s -= made_s
             row = self._sharded(hosts) if self.name.endswith("step") else self._launched(hosts, model)
         kinds = "addresses" if self._on_nodes else "namespaces"
-        kept = {name: value for name, value in self._env().items() if name.startswith("NCCL_")}
+        kept = {name: value for name, value in self._env().items() if re.match("NCCL_(?!DEBUG)", name)}
         row |= {"arm": self.name, "hosts": kinds if hosts else "none", "hosts_s": made_s}
         return row | {"sent via": self._wires(), "env": kept, "machine": machine()}
 

@@ -16,6 +16,20 @@ def language_shares(drawn: bool) -> list[float]:
     return [runs[drawn]["share_of_margin"] for runs in result("reputation_language")["seeds"].values()]
 
 
+def smollm2_reputation() -> list[float]:
+    """Seconds of training, shares after it, the lowest end of theirs, the ladder, drawn shares at the end."""
+    rows = list(result("gpu_reputation")["rows"].values())
+    seconds, shares, lows, drawn = (
+        [row["rates"]["elapsed_s"] for row in rows],
+        [row["after"]["share_of_margin"][0] for row in rows],
+        [row["after"]["share_of_margin"][1] for row in rows],
+        [row["training"][-1]["share"] for row in rows],
+    )
+    ladder = [one["share"] for one in rows[0]["ladder"] if one["policy"] != "optimum"]
+    ends = [pick(one) for one in (seconds, shares) for pick in (min, max)]
+    return [*ends, min(lows), *ladder, min(drawn), max(drawn)]
+
+
 def gate(name: str, file: str = "arms") -> list[float]:
     """Difference, interval and differences by seed, as the file tells them."""
     told = result(file)["gates"][name]["figures"]
@@ -88,6 +102,19 @@ def chaos() -> list[float]:
     ends = [outcomes.count(name) for name in ("went on", "named", "complete")]
     assert sum(ends) == len(strikes) and len(found["fell_short"]) == 1
     return [faults, len(strikes), *ends, max(strike["seconds"] for strike in strikes)]
+
+
+def halves_of_a_host(arm: str) -> list[float]:
+    """Samples a second; milliseconds of a pause, a broadcast, a whole update and a sharded step."""
+    step = "step" if arm == "local" else f"{arm}_step"
+    (row,) = result("gpu_several_hosts")["rows"][arm]
+    return [
+        figure("gpu_several_hosts", f"{arm}: samples trained"),
+        figure("gpu_several_hosts", f"{arm}: paused by an update, median"),
+        1e3 * float(np.median(row["send_s"])),
+        figure("gpu_several_hosts", f"{arm}: a whole update, median"),
+        figure("gpu_several_hosts", f"{step}: sharded optimizer step"),
+    ]
 
 
 def prefix_cache(metric: str, what: str) -> list[float]:

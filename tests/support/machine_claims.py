@@ -3,6 +3,9 @@
 `tests/unit/docs/test_claims.py` compares them and those of the domains.
 """
 
+from functools import partial
+
+from benchmarks.gpu.several_hosts import PAUSE_GOAL, STEP_GOAL
 from tests.support.claims import (
     Claim,
     chaos,
@@ -10,6 +13,7 @@ from tests.support.claims import (
     decoding_rounds,
     forwards,
     groups_profile,
+    halves_of_a_host,
     prefix_cache,
     recorded,
 )
@@ -22,6 +26,8 @@ from tests.support.measured import (
 )
 
 ENDS = ("before", "after")
+TWO = ("two_nodes", "two_hosts")
+"""Arms of `benchmarks.gpu.several_hosts` on two hosts."""
 
 MACHINES: dict[str, Claim] = {
     "random faults": (
@@ -47,6 +53,31 @@ MACHINES: dict[str, Claim] = {
                 "  lower end of 95 %",
                 "  upper end of 95 %",
             )
+        ],
+    ),
+    **{
+        f"several machines, cards, {row}": (
+            "docs/several_machines.md",
+            rf"\| {row} \| (\S+) \| (\S+) ms \| (\S+) ms \| (\S+) ms \| (\S+) ms \|",
+            partial(halves_of_a_host, arm),
+        )
+        for row, arm in (
+            ("one host, without Ray", "local"),
+            ("two Ray nodes, connected directly", "two_nodes"),
+            ("two hosts, sockets", "two_hosts"),
+        )
+    },
+    "several machines, cards, ratios": (
+        "docs/several_machines.md",
+        r"a pause is (\S+) and (\S+) times that of one host \(goal (\S+)\).+a sharded step takes (\S+) "
+        r"and (\S+) times as long \(goal (\S+)\).+for (\S+) ms of computing.+their first process (\S+) s later",
+        lambda: [
+            *(figure("gpu_several_hosts", f"{arm} / local: paused by an update") for arm in TWO),
+            PAUSE_GOAL,
+            *(figure("gpu_several_hosts", f"{arm} / one host: sharded step") for arm in TWO),
+            STEP_GOAL,
+            result("gpu_several_hosts")["rows"]["step"][0]["sharded"]["a micro-batch"]["value"],
+            figure("gpu_several_hosts", "two_nodes beyond local: to the first process"),
         ],
     ),
     "several machines, a folder on NFS": (

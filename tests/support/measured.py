@@ -167,6 +167,16 @@ def language(row: Cells) -> list[Value]:
     return [*shares, *(likeliest[key] for key in keys), best["J"] - likeliest["J"]]
 
 
+def language_gpu(row: Cells) -> list[Value]:
+    rows = result("gpu_reputation")["rows"]
+    if row[0] == "optimum":
+        (best,) = (one for one in rows["0"]["ladder"] if one["policy"] == "optimum")
+        return [best["share"], best["help"], 50 - best["help"], 0.0, best["true_impact"], 0.0]
+    played = rows["0"]["before"] if row[0] == "start of seed 0" else rows[row[0][-1]]["after"]
+    keys = ("HELP", "SIGNAL", "DO_NOTHING", "true_impact", "manipulation_score", "regret")
+    return [*played["share_of_margin"], *(played[key] for key in keys)]
+
+
 def figure(file: str, name: str) -> float:
     return float(result(file)["figures"][name]["value"])
 

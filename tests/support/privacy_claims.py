@@ -7,6 +7,8 @@ import numpy as np
 from tests.support.claims import Claim, gate
 from tests.support.measured import NUMBER, PRIVACY, Cells, Value, result
 
+ARMS = ("outcome", "situational", "penalty")
+
 
 def smollm2() -> dict[str, Any]:
     """The arms from the pretrained model."""
@@ -24,9 +26,7 @@ def by_seed(row: Cells) -> list[Value]:
     arm = {"situational + penalty": "penalty"}.get(row[0], row[0])
     rows, found = result("gpu_privacy_language_rows"), list[Value]()
     for seed in (0, 1):
-        names = [
-            f"{one}_{seed}" for one in (("outcome", "situational", "penalty") if arm == "start" else (arm,))
-        ]
+        names = [f"{one}_{seed}" for one in (ARMS if arm == "start" else (arm,))]
         asked = [rows[name]["evaluations"][0 if arm == "start" else -1][1] for name in names if name in rows]
         for metric in ("success", "leak") if asked else ():
             found.append(float(np.mean([value for values in asked for value in values[metric]])))
@@ -34,7 +34,12 @@ def by_seed(row: Cells) -> list[Value]:
 
 
 def smollm2_summary(row: Cells) -> list[Value]:
-    """Start and end of an arm of the privacy agent, or of one of RARO's, both from the pretrained model."""
+    """Start and end of an arm of the privacy agent, of one of RARO's, or of the reputation game."""
+    if "margin" in row[0]:
+        played = result("gpu_reputation")["rows"].values()
+        return [
+            float(np.mean([one[end]["share_of_margin"][0] for one in played])) for end in ("before", "after")
+        ]
     what, _, way = row[0].rpartition(": ")[2].partition(" with ")
     if what.startswith("percent right"):
         table = result("gpu_raro")["table"]
@@ -115,13 +120,15 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
         PRIVACY,
         r"with seed 1 had made (\S+) of the (\S+)\s+steps when [^(]+\(its start has (\S+) and (\S+)\)\. "
         r"An earlier try of seed 1 had ended at (\S+) steps of `outcome`, (\S+) of\s+`situational` and none "
-        r"of `penalty`; its start had (\S+) and (\S+)\. Both",
+        r"of `penalty`; its start had (\S+) and (\S+)\. A seed 2 ended with its machine at (\S+), (\S+) "
+        r"and (\S+) steps\. Both",
         lambda: [
             smollm2()["unfinished"]["situational_1"]["steps"],
             smollm2()["settings"]["steps"],
             *(smollm2()["unfinished"]["situational_1"]["start"][metric] for metric in ("success", "leak")),
             *(smollm2()["unfinished"]["earlier"][f"{arm}_1"]["steps"] for arm in ("outcome", "situational")),
             *(smollm2()["unfinished"]["earlier"]["outcome_1"]["start"][m] for m in ("success", "leak")),
+            *(smollm2()["unfinished"]["seed_2"][f"{arm}_2"]["steps"] for arm in ARMS),
         ],
     ),
     "SmolLM2 as adversary": (

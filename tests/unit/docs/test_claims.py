@@ -11,6 +11,7 @@ from tests.support.claims import (
     coding_success,
     language_shares,
     programs_of_dialogues,
+    smollm2_reputation,
     speed,
     text_domain_ends,
 )
@@ -169,9 +170,17 @@ SENTENCES: dict[str, Claim] = OTHERS | {
         r"holds on all three seeds\*\* \((\S+) to (\S+); drawn answers (\S+) to (\S+)\)",
         lambda: [end(language_shares(drawn)) for drawn in (False, True) for end in (min, max)],
     ),
+    "reputation, SmolLM2": (
+        REPUTATION,
+        r"in (\S+) to (\S+) s of training each.+holds on all three seeds \((\S+) to (\S+)\), one interval "
+        r"reaches down to (\S+)\. .+random (\S+), all-HELP (\S+), all-SIGNAL (\S+), rule (\S+), "
+        r"fitted linear rule (\S+)\.\nAnswers drawn in training took (\S+) to (\S+) in the last",
+        smollm2_reputation,
+    ),
     "reputation, the ladder": (
         REPUTATION,
-        r"random (\S+), all-HELP (\S+), all-SIGNAL (\S+), rule (\S+), fitted linear rule (\S+)\.\s",
+        r"(?<=seeds: )random (\S+), all-HELP (\S+), all-SIGNAL (\S+), rule (\S+), "
+        r"fitted linear rule (\S+)\.\s",
         lambda: [
             one["share"] for one in result("reputation_language")["ladder"] if one["policy"] != "optimum"
         ],

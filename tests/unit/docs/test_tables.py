@@ -45,6 +45,7 @@ from tests.support.measured import (
     gpu_trl,
     is_shown,
     language,
+    language_gpu,
     learning,
     padded,
     ppo_prices,
@@ -303,6 +304,10 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         "policy | share of margin, likeliest answers (drawn) | HELP / SIGNAL / DO_NOTHING of 50 | TI | MS "
         "| regret",
     ): (1, language),
+    (
+        REPUTATION,
+        "SmolLM2 | share of margin | HELP / SIGNAL / DO_NOTHING of 50 | TI | MS | regret",
+    ): (1, language_gpu),
 }
 """How many cells name the row, and its values."""
 
