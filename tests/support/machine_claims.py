@@ -70,7 +70,8 @@ MACHINES: dict[str, Claim] = {
     "several machines, cards, ratios": (
         "docs/several_machines.md",
         r"a pause is (\S+) and (\S+) times that of one host \(goal (\S+)\).+a sharded step takes (\S+) "
-        r"and (\S+) times as long \(goal (\S+)\).+for (\S+) ms of computing.+their first process (\S+) s later",
+        r"and (\S+) times as long \(goal (\S+)\).+for (\S+) ms of computing.+"
+        r"their first process (\S+) s later",
         lambda: [
             *(figure("gpu_several_hosts", f"{arm} / local: paused by an update") for arm in TWO),
             PAUSE_GOAL,
