@@ -64,6 +64,7 @@ def compose(
     devices = visible_devices()
     hardware = _hardware_of(overrides, roots) or ("gpu" if devices else "cpu")
     groups, values = _split(overrides, roots)
+    groups, reasons = _between_hosts(groups, values)
     _check_kind(groups, hardware, roots)
 
     layers = [f"+domain={domain}"] if domain else []
@@ -94,6 +95,7 @@ def compose(
         devices=devices,
         datasets_named=named,
         notices=notices,
+        reasons=reasons,
     )
 
 
@@ -221,6 +223,15 @@ def _split(overrides: Sequence[Override], roots: Sequence[Path]) -> tuple[list[s
         else:
             values.append(override)
     return groups, values
+
+
+def _between_hosts(groups: list[str], values: Sequence[Override]) -> tuple[list[str], dict[str, str]]:
+    """The choices, with a server for streams where `world.backend=ray` is given and nothing about streams."""
+    given = {one.key_or_group: one for one in values}
+    chosen = "streams.backend" in given or any(one.lstrip("+").startswith("streams=") for one in groups)
+    if chosen or "world.backend" not in given or given["world.backend"].value() != "ray":
+        return groups, {}
+    return [*groups, "streams=redis"], {"streams": "world.backend=ray"}
 
 
 def _check_choice(roots: Sequence[Path], group: str, name: str, refusal: str) -> None:

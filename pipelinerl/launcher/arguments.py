@@ -73,7 +73,7 @@ def launched_on_each_host(environ: Mapping[str, str]) -> str | None:
     rank, first = environ.get("RANK", "0"), environ.get("MASTER_ADDR", "HEAD")
     return (
         f"WORLD_SIZE={count} (RANK={rank}): one launcher starts everything on all hosts; join them in a Ray "
-        "cluster and run this command once, with world.backend=ray streams=redis: on each host, "
+        "cluster and run this command once, with world.backend=ray: on each host, "
         f"ray symmetric-run --address {first}:6379 --min-nodes {count} -- python -m pipelinerl.launch ... "
         "(docs/several_machines.md)"
     )

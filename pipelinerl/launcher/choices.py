@@ -77,7 +77,7 @@ def choices(
     yield _lag(cfg)
     yield _evaluation(cfg)
     yield _wandb(cfg)
-    yield from _servers(cfg, services)
+    yield from _servers(cfg, services, composition.reasons.get("streams", "no address is configured"))
     for service, said in named:
         shown = f"{service.url}, {said}" if said else service.url
         yield Choice(f"service {service.name}", shown, "given", f"{service.url_key}=null")
@@ -205,14 +205,15 @@ def _wandb(cfg: Config) -> Choice:
     return Choice("wandb", shown, "WANDB_API_KEY is not set", "wandb.use_wandb=false")
 
 
-def _servers(cfg: Config, services: Sequence[ServiceSpec]) -> Iterator[Choice]:
+def _servers(cfg: Config, services: Sequence[ServiceSpec], why_redis: str) -> Iterator[Choice]:
     """Where services listen, and how many servers each environment got, with those that got none."""
     specs = {spec.name: spec for spec in services}  # not of the launcher's redis, which no domain asks for
     for job in cfg.jobs_of("service"):
         spec = specs.get(job.name)
         address = f"{job.url}, {spec.note}" if spec and spec.note else job.url
+        because = "no address is configured" if spec else why_redis
         change = f"{spec.url_key}=URL" if spec else "streams.host=HOST"
-        yield Choice(f"service {job.name}", address, "no address is configured", change)
+        yield Choice(f"service {job.name}", address, because, change)
     served = Counter(job.environment_key for job in cfg.jobs_of("environment"))
     shown = [f"{key}: {served[key]} servers" for key in environment_specs(cfg)]
     mixed = "shares of actor.domain_mix" if cfg.actor.domain_mix else f"mode {cfg.world.environment_mode}"

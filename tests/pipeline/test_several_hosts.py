@@ -19,7 +19,7 @@ from tests.support.network_hosts import NetworkHost, NetworkHosts, why_not
 pytestmark = [pytest.mark.skipif(bool(why_not()), reason=why_not())]
 NAMED_S = 30.0
 """A host that is gone is named within so many seconds."""
-ON_RAY = ["world.backend=ray", "streams=redis"]
+ON_RAY = ["world.backend=ray"]
 UNEVALUATED = ["eval_every_n_versions=0", "eval_at_end=false"]
 ENDLESS = "finetune.max_train_steps=5000"
 Cluster = Callable[..., list[NetworkHost]]

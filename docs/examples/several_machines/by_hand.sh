@@ -12,7 +12,7 @@ case $role in
   head)
     trap 'ray stop' EXIT
     ray start --head --node-ip-address="$head" --port="${RAY_PORT:-6379}" --include-dashboard=false
-    python -m pipelinerl.launch +domain=privacy_hopqa hardware=gpu streams=redis world.backend=ray \
+    python -m pipelinerl.launch +domain=privacy_hopqa hardware=gpu world.backend=ray \
       "world.hosts=${HOSTS:-2}" "output_dir=${RUN:-/shared/run}" "model_path=${MODEL:-/shared/models/policy}" "$@"
     ;;
   worker)

@@ -27,7 +27,7 @@ status="$run.status-$SLURM_JOB_ID"
 srun --kill-on-bad-exit=0 ray symmetric-run \
   --address "$head:${RAY_PORT:-6379}" --min-nodes "$SLURM_JOB_NUM_NODES" -- \
   bash -c '"$@"; code=$?; echo "$code" > "$0"; exit "$code"' "$status" \
-  python -m pipelinerl.launch +domain=privacy_hopqa hardware=gpu streams=redis world.backend=ray \
+  python -m pipelinerl.launch +domain=privacy_hopqa hardware=gpu world.backend=ray \
   "output_dir=$run" "model_path=${MODEL:-/shared/models/policy}" "$@" || true
 
 test "$(cat "$status")" = 0

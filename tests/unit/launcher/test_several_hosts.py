@@ -141,8 +141,22 @@ def test_what_is_right_on_one_host_only_is_refused(groups: dict[str, object], sa
 
 
 def test_files_between_hosts_and_a_wrong_number_of_hosts_are_refused(refused: Refused) -> None:
-    assert "set streams=redis" in refused("hardware=cpu", "world.backend=ray")
+    assert "set streams=redis" in refused("hardware=cpu", "world.backend=ray", "streams=files")
     assert "world.hosts='two'" in refused("hardware=cpu", *RAY, "world.hosts=two")
+
+
+@pytest.mark.parametrize("ray", [("world.backend=ray",), ("world.backend=ray", "streams.port=12000")])
+def test_ray_alone_chooses_a_server_for_streams_and_says_why(placed: Placed, ray: tuple[str, ...]) -> None:
+    cfg, out = placed("hardware=cpu", *ray)
+    assert cfg.streams.backend == "redis" and cfg.streams.trim
+    (row,) = [line for line in out.splitlines() if "service redis" in line]
+    assert "world.backend=ray" in row
+
+
+def test_one_host_of_ray_may_keep_files(placed: Placed) -> None:
+    for files in ("streams=files", "streams.backend=files"):
+        cfg, _ = placed("hardware=cpu", "world.backend=ray", "world.hosts=1", files)
+        assert cfg.streams.backend == "files"
 
 
 def test_a_dry_run_shows_imagined_hosts_and_needs_no_ray(placed: Placed) -> None:
