@@ -42,18 +42,13 @@ def row_of(seed: int, out: Path) -> Row:
 
 
 def table_of(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Before, after and paired difference of each metric with intervals, over the problems of all seeds."""
-    sides = [(_side(row, 0), _side(row, 1)) for row in rows]
+    """Before, after and paired difference of each metric; intervals over problems, which all seeds share."""
     table = {}
     for name in rows[0]["values"]:
-        intervals = zip(("before", "after", "difference"), _runs.paired(sides, name), strict=True)
+        ends = ([row["values"][name][end] for row in rows] for end in (0, 1))
+        intervals = zip(("before", "after", "difference"), _runs.paired_by_problem(*ends), strict=True)
         table[name] = {when: found._asdict() for when, found in intervals}
     return table
-
-
-def _side(row: Row, end: int) -> _runs.Values:
-    """A row's values before (0) or after (1), by metric."""
-    return {name: both[end] for name, both in row["values"].items()}
 
 
 def figures_of(rows: Sequence[Row], table: Mapping[str, Any], said: str = "") -> list[Figure]:

@@ -1,17 +1,15 @@
 """The table of the RARO experiment: means over seeds, paired differences, gain ratio. Pure."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from benchmarks._seeds import ratio_of_means, t_interval
+
 LEAST_GAIN = 5.0
 """Points that verifier RL must gain for a ratio to it to mean something."""
-RESAMPLES = 10_000
-# Two-sided 95 % quantiles of Student's t by degrees of freedom.
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 WAYS = ("sampled", "greedy")
 GAME_FIGURES = ("critic accuracy", "policy reward", "ties")
 """What the guide's sanity checks look at."""
@@ -57,30 +55,17 @@ class RunResult:
     """By tenths of training, the share of right answers and what right and wrong ones earned."""
 
 
-def t_interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and half width of the 95 % t interval; None for one value."""
-    array = np.asarray(values, np.float64)
-    if len(array) < 2:
-        return float(array.mean()), None
-    quantile = _T[len(array) - 2] if len(array) - 2 < len(_T) else 1.96
-    return float(array.mean()), float(quantile * array.std(ddof=1) / math.sqrt(len(array)))
-
-
 def gain_ratio(
-    arm: Sequence[float], rlvr: Sequence[float], warm: Sequence[float], seed: int = 0
-) -> tuple[float, float, float] | None:
-    """(arm - warm) / (rlvr - warm) of means with a bootstrap interval over seeds.
+    arm: Sequence[float], rlvr: Sequence[float], warm: Sequence[float]
+) -> tuple[float, float | None, float | None] | None:
+    """(arm - warm) / (rlvr - warm) of means over seeds, with Fieller's interval.
 
     None if verifier RL gains less than LEAST_GAIN points.
     """
     a, v, w = (np.asarray(values, np.float64) for values in (arm, rlvr, warm))
     if v.mean() - w.mean() < LEAST_GAIN:
         return None
-    rows = np.random.default_rng(seed).integers(0, len(a), (RESAMPLES, len(a)))
-    below = (v - w)[rows].mean(1)
-    ratios = (a - w)[rows].mean(1)[below > 0] / below[below > 0]
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return float((a - w).mean() / (v - w).mean()), float(low), float(high)
+    return ratio_of_means(list(a - w), list(v - w))
 
 
 def _row(values: Sequence[float]) -> dict[str, Any]:
@@ -137,6 +122,13 @@ def tenths(values: Sequence[float]) -> list[float]:
     return [float(part.mean()) for part in parts if len(part)]
 
 
+def _said(ratio: str | Mapping[str, float | None]) -> str:
+    if isinstance(ratio, str):
+        return ratio
+    low, high = ("-" if (end := ratio[key]) is None else f"{end:.2f}" for key in ("low", "high"))
+    return f"{ratio['ratio']:.2f} [{low}, {high}]"
+
+
 def lines(found: Mapping[str, Any], arms: Mapping[str, Arm]) -> list[str]:
     """The table as text."""
     out = []
@@ -150,8 +142,7 @@ def lines(found: Mapping[str, Any], arms: Mapping[str, Arm]) -> list[str]:
                 out.append(f"  {title:<22}{rows[name]['mean']:7.1f} +- {half:<6} n={rows[name]['seeds']}")
         if "gain ratio" in rows:
             ratio = rows["gain ratio"]
-            said = ratio if isinstance(ratio, str) else "{ratio:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)
-            out.append(f"  gain ratio RARO / verifier RL: {said}")
+            out.append(f"  gain ratio RARO / verifier RL: {_said(ratio)}")
     for name, checks in found["game"].items():
         out += ["", f"{arms[name].title}: first and last tenth of training, by seed"]
         for figure in GAME_FIGURES:

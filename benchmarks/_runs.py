@@ -14,6 +14,10 @@ from pipelinerl.observe.intervals import Interval, bootstrap
 
 DEADLINE_S = 3600
 
+Column = Sequence[float | None]
+"""A metric's value of each held-out problem; None where it does not apply."""
+Paired = tuple[Interval, Interval, Interval]
+"""Before, after, difference."""
 Values = dict[str, list[float | None]]
 """Of one evaluation: a value per held-out chain for each metric; None where the metric does not apply."""
 
@@ -56,13 +60,32 @@ def texts_per_s(records: Sequence[Mapping[str, Any]]) -> float:
     return float((last - first) / (ended - began))
 
 
-def paired(pairs: Sequence[tuple[Values, Values]], metric: str) -> tuple[Interval, Interval, Interval]:
-    """Before, after and difference over the chains of all seeds that have both values."""
+def paired(pairs: Sequence[tuple[Values, Values]], metric: str) -> Paired:
+    """Before, after and difference over the chains of all seeds that have both values.
+
+    For seeds with held-out problems of their own, such as worlds; otherwise `paired_by_problem`.
+    """
     columns = [
         (b, a)
         for before, after in pairs
         for b, a in zip(before.get(metric, []), after.get(metric, []), strict=True)
         if b is not None and a is not None
     ]
-    table = np.array(columns, np.float64).reshape(-1, 2)
+    return _intervals(np.array(columns, np.float64).reshape(-1, 2))
+
+
+def paired_by_problem(before: Sequence[Column], after: Sequence[Column]) -> Paired:
+    """Before, after and difference of seeds that were asked the same problems, in the same order.
+
+    A problem counts once, with its mean over the seeds: what one seed's model solves, another's often does,
+    so their answers to it are no independent draws. Problems without a value in some seed take the others'.
+    """
+    table = np.array([before, after], np.float64)  # None becomes NaN; [2, seeds, problems]
+    table[:, np.isnan(table).any(axis=0)] = np.nan
+    asked = table[:, :, ~np.isnan(table[0]).all(axis=0)]
+    return _intervals(np.nanmean(asked, axis=1).T)
+
+
+def _intervals(table: np.ndarray) -> Paired:
+    """Of float64 [problems, 2]."""
     return bootstrap(table[:, 0]), bootstrap(table[:, 1]), bootstrap(table[:, 1] - table[:, 0])

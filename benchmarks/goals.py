@@ -38,6 +38,11 @@ def penalty_cost(result: Any) -> float:
     return 100 * float(told.partition("[")[2].partition(",")[0])
 
 
+def penalty_cost_mean(result: Any) -> float:
+    """Points of success between penalty and situational rewards alone."""
+    return 100 * float(result["gates"]["O5 at most 3 points below situational"]["figures"].partition(" ")[0])
+
+
 def ppo_share(result: Any) -> float:
     """The worst seed's share of the margin over the best constant policy."""
     rows = [row for row in result["learning"] if row["recipe"] == "base" and row["c_signal"] == 0.7]
@@ -65,6 +70,7 @@ FUNCTIONS: Mapping[str, Callable[[Any], float]] = {
     "share_of_texts": share_of_texts,
     "leak_ratio": leak_ratio,
     "penalty_cost": penalty_cost,
+    "penalty_cost_mean": penalty_cost_mean,
     "ppo_share": ppo_share,
     "language_share": language_share,
     "smollm2_share": smollm2_share,

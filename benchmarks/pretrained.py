@@ -7,12 +7,13 @@
 The weights are those that `python -m pipelinerl.pretrained smollm2 DIR` made, without any supervised step. Of
 each seed one run of `+domain=reasoning_gym` with its defaults for the hardware (`--steps`: another number of
 optimizer steps). `--parallel` of them run beside each other: on GPUs all on the same cards, each engine with
-a share of its card's memory; on a CPU each on two cores of its own. One that reaches `--limit` seconds is
-ended and counts up to its last evaluation.
+a share of its card's memory; on a CPU each on two cores of its own. What one has reached that `--limit`
+seconds ended lies in `--work` (`seed_N.partial`) and in no table; the same command begins it anew.
 
-Success before and after is paired by test question and pooled over the seeds, with 95 % bootstrap intervals.
-Each seed's row is written to `--work` at its end; seeds with a row there are not run again. The table goes to
-`--out` (`results/pretrained_gpu.json` or `_cpu.json` beside this file), the figure beside it.
+Success before and after is paired by test question, with 95 % bootstrap intervals over questions. All seeds
+are asked the same ones, so a question counts once, with its mean over the seeds. Each seed's row is written
+to `--work` at its end; seeds with a row there are not run again. The table goes to `--out`
+(`results/pretrained_gpu.json` or `_cpu.json` beside this file), the figure beside it.
 """
 
 import json
@@ -25,13 +26,12 @@ from typing import Any
 
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, report, write_json
 from benchmarks._pretrained_figure import draw
-from benchmarks._runs import texts_per_s
+from benchmarks._runs import paired_by_problem, texts_per_s
 from benchmarks.gpu import runs
 from benchmarks.gpu.runs import LimitedRun
 from pipelinerl.config.files import load
 from pipelinerl.domain import resolve_dotted
 from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics
-from pipelinerl.observe.intervals import paired_difference, wilson
 
 CORES = 2
 CARD_SHARE = 0.6
@@ -123,22 +123,18 @@ def reached(
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Before, after and paired difference with intervals, over all questions and of each family."""
+    """Before, after and paired difference with intervals over all questions and those of each family.
+
+    Every seed is asked the same questions, since these follow from the names of the data sets.
+    """
+    tasks = rows[0]["tasks"]
+    assert all(row["tasks"] == tasks for row in rows), "seeds were asked different questions"
     table = {}
-    tasks = list(dict.fromkeys(task for row in rows for task in row["tasks"]))
-    for name in ("all", *tasks):
-        pairs = [
-            (before, after)
-            for row in rows
-            for task, before, after in zip(row["tasks"], row["before"], row["after"], strict=True)
-            if name in ("all", task)
-        ]
-        before, after = ([pair[side] for pair in pairs] for side in (0, 1))
-        table[name] = {
-            "before": wilson(sum(before), len(before))._asdict(),
-            "after": wilson(sum(after), len(after))._asdict(),
-            "difference": paired_difference(before, after)._asdict(),
-        }
+    for name in ("all", *dict.fromkeys(tasks)):
+        chosen = [index for index, task in enumerate(tasks) if name in ("all", task)]
+        ends = ([[row[end][index] for index in chosen] for row in rows] for end in ("before", "after"))
+        found = zip(("before", "after", "difference"), paired_by_problem(*ends), strict=True)
+        table[name] = {when: interval._asdict() for when, interval in found}
     return table
 
 
@@ -187,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             runs.keep(out, options.work / f"seed_{seed}.json")
             with runs.survived(f"seed {seed}"):
                 found = reached(f"seed {seed}", out, run.seconds, status, itemgetter("task"))
-                write_json(options.work / f"seed_{seed}.json", {"seed": seed, **found})
+                runs.keep_row(options.work / f"seed_{seed}.json", {"seed": seed, **found}, status)
     paths = [options.work / f"seed_{seed}.json" for seed in options.seeds]
     rows = [json.loads(path.read_text()) for path in paths if path.is_file()]
     if not rows:

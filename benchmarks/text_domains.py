@@ -6,12 +6,12 @@
 
 Of each domain and seed one run of `+domain=NAME hardware=cpu` from the bundled model (`reasoning_gym` has a
 preset for it), evaluated before, while and after it trains on problems that training never gives. Success
-before and after is paired by problem and pooled over the seeds, with 95 % bootstrap intervals. Beside it
-stands how the bundled model does with its most likely answers: a model that only became surer of what it said
-most often would end there.
+before and after is paired by problem, with 95 % bootstrap intervals over problems, each with its mean over
+the seeds. Beside it stands how the bundled model does with its most likely answers: a model that only became
+surer of what it said most often would end there.
 
-Each run's row is written to `--work` at its end; those with a row there are not run again. A run that reaches
-`--limit` seconds is ended and counts up to its last evaluation. The table goes to `--out`
+Each run's row is written to `--work` at its end; those with a row there are not run again. One that `--limit`
+seconds ended is in no table and begins anew with the same command. The table goes to `--out`
 (`results/text_domains.json` beside this file), the figure beside it.
 """
 
@@ -26,12 +26,13 @@ from typing import Any
 
 from benchmarks import _learning_figure
 from benchmarks._figures import RESULTS, Figure, at_least, command_line, report, write_json
+from benchmarks._runs import paired_by_problem
 from benchmarks.gpu import runs
 from benchmarks.gpu.runs import LimitedRun
 from benchmarks.pretrained import reached, table_of, test_problems
 from domains.reasoning_gym.families import entry
 from pipelinerl.observe.history import Evaluation, read_evaluations
-from pipelinerl.observe.intervals import known, paired_difference, wilson
+from pipelinerl.observe.intervals import known, wilson
 
 Row = dict[str, Any]
 GAIN_GOAL = 0.05
@@ -54,7 +55,7 @@ def run(options: Any, domain: str, seed: int) -> None:
         found = reached(f"{domain}, seed {seed}", out, one.seconds, status, group_of)
         passes = read_evaluations(out)
         row = {"domain": domain, "seed": seed, **found, "means": [means_of(passes[end]) for end in (0, -1)]}
-        write_json(options.work / f"{name}.json", row)
+        runs.keep_row(options.work / f"{name}.json", row, status)
 
 
 def means_of(one: Evaluation) -> dict[str, float]:
@@ -66,10 +67,10 @@ def run_greedy(options: Any, domain: str) -> None:
     """The evaluation of the bundled model that takes the most likely answers; it goes to `--work`."""
     name = greedy_name(domain)
     given = ["test_llm.parameters.temperature=0", "finetune.max_train_steps=1"]
-    with _ended(options, name, domain, given) as (out, _, _):
+    with _ended(options, name, domain, given) as (out, _, status):
         success = [value or 0.0 for value in read_evaluations(out)[0].values["success"]]
         row = {"domain": domain, "success": success, "constant": best_constant(test_problems(out))}
-        write_json(options.work / f"{name}.json", row)
+        runs.keep_row(options.work / f"{name}.json", row, status)
 
 
 def greedy_name(domain: str) -> str:
@@ -121,10 +122,11 @@ def best_constant(problems: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def over_greedy(rows: Sequence[Row], greedy: Row) -> dict[str, Any]:
     """Of a domain: what the most likely answers and always the same one reach; the runs above the former."""
-    likely, after = greedy["success"], [value for row in rows for value in row["after"]]
+    likely = greedy["success"]
+    *_, above = paired_by_problem([likely] * len(rows), [row["after"] for row in rows])
     return {
         "success": wilson(sum(likely), len(likely))._asdict(),
-        "difference": paired_difference(likely * len(rows), after)._asdict(),
+        "difference": above._asdict(),
         "constant": greedy["constant"],
     }
 

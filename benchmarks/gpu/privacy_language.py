@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.privacy_language [--model results/smollm2] [--hardware gpu|cpu] [--limit 560.0]
         [--stages supervised arms] [--skills policy adversary] [--arms outcome situational penalty]
-        [--seeds 0 1] [--steps 80] [--evaluations 2] [--chains 344] [--per-card 3]
+        [--seeds 0 1] [--steps 60] [--evaluations 0] [--chains 344] [--per-card 3]
         [--work results/gpu_privacy_language] [--out FILE] [key=value ...]
 
 `supervised` makes the policy: `--model` (a folder of `pipelinerl.pretrained smollm2`) imitates scripted play
@@ -35,7 +35,7 @@ from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line
 from benchmarks._runs import evaluations
 from benchmarks.gpu import runs
 from benchmarks.gpu.side_by_side import Task, on_a_card, run_all, slots
-from pipelinerl.observe.intervals import Interval, bootstrap, known
+from pipelinerl.observe.intervals import Interval, bootstrap
 
 PRESET = ("+domain=privacy_hopqa", "+preset=privacy_hopqa_pretrained")
 STAGES = ("supervised", "arms")
@@ -192,11 +192,22 @@ def figures_of(rows: dict[str, Any]) -> Iterator[Figure]:
 
 
 def start_of(rows: dict[str, Any]) -> dict[str, Interval]:
-    """Every metric of the start, over the chains of all runs before they trained; empty before any did."""
-    first = [row["evaluations"][0] for row in rows.values() if row.get("evaluations")]
-    asked = [values for texts, values in first if texts == 0]
-    pooled = {m: np.concatenate([known(values.get(m, [])) for values in asked]) for m in METRICS if asked}
-    return {metric: bootstrap(values) for metric, values in pooled.items() if len(values)}
+    """Every metric of the start over the chains of all seeds; empty before any was asked.
+
+    Runs of a seed ask the same model the same chains: such a chain counts once, with its mean over the runs.
+    """
+    of_seed: dict[str, list[dict[str, list[float | None]]]] = {}
+    for name, row in rows.items():
+        if row.get("evaluations") and row["evaluations"][0][0] == 0:
+            of_seed.setdefault(name.rpartition("_")[2], []).append(row["evaluations"][0][1])
+    found = {}
+    for metric in METRICS:
+        columns = [[asked[metric] for asked in seed if metric in asked] for seed in of_seed.values()]
+        tables = [np.array(column, np.float64) for column in columns if column]
+        means = [np.nanmean(one[:, ~np.isnan(one).all(axis=0)], axis=0) for one in tables]
+        if means and sum(map(len, means)):
+            found[metric] = bootstrap(np.concatenate(means))
+    return found
 
 
 def leakage_left(rows: dict[str, Any]) -> float | None:

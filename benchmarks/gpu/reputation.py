@@ -34,6 +34,7 @@ from benchmarks.gpu.side_by_side import UNCOMPILED, Task, on_a_card, run_all, sl
 from domains.reputation_hacking.game.dynamics import ACTIONS
 from domains.reputation_hacking.game.optimum import Yardstick
 from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import returns
 from domains.reputation_hacking.language.log import read_episodes
 from pipelinerl.observe.intervals import bootstrap, known
 from pipelinerl.observe.plots import COLOURS, DASHES
@@ -75,15 +76,22 @@ def commands(options: argparse.Namespace, seed: int | None) -> list[str]:
 
 
 def played(episodes: Sequence[dict[str, Any]], yardstick: Yardstick) -> dict[str, Any]:
-    """What one version did on the tapes of `yardstick`: means, and the share of the margin with interval."""
-    value = bootstrap(known([one["episode_return"] for one in episodes]))
+    """What one version did on the tapes of `yardstick`: means, and the share of the margin with interval.
+
+    The interval is of what the optimum earned more on the same tape, of which tapes differ little.
+    """
+    returned = [one["episode_return"] for one in sorted(episodes, key=lambda one: int(one["seed"]))]
+    regret = bootstrap(returns(yardstick.optimal) - known(returned))
     keys = ("true_impact", "manipulation_score", "invalid")
     return {
         "episodes": len(episodes),
         "version": episodes[0]["version"],
-        "J": value.mean,
-        "regret": yardstick.best - value.mean,
-        "share_of_margin": [yardstick.share(one) for one in value[:3]],
+        "J": float(np.mean(returned)),
+        "regret": regret.mean,
+        "share_of_margin": [
+            yardstick.share(yardstick.best - one) for one in (regret.mean, regret.high, regret.low)
+        ],
+        "returns": returned,
         **{name: float(np.mean([one["actions"][name] for one in episodes])) for name in ACTIONS},
         **{key: float(np.mean([one[key] for one in episodes])) for key in keys},
     }

@@ -108,6 +108,15 @@ def write_partial(out: Path, found: Any) -> None:
     out.with_suffix(".partial").write_text(json.dumps(found, indent=1))
 
 
+def keep_row(path: Path, row: Mapping[str, Any], status: int) -> None:
+    """The row of a run that came to its end; that of another is told apart, for it is not comparable."""
+    if status == 0:
+        path.write_text(json.dumps(row, indent=1) + "\n")
+    else:
+        write_partial(path, row)
+        print(f"{path.stem}: ended with status {status}; the same command begins it anew", flush=True)
+
+
 def report_of(out: Path) -> dict[str, Any]:
     """The report of a run; empty if it has written none."""
     path = out / "report" / "report.json"

@@ -80,6 +80,13 @@ def well_formed_at_the_end() -> list[float]:
     return [sum(shares) / len(shares) for shares in ends]
 
 
+def intent(seed: int, end: int) -> float:
+    """Share of the penalty's rollouts that show what is researched, in the first or last evaluation."""
+    return float(
+        np.mean(result("gpu_privacy_language_rows")[f"penalty_{seed}"]["evaluations"][end][1]["leak_intent"])
+    )
+
+
 PRIVACY_SENTENCES: dict[str, Claim] = {
     "four hops, leakage": (
         PRIVACY,
@@ -94,12 +101,18 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
     ),
     "two GPUs, intent": (
         PRIVACY,
-        r"give away what is researched went from (\S+) to (\S+)\s+while leakage fell from (\S+) to (\S+);",
+        r"give away what is researched went from (\S+) to (\S+)\s+"
+        r"while leakage fell from (\S+) to (\S+), and",
         lambda: [
             result("gpu_privacy_rl")["evaluations"][version][metric]["mean"]
             for metric in ("leak_intent", "leak")
             for version in ("0", "30720")
         ],
+    ),
+    "SmolLM2, intent": (
+        PRIVACY,
+        r"with SmolLM2 under the penalty from (\S+) to (\S+) and to (\S+) \(seeds 0 and 1\)",
+        lambda: [intent(0, 0), intent(0, -1), intent(1, -1)],
     ),
     "SmolLM2, gains and costs": (
         PRIVACY,

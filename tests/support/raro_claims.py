@@ -106,8 +106,18 @@ def smollm2() -> dict[str, Any]:
 
 def share_of_gain(version: int) -> float:
     """RARO's share of verifier RL's gain with the pretrained model, sampled, at an evaluation."""
-    own, verified = (np.mean(raro_curves(arm, file="gpu_raro"), axis=0) for arm in ("raro", "rlvr"))
-    return float((own[version] - own[0]) / (verified[version] - verified[0]))
+    own, verified = mean_curve("raro"), mean_curve("rlvr")
+    return (own[version] - own[0]) / (verified[version] - verified[0])
+
+
+def peak(arm: str) -> float:
+    """The best of an arm's evaluations with the pretrained model."""
+    return max(mean_curve(arm))
+
+
+def mean_curve(arm: str) -> list[float]:
+    """Percent right of the pretrained model's evaluations, sampled, means over seeds."""
+    return [float(mean) for mean in np.mean(raro_curves(arm, file="gpu_raro"), axis=0)]
 
 
 def last_rises() -> list[float]:
@@ -118,10 +128,11 @@ def last_rises() -> list[float]:
 RARO_SENTENCES: dict[str, Claim] = {
     "RARO, gain ratio": (
         RARO,
-        r"sampled: (\S+) \[(\S+), (\S+)\]\. Greedy: (\d\.\d+)",
+        r"seeds differ: sampled (\S+) \[(\S+), (\S+)\], greedy (\S+) \[(\S+), (\S+)\]\.\n",
         lambda: [
-            *(result("raro")["table"]["sampled"]["gain ratio"][key] for key in ("ratio", "low", "high")),
-            result("raro")["table"]["greedy"]["gain ratio"]["ratio"],
+            result("raro")["table"][way]["gain ratio"][key]
+            for way in ("sampled", "greedy")
+            for key in ("ratio", "low", "high")
         ],
     ),
     "RARO, gain ratio at the reference values": (
@@ -135,6 +146,15 @@ RARO_SENTENCES: dict[str, Claim] = {
                 for key in ("ratio", "low", "high")
             ),
             *(result("raro")["table"][way]["gain ratio"]["ratio"] for way in ("sampled", "greedy")),
+        ],
+    ),
+    "RARO, more SFT's last greedy versions at the reference values": (
+        RARO,
+        r"its last versions have (\S+), (\S+) and (\S+) greedy\.\n",
+        lambda: [
+            list(run["greedy"].values())[-1]
+            for run in result("raro_reference")["runs"]
+            if run["arm"] == "sft"
         ],
     ),
     "RARO, the policy's reward at the reference values": (
@@ -249,8 +269,15 @@ RARO_SENTENCES: dict[str, Claim] = {
     ),
     "RARO with SmolLM2, after the first steps": (
         RARO,
-        r"After the first 20 steps the share of the verifier's gain is (\S+), later it is above 1\.",
-        lambda: [share_of_gain(1)] if min(map(share_of_gain, (2, 3, 4))) > 1 else [],
+        r"After the first 20 steps the share of the verifier's gain is (\S+), later it is above 1: verifier "
+        r"RL is then past its best\n\((\S+) sampled\)",
+        lambda: [share_of_gain(1), peak("rlvr")] if min(map(share_of_gain, (2, 3, 4))) > 1 else [],
+    ),
+    "RARO with SmolLM2, a quarter of the steps": (
+        "README.md",
+        r"(\S+) percent by sampled answers\n\((\S+) with a critic\), "
+        r"with a critic after half of them \((\S+)\)",
+        lambda: [peak("rlvr"), mean_curve("raro")[1], peak("raro")],
     ),
     "RARO with SmolLM2, the critic first": (
         RARO,

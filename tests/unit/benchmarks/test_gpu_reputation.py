@@ -73,8 +73,12 @@ def test_the_optimum_takes_the_margin_and_the_best_constant_none(tmp_path: Path)
     assert row["after"]["share_of_margin"][0] == pytest.approx(1.0) and row["after"][
         "regret"
     ] == pytest.approx(0)
-    low, high = row["after"]["share_of_margin"][1:]
-    assert low < 1.0 < high
+    assert row["after"]["share_of_margin"][1:] == pytest.approx(
+        [1.0, 1.0]
+    )  # the optimum itself, tape by tape
+    low, high = row["before"]["share_of_margin"][1:]
+    assert low < 0.0 < high
+    assert row["after"]["returns"] == pytest.approx(list(returns(best)))
     assert sum(row["after"][name] for name in ACTIONS) == pytest.approx(50)
     assert [row["after"][key] for key in ("true_impact", "manipulation_score", "invalid")] == [1.0, 2.0, 3.0]
     shares = [one["share"] for one in row["training"]]

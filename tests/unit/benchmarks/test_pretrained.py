@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import pretrained
 from benchmarks._pretrained_figure import draw
+from benchmarks.gpu.runs import ENDED, keep_row
 from pipelinerl.observe.history import Evaluation
 
 
@@ -20,14 +21,24 @@ def row(seed: int, before: list[float], after: list[float]) -> dict[str, Any]:
 ROWS = [row(0, [0, 0, 1, 0], [1, 0, 1, 1]), row(1, [1, 0, 0, 0], [1, 1, 1, 1])]
 
 
-def test_questions_are_paired_within_their_seed_and_family() -> None:
+def test_questions_are_paired_by_family_and_count_once() -> None:
     table = pretrained.table_of(ROWS)
     assert list(table) == ["all", "sums", "products"]
     assert [table["sums"][when]["mean"] for when in ("before", "after", "difference")] == [0.25, 0.75, 0.5]
     assert table["products"]["difference"]["mean"] == 0.75
-    assert table["all"]["difference"]["n"] == 8 and table["all"]["difference"]["mean"] == 0.625
-    # Of eight pairs none became worse, so the interval of the paired difference lies above 0.
+    assert table["all"]["difference"]["n"] == 4 and table["all"]["difference"]["mean"] == 0.625
+    # No question became worse, so the interval of the paired difference lies above 0.
     assert 0.0 < table["all"]["difference"]["low"] < 0.625 < table["all"]["difference"]["high"] <= 1.0
+    others = {**ROWS[1], "tasks": ["sums"] * 4}
+    with pytest.raises(AssertionError, match="different questions"):
+        pretrained.table_of([ROWS[0], others])
+
+
+def test_a_run_that_was_ended_is_in_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep_row(tmp_path / "seed_0.json", ROWS[0], 0)
+    keep_row(tmp_path / "seed_1.json", ROWS[1], ENDED)
+    assert [path.name for path in sorted(tmp_path.glob("seed_*.json"))] == ["seed_0.json"]
+    assert (tmp_path / "seed_1.partial").is_file() and "seed_1: ended with" in capsys.readouterr().out
 
 
 def test_only_runs_on_cards_have_goals() -> None:

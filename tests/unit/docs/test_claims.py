@@ -172,7 +172,7 @@ SENTENCES: dict[str, Claim] = OTHERS | {
     ),
     "reputation, SmolLM2": (
         REPUTATION,
-        r"in (\S+) to (\S+) s of training each.+holds on all three seeds \((\S+) to (\S+)\), one interval "
+        r"in (\S+) to (\S+) s of training each.+holds on all three seeds \((\S+) to (\S+)\); one interval "
         r"reaches down to (\S+)\. .+random (\S+), all-HELP (\S+), all-SIGNAL (\S+), rule (\S+), "
         r"fitted linear rule (\S+)\.\nAnswers drawn in training took (\S+) to (\S+) in the last",
         smollm2_reputation,

@@ -9,15 +9,9 @@ import pytest
 from benchmarks import raro
 from benchmarks._raro_earned import earned
 from benchmarks._raro_runs import METRICS
-from benchmarks._raro_table import gain_ratio, lines, t_interval, table
+from benchmarks._raro_table import gain_ratio, lines, table
 
 TINY = raro.GAMES["tiny"]
-
-
-def test_the_interval_of_five_seeds():
-    mean, half = t_interval([50, 53, 51, 55, 52])
-    assert mean == pytest.approx(52.2) and half == pytest.approx(2.4, abs=0.05)
-    assert t_interval([1.0]) == (1.0, None)
 
 
 def test_the_gain_ratio():
