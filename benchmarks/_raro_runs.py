@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks._figures import write_json
 from benchmarks._raro_figure import GAME
-from benchmarks._raro_table import WAYS, Arm, RunResult, table
+from benchmarks._raro_table import ENTROPY_STEPS, WAYS, Arm, RunResult, table
 from domains.raro.report import FIRST_LABELS, first_accuracy
 from pipelinerl.observe.history import Series, read_metrics, series
 
@@ -83,7 +83,8 @@ def read(out: Path, arms: Mapping[str, Arm], name: str, seed: int, step: Step, q
     if arm.best_validation:
         validation = {way: series(actor, f"actor/val/{metric}_mean") for way, metric in METRICS.items()}
         chosen = {way: int(np.argmax(curve.y)) for way, curve in validation.items()}
-    tokens = series(finetune, "stats/tokens")
+    tokens, entropy = series(finetune, "stats/tokens"), series(finetune, "rl/entropy").y
+    begin, end = ENTROPY_STEPS
     game = GAME if arm.critic_groups else {}
     return RunResult(
         arm=name,
@@ -101,6 +102,7 @@ def read(out: Path, arms: Mapping[str, Arm], name: str, seed: int, step: Step, q
         greedy=step.by_completions(arm, curves["greedy"], 100.0),
         chosen={way: int(list(step.by_completions(arm, curves[way]))[chosen[way]]) for way in WAYS},
         first_labels=first_accuracy(actor, FIRST_LABELS) if game else None,
+        entropy=[float(np.mean(part)) for part in (entropy[:begin], entropy[-end:]) if len(part)],
     )
 
 

@@ -13,6 +13,7 @@ LEAST_GAIN = 5.0
 WAYS = ("sampled", "greedy")
 GAME_FIGURES = ("critic accuracy", "policy reward", "ties")
 """What the guide's sanity checks look at."""
+ENTROPY_STEPS = (5, 20)
 COSTS = ("trained_tokens", "completions", "seconds")
 
 
@@ -51,6 +52,8 @@ class RunResult:
     """The version that `after` is of, by policy completions."""
     first_labels: float | None = None
     """Critic accuracy over the first committed labels on fresh pairs."""
+    entropy: list[float] = field(default_factory=list)
+    """Nats of a token, means over the first and the last of the optimizer steps (ENTROPY_STEPS of them)."""
     earned: dict[str, list[float | None]] = field(default_factory=dict)
     """By tenths of training, the share of right answers and what right and wrong ones earned."""
 

@@ -312,6 +312,9 @@ RARO_SENTENCES: dict[str, Claim] = {
     "RARO with SmolLM2, entropy of verifier RL": (
         RARO,
         r"\(entropy of a token (\S+) in the first five\s+steps, (\S+) in the last twenty\)",
-        lambda: [float(np.mean(seeds)) for seeds in result("gpu_raro")["entropy"]["rlvr"].values()],
+        lambda: [
+            float(np.mean(seeds))
+            for seeds in zip(*(run["entropy"] for run in result("gpu_raro")["runs"] if run["arm"] == "rlvr"))
+        ],
     ),
 }

@@ -36,7 +36,10 @@ def logged(out, arm, steps, before, after):
         rows.append({"time": 100.0 + 60 * turn, "step": step, "actor/rollouts_done": 160, **split})
         rows[-1]["actor/raro/fresh/critic_accuracy_mean"] = 0.5 + 0.4 * turn
     (out / "actor" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (out / "finetune" / "metrics.jsonl").write_text('{"time": 1.0, "step": 1, "stats/tokens": 5000}\n')
+    trained = [
+        {"time": 1.0, "step": 1, "stats/tokens": 5000, "rl/entropy": 0.5 - 0.01 * n} for n in range(30)
+    ]
+    (out / "finetune" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in trained))
 
 
 def test_the_table_and_the_figure_are_made_again_from_the_logs(tmp_path, monkeypatch, capsys):
@@ -59,6 +62,7 @@ def test_the_table_and_the_figure_are_made_again_from_the_logs(tmp_path, monkeyp
     run = next(r for r in json.loads(found[0])["runs"] if r["arm"] == "raro")
     assert run["curve"] == {"0": 25.0, "320": 60.0}
     assert run["game"]["critic accuracy"] == {"0": 0.5, "320": 0.9}
+    assert run["entropy"] == pytest.approx([0.48, 0.305])
     assert (tmp_path / "curves.png").stat().st_size > 5_000
     said = capsys.readouterr().out
     assert "gain ratio RARO / verifier RL: 0.97" in said and "RARO" in said and "more SFT" in said
