@@ -37,7 +37,7 @@ def logged(out, arm, steps, before, after):
         rows[-1]["actor/raro/fresh/critic_accuracy_mean"] = 0.5 + 0.4 * turn
     (out / "actor" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     trained = [
-        {"time": 1.0, "step": 1, "stats/tokens": 5000, "rl/entropy": 0.5 - 0.01 * n} for n in range(30)
+        {"time": 1.0, "step": n, "stats/tokens": 5000, "rl/entropy": 0.5 - 0.01 * n} for n in range(30)
     ]
     (out / "finetune" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in trained))
 
