@@ -35,7 +35,7 @@ EXTRAS = {
     "math": ["math-verify>=0.9"],
     "parquet": ["pyarrow>=18"],
     "pretrained": ["gguf>=0.19"],
-    "ray": ["ray>=2.50,<3", "redis[hiredis]>=6"],
+    "ray": ["ray>=2.52,<3", "redis[hiredis]>=6"],
     "reasoning-gym": ["reasoning-gym>=0.1.25,<0.2"],
     "textarena": ["textarena>=0.7.4,<0.8"],
     "verifiers": ["verifiers>=0.4,<0.5"],

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from omegaconf import OmegaConf
 
@@ -150,6 +151,7 @@ def _run(
             display.say(line)
 
         def tick() -> None:
+            backend.check()
             display.tick()
             if (line := balance.line()) is not None:
                 say(line)
@@ -166,5 +168,14 @@ def _run(
     return COMPLETED
 
 
+def end(status: int) -> NoReturn:
+    """Leave with `status`; at once where a cluster was left behind, whose threads wait for its head."""
+    if Backend.abandoned:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -67,13 +67,15 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 def launched_on_each_host(environ: Mapping[str, str]) -> str | None:
     """What to say if a launcher such as torchrun has started one process on each of several hosts."""
-    count = environ.get("WORLD_SIZE", "1")
+    count, each = environ.get("WORLD_SIZE", "1"), environ.get("LOCAL_WORLD_SIZE", "1")
     if not count.isdigit() or int(count) <= 1:
         return None
+    # torchrun counts processes, LOCAL_WORLD_SIZE of each host; upstream's launcher is one on each.
+    hosts = max(1, int(count) // max(1, int(each) if each.isdigit() else 1))
     rank, first = environ.get("RANK", "0"), environ.get("MASTER_ADDR", "HEAD")
     return (
         f"WORLD_SIZE={count} (RANK={rank}): one launcher starts everything on all hosts; join them in a Ray "
         "cluster and run this command once, with world.backend=ray: on each host, "
-        f"ray symmetric-run --address {first}:6379 --min-nodes {count} -- python -m pipelinerl.launch ... "
+        f"ray symmetric-run --address {first}:6379 --min-nodes {hosts} -- python -m pipelinerl.launch ... "
         "(docs/several_machines.md)"
     )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from pipelinerl.base.closing import Closing
 from pipelinerl.base.ports import ReservedPorts, is_free_everywhere
@@ -16,6 +17,9 @@ class Backend(Closing):
 
     This class alone has no host but the launcher's.
     """
+
+    abandoned: ClassVar[bool] = False
+    """Whether this process left a cluster behind whose threads would keep it from ending."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = list(hosts)
@@ -37,6 +41,9 @@ class Backend(Closing):
 
     def check_paths(self, output_dir: Path, paths: Sequence[str]) -> None:
         """Raises ConfigError where another host lacks one of these paths, or does not share `output_dir`."""
+
+    def check(self) -> None:
+        """Raise WaitExpired where what connects the hosts no longer answers."""
 
     def close(self) -> None:
         self._ports.close()

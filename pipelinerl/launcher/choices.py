@@ -179,7 +179,8 @@ def _lag(cfg: Config) -> Choice:
         return Choice("age of weights", "not bounded", "max_lag=null", "max_lag=TEXTS")
     update = cfg.derived.texts_per_update
     admitted = cfg.max_lag // update * update
-    text = f"at most {cfg.max_lag} texts when trained; rollouts are admitted for {admitted}"
+    ahead = f"rollouts are admitted for {admitted}" if admitted else "rollouts take turns with updates"
+    text = f"at most {cfg.max_lag} texts when trained; {ahead}"
     return Choice("age of weights", text, f"a multiple of the {update} texts of an update", "max_lag=TEXTS")
 
 

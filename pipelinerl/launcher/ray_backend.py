@@ -5,6 +5,7 @@ Imported with `world.backend=ray` only. The launcher's own node is host 0, whose
 itself; each other host has one agent in a Ray actor. One placement group holds the devices of all.
 """
 
+import logging
 import os
 import secrets
 import sys
@@ -21,6 +22,7 @@ from pipelinerl.config.hosts import Host, this_host
 from pipelinerl.config.machine import WorldConfig
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.ray_address import ray_address
+from pipelinerl.launcher.ray_head import LEAVE_S, HeadWatch, ends_within
 from pipelinerl.launcher.supervision import ChildHost
 from pipelinerl.launcher.supervision.agent import (
     HostAgent,
@@ -32,6 +34,8 @@ from pipelinerl.launcher.supervision.agent import (
 from pipelinerl.launcher.supervision.remote import RemoteHost
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported; it sends them by default
+# Without its head Ray ends this process after 60 s, and with it every process of the run, unnamed.
+os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
 try:
     import ray
     from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
@@ -39,6 +43,8 @@ try:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ImportError as error:
     raise ConfigError("world.backend=ray: Ray is not installed; pip install 'pipelinerl[ray]'") from error
+
+log = logging.getLogger(__name__)
 
 PASSED_ON = (
     *("PYTHONPATH", "PIPELINERL_", "HF_", "VLLM_", "NCCL_", "GLOO_", "UCX_", "FI_"),
@@ -80,8 +86,10 @@ class RayBackend(Backend):
         self._others: dict[int, RemoteHost] = {}
         self._agents: list[Any] = []
         self._group: Any = None
+        self._head: HeadWatch | None = None
         forget_other_launchers()
-        _connect(ray_address(world.ray_address))
+        address = ray_address(world.ray_address)
+        _connect(address)
         try:
             nodes = _nodes(world.hosts, gpus is not None, deadline_s)
             if len(nodes) == 1 and gpus is None:  # nothing that Ray would have to count or reach
@@ -96,6 +104,7 @@ class RayBackend(Backend):
             super().__init__(hosts if len(hosts) > 1 else [this_host(hosts[0].devices)])
             for host in self.hosts[1:]:
                 self._others[host.rank] = RemoteHost(str(host), partial(_ask, self._agents[host.rank]))
+            self._head = HeadWatch(f"the head of the Ray cluster ({address})", ray.nodes)
         except BaseException:
             self._leave()
             raise
@@ -119,7 +128,9 @@ class RayBackend(Backend):
     def free(self, host: int, port: int) -> bool:
         if host == 0:
             return super().free(host, port)
-        return bool(self._others[host].call("take_port", port))
+        taken = self._others[host].call("take_port", port)
+        _check_alive(self._others[host])
+        return bool(taken)
 
     def check_paths(self, output_dir: Path, paths: Sequence[str]) -> None:
         probe = output_dir / "launcher" / f"shared-{secrets.token_hex(8)}"
@@ -128,9 +139,13 @@ class RayBackend(Backend):
         try:
             for rank, other in self._others.items():
                 host = self.hosts[rank]
-                if missing := other.call("missing", [sys.executable, os.getcwd(), *paths]):
+                missing = other.call("missing", [sys.executable, os.getcwd(), *paths])
+                _check_alive(other)
+                if missing:
                     raise ConfigError(f"{host}: has no {missing[0]}; every host needs it at the same path")
-                if not other.call("shares", probe, SHARED_S, timeout_s=2 * SHARED_S):
+                shares = other.call("shares", probe, SHARED_S, timeout_s=2 * SHARED_S)
+                _check_alive(other)
+                if not shares:
                     raise ConfigError(
                         f"output_dir={output_dir}: {host} does not see it, or may not write there; give a "
                         "folder that all hosts share"
@@ -138,9 +153,20 @@ class RayBackend(Backend):
         finally:
             probe.unlink()
 
+    def check(self) -> None:
+        if self._head is not None:
+            self._head.check()
+
     def _leave(self) -> None:
+        if self._head is not None:
+            self._head.close()
         for other in self._others.values():
             other.close()
+        if not ends_within(LEAVE_S, self._give_back):
+            log.warning("the Ray cluster was not left within %g s: its head does not answer", LEAVE_S)
+            Backend.abandoned = True
+
+    def _give_back(self) -> None:
         for agent in self._agents:
             ray.kill(agent)
         if self._group is not None:
@@ -150,6 +176,12 @@ class RayBackend(Backend):
     def close(self) -> None:
         self._leave()
         super().close()
+
+
+def _check_alive(host: RemoteHost) -> None:
+    """ConfigError, with its name, for one that was lost while it was asked: no answer is no `no`."""
+    if (lost := host.look()) is not None:
+        raise ConfigError(lost)
 
 
 def _connect(address: str) -> None:

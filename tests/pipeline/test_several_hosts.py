@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from pipelinerl.config import load
+from pipelinerl.launcher.ray_head import ASK_EVERY_S, LEAVE_S, SILENT_S
 from pipelinerl.launcher.supervision.agent import ABANDONED_AFTER_S
 from tests.pipeline.conftest import LauncherProcess, Start
 from tests.support.network_hosts import NetworkHost, NetworkHosts, why_not
@@ -19,6 +21,8 @@ from tests.support.network_hosts import NetworkHost, NetworkHosts, why_not
 pytestmark = [pytest.mark.skipif(bool(why_not()), reason=why_not())]
 NAMED_S = 30.0
 """A host that is gone is named within so many seconds."""
+HEAD_S = SILENT_S + ASK_EVERY_S + LEAVE_S
+"""Until the silence of Ray's head is named, and the cluster left."""
 ON_RAY = ["world.backend=ray"]
 UNEVALUATED = ["eval_every_n_versions=0", "eval_at_end=false"]
 ENDLESS = "finetune.max_train_steps=5000"
@@ -186,6 +190,23 @@ def test_the_host_of_the_only_engine_ends_the_run_by_name(
     run.counts()
     # On the side that was cut off nobody polls: its agent ends everything by itself.
     nothing_left(hosts[:1] if fault == "kill" else hosts, ABANDONED_AFTER_S + 5.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_head_of_the_cluster_that_is_gone_or_stands_still_ends_the_run_by_name(
+    fault: signal.Signals, launch: Start, cluster: Cluster
+) -> None:
+    hosts = cluster(2)
+    run = begun(launch, hosts, ENDLESS)
+    (head,) = [one for one in hosts[0].processes() if one.name() == "gcs_server"]
+    struck = time.monotonic()
+    head.send_signal(fault)
+    assert run.wait() == 1
+    assert time.monotonic() - struck < HEAD_S + NAMED_S
+    assert "for an answer of the head of the Ray cluster" in run.err, run.err
+    run.counts()
+    nothing_left(hosts, ABANDONED_AFTER_S + 5.0)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 export RAY_USAGE_STATS_ENABLED=0 RAY_memory_monitor_refresh_ms=0
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=600   # 30 s are short for a shared environment on a cold file system
 unset WORLD_SIZE RANK MASTER_ADDR
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-}   # srun does not inherit --cpus-per-task since Slurm 22.05
 
 # The status of srun is not always the run's: in a container without an init it was 1 after a run that succeeded.
 status="$run.status-$SLURM_JOB_ID"

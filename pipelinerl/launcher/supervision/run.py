@@ -199,7 +199,7 @@ class Supervisor(Closing):
         self._stopping = True
         stopped = list(self._running.values())
         for wave in self._core.stop_order(set(self._running)):
-            for name in wave:
+            for name in wave & self._running.keys():  # one may have ended while others did
                 self._running[name].terminate()
             self._wait_for_end(wave, deadline_s)
             if left := wave & self._running.keys():

@@ -220,6 +220,10 @@ def test_a_launcher_on_each_host_is_told_the_command_for_all(
         monkeypatch.setenv(name, value)
     said = refused()
     assert "WORLD_SIZE=2 (RANK=1)" in said and "run this command once, with world.backend=ray" in said
+    assert "--min-nodes 2 --" in said
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")  # torchrun's: two hosts
+    assert "--min-nodes 2 --" in refused("hardware=cpu")
     assert "ray symmetric-run --address dns-7-0:6379 --min-nodes 2" in said
     placed("hardware=cpu", "world.backend=ray", "streams=redis")
 

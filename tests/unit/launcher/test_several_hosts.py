@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.config import Config, ConfigError
+from pipelinerl.config import Config, ConfigError, compose
 from pipelinerl.config.hosts import imagined_hosts
 from pipelinerl.launcher.checks import several_hosts
 from pipelinerl.launcher.commands import commands
@@ -151,6 +151,27 @@ def test_ray_alone_chooses_a_server_for_streams_and_says_why(placed: Placed, ray
     assert cfg.streams.backend == "redis" and cfg.streams.trim
     (row,) = [line for line in out.splitlines() if "service redis" in line]
     assert "world.backend=ray" in row
+
+
+def test_ranks_that_round_an_update_up_beyond_the_lag_bound_are_refused(
+    refused: Refused, placed: Placed
+) -> None:
+    three = ("hardware=cpu", *RAY, "world.hosts=4", "world.actor_hosts=1", "max_lag=256")
+    step = "finetune.gradient_accumulation_passes=256"
+    said = refused(*three, step)
+    assert "max_lag=256: 3 trainer ranks round an update up to 258 texts" in said
+    cfg, _ = placed(*three[:-1], "max_lag=258", step)
+    assert cfg.derived.texts_per_update == 258
+    _, out = placed("hardware=cpu", "max_lag=128", step)  # below a step with any number of ranks
+    assert "rollouts take turns with updates" in " ".join(out.split())
+
+
+def test_imagined_hosts_have_the_devices_that_are_asked_for(
+    placed: Placed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compose, "visible_devices", lambda: ["0"])  # a card here says nothing of hosts there
+    cfg, _ = placed(*ON_GPUS, "world.backend=ray", "world.hosts=2", "hardware.devices=8")
+    assert sum(len(job.gpus) for job in cfg.jobs) == 16
 
 
 def test_one_host_of_ray_may_keep_files(placed: Placed) -> None:

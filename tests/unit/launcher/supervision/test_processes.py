@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -361,3 +362,17 @@ def test_a_child_that_is_continued_in_time_goes_on(tmp_path: Path) -> None:
     with Supervisor([spec], stopped_deadline_s=60.0) as supervisor:
         supervisor.start()
         supervisor.watch(tick=stop_for_a_moment, tick_s=0.1)
+
+
+def test_children_that_end_by_themselves_while_others_are_stopped_are_in_nobodys_way(tmp_path: Path) -> None:
+    """As when a batch system sends SIGTERM to every process of a run at once."""
+    wait = "import time; time.sleep(600)"
+    first, last = (script(name, tmp_path, wait, max_restarts=1) for name in ("server", "role"))
+    last = replace(last, depends=("server",))
+    supervisor = Supervisor([first, last])
+    supervisor.start()
+    for pid in supervisor.pids().values():
+        os.kill(pid, signal.SIGTERM)
+    until(lambda: not any(alive(pid) for pid in supervisor.pids().values()), "the end of both")
+    supervisor.stop()
+    assert supervisor.pids() == {}
