@@ -38,6 +38,11 @@ class ServiceSpec:
     """Dotted configuration key that receives `http://HOST:PORT`; with replicas, the list of these."""
     replicas: int = 1
     """Servers of this command, each with a port and a folder of its own: `NAME_0`, `NAME_1`, ..."""
+    remote_argv: tuple[str, ...] | None = None
+    """What lets other hosts in, added to the command where replicas are spread over hosts; `{token_file}` is
+    filled in: a secret of this start, readable by its owner. None: all are on the launcher's host."""
+    token_variable: str = ""
+    """Variable by which rollouts learn of that file."""
     health: str = "/health"
     """Path that answers 200 when the service is ready."""
     start_deadline_s: float = 60.0

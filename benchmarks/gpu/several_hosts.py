@@ -13,8 +13,8 @@ work, nothing is compiled, streams are redis. Arms:
   by sockets over a virtual Ethernet.
 - `two_nodes`: two Ray nodes at loopback addresses, one card each (`node_hosts.py`). For the launcher these
   are two hosts as well, and NCCL connects the cards directly: a fast wire between hosts.
-- `step`, `two_hosts_step`, `two_nodes_step`: `benchmarks.gpu.sharded` over both cards, by the command that
-  the launcher writes, on one host and on those of either kind.
+- `step`, `two_hosts_step`, `two_nodes_step`: `benchmarks.gpu.sharded` over both cards, started as the
+  launcher starts ranks, on one host and on those of either kind.
 
 Pauses, whole updates and samples trained are those of the `--steps` after the first 6. Every arm says over
 what NCCL sent ("via" of its log). `--limit` seconds are for all arms, `--arm-limit` for one; each has its

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from domains.privacy_hopqa.agent.concurrency import run_limited
 from domains.privacy_hopqa.agent.errors import TransportFailure
-from domains.privacy_hopqa.agent.search_service import check_fingerprint, helper_headers
+from domains.privacy_hopqa.agent.search_service import TOKEN_FILE_VARIABLE, check_fingerprint, helper_headers
 from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.dataset import load_problems
@@ -64,6 +64,8 @@ def retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
         argv=argv,
         url_key=URL_KEY,
         replicas=settings.retrieval_replicas,
+        remote_argv=("--allow-remote", "--token-file", "{token_file}"),
+        token_variable=TOKEN_FILE_VARIABLE,
         health="/ready",
         start_deadline_s=start_deadline_s(web),
         note=describe(web, backend),

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipelinerl.base.files import write_whole
@@ -22,6 +23,7 @@ from pipelinerl.inference.vllm import (
     serve_env,
 )
 from pipelinerl.launcher import trainer_stand_in
+from pipelinerl.launcher.services import alike, is_spread, token_file
 from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
 from pipelinerl.launcher.streams_server import server_child, server_job
 from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, HeartbeatCheck
@@ -56,14 +58,13 @@ def commands(
     """
     already_run = ("actor_llm",) if cfg.debug.use_existing_llms else ()
     jobs = [job for job in cfg.jobs if job.kind not in already_run]
-    run = _Run(cfg, output_dir, jobs, hosts)
-    specs = {spec.name: spec for spec in services}
+    run = _Run(cfg, output_dir, jobs, hosts, services)
     made: list[ChildSpec] = []
     for job in jobs:
         if job is server_job(cfg):
             made.append(server_child(cfg, output_dir, job))
         elif job.kind == "service":
-            made.append(run.service(job, specs[job.name]))
+            made.append(run.service(job))
         elif job.kind in ENGINES:
             trained = job.kind == "actor_llm" and checkpoint is not None
             made.append(run.engine(job, str(checkpoint) if trained else cfg.model_path))
@@ -108,8 +109,16 @@ def compiler_caches() -> dict[str, str]:
 class _Run:
     """Commands of one run; `jobs` are those that the launcher starts."""
 
-    def __init__(self, cfg: Config, output_dir: Path, jobs: Sequence[Job], hosts: Sequence[Host]) -> None:
+    def __init__(
+        self,
+        cfg: Config,
+        output_dir: Path,
+        jobs: Sequence[Job],
+        hosts: Sequence[Host],
+        services: Sequence[ServiceSpec],
+    ) -> None:
         self._cfg, self._output_dir, self._hosts = cfg, output_dir, hosts
+        self._services = {spec.name: spec for spec in services}
         self._servers = tuple(_process_name(job) for job in jobs if job.kind in NEEDED_BY_ROLLOUTS)
         self._streams = tuple(name for name in self._servers if name == STREAMS_CHILD)
         # More than one thread per process is ruinous on few cores.
@@ -152,12 +161,23 @@ class _Run:
             optional=True,
         )
 
-    def service(self, job: Job, spec: ServiceSpec) -> ChildSpec:
-        """A server of the domain."""
-        argv = list(spec.argv)
-        for name, value in (("port", job.port), ("host", job.hostname), ("output_dir", self._output_dir)):
+    def service(self, job: Job) -> ChildSpec:
+        """A server of the domain; one of several is given up where its restarts are used up."""
+        spec, services = self._services[job.name], list(self._services.values())
+        spread = is_spread(spec, services, self._hosts)
+        argv = [*spec.argv, *((spec.remote_argv or ()) if spread else ())]
+        values = {"port": job.port, "host": job.hostname, "output_dir": self._output_dir}
+        for name, value in (values | {"token_file": token_file(self._output_dir)}).items():
             argv = [part.replace("{" + name + "}", str(value)) for part in argv]
-        return self._server(job, argv, spec.env, spec.health, spec.start_deadline_s)
+        child = self._server(job, argv, spec.env, spec.health, spec.start_deadline_s)
+        same = tuple(f"services/{name}" for name in alike(spec, services))
+        return replace(child, alike=same, least=1, spare=bool(same))
+
+    def _tokens(self) -> dict[str, str]:
+        """How rollouts learn of the secret of servers on other hosts."""
+        services = list(self._services.values())
+        spread = [spec for spec in services if is_spread(spec, services, self._hosts)]
+        return {spec.token_variable: str(token_file(self._output_dir)) for spec in spread}
 
     def engine(self, job: Job, model: str) -> ChildSpec:
         """An engine that loads `model` under the name of the policy it started from."""
@@ -179,6 +199,8 @@ class _Run:
             env = {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus(job)), **caches}
         if job.kind == "environment":
             return self._server(job, argv, env)
+        if job.kind == "actor":
+            env |= self._tokens()
         # The trainer loads its model while the engines load theirs; only rollouts need every server. On a GPU
         # that both share, though, vLLM measures free memory while it starts.
         depends = self._servers if job.kind == "actor" else self._streams

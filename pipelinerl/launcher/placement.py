@@ -224,20 +224,26 @@ class _Jobs:
 
 
 def place(
-    cfg: Config, hosts: Sequence[Host], services: Iterable[str], free: Callable[[int, int], bool]
+    cfg: Config,
+    hosts: Sequence[Host],
+    services: Iterable[str],
+    free: Callable[[int, int], bool],
+    spread: Sequence[str] = (),
 ) -> list[Job]:
     """Every process of the run.
 
     `services` are the names of the servers to start, `free` says whether a host (by its rank) may use a port.
     Actor, preprocess, redis, services and environments are on the launcher's host; the last two are reached
-    from there only. Raises ConfigError if the devices do not suffice.
+    from there only, but for services in `spread`, which take turns over the hosts. Raises ConfigError if the
+    devices do not suffice.
     """
     roles, places = cfg.debug.roles, layout(cfg, hosts)
     world, jobs = cfg.world, _Jobs(hosts, free)
     if cfg.streams.starts_server:
         jobs.serve("service", STREAMS_SERVICE, cfg.streams.port, scheme="redis")
     for name in services:
-        jobs.serve("service", name, world.service_start_port, private=True)
+        host = hosts[spread.index(name) % len(hosts)].rank if name in spread else 0
+        jobs.serve("service", name, world.service_start_port, host, private=host == 0)
     for index, (host, gpus) in enumerate(places.engines if "actor_llm" in roles else []):
         name, port = f"actor_vllm_{index}", cfg.engine.port + index
         if cfg.debug.use_existing_llms:

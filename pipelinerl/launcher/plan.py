@@ -20,6 +20,7 @@ from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands, write_accelerate_config
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.placement import STREAMS_SERVICE, derive, place
+from pipelinerl.launcher.services import is_spread, write_token
 from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
 from pipelinerl.launcher.supervision import ChildSpec, write_start_script
 from pipelinerl.launcher.trainer_choice import choose_trainer
@@ -66,7 +67,8 @@ def make_plan(
     except (ValueError, OSError) as error:
         raise ConfigError(f"{tree.domain_name or 'the domain'} cannot be prepared: {error}") from error
     services, cfg = _missing_services(tree, domain), typed(tree)
-    jobs = place(cfg, hosts, [spec.name for spec in services], backend.free)
+    spread = [spec.name for spec in services if is_spread(spec, services, hosts)]
+    jobs = place(cfg, hosts, [spec.name for spec in services], backend.free, spread)
     servers = {job.name: job for job in jobs if job.kind == "service"}
     _set(tree, _addresses(services, servers))
     if cfg.streams.starts_server:
@@ -90,6 +92,8 @@ def make_plan(
         forget_earlier_records(final, folder.path)
     _write_tree(tree, folder, dry_run)
     write_server_config(final, folder.path)
+    if spread:
+        write_token(folder.path)
     write_accelerate_config(folder.path)
     for child in children:
         write_start_script(child)

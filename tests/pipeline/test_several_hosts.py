@@ -15,6 +15,7 @@ import pytest
 from pipelinerl.config import load
 from pipelinerl.launcher.ray_head import ASK_EVERY_S, LEAVE_S, SILENT_S
 from pipelinerl.launcher.supervision.agent import ABANDONED_AFTER_S
+from pipelinerl.run_state.accounting import Outcome
 from tests.pipeline.conftest import LauncherProcess, Start
 from tests.support.network_hosts import NetworkHost, NetworkHosts, why_not
 
@@ -101,6 +102,23 @@ def test_a_run_over_two_hosts_completes(launch: Start, cluster: Cluster) -> None
     assert run.steps() == 2 and run.counts().ends
     engine = load(run.output_dir).jobs_of("actor_llm")[0]
     assert (engine.node_rank, engine.hostname) == (1, hosts[1].address)
+    nothing_left(hosts, 5.0)
+
+
+@pytest.mark.slow
+def test_the_privacy_agent_trains_over_three_hosts_with_a_retrieval_server_on_each(
+    start: Start, cluster: Cluster
+) -> None:
+    hosts = cluster(3)
+    agent = ["+domain=privacy_hopqa", "hardware=cpu", "privacy_hopqa.world.size=tiny"]
+    agent += ["privacy_hopqa.retrieval_replicas=3", "world.actor_hosts=1", "finetune.max_train_steps=2"]
+    run = start(*ON_RAY, *agent, *UNEVALUATED, command=hosts[0].command)
+    assert run.wait() == 0, run.err
+    # A server that refused the token would fail every rollout that asks it.
+    assert run.steps() == 2 and run.counts().ends.get(Outcome.FAILED, 0) == 0
+    servers = [job for job in load(run.output_dir).jobs_of("service") if "retrieval" in job.name]
+    addresses = ["127.0.0.1", hosts[1].address, hosts[2].address]
+    assert [(job.node_rank, job.hostname) for job in servers] == list(enumerate(addresses))
     nothing_left(hosts, 5.0)
 
 

@@ -6,6 +6,7 @@ The rollout policy makes one searcher per rollout and checks the service once pe
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from domains.privacy_hopqa.agent.audit import Audit
@@ -21,6 +22,9 @@ from domains.privacy_hopqa.agent.transport import (
 )
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from retrieval_server.access import TOKEN_VARIABLE
+
+TOKEN_FILE_VARIABLE = "RETRIEVAL_TOKEN_FILE"
+"""Where the launcher keeps the secret of servers that it spread over hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,13 @@ class HttpSearcher:
 
 
 def helper_headers() -> dict[str, str]:
-    """The retrieval service's token; from the environment, so that no file of a run holds it."""
-    token = os.environ.get(TOKEN_VARIABLE)
+    """The retrieval service's token: of the servers that the launcher spread over hosts, or the user's.
+
+    The user's comes from the environment, so that no file of a run holds it. Raises OSError for a file of
+    the launcher's that cannot be read.
+    """
+    file = os.environ.get(TOKEN_FILE_VARIABLE)
+    token = Path(file).read_text(encoding="utf-8") if file else os.environ.get(TOKEN_VARIABLE)
     return {"Authorization": f"Bearer {token.strip()}"} if token else {}
 
 

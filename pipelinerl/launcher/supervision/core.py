@@ -183,8 +183,16 @@ class SupervisorCore:
             return [RestartChild(name, cause, child.generation + 1, delay)]
         if most:
             cause += ", not started again" if permanent else f", after {most} restarts"
-        child.phase, child.timer = ChildPhase.ENDED if child.spec.optional else ChildPhase.FAILED, math.inf
-        return [GoOnWithout(name, cause) if child.spec.optional else GiveUp(name, cause)]
+        child.phase, child.timer = ChildPhase.FAILED, math.inf
+        if child.spec.optional or (child.spec.spare and self._enough_left(child.spec)):
+            child.phase = ChildPhase.ENDED
+            return [GoOnWithout(name, cause)]
+        return [GiveUp(name, cause)]
+
+    def _enough_left(self, spec: ChildSpec) -> bool:
+        """Whether others that do the same work are still there, or will be again."""
+        over = (ChildPhase.ENDED, ChildPhase.FAILED)
+        return sum(self._children[name].phase not in over for name in spec.alike) >= spec.least
 
     def host_lost(self, host: int, cause: str) -> list[Action]:
         """A host is gone with its children: those that others can stand in for are done, others end the run.
@@ -197,13 +205,11 @@ class SupervisorCore:
         for child in lost:
             child.phase, child.timer = ChildPhase.FAILED, math.inf
         for child in lost:
-            spec = child.spec
-            left = sum(self._children[name].phase not in over for name in spec.alike)
-            if spec.optional or (spec.alike and left >= spec.least):
+            if child.spec.optional or (child.spec.alike and self._enough_left(child.spec)):
                 child.phase = ChildPhase.ENDED
-                actions.append(GoOnWithout(spec.name, cause))
+                actions.append(GoOnWithout(child.spec.name, cause))
             else:
-                actions.append(GiveUp(spec.name, cause))
+                actions.append(GiveUp(child.spec.name, cause))
         return actions
 
     def stop_order(self, running: set[str]) -> list[set[str]]:

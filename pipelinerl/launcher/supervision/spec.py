@@ -59,6 +59,8 @@ class ChildSpec:
     """Children that do the same work, itself among them: when its host is lost, the run goes on without it
     while `least` of them are left."""
     least: int = 1
+    spare: bool = False
+    """Whether the run also goes on without it, while `least` are left, when its restarts are used up."""
 
     @property
     def can_be_done(self) -> bool:

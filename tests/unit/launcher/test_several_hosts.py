@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.config import Config, ConfigError, compose
+from pipelinerl.config import Config, ConfigError, compose, load
 from pipelinerl.config.hosts import imagined_hosts
 from pipelinerl.launcher.checks import several_hosts
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.placement import derive, place
-from tests.unit.launcher.conftest import ON_GPUS, Placed, Refused
+from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused
 
 RAY = ("world.backend=ray", "streams=redis")
 CPU = {"hardware": {"kind": "cpu"}, "engine": {"kind": "embedded", "count": 2}}
@@ -123,6 +123,38 @@ def test_servers_of_the_run_are_reached_by_their_hosts_and_services_from_the_fir
         "actor_vllm_1": "http://192.0.2.2:8081",
     }
     assert (2, 8080) in asked and (1, 8081) in asked
+
+
+PRIVACY = ("+domain=privacy_hopqa", "hardware=cpu", *RAY)
+
+
+def test_replicas_of_a_retrieval_server_take_turns_over_the_hosts(dry_run: DryRun, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    status, _, err = dry_run(*PRIVACY, "world.hosts=3", "privacy_hopqa.retrieval_replicas=4")
+    assert status == 0, err
+    cfg = load(run)
+    where = {job.name: (job.node_rank, job.hostname) for job in cfg.jobs_of("service")}
+    assert where == {
+        "redis": (0, "192.0.2.1"),
+        "retrieval_0": (0, "127.0.0.1"),
+        "retrieval_1": (1, "192.0.2.2"),
+        "retrieval_2": (2, "192.0.2.3"),
+        "retrieval_3": (0, "127.0.0.1"),
+    }
+    secret = run / "services" / "token"
+    assert secret.stat().st_mode & 0o077 == 0
+    told = (run / "services" / "retrieval_1" / "start.sh").read_text()
+    assert "--host 192.0.2.2 --port 7000" in told and f"--allow-remote --token-file {secret}" in told
+    assert f"export RETRIEVAL_TOKEN_FILE={secret}" in (run / "actor" / "start.sh").read_text()
+    assert secret.read_text() not in told + (run / "conf" / "exp_config.yaml").read_text()
+
+
+def test_a_single_server_stays_with_the_launcher_and_needs_no_secret(dry_run: DryRun, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert dry_run(*PRIVACY, "world.hosts=2")[0] == 0
+    assert [job.node_rank for job in load(run).jobs_of("service")] == [0, 0]
+    assert not (run / "services" / "token").exists()
+    assert "RETRIEVAL_TOKEN_FILE" not in (run / "actor" / "start.sh").read_text()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pipelinerl.launcher.supervision.core import (
     ChildPhase,
     GiveUp,
     GoOnWithout,
+    RestartChild,
     SupervisorCore,
 )
 from pipelinerl.launcher.supervision.remote import RemoteHost
@@ -164,6 +165,20 @@ def test_engines_of_a_lost_host_are_left_out_only_while_enough_remain() -> None:
     assert lost(2, 0, 1) == [GiveUp("e1", "gone")]
     assert lost(1, 1, 1) == [GiveUp("e0", "gone"), GiveUp("e1", "gone")]
     assert lost(1, 0, 1, 1) == [GoOnWithout("e1", "gone"), GoOnWithout("e2", "gone")]
+
+
+def test_a_spare_server_that_does_not_come_back_is_missed_only_when_it_is_the_last() -> None:
+    names = ("r0", "r1")
+    specs = [
+        ChildSpec(name=name, argv=[], log_dir=Path("/"), alike=names, spare=True, max_restarts=1)
+        for name in names
+    ]
+    core = SupervisorCore(specs)
+    core.tick(0.0)
+    assert isinstance(core.exited("r0", 0, 1, 1.0)[0], RestartChild)
+    core.tick(10.0)
+    assert core.exited("r0", 1, 1, 11.0) == [GoOnWithout("r0", "exit status 1, after 1 restarts")]
+    assert core.exited("r1", 0, 2, 12.0) == [GiveUp("r1", "exit status 2, not started again")]
 
 
 def test_an_agent_without_a_launcher_kills_its_children(agent: HostAgent, tmp_path: Path) -> None:
