@@ -1,14 +1,15 @@
 """Does a critic replace the verifier? More SFT, RARO and verifier RL from one warm checkpoint.
 
     python -m benchmarks.raro [--game tiny|reference] [--seeds 0 1 2] [--arms sft raro rlvr] [--parallel 1]
-                              [--steps 120] [--evaluations 2] [--out results/raro] [--result FILE]
-                              [--small] [key=value ...]
+                              [--steps 120] [--evaluations 2] [--sft-steps 0] [--out results/raro]
+                              [--result FILE] [--small] [key=value ...]
 
 Countdown in miniature on the CPU: `tiny` with two verdicts a pair and weights of 1/2 for both roles,
 `reference` with the method's own values, 16 attempts, 16 verdicts, weights 1/9 and 8/9. Every arm sees the
 same training questions and the same held-out ones (numbers that neither training nor warm-up saw); the RL
-arms have equal policy completions. Each run is evaluated with the exact verifier, `--evaluations` times
-after the first (SFT: 4 at least). Runs that are finished are not repeated and interrupted ones go on, so the
+arms have equal policy completions. More SFT, which is cheap, makes `--sft-steps` (0: as many steps). Each run
+is evaluated with the exact verifier, `--evaluations` times after the first (SFT: 4 at least, and more often
+in proportion to its steps). Runs that are finished are not repeated and interrupted ones go on, so the
 same command continues after a break; the table of what is there is written after every run (to `--result`,
 or table.json in `--out`), a figure at the end. `--parallel` runs at a time keep about three cores busy each.
 `--small` makes a smoke test of it. Other arms: no_replay, no_tie and half (the weights of `tiny`).
@@ -66,19 +67,27 @@ class Plan:
     evaluations: int
     sizes: dict[str, int]
     overrides: tuple[str, ...]
+    sft_steps: int = 0
+    """Of the supervised arm; 0: as many as the others."""
+
+    def steps_of(self, arm: Arm) -> int:
+        """Optimizer steps of a run of the arm."""
+        return self.sft_steps if arm.best_validation and self.sft_steps else self.steps
 
 
 def command(plan: Plan, name: str, seed: int) -> list[str]:
     """The launcher's command of one run."""
     arm = plan.game.arms[name]
-    evaluations = max(4, plan.evaluations) if arm.best_validation else plan.evaluations
+    steps = plan.steps_of(arm)
+    least = max(4, plan.evaluations * steps // plan.steps) if arm.best_validation else 0
+    evaluations = max(least, plan.evaluations)
     sizes = ", ".join(f"{split}: {size}" for split, size in plan.sizes.items())
     overrides = [
         f"+domain={arm.domain}",
         "hardware=cpu",
         f"seed={seed}",
-        f"finetune.max_train_steps={plan.steps}",
-        f"eval_every_n_versions={max(1, -(-plan.steps // evaluations)) * plan.game.step.texts(arm)}",
+        f"finetune.max_train_steps={steps}",
+        f"eval_every_n_versions={max(1, -(-steps // evaluations)) * plan.game.step.texts(arm)}",
         "test_dataset_names=[val,test]",
         f"raro.data.countdown.sizes={{{sizes}}}",
         *plan.game.step.overrides(arm),
@@ -92,9 +101,9 @@ def run(plan: Plan, name: str, seed: int) -> RunResult:
     """One run to its end, or what it left when it was finished earlier. Raises RuntimeError if it fails."""
     out = plan.out / f"{name}_{seed}"
     mark = out / "launcher" / "completed.json"
-    if not mark.is_file() or int(json.loads(mark.read_text())["steps"]) < plan.steps:
-        run_to_end(command(plan, name, seed), DEADLINE_S, {**os.environ, **ENV})
     arm, step = plan.game.arms[name], plan.game.step
+    if not mark.is_file() or int(json.loads(mark.read_text())["steps"]) < plan.steps_of(arm):
+        run_to_end(command(plan, name, seed), DEADLINE_S, {**os.environ, **ENV})
     found = read(out, plan.game.arms, name, seed, step, plan.sizes["test"])
     return replace(found, earned=earned(out, plan.steps * step.texts(arm))) if arm.critic_groups else found
 
@@ -103,6 +112,7 @@ def settings(plan: Plan) -> dict[str, Any]:
     """What the table's file says beside the runs."""
     return {
         "steps": plan.steps,
+        "SFT steps": plan.sft_steps or plan.steps,
         "policy completions per step": plan.game.step.completions,
         "verdicts": plan.game.step.verdicts,
         "overrides": list(plan.overrides),
@@ -113,9 +123,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, print and write the table; exit status 1 if a run failed."""
     options = command_line(__doc__, argv, arms=GAMES["tiny"].arms)
     game = GAMES[options.game]
-    plan = Plan(game, options.out, options.steps, options.evaluations, SIZES, tuple(options.overrides))
+    steps = options.steps, options.evaluations
+    plan = Plan(game, options.out, *steps, SIZES, tuple(options.overrides), options.sft_steps)
     if options.small:
-        plan = replace(plan, steps=3, evaluations=1, sizes=SMALL_SIZES)
+        plan = replace(plan, steps=3, evaluations=1, sft_steps=0, sizes=SMALL_SIZES)
     results, failed = list[RunResult](), 0
     # The slow runs first, so that they do not end alone.
     order = sorted(options.arms, key=lambda name: -game.step.texts(game.arms[name]))

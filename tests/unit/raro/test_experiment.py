@@ -118,6 +118,10 @@ def test_every_command_is_a_valid_run(arm, name, tmp_path):
     assert RaroDomain().validate(cfg) == []
     every = 2 if game.arms[arm].best_validation else 4
     assert cfg.eval_every_n_versions == every * game.step.texts(game.arms[arm])
+    longer = raro.command(replace(plan, sft_steps=40), arm, 1)
+    more = compose(parse(longer[3:]).overrides).tree
+    assert more.finetune.max_train_steps == (40 if game.arms[arm].best_validation else 8)
+    assert more.eval_every_n_versions == 4 * game.step.texts(game.arms[arm])  # of 40 steps: ten times
     assert dict(cfg.raro.data.countdown.sizes) == sizes and Path(cfg.output_dir) == tmp_path / f"{arm}_1"
     if name == "reference" and arm == "raro":
         weights = dict(cfg.finetune.rl.role_weights)
