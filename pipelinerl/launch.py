@@ -95,8 +95,8 @@ def launch(argv: Sequence[str]) -> int:
 def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plain: bool) -> int:
     output_dir, hosts = fix_output_dir(composition.tree), backend.hosts
     devices = [device for host in hosts for device in host.devices]
-    share_one_device(composition, devices, dry_run, backend.card_memory)
-    choose_in_flight(composition, hosts, dry_run, backend.card_memory)
+    share_one_device(composition, devices, dry_run)
+    choose_in_flight(composition, hosts, dry_run)
     domain = load_domain(composition.tree.domain_hooks)
     cfg = checked(composition.tree, domain, hosts, dry_run, composition.user_keys)
     check_writable(output_dir)

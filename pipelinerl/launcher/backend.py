@@ -8,7 +8,6 @@ from typing import ClassVar
 from pipelinerl.base.closing import Closing
 from pipelinerl.base.ports import ReservedPorts, is_free_everywhere
 from pipelinerl.config.hosts import Host
-from pipelinerl.launcher.sharing import CardMemory, card_memory
 from pipelinerl.launcher.supervision import ChildHost
 
 
@@ -34,10 +33,6 @@ class Backend(Closing):
     def free(self, host: int, port: int) -> bool:
         """Whether a port of a host is free; then it is kept until this is closed."""
         return self._ports.take(port)
-
-    def card_memory(self, device: str) -> CardMemory | None:
-        """Of a GPU; the cards of all hosts are taken to be alike."""
-        return card_memory(device)
 
     def check_paths(self, output_dir: Path, paths: Sequence[str]) -> None:
         """Raises ConfigError where another host lacks one of these paths, or does not share `output_dir`."""

@@ -82,7 +82,7 @@ def make_plan(
         tree.jobs = [job.model_dump() for job in jobs]
         tree.derived = derive(cfg, jobs).model_dump()
     devices = next((hosts[job.node_rank].devices for job in jobs if job.kind == "finetune"), ())
-    trainer = choose_trainer(typed(tree), devices, dry_run, backend.card_memory)
+    trainer = choose_trainer(typed(tree), devices, dry_run)
     with open_dict(tree):
         tree.derived.update(trainer.derived)
     final, checkpoint = typed(tree), folder.checkpoint

@@ -140,21 +140,23 @@ def supervise(
         interruptible(),
         claim(shared) if SHARED_MEMORY.is_dir() else nullcontext(),
         Supervisor(
-            plan.children, others=others, announce=say, leftovers=[shared], stopped_deadline_s=stopped_s
+            plan.children,
+            others=others,
+            announce=say,
+            leftovers=[shared],
+            stopped_deadline_s=stopped_s,
+            stop_deadline_s=plan.cfg.engine.shutdown_deadline_s,
         ) as supervisor,
     ):
-        try:
-            supervisor.start(tick=progress)
-            completion = Completion(plan, supervisor)
-            watchdog = Watchdog(plan, supervisor)
+        supervisor.start(tick=progress)
+        completion = Completion(plan, supervisor)
+        watchdog = Watchdog(plan, supervisor)
 
-            def tick() -> None:
-                progress()
-                watchdog.check()
+        def tick() -> None:
+            progress()
+            watchdog.check()
 
-            supervisor.watch(until=completion.reached, tick=tick, tick_s=WATCH_EVERY_S)
-        finally:
-            supervisor.stop(plan.cfg.engine.shutdown_deadline_s)
+        supervisor.watch(until=completion.reached, tick=tick, tick_s=WATCH_EVERY_S)
 
 
 def failure_line(error: Exception) -> str:

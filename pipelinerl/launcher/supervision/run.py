@@ -43,7 +43,8 @@ class Supervisor(Closing):
 
     `others` are the hosts beside this one, by rank. `announce(line)` gets one line per event; the folders
     `leftovers` are removed when all is over, also after a kill -9 of this process. A child of which a process
-    is stopped (SIGSTOP) for `stopped_deadline_s` is killed, also while it starts.
+    is stopped (SIGSTOP) for `stopped_deadline_s` is killed, also while it starts. At the end each wave of
+    children has `stop_deadline_s` to stop.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Supervisor(Closing):
         announce: Callable[[str], None] = log.info,
         leftovers: Sequence[Path] = (),
         stopped_deadline_s: float = STOPPED_DEADLINE_S,
+        stop_deadline_s: float = 15.0,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._core = SupervisorCore(specs)
@@ -64,7 +66,7 @@ class Supervisor(Closing):
         self._waits: dict[str, Wait] = {}
         self._hosts: dict[int, ChildHost] = {0: LocalHost(leftovers, stopped_deadline_s), **(others or {})}
         self._next_look = 0.0
-        self._stopping = False
+        self._stopping, self._stop_deadline_s = False, stop_deadline_s
         self.left_out: set[str] = set()
         """Children that were on a lost host, and without which the run goes on."""
 
@@ -191,12 +193,12 @@ class Supervisor(Closing):
         if wait := self._waits.pop(name, None):
             wait.__exit__()
 
-    def stop(self, deadline_s: float = 15.0) -> None:
-        """Stop all: SIGTERM in reverse order of dependencies, SIGKILL to whole groups after `deadline_s`.
+    def stop(self) -> None:
+        """Stop all: SIGTERM in reverse order of dependencies, SIGKILL to whole groups after the deadline.
 
         Returns when nothing of any group is alive.
         """
-        self._stopping = True
+        self._stopping, deadline_s = True, self._stop_deadline_s
         stopped = list(self._running.values())
         for wave in self._core.stop_order(set(self._running)):
             for name in wave & self._running.keys():  # one may have ended while others did

@@ -196,11 +196,11 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_deadline(tmp_path: Pat
         print("deaf", flush=True)
         time.sleep(600)
     """
-    supervisor = Supervisor([script("actor", tmp_path, code)])
+    supervisor = Supervisor([script("actor", tmp_path, code)], stop_deadline_s=0.2)
     supervisor.start()
     until(lambda: "deaf" in (tmp_path / "actor" / "stdout.log").read_text(), "the child's first line")
     pid = supervisor.pids()["actor"]
-    supervisor.stop(deadline_s=0.2)
+    supervisor.stop()
     assert not alive(pid)
 
 
@@ -261,11 +261,13 @@ def test_what_a_child_started_in_a_session_of_its_own_ends_with_it(tmp_path: Pat
         print(stray.pid, flush=True)
         time.sleep(600)
     """
-    supervisor = Supervisor([script("wandb", tmp_path, code, max_restarts=1, optional=True)])
+    supervisor = Supervisor(
+        [script("wandb", tmp_path, code, max_restarts=1, optional=True)], stop_deadline_s=0.2
+    )
     supervisor.start()
     said = tmp_path / "wandb" / "stdout.log"
     until(lambda: said.exists() and said.read_text().endswith("\n"), "the stray's pid")
-    supervisor.stop(deadline_s=0.2)
+    supervisor.stop()
     assert not alive(int(said.read_text()))
 
 
