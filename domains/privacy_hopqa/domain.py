@@ -90,7 +90,7 @@ class PrivacyHopQADomain(BaseDomain):
             settings = settings_of(cfg)
         except ValueError as error:
             return [str(error)]
-        checks = (_data_problems, _row_problems, _mode_problems, _context_problems)
+        checks = (_model_problems, _data_problems, _row_problems, _mode_problems, _context_problems)
         return [problem for check in checks for problem in check(cfg, settings)]
 
     def remedy(self, key: str) -> str | None:
@@ -125,6 +125,34 @@ def world_paths(world: Path) -> dict[str, Any]:
         f"{KEY}.task_data_root": str(world / "tasks"),
         f"{KEY}.web_corpus_path": str(world / "web.jsonl"),
     }
+
+
+def _model_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
+    """A model that cannot play the compact prompts, by its tokenizer.
+
+    The codewords mean something only to who was trained on them. The recipe gives such a model a tokenizer
+    with a token for each piece of the answers, and training keeps it, wherever the model is saved; no
+    general-purpose tokenizer has these pieces. Without a file to read (a hub name, another format) nothing is
+    known.
+    """
+    path = OmegaConf.select(cfg, "model_path")
+    file = Path(str(path)) / "tokenizer.json"
+    if settings.prompt_set != "compact" or not path or not file.is_file():
+        return
+    from tokenizers import Tokenizer  # takes a tenth of a second, which other prompts need not spend
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # the class that it raises for any damage, which other checks and the engine name
+        return
+    counts = ((piece, len(tokenizer.encode(piece, add_special_tokens=False).ids)) for piece in SKELETONS)
+    split = next(((piece, count) for piece, count in counts if count > 1), None)
+    if split is not None:
+        yield (
+            f"model_path={path}: does not know the codewords of {KEY}.prompt_set=compact, which only models "
+            f"made here were trained on (they have {split[0]} as one token, this one as {split[1]}); use "
+            f"+preset={KEY}_pretrained, or {KEY}.prompt_set=full with a context of 4,096 tokens"
+        )
 
 
 def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:

@@ -1,6 +1,11 @@
-"""Composition of the tree: schema < base < hardware < domain < domain on this hardware < command line."""
+"""Composition of the tree, what is stronger last.
 
-from collections.abc import Sequence
+schema < base < hardware < domain < domain on this hardware < chosen files (`+preset=NAME`, `finetune=grpo`) <
+keys of the command line
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,10 +13,13 @@ from hydra import compose as hydra_compose
 from hydra import version
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
@@ -129,8 +137,9 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> tuple[DictConfig, list[
             tree = _over(_compose([*bundled, conf_dir()], BASE, choices), whole, f"{own}: ")
             return tree, brought_keys(whole, own), notices
     tree = _compose(roots, name, choices)
-    if asked.groups and asked.layers:
-        _keep_user_overlays(tree, roots, asked)
+    if asked.groups:  # hydra puts hardware and domain over them
+        for key, value in leaves(_written(roots, asked)).items():
+            OmegaConf.update(tree, key, value, force_add=True)
     notices = settle(tree, asked.given)
     named = plain is not None and any(
         OmegaConf.select(plain, key, throw_on_resolution_failure=False)
@@ -245,14 +254,18 @@ def _check_kind(groups: Sequence[str], hardware: str, roots: Sequence[Path]) -> 
     assert profile is not None
     kind = OmegaConf.select(_load(profile), "hardware.kind")
     for choice in groups:
-        group, _, name = choice.lstrip("+").partition("=")
-        file = _config_file(roots, group, name)
+        file = _config_file(roots, "", _chosen(choice))
         wanted = None if file is None else OmegaConf.select(_load(file), "hardware.kind")
         if wanted not in (None, kind):
             raise ConfigError(
                 f"{choice}: made for hardware={wanted}, this is hardware={hardware}; "
                 f"set hardware={wanted} or leave {choice} out"
             )
+
+
+def _chosen(choice: str) -> str:
+    """The path of a choice below a root, without suffix: `preset/NAME` of `+preset=NAME`."""
+    return choice.lstrip("+").replace("=", "/", 1)
 
 
 def _config_file(roots: Sequence[Path], group: str, name: str) -> Path | None:
@@ -277,6 +290,20 @@ def _compose(roots: Sequence[Path], config_name: str, overrides: list[str]) -> D
 
 def _files(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
     """hydra's part: one tree from files and their lists of defaults."""
+    with _hydra(roots):
+        return hydra_compose(config_name, overrides=overrides)
+
+
+def _file_order(roots: Sequence[Path], config_name: str, overrides: list[str]) -> list[ResultDefault]:
+    """The files of which hydra would make that tree, each with its place in it, the strongest last."""
+    with _hydra(roots) as loader:
+        found = loader.compute_defaults_list(config_name, overrides, RunMode.RUN)
+        return list(found.defaults)
+
+
+@contextmanager
+def _hydra(roots: Sequence[Path]) -> Iterator[ConfigLoader]:
+    """hydra over these folders, for one call. Raises ConfigError for what it refuses."""
     search = create_config_search_path(str(roots[-1].resolve()))
     # hydra.searchpath adds folders only behind the one of the primary file; the user's are searched before.
     for root in reversed(roots[:-1]):
@@ -284,8 +311,7 @@ def _files(roots: Sequence[Path], config_name: str, overrides: list[str]) -> Dic
     before = GlobalHydra.instance().hydra
     try:
         version.setbase("1.3")
-        Hydra.create_main_hydra2("pipelinerl", search)
-        return hydra_compose(config_name, overrides=overrides)
+        yield Hydra.create_main_hydra2("pipelinerl", search).config_loader
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(first_line(error)) from None
     finally:
@@ -305,13 +331,25 @@ def _over(tree: DictConfig, above: DictConfig, source: str = "") -> DictConfig:
     return merged
 
 
-def _keep_user_overlays(tree: DictConfig, roots: Sequence[Path], asked: _Asked) -> None:
-    """Let what a chosen group (`finetune=grpo`) changes win over the domain's files."""
-    plain = leaves(_compose(roots, asked.config_name, [asked.hardware]))
-    chosen = leaves(_compose(roots, asked.config_name, [asked.hardware, *asked.groups]))
-    for key, value in chosen.items():
-        if key not in plain or plain[key] != value:
-            OmegaConf.update(tree, key, value, force_add=True)
+def _written(roots: Sequence[Path], asked: _Asked) -> DictConfig:
+    """What the chosen files and the files in their lists of defaults write, whatever the value.
+
+    Comparing values with those of the base would not do: a file that writes the usual value asks for it.
+    A file that the base is made of (`finetune/grpo` builds on `finetune/base`) counts only if it was chosen
+    itself: domains build on it too, and what they set over it is theirs.
+    """
+    base = [(one.config_path, one.package) for one in _file_order(roots, asked.config_name, [asked.hardware])]
+    named = [_chosen(choice) for choice in asked.groups]
+    written = OmegaConf.create({})
+    for one in _file_order(roots, asked.config_name, [asked.hardware, *asked.groups]):
+        if (one.config_path, one.package) in base and one.config_path not in named:
+            continue
+        file = _config_file(roots, "", str(one.config_path).removesuffix(".yaml"))
+        if file is not None:
+            content = _load(file)
+            content.pop("defaults", None)
+            OmegaConf.update(written, one.package, content) if one.package else written.merge_with(content)
+    return written
 
 
 def _name_datasets(tree: DictConfig) -> bool:

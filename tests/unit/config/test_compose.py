@@ -95,6 +95,71 @@ def test_a_chosen_group_wins_over_the_domain_and_loses_to_a_key(composed: Compos
     assert tree.finetune.rl.policy_loss == "reinforce"
 
 
+@pytest.mark.parametrize("preset", ["mine", "on_mine"])
+def test_a_chosen_file_wins_also_where_it_writes_the_usual_value(
+    composed: Compose, tmp_path: Path, preset: str
+) -> None:
+    """The schema's seed, the profile's length and a schedule of its own, over a domain that has others."""
+    files = {
+        "domain/x": "seed: 3\nfinetune: {seq_length: 512, lr_scheduler_type: constant, learning_rate: 0.1}",
+        "domain_hardware/x_cpu": "finetune: {seq_length: 1024}\nactor: {llm_max_rollouts: 7}",
+        "preset/mine": "seed: 42\nfinetune: {seq_length: 2048, lr_scheduler_type: cosine}",
+        "preset/on_mine": "defaults: [/preset/mine, _self_]\nfinetune: {lr_scheduler_type: cosine}",
+    }
+    for name, content in files.items():
+        path = tmp_path / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"# @package _global_\n{content}\n")
+    given = ("+domain=x", "hardware=cpu", f"+preset={preset}")
+    tree = composed(*given, config_dir=tmp_path).tree
+    assert (tree.seed, tree.finetune.seq_length, tree.finetune.lr_scheduler_type) == (42, 2048, "cosine")
+    assert (tree.actor.llm_max_rollouts, tree.finetune.learning_rate) == (7, 0.1)  # not written in it
+    assert composed(*given, "finetune.seq_length=96", config_dir=tmp_path).tree.finetune.seq_length == 96
+
+
+def test_a_chosen_group_of_the_base_wins_over_the_domain_and_the_profile(
+    composed: Compose, tmp_path: Path
+) -> None:
+    (tmp_path / "finetune").mkdir()
+    mine = "defaults: [base, _self_]\nattempts: 4\nseq_length: 12000\nrl:\n  epsilon_low: ${.epsilon_high}\n"
+    (tmp_path / "finetune/mine.yaml").write_text(mine)
+    tree = composed("+domain=guessing", "finetune=mine", "hardware=cpu", config_dir=tmp_path).tree
+    assert (tree.attempts, tree.finetune.seq_length) == (4, 12000)
+    assert leaves(tree)["finetune.rl.epsilon_low"] == "${.epsilon_high}"
+    assert composed("finetune=mine", "hardware=cpu", config_dir=tmp_path).tree.finetune.seq_length == 12000
+    assert composed("+domain=raro", "finetune=grpo").tree.attempts == 8
+
+
+def test_a_group_that_builds_on_the_base_leaves_what_the_domain_sets_over_it(composed: Compose) -> None:
+    given = ("+domain=reputation_hacking", "hardware=cpu")
+    assert composed(*given, "finetune=grpo").tree.finetune.rl.final_kl_coef == 0.0  # base: as kl_coef
+    assert composed(*given, "finetune=base").tree.finetune.rl.final_kl_coef == 0.15
+
+
+@pytest.mark.parametrize(
+    ("words", "measured"),
+    [
+        (
+            "+domain=reasoning_gym +preset=reasoning_gym_small",
+            {
+                "finetune.lr_scheduler_type": "constant",
+                "actor.llm_max_rollouts": 32,
+                "finetune.seq_length": 1024,
+            },
+        ),
+        (
+            "+domain=privacy_hopqa +preset=privacy_hopqa_pretrained",
+            {"llm.parameters.max_tokens": 256, "finetune.seq_length": 16384, "finetune.max_train_steps": 100},
+        ),
+    ],
+)
+def test_a_preset_is_the_same_on_a_cpu_whatever_its_profile_sets(
+    composed: Compose, words: str, measured: dict[str, Any]
+) -> None:
+    found = leaves(composed(*words.split(), "hardware=cpu").tree)
+    assert {key: found[key] for key in measured} == measured
+
+
 def test_a_user_s_folder_is_searched_first_and_may_build_on_base(composed: Compose, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("defaults: [base, _self_]\nseed: 9\n")
     tree = composed(config_name="mine", config_dir=tmp_path).tree

@@ -1,5 +1,6 @@
 """Command lines that cannot run, given to the launcher: one line each, with the key or value in it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pipelinerl.launcher.checks.inert import CONDITIONAL, UNREAD
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import Validate
 
+DOMAINS = Path(__file__).resolve().parents[3] / "domains"
 GUESSING = "+domain=guessing"
 UNCLIPPED = ("finetune.rl.epsilon_low=0.02", "finetune.rl.epsilon_high=0.02")
 SFT_FILTERED = ("finetune.rl.policy_loss=sft", "finetune.rl.filter_zero_advantage_groups=true")
@@ -213,6 +215,28 @@ def test_only_a_key_that_was_given_and_idles_is_refused(
 ) -> None:
     monkeypatch.setattr(imports, "check", lambda cfg: [])
     assert validate(f"+domain={domain}", "hardware=cpu", *given) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "profile", [("hardware=cpu",), ("hardware=gpu", "+preset=privacy_hopqa_from_scratch")], ids="_".join
+)
+def test_a_model_that_cannot_play_the_compact_prompts_is_refused(
+    validate: Validate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: tuple[str, ...]
+) -> None:
+    """Another model's tokenizer; the bundled model's is one that can, wherever it was saved."""
+    monkeypatch.setattr(imports, "check", lambda cfg: [])
+    monkeypatch.setenv("DRY_RUN", "1")
+    given = ("+domain=privacy_hopqa", *profile, f"model_path={tmp_path}")
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 4096}')
+    shutil.copy2(DOMAINS / "raro/checkpoint/tokenizer.json", tmp_path)
+    status, said = validate(*given)
+    assert status == 2
+    check_one_line(
+        said, f"launcher: model_path={tmp_path}: does not know the codewords of privacy_hopqa.prompt"
+    )
+    assert "use +preset=privacy_hopqa_pretrained, or privacy_hopqa.prompt_set=full" in said
+    shutil.copy2(DOMAINS / "privacy_hopqa/checkpoint/tokenizer.json", tmp_path)
+    assert validate(*given) == (0, "")
 
 
 def test_every_key_with_one_letter_changed_is_refused_with_a_hint(tmp_path: Path) -> None:
