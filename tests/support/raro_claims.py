@@ -144,7 +144,7 @@ RARO_SENTENCES: dict[str, Claim] = {
     "RARO, gain ratio at the reference values": (
         RARO,
         r"values: sampled (\S+) \[(\S+), (\S+)\], greedy (\S+) \[(\S+), (\S+)\], "
-        r"where it was (\S+) and (\S+) with",
+        r"where it was (\S+) and (\S+)\s+with",
         lambda: [
             *(
                 result("raro_reference")["table"][way]["gain ratio"][key]

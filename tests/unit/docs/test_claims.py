@@ -52,8 +52,8 @@ SENTENCES: dict[str, Claim] = OTHERS | {
     ),
     "quickstart, shared prefixes": (
         "README.md",
-        r"seeds 0 to 3,.*?trains (\S+) times as many texts a second as one that shares\s+nothing, "
-        r"and (\S+) times.*?shared by (\S+) \[(\S+), (\S+)\] and leakage by\s+(\S+) \[(\S+), (\S+)\]",
+        r"seeds 0 to 3,.*?trains (\S+) times as many texts a second as one that\s+shares\s+nothing, "
+        r"and (\S+) times.*?shared\s+by (\S+) \[(\S+), (\S+)\] and\s+leakage\s+by\s+(\S+) \[(\S+), (\S+)\]",
         lambda: [
             figure("sharing", "shared / nothing"),
             figure("sharing", "shared / trainer"),
@@ -174,7 +174,7 @@ SENTENCES: dict[str, Claim] = OTHERS | {
         REPUTATION,
         r"in (\S+) to (\S+) s of training each.+holds on all three seeds \((\S+) to (\S+)\); one interval "
         r"reaches down to (\S+)\. .+random (\S+), all-HELP (\S+), all-SIGNAL (\S+), rule (\S+), "
-        r"fitted linear rule (\S+)\.\nAnswers drawn in training took (\S+) to (\S+) in the last",
+        r"fitted linear rule (\S+)\.\s+Answers drawn in\s+training took (\S+) to (\S+) in the last",
         smollm2_reputation,
     ),
     "reputation, the ladder": (
