@@ -17,11 +17,12 @@ Node = Callable[[str], None]
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     """Start a process with a raylet's name and words; clusters that others run here are left out."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    there, started = module._clusters(), list[subprocess.Popen[bytes]]()
+    mine, started = set[str](), list[subprocess.Popen[bytes]]()
     found = module._clusters
-    monkeypatch.setattr(module, "_clusters", lambda: found() - there)
+    monkeypatch.setattr(module, "_clusters", lambda: found() & mine)
 
     def start(address: str) -> None:
+        mine.add(address)
         wait = "import sys; print('up', flush=True); sys.stdin.read()"
         words = ["raylet", "-c", wait, f"--gcs-address={address}"]
         one = subprocess.Popen(
