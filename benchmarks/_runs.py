@@ -82,8 +82,13 @@ def paired_by_problem(before: Sequence[Column], after: Sequence[Column]) -> Pair
     """
     table = np.array([before, after], np.float64)  # None becomes NaN; [2, seeds, problems]
     table[:, np.isnan(table).any(axis=0)] = np.nan
-    asked = table[:, :, ~np.isnan(table[0]).all(axis=0)]
-    return _intervals(np.nanmean(asked, axis=1).T)
+    return _intervals(np.stack([mean_by_problem(end) for end in table], axis=1))
+
+
+def mean_by_problem(columns: Sequence[Column] | np.ndarray) -> np.ndarray:
+    """Means over runs, float64 [problems]; problems of which none has a value are left out."""
+    table = np.array(columns, np.float64)
+    return np.nanmean(table[:, ~np.isnan(table).all(axis=0)], axis=0)
 
 
 def _intervals(table: np.ndarray) -> Paired:

@@ -16,7 +16,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tarfile
 import threading
@@ -38,6 +37,7 @@ from benchmarks.gpu.plan import (
     seconds_of,
 )
 from benchmarks.gpu.runs import LimitedRun
+from pipelinerl.config.detect import nvidia_smi
 
 TRAINERS = ("benchmarks.gpu.trainer", "benchmarks.gpu.sharded")
 STEP_STOP_S = 40.0
@@ -157,10 +157,7 @@ def table(results: Path) -> str:
 
 def card() -> str:
     """What nvidia-smi says about the cards."""
-    program = shutil.which("nvidia-smi")
-    command = [program, "-L"] if program else ["true"]
-    asked = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return asked.stdout.strip() or "no card"
+    return (nvidia_smi("-L") or "").strip() or "no card"
 
 
 def main() -> int:

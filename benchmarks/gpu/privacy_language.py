@@ -32,7 +32,7 @@ import numpy as np
 
 from benchmarks import arms
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, machine, report, write_json
-from benchmarks._runs import evaluations
+from benchmarks._runs import evaluations, mean_by_problem
 from benchmarks.gpu import runs
 from benchmarks.gpu.side_by_side import Task, on_a_card, run_all, slots
 from pipelinerl.observe.intervals import Interval, bootstrap
@@ -203,8 +203,7 @@ def start_of(rows: dict[str, Any]) -> dict[str, Interval]:
     found = {}
     for metric in METRICS:
         columns = [[asked[metric] for asked in seed if metric in asked] for seed in of_seed.values()]
-        tables = [np.array(column, np.float64) for column in columns if column]
-        means = [np.nanmean(one[:, ~np.isnan(one).all(axis=0)], axis=0) for one in tables]
+        means = [mean_by_problem(column) for column in columns if column]
         if means and sum(map(len, means)):
             found[metric] = bootstrap(np.concatenate(means))
     return found

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks._figures import write_json
 from benchmarks._processes import Logged, stop
 from benchmarks._processes import launcher as launcher  # the other half of LimitedRun(launcher(...), log)
 from pipelinerl.observe.history import read_metrics
@@ -111,7 +112,7 @@ def write_partial(out: Path, found: Any) -> None:
 def keep_row(path: Path, row: Mapping[str, Any], status: int) -> None:
     """The row of a run that came to its end; that of another is told apart, for it is not comparable."""
     if status == 0:
-        path.write_text(json.dumps(row, indent=1) + "\n")
+        write_json(path, row)
     else:
         write_partial(path, row)
         print(f"{path.stem}: ended with status {status}; the same command begins it anew", flush=True)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 
@@ -15,19 +16,19 @@ def write_whole(
     """Write `~NAME` beside `path`, then rename it; folders are made.
 
     A reader sees the old content or the new one, also when the writer is killed. `sync`: wait until the disk
-    has it, for files that must survive a power cut. `mode` is set before the file gets its name. Raises
+    has it, for files that must survive a power cut. `mode` holds before anything is in the file. Raises
     OSError, such as on a full disk; what was at `path` then stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"~{path.name}")
     pieces = [data.encode()] if isinstance(data, str) else [data] if isinstance(data, bytes) else data
-    with beside.open("wb") as file:
+    with open(beside, "wb", opener=partial(os.open, mode=0o666 if mode is None else mode)) as file:
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)  # of one that a writer that was killed has left, too
         file.writelines(pieces)
         if sync:
             file.flush()
             os.fsync(file.fileno())
-    if mode is not None:
-        beside.chmod(mode)
     os.replace(beside, path)
 
 

@@ -119,6 +119,7 @@ class _Run:
     ) -> None:
         self._cfg, self._output_dir, self._hosts = cfg, output_dir, hosts
         self._services = {spec.name: spec for spec in services}
+        self._spread = {spec.name for spec in services if is_spread(spec, services, hosts)}
         self._servers = tuple(_process_name(job) for job in jobs if job.kind in NEEDED_BY_ROLLOUTS)
         self._streams = tuple(name for name in self._servers if name == STREAMS_CHILD)
         # More than one thread per process is ruinous on few cores.
@@ -163,21 +164,19 @@ class _Run:
 
     def service(self, job: Job) -> ChildSpec:
         """A server of the domain; one of several is given up where its restarts are used up."""
-        spec, services = self._services[job.name], list(self._services.values())
-        spread = is_spread(spec, services, self._hosts)
-        argv = [*spec.argv, *((spec.remote_argv or ()) if spread else ())]
+        spec = self._services[job.name]
+        argv = [*spec.argv, *((spec.remote_argv or ()) if spec.name in self._spread else ())]
         values = {"port": job.port, "host": job.hostname, "output_dir": self._output_dir}
         for name, value in (values | {"token_file": token_file(self._output_dir)}).items():
             argv = [part.replace("{" + name + "}", str(value)) for part in argv]
         child = self._server(job, argv, spec.env, spec.health, spec.start_deadline_s)
-        same = tuple(f"services/{name}" for name in alike(spec, services))
+        same = tuple(f"services/{name}" for name in alike(spec, list(self._services.values())))
         return replace(child, alike=same, least=1, spare=bool(same))
 
     def _tokens(self) -> dict[str, str]:
         """How rollouts learn of the secret of servers on other hosts."""
-        services = list(self._services.values())
-        spread = [spec for spec in services if is_spread(spec, services, self._hosts)]
-        return {spec.token_variable: str(token_file(self._output_dir)) for spec in spread}
+        file = str(token_file(self._output_dir))
+        return {self._services[name].token_variable: file for name in self._spread}
 
     def engine(self, job: Job, model: str) -> ChildSpec:
         """An engine that loads `model` under the name of the policy it started from."""

@@ -20,7 +20,9 @@ def open_backend(composition: Composition, dry_run: bool) -> Backend:
     if world.backend == "local":
         return Backend([this_host(usable_devices(composition, dry_run))])
     if dry_run or tree.validate:
-        return Imagined(imagined_hosts(world.hosts, _imagined_devices(composition)))
+        return Imagined(
+            imagined_hosts(world.hosts, usable_devices(composition, dry_run=True, elsewhere=True))
+        )
     # An extra, which nobody needs on one host.
     from pipelinerl.launcher.ray_backend import RayBackend
 
@@ -28,25 +30,23 @@ def open_backend(composition: Composition, dry_run: bool) -> Backend:
     return RayBackend(world, wanted, float(tree.engine.start_deadline_s))
 
 
-def usable_devices(composition: Composition, dry_run: bool) -> list[str]:
-    """Ids of the GPUs this run uses; a dry run on a machine without any imagines as many as the shares."""
+def usable_devices(composition: Composition, dry_run: bool, elsewhere: bool = False) -> list[str]:
+    """Ids of the GPUs this run uses; a dry run on a machine without any imagines as many as the shares.
+
+    `elsewhere`: on another host, of which nobody knows better than `hardware.devices`.
+    """
     tree = composition.tree
     if tree.hardware.kind != "gpu":
         return []
     found = composition.devices
     wanted = _number(tree, "hardware.devices", "; CUDA_VISIBLE_DEVICES says which")
+    if elsewhere and wanted:
+        return [str(index) for index in range(wanted)]
     if dry_run and not found:
         roles = ("actor", "preprocessor", "finetune")
         shares = sum(_number(tree, f"world.{role}_fraction") for role in roles)
         return [str(index) for index in range(wanted or max(shares, 2))]
     return found[:wanted] if wanted else found
-
-
-def _imagined_devices(composition: Composition) -> list[str]:
-    """Of each host that nobody has seen: as many as are asked for, whatever this machine has."""
-    tree = composition.tree
-    asked = _number(tree, "hardware.devices") if tree.hardware.kind == "gpu" else 0
-    return list(map(str, range(asked))) if asked else usable_devices(composition, dry_run=True)
 
 
 def _number(tree: DictConfig, key: str, more: str = "") -> int:

@@ -31,7 +31,7 @@ from pipelinerl.launcher.supervision.agent import (
     forget_other_launchers,
     software,
 )
-from pipelinerl.launcher.supervision.remote import RemoteHost
+from pipelinerl.launcher.supervision.remote import CALL_S, RemoteHost
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported; it sends them by default
 # Without its head Ray ends this process after 60 s, and with it every process of the run, unnamed.
@@ -88,8 +88,8 @@ class RayBackend(Backend):
         self._group: Any = None
         self._head: HeadWatch | None = None
         forget_other_launchers()
-        address = ray_address(world.ray_address)
-        _connect(address)
+        cluster = ray_address(world.ray_address)
+        _connect(cluster)
         try:
             nodes = _nodes(world.hosts, gpus is not None, deadline_s)
             if len(nodes) == 1 and gpus is None:  # nothing that Ray would have to count or reach
@@ -104,7 +104,7 @@ class RayBackend(Backend):
             super().__init__(hosts if len(hosts) > 1 else [this_host(hosts[0].devices)])
             for host in self.hosts[1:]:
                 self._others[host.rank] = RemoteHost(str(host), partial(_ask, self._agents[host.rank]))
-            self._head = HeadWatch(f"the head of the Ray cluster ({address})", ray.nodes)
+            self._head = HeadWatch(f"the head of the Ray cluster ({cluster})", ray.nodes)
         except BaseException:
             self._leave()
             raise
@@ -128,9 +128,7 @@ class RayBackend(Backend):
     def free(self, host: int, port: int) -> bool:
         if host == 0:
             return super().free(host, port)
-        taken = self._others[host].call("take_port", port)
-        _check_alive(self._others[host])
-        return bool(taken)
+        return bool(_answer(self._others[host], "take_port", port))
 
     def check_paths(self, output_dir: Path, paths: Sequence[str]) -> None:
         probe = output_dir / "launcher" / f"shared-{secrets.token_hex(8)}"
@@ -139,13 +137,9 @@ class RayBackend(Backend):
         try:
             for rank, other in self._others.items():
                 host = self.hosts[rank]
-                missing = other.call("missing", [sys.executable, os.getcwd(), *paths])
-                _check_alive(other)
-                if missing:
+                if missing := _answer(other, "missing", [sys.executable, os.getcwd(), *paths]):
                     raise ConfigError(f"{host}: has no {missing[0]}; every host needs it at the same path")
-                shares = other.call("shares", probe, SHARED_S, timeout_s=2 * SHARED_S)
-                _check_alive(other)
-                if not shares:
+                if not _answer(other, "shares", probe, SHARED_S, timeout_s=2 * SHARED_S):
                     raise ConfigError(
                         f"output_dir={output_dir}: {host} does not see it, or may not write there; give a "
                         "folder that all hosts share"
@@ -178,10 +172,12 @@ class RayBackend(Backend):
         super().close()
 
 
-def _check_alive(host: RemoteHost) -> None:
-    """ConfigError, with its name, for one that was lost while it was asked: no answer is no `no`."""
+def _answer(host: RemoteHost, method: str, *arguments: Any, timeout_s: float = CALL_S) -> Any:
+    """What a host's agent answers. ConfigError, with its name, if it was lost: no answer is no `no`."""
+    answer = host.call(method, *arguments, timeout_s=timeout_s)
     if (lost := host.look()) is not None:
         raise ConfigError(lost)
+    return answer
 
 
 def _connect(address: str) -> None:

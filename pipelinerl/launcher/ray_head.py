@@ -5,9 +5,11 @@ them without a word. So both are done in threads that nobody has to wait for.
 """
 
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
-from pipelinerl.base.waits import Wait
+from pipelinerl.base.waits import StallDetector, WaitExpired
 
 SILENT_S = 30.0
 """Without an answer for so long the cluster is given up; Ray's own limit must be longer."""
@@ -20,24 +22,23 @@ class HeadWatch:
 
     def __init__(self, label: str, ask: Callable[[], object], silent_s: float = SILENT_S) -> None:
         self._label, self._ask, self._silent_s = label, ask, silent_s
-        self._wait = self._new_wait()
+        self._answers = 0
+        # A launcher that was stopped itself and goes on blames nobody for the time that it missed.
+        self._silence = StallDetector(0, time.monotonic(), longest_s=ASK_EVERY_S)
         self._closing = threading.Event()
         threading.Thread(target=self._watch, name="ray-head", daemon=True).start()
 
-    def _new_wait(self) -> Wait:
-        return Wait(f"an answer of {self._label}", self._silent_s)
-
     def _watch(self) -> None:
         while not self._closing.wait(ASK_EVERY_S):
-            try:
+            with suppress(Exception):  # of any kind: whatever Ray says without its head
                 self._ask()
-            except Exception:  # of any kind: whatever Ray says without its head
-                continue
-            self._wait = self._new_wait()
+                self._answers += 1
 
     def check(self) -> None:
-        """Raise WaitExpired where the head has been silent for too long."""
-        self._wait.check("nothing can be started, counted or given back in this cluster")
+        """Raise WaitExpired where the head has been silent for too long; to be called every few seconds."""
+        if self._silence.look(self._answers, time.monotonic()) >= self._silent_s:
+            detail = "nothing can be started, counted or given back in this cluster"
+            raise WaitExpired(f"an answer of {self._label}", self._silent_s, detail)
 
     def close(self) -> None:
         self._closing.set()

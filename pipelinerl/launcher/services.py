@@ -1,10 +1,10 @@
 """Servers of a domain that do the same work: which they are, where they are, who may ask those elsewhere."""
 
-import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipelinerl.base.files import write_whole
 from pipelinerl.config.hosts import Host
 from pipelinerl.domain import ServiceSpec
 
@@ -27,8 +27,4 @@ def token_file(output_dir: Path) -> Path:
 
 def write_token(output_dir: Path) -> None:
     """A new secret for this start, readable by its owner only."""
-    path = token_file(output_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_urlsafe(32))
+    write_whole(token_file(output_dir), secrets.token_urlsafe(32), mode=0o600)

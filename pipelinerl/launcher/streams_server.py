@@ -4,10 +4,10 @@ It is reached over the loopback interface only or, by the processes of several h
 """
 
 import json
-import os
 from pathlib import Path
 
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.files import write_whole
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.placement import STREAMS_SERVICE
@@ -56,10 +56,7 @@ def write_server_config(cfg: Config, output_dir: Path) -> None:
     ]
     if cfg.streams.password is not None:
         lines.append(f"requirepass {json.dumps(cfg.streams.password.get_secret_value(), ensure_ascii=False)}")
-    path = _config_path(output_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write("\n".join(lines) + "\n")
+    write_whole(_config_path(output_dir), "\n".join(lines) + "\n", mode=0o600)
 
 
 def forget_earlier_records(cfg: Config, output_dir: Path) -> None:

@@ -10,6 +10,7 @@ from pipelinerl.config.files import typed
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.installed import conf_dir
 from pipelinerl.config.keys import leaves
+from pipelinerl.config.machine import DerivedConfig
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, parts_of
 from pipelinerl.launcher import resumed
@@ -73,12 +74,24 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from sampling.check(cfg)
     yield from objective.check(cfg)
     yield from training.check(cfg, derived)
+    if derived is not None:
+        yield from _rounded_beyond_lag(cfg, derived)
     yield from unplaceable
     yield from machine.check(cfg, hosts, dry_run)
     yield from several_hosts.check(cfg, hosts)
     yield from environments.check(cfg)
     yield from partial.check(cfg)
     yield from resumed.check(cfg)
+
+
+def _rounded_beyond_lag(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
+    """An update that fits into `max_lag` as it is asked for, and not as the ranks of this run make it."""
+    asked, update = derive(cfg, []).texts_per_update, derived.texts_per_update
+    if cfg.max_lag is not None and asked <= cfg.max_lag < update and cfg.updates_engines:
+        yield (
+            f"max_lag={cfg.max_lag}: {derived.trainer_ranks} trainer ranks round an update up to {update} "
+            f"texts, so that nothing would be sampled ahead; set {update} or more, or 0 for taking turns"
+        )
 
 
 def domain_problems(tree: DictConfig, domain: Domain) -> Iterator[str]:

@@ -76,13 +76,6 @@ def _buffers(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
             f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: not a multiple of the {texts} texts "
             f"of a step; set a multiple of {texts}"
         )
-    step = cfg.finetune.train_batch_size * cfg.finetune.gradient_accumulation_passes
-    asked = -(-cfg.finetune.weight_update_interval // step) * step
-    if cfg.max_lag is not None and asked <= cfg.max_lag < interval and cfg.updates_engines:
-        yield (
-            f"max_lag={cfg.max_lag}: {derived.trainer_ranks} trainer ranks round an update up to {interval} "
-            f"texts, so that nothing would be sampled ahead; set {interval} or more, or 0 for taking turns"
-        )
     if pre.dataset_buffer_size and cfg.pop_old_data and cfg.max_lag is None:
         yield "preprocess.dataset_buffer_size: never fills while old texts drop; set pop_old_data=false"
     if cfg.max_lag is not None and pre.dataset_buffer_size > cfg.max_lag + interval:

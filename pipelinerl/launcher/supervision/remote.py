@@ -15,7 +15,7 @@ from pipelinerl.launcher.supervision.spec import ChildSpec, Tell
 POLL_S = 5.0
 LOST_AFTER_S = 20.0
 """Less than the time after which an agent gives its launcher up, so that both never act at once."""
-_CALL_S = 5.0
+CALL_S = 5.0
 _RETRY_S = 0.5
 
 
@@ -62,7 +62,7 @@ class RemoteHost:
         self._tells[key] = tell
         return RemoteChild(spec, self.call("start", key, spec) or 0, self, key)
 
-    def call(self, method: str, *arguments: Any, timeout_s: float = _CALL_S) -> Any:
+    def call(self, method: str, *arguments: Any, timeout_s: float = CALL_S) -> Any:
         """The agent's answer; None without one, because the poll finds out what that means."""
         if self._lost is not None:
             return None
@@ -98,4 +98,4 @@ class RemoteChild:
 
     def wait_until_gone(self, deadline_s: float) -> bool:
         # Nobody can be asked about a lost host; what is left there ends by itself.
-        return self.host.call("gone", self.key, deadline_s, timeout_s=deadline_s + _CALL_S) is not False
+        return self.host.call("gone", self.key, deadline_s, timeout_s=deadline_s + CALL_S) is not False

@@ -46,3 +46,13 @@ def test_a_call_that_blocks_does_not_keep_the_launcher() -> None:
     assert not ends_within(0.05, lambda: bool(stuck.wait()) and None)
     stuck.set()
     assert ends_within(60.0, lambda: None)
+
+
+def test_a_launcher_that_was_stopped_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_head, "ASK_EVERY_S", 0.1)
+    stopped = threading.Event()  # nobody answers, and nobody looks, as long as it stands still
+    watch = HeadWatch("the head", stopped.wait, silent_s=1.0)
+    time.sleep(1.5)
+    watch.check()
+    stopped.set()
+    watch.close()
