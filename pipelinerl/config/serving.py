@@ -131,9 +131,9 @@ class EngineConfig(Section):
     connect_deadline_s: float = Field(5, gt=0)
     """Opening a connection."""
     max_restarts: int = Field(3, ge=0)
-    """Restarts of an engine before the run ends."""
+    """Restarts of an engine or server; afterwards the run goes on without it if others do its work."""
     min_alive: int = Field(1, ge=1)
-    """Engines that must be left when a host is lost; with fewer the run ends."""
+    """Engines that must be left when one is given up, or lost with its host; with fewer the run ends."""
     shutdown_deadline_s: float = Field(15, gt=0)
     """From the request to stop until the process is killed."""
     port: int = Field(8080, ge=1, le=65535)

@@ -57,7 +57,7 @@ class EngineBroadcaster(Broadcaster):
         elements = learner.elements
         transport = build_transport(cfg, elements, self._dtype, learner.device)
         urls = [job.url for job in cfg.jobs_of("actor_llm")]
-        lost = LostEngines(self._output_dir).take if cfg.several_hosts else tuple
+        lost = LostEngines(self._output_dir).take
         self._publisher = Publisher(urls, transport, cfg.weights.kv, lost=lost)
         self._updates = 0
         self._unchecked = FIRST_UPDATES

@@ -263,6 +263,7 @@ class _Run:
             host=job.node_rank,
             alike=tuple(one.name for one in self._cfg.jobs_of("actor_llm")) if served else (),
             least=engine.min_alive,
+            spare=served,
             health=HealthCheck(
                 url=job.url + health,
                 start_deadline_s=start_deadline_s or engine.start_deadline_s,

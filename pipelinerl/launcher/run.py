@@ -109,8 +109,7 @@ class Watchdog:
         """
         if lost := self._supervisor.left_out - self._told_lost:
             self._told_lost |= lost
-            urls = [url for url, name in self._engines.items() if name in lost]
-            lost_engines.tell_lost(self._output_dir, urls)
+            lost_engines.tell_lost(self._output_dir, [u for u, name in self._engines.items() if name in lost])
         for url, cause in self._replacements.take().items():
             if url in self._engines:
                 self._supervisor.replace(self._engines[url], cause)
@@ -133,8 +132,7 @@ def supervise(
     for folder, size in remove_abandoned().items():
         say(f"removed {folder} ({size / 1e6:.1f} MB), which a run that was killed had left")
     stopped_s = min(STOPPED_DEADLINE_S, plan.cfg.watchdog.silent_deadline_s)
-    if plan.cfg.several_hosts:
-        lost_engines.begin(Path(str(plan.cfg.output_dir)))
+    lost_engines.begin(Path(str(plan.cfg.output_dir)))
     faults.hit("launcher:start")
     with (
         interruptible(),

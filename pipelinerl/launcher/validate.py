@@ -64,10 +64,10 @@ def _no_model(kind: str, domain: str | None) -> str:
 
 def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Iterator[str]:
     """Problems of the core's own keys; `hosts` are those of the run."""
-    derived, unplaceable = None, list[str]()
+    places, derived, unplaceable = None, None, list[str]()
     try:  # the trainer's devices decide how many texts a step has
-        trainer = layout(cfg, hosts).trainer_jobs
-        derived = derive(cfg, trainer if "finetune" in cfg.debug.roles else [])
+        places = layout(cfg, hosts)
+        derived = derive(cfg, places.trainer_jobs if "finetune" in cfg.debug.roles else [])
     except ValueError as error:  # a ConfigError, or a parallel size that is no number
         unplaceable = [str(error)]
     yield from data.check(cfg)
@@ -76,12 +76,20 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from training.check(cfg, derived)
     if derived is not None:
         yield from _rounded_beyond_lag(cfg, derived)
+    if places is not None:
+        yield from _more_than_there_are(cfg, len(places.engines))
     yield from unplaceable
     yield from machine.check(cfg, hosts, dry_run)
     yield from several_hosts.check(cfg, hosts)
     yield from environments.check(cfg)
     yield from partial.check(cfg)
     yield from resumed.check(cfg)
+
+
+def _more_than_there_are(cfg: Config, engines: int) -> Iterator[str]:
+    least = cfg.engine.min_alive
+    if least > engines and "actor_llm" in cfg.debug.roles and not cfg.debug.use_existing_llms:
+        yield f"engine.min_alive={least}: this run has {engines} in all; set {engines} or fewer"
 
 
 def _rounded_beyond_lag(cfg: Config, derived: DerivedConfig) -> Iterator[str]:

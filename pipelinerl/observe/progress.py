@@ -48,6 +48,8 @@ def status_line(
         parts.append(f"step {step:.0f}")
     actor = status.get("actor", {})
     parts.append(_rollouts(counts, actor))
+    if out := actor.get("engines_out"):
+        parts.append(f"engines out of rotation: {out.count(',') + 1}")
     parts += _recent(actor)
     # A value that was no number stands as null in the file.
     parts += [form.format(metrics[name]) for name, form in _SHOWN.items() if metrics.get(name) is not None]

@@ -117,6 +117,8 @@ def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> di
     ):
         if name in last:
             rates[label] = float(last[name])
+    if missing := last.get("weights/excluded_engines"):
+        rates["engines_left_out_at_the_end"] = float(missing)
     for label, records, name, reduce in (
         ("generated_tokens_per_second_median", actor, "actor/output_tokens_per_second", np.median),
         ("rollout_latency_mean_s", actor, "actor/latency_mean", np.mean),

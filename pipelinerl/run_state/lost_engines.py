@@ -1,7 +1,8 @@
-"""The launcher's word to the trainer: these engines are gone with their host, and nobody starts them again.
+"""The launcher's word to the trainer: these engines are given up, and nobody starts them again.
 
-Without it each update would wait for an answer of a host that is cut off. An append-only file of addresses,
-`<output_dir>/launcher/lost_engines`, of this start of the run.
+Their restarts are used up, or their host is lost: without this word each update would wait for an answer of
+a host that is cut off. An append-only file of addresses, `<output_dir>/launcher/lost_engines`, of this start
+of the run.
 """
 
 from collections.abc import Iterable

@@ -63,7 +63,9 @@ CONDITIONAL = (
         for name in ("hosts", "ray_address", "actor_hosts", "interface")
     ),
     Inert(
-        "engine.min_alive", lambda c: c.world.backend == "local", "no host can be lost; set world.backend=ray"
+        "engine.min_alive",
+        lambda c: "actor_llm" not in c.debug.roles or c.debug.use_existing_llms,
+        "no engine is started; leave it out",
     ),
     Inert("hardware.devices", _on_cpu, "a CPU run uses no GPU; use hardware=gpu"),
     *(

@@ -63,7 +63,7 @@ class GiveUp:
 
 @dataclass(frozen=True)
 class GoOnWithout:
-    """`name` died of `cause` once too often, and the run does not need it."""
+    """`name` died of `cause` once too often, and the run does not need it, or others do the same work."""
 
     name: str
     cause: str
@@ -79,6 +79,8 @@ class _Child:
     generation: int = 0
     timer: float = math.inf
     killed_for: str = ""
+    was_ready: bool = False
+    """In this or an earlier start."""
 
 
 def describe_exit(code: int) -> str:
@@ -143,6 +145,7 @@ class SupervisorCore:
         child.killed_for = ""
         health = child.spec.health
         child.phase = ChildPhase.STARTING if health else ChildPhase.READY
+        child.was_ready |= health is None
         child.timer = now + health.start_deadline_s if health else math.inf
         return StartChild(child.spec.name, child.generation)
 
@@ -150,7 +153,7 @@ class SupervisorCore:
         """The health check of a start answered."""
         child = self._children[name]
         if child.phase is ChildPhase.STARTING and generation == child.generation and not child.killed_for:
-            child.phase, child.timer = ChildPhase.READY, math.inf
+            child.phase, child.timer, child.was_ready = ChildPhase.READY, math.inf, True
 
     def unresponsive(
         self, name: str, generation: int, cause: str, whatever_phase: bool = False
@@ -184,15 +187,37 @@ class SupervisorCore:
         if most:
             cause += ", not started again" if permanent else f", after {most} restarts"
         child.phase, child.timer = ChildPhase.FAILED, math.inf
-        if child.spec.optional or (child.spec.spare and self._enough_left(child.spec)):
+        needed = self._why_needed(child)
+        if needed is None:
             child.phase = ChildPhase.ENDED
             return [GoOnWithout(name, cause)]
-        return [GiveUp(name, cause)]
+        return [GiveUp(name, cause + needed)]
 
-    def _enough_left(self, spec: ChildSpec) -> bool:
-        """Whether others that do the same work are still there, or will be again."""
+    def _why_needed(self, child: _Child) -> str | None:
+        """Why the run cannot go on without a child, as the end of its cause; None if it can."""
+        spec, left = child.spec, len(self._left(child.spec))
+        if spec.optional:
+            return None
+        if not spec.spare or not left:
+            return ""
+        if not child.was_ready:  # what it was given is wrong: the others are no reason to hide that
+            return ", without having been ready once"
+        return f", {left} of {len(spec.alike)} left, {spec.least} needed" if left < spec.least else None
+
+    def _left(self, spec: ChildSpec) -> list[_Child]:
+        """Children that do the same work and are still there, or will be again."""
         over = (ChildPhase.ENDED, ChildPhase.FAILED)
-        return sum(self._children[name].phase not in over for name in spec.alike) >= spec.least
+        return [child for name in spec.alike if (child := self._children[name]).phase not in over]
+
+    def still_serve(self, name: str) -> str:
+        """How many do the work of a child that was given up, for people; empty for one that was alone."""
+        spec = self._children[name].spec
+        left = self._left(spec)
+        if not left:
+            return ""
+        ready = sum(child.phase is ChildPhase.READY for child in left)
+        starting = f" ({len(left) - ready} starting)" if ready < len(left) else ""
+        return f", {ready} of {len(spec.alike)} still serve{starting}"
 
     def host_lost(self, host: int, cause: str) -> list[Action]:
         """A host is gone with its children: those that others can stand in for are done, others end the run.
@@ -205,7 +230,7 @@ class SupervisorCore:
         for child in lost:
             child.phase, child.timer = ChildPhase.FAILED, math.inf
         for child in lost:
-            if child.spec.optional or (child.spec.alike and self._enough_left(child.spec)):
+            if child.spec.optional or (child.spec.alike and len(self._left(child.spec)) >= child.spec.least):
                 child.phase = ChildPhase.ENDED
                 actions.append(GoOnWithout(child.spec.name, cause))
             else:

@@ -68,7 +68,7 @@ class Supervisor(Closing):
         self._next_look = 0.0
         self._stopping, self._stop_deadline_s = False, stop_deadline_s
         self.left_out: set[str] = set()
-        """Children that were on a lost host, and without which the run goes on."""
+        """Children that were given up, or lost with their host, and without which the run goes on."""
 
     def pids(self) -> dict[str, int]:
         """Pids of the children that run now."""
@@ -145,8 +145,10 @@ class Supervisor(Closing):
             if isinstance(action, GiveUp):
                 raise ChildFailed(name, action.cause, exited.last_words, log_path)
             if isinstance(action, GoOnWithout):
-                said = f"{name}: {action.cause}: {exited.last_words}"
-                self._announce(f"{said}; the run goes on without it (log: {log_path})")
+                self.left_out.add(name)
+                said = f": {exited.last_words}" if exited.last_words else ""
+                goes_on = f"the run goes on without it{self._core.still_serve(name)}"
+                self._announce(f"{name}: {action.cause}{said}; {goes_on} (log: {log_path})")
         if name in self.ended() and not actions:
             self._announce(f"{name} is done")
         self._carry_out(actions)
@@ -164,7 +166,7 @@ class Supervisor(Closing):
                 raise ChildFailed(action.name, cause, "", self._specs[action.name].stderr)
         for action in actions:
             self.left_out.add(action.name)
-            self._announce(f"the run goes on without {action.name}")
+            self._announce(f"the run goes on without {action.name}{self._core.still_serve(action.name)}")
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:

@@ -60,7 +60,8 @@ class ChildSpec:
     while `least` of them are left."""
     least: int = 1
     spare: bool = False
-    """Whether the run also goes on without it, while `least` are left, when its restarts are used up."""
+    """Whether the run also goes on without it, while `least` are left, when its restarts are used up; not if
+    it was never ready: then what it was given is wrong."""
 
     @property
     def can_be_done(self) -> bool:

@@ -53,6 +53,7 @@ class Publisher:
         """Last version that every participant confirmed."""
         self._transport = transport
         self._recompute, self._lost = kv == "recompute", lost
+        self._given_up: list[str] = []
         # Held during an update, and the version that it is to.
         self._updating, self._target = threading.Lock(), 0
         # Engines of the last rendezvous.
@@ -74,9 +75,9 @@ class Publisher:
         self._rendezvous(list(self.engines.values()))
 
     def _leave_out_lost(self) -> None:
-        for url in self._lost():
-            if len(self.engines) > 1:
-                self.engines.pop(url.rstrip("/"), None)
+        for url in (one.rstrip("/") for one in self._lost()):
+            if len(self.engines) > 1 and self.engines.pop(url, None) is not None:
+                self._given_up.append(url)
 
     def publish(self, version: int, named_tensors: Iterable[NamedTensor]) -> UpdateReport:
         """Put `version` into every healthy engine; after a WeightUpdateError nothing may be announced.
@@ -152,9 +153,10 @@ class Publisher:
 
     def _participants(self, report: UpdateReport) -> list[EngineState]:
         """Engines that can take part; one that is new since the last update has its rendezvous first."""
-        report.excluded = {one.url: one.problem for one in self.engines.values() if one.problem}
-        for url in report.excluded:
-            self.engines[url].joined = self.engines[url].last = None
+        report.excluded = dict.fromkeys(self._given_up, "given up by the launcher")
+        for one in (one for one in self.engines.values() if one.problem):
+            report.excluded[one.url] = one.problem
+            one.joined = one.last = None
         engines = [one for one in self.engines.values() if not one.problem]
         if not engines:
             reasons = "; ".join(f"{url}: {reason}" for url, reason in report.excluded.items())

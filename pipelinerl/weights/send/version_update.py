@@ -43,7 +43,7 @@ class UpdateReport:
     paused_s: dict[str, float] = field(default_factory=dict)
     """Per engine, from sending the pause to the answer of resume."""
     excluded: dict[str, str] = field(default_factory=dict)
-    """Engines that did not take part, with the reason."""
+    """Engines that did not take part, also those that are gone for good, with the reason."""
     lost_tokens: float = 0.0
     """Tokens that all engines would have sampled meanwhile, at the rate they had since the update before."""
     joined: list[str] = field(default_factory=list)

@@ -12,6 +12,7 @@ import torch
 from pipelinerl.config import Config, Job
 from pipelinerl.finetune import broadcast
 from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster, build_transport
+from pipelinerl.run_state.lost_engines import tell_lost
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.nccl_transport import NcclTransport
 from pipelinerl.weights.send.parity import ParityLimits, ParityResult
@@ -97,6 +98,18 @@ def test_a_comparison_follows_the_first_two_updates_then_every_so_many(parts: Pa
     for version in range(9):
         made.publish(version)
     assert compared == [0, 1, 4, 8]
+
+
+def test_the_publisher_hears_from_the_launcher_which_engines_are_given_up(
+    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one host as on several."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(broadcast, "Publisher", lambda *arguments, **named: given.update(named))
+    EngineBroadcaster(parts[0]._learner, config(tmp_path, directory=str(tmp_path / "weights")))
+    assert given["lost"]() == []
+    tell_lost(tmp_path, ["http://e"])
+    assert given["lost"]() == ["http://e"]
 
 
 def test_a_comparison_can_be_asked_for_once(parts: Parts, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the launcher does about engines that the trainer gave up, and about a run that stands still."""
+"""What the launcher does about engines that somebody gave up, and about a run that stands still."""
 
 import time
 from pathlib import Path
@@ -9,9 +9,12 @@ import pytest
 
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.machine import Job
+from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.run import Completion, Watchdog
 from pipelinerl.run_state import lost_engines
 from pipelinerl.run_state.replacements import ask_for_replacement
+from tests.support.one_host import one_host
+from tests.unit.launcher.conftest import Placed
 
 URL = "http://127.0.0.1:8080"
 
@@ -56,7 +59,18 @@ def test_an_engine_that_the_trainer_gave_up_is_replaced_once(tmp_path: Path) -> 
     assert supervisor.replaced == [("actor_vllm_0", "weight update failed at update")]
 
 
-def test_the_trainer_is_told_once_of_an_engine_whose_host_is_lost(tmp_path: Path) -> None:
+def test_engines_of_one_host_stand_in_for_each_other_and_nothing_else_does(
+    placed: Placed, tmp_path: Path
+) -> None:
+    more = ("engine.count=3", "engine.min_alive=2", "world.preprocessor_fraction=1")
+    cfg, _ = placed("hardware=cpu", *more, "finetune.rl.kl_coef=0.1")
+    children = commands(cfg, tmp_path / "run", [], one_host(), None)
+    engines = tuple(f"actor_vllm_{index}" for index in range(3))
+    assert {child.name for child in children if child.spare} == set(engines) < {one.name for one in children}
+    assert {(child.alike, child.least) for child in children if child.spare} == {(engines, 2)}
+
+
+def test_the_trainer_is_told_once_of_an_engine_that_is_given_up(tmp_path: Path) -> None:
     lost_engines.begin(tmp_path)
     lost_engines.tell_lost(tmp_path, ["http://of-an-earlier-start"])
     lost_engines.begin(tmp_path)

@@ -25,7 +25,7 @@ from pipelinerl.observe.plots import lag_histogram, pace, smooth
 from pipelinerl.observe.progress import ProgressDisplay, notable_waits, status_line
 from pipelinerl.observe.report import comparison_rows, write_report
 from pipelinerl.observe.status import StatusFile
-from pipelinerl.observe.summary import compare, summarise
+from pipelinerl.observe.summary import compare, run_rates, summarise
 from pipelinerl.report import main
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, RolloutLog
 from pipelinerl.streams import SingleStreamSpec, StoredStreamSpec
@@ -70,6 +70,12 @@ def test_a_paired_difference_is_tighter_than_two_intervals_and_skips_missing_pro
         paired_difference([1.0], [1.0, 2.0])
     with pytest.raises(ValueError, match="at least one value"):
         mean_interval([None])
+
+
+def test_the_report_says_how_many_engines_are_missing_at_the_end() -> None:
+    updates = [{"weights/excluded_engines": count} for count in (1.0, 0.0, 2.0)]
+    assert run_rates([], updates) == {"engines_left_out_at_the_end": 2.0}
+    assert run_rates([], updates[:2]) == {}
 
 
 def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path) -> None:
@@ -227,6 +233,8 @@ def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
     nothing = {"actor/test_success_mean": None, "stats/lag": 3.0}  # null: it was no number
     assert "test success" not in status_line(nothing, RolloutCounts(), status, None, 61.0)
     del status["actor"]["test_problems"]
+    out = {"actor": {"engines_out": "http://127.0.0.1:8080, http://127.0.0.1:8081"}}
+    assert " | engines out of rotation: 2" in status_line({}, RolloutCounts(), out, None, 61.0)
     assert "success" not in line, "the metrics are of the groups since the last version, however few"
     empty = status_line({}, RolloutCounts(), status, None, 61.0)
     assert empty == "1:01 | rollouts 0: 0 open | waiting: actor for an engine with room (12 of 60 s)"

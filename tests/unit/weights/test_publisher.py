@@ -233,14 +233,16 @@ def test_versions_only_grow_and_the_layout_stays(pair: Pair) -> None:
     assert not pair.first.paused
 
 
-def test_an_engine_of_a_lost_host_is_asked_nothing_more(pair: Pair) -> None:
-    lost = [["http://127.0.0.1:9/"], [], [pair.urls[0]], [pair.urls[1]]]
-    pair.urls.append("http://127.0.0.1:9")  # its host was lost before it was ready
+def test_an_engine_that_was_given_up_is_asked_nothing_more_and_counts_as_left_out(pair: Pair) -> None:
+    gone = "http://127.0.0.1:9"
+    lost = [[f"{gone}/"], [], [pair.urls[0]], [pair.urls[1]]]
+    pair.urls.append(gone)  # its host was lost before it was ready
     publisher = pair.ready(lost=lambda: lost.pop(0))
-    assert list(publisher.publish(1, TENSORS).excluded) == []
+    assert publisher.publish(1, TENSORS).excluded == {gone: "given up by the launcher"}
     pair.first.calls.clear()
-    assert list(publisher.publish(2, TENSORS).excluded) == [] and pair.first.calls == []
-    publisher.publish(3, TENSORS)
+    left_out = publisher.publish(2, TENSORS).excluded
+    assert list(left_out) == [gone, pair.urls[0]] and pair.first.calls == []
+    assert list(publisher.publish(3, TENSORS).excluded) == [gone, pair.urls[0]]
     assert pair.second.label == "3", "the last engine is never left out"
 
 

@@ -66,6 +66,58 @@ def test_an_engine_restarts_three_times_with_growing_delays_and_then_ends_the_ru
     assert core.phase("engine") is ChildPhase.FAILED
 
 
+def several(least: int = 1, restarts: int = 0) -> list[ChildSpec]:
+    """Engines of which each can stand in for the others."""
+    names = ("e0", "e1", "e2")
+    health = HealthCheck(url="http://127.0.0.1:1/")
+    policy = {"alike": names, "least": least, "spare": True, "max_restarts": restarts, "health": health}
+    return [child(name, **policy) for name in names]
+
+
+def test_one_of_several_engines_is_given_up_and_the_last_one_ends_the_run() -> None:
+    core = begun(*several(restarts=1), child("actor", depends=("e0", "e1", "e2")))
+    for name in ("e0", "e1", "e2"):
+        core.healthy(name, 0)
+    assert core.tick(0.5) == [StartChild("actor", 0)] and core.all_ready
+    for index, name in enumerate(("e0", "e1")):
+        assert isinstance(core.exited(name, 0, -9, 1.0)[0], RestartChild)
+        core.tick(10.0 + index)
+        # It never answered again; that it had is what counts.
+        assert core.exited(name, 1, 1, 20.0) == [GoOnWithout(name, "exit status 1, after 1 restarts")]
+        assert core.phase(name) is ChildPhase.ENDED and core.all_ready and not core.completed
+        assert core.still_serve(name) == f", {2 - index} of 3 still serve"
+        assert core.tick(100.0) == [] and core.unresponsive(name, 1, "half a model") == []
+    assert core.exited("e2", 0, 2, 200.0) == [GiveUp("e2", "exit status 2, not started again")]
+
+
+def test_one_of_several_engines_that_was_never_ready_ends_the_run() -> None:
+    core = begun(*several(restarts=1))
+    core.healthy("e0", 0)
+    assert isinstance(core.exited("e1", 0, 1, 1.0)[0], RestartChild)
+    core.tick(10.0)
+    cause = "exit status 1, after 1 restarts, without having been ready once"
+    assert core.exited("e1", 1, 1, 11.0) == [GiveUp("e1", cause)]
+
+
+def test_engines_are_given_up_only_while_as_many_are_left_as_are_needed() -> None:
+    core = begun(*several(least=2))
+    for name in ("e0", "e1", "e2"):
+        core.healthy(name, 0)
+    assert core.exited("e1", 0, -9, 1.0) == [GoOnWithout("e1", "killed by SIGKILL")]
+    assert core.exited("e0", 0, -9, 1.0) == [GiveUp("e0", "killed by SIGKILL, 1 of 3 left, 2 needed")]
+
+
+def test_an_engine_that_is_being_started_again_is_left_but_does_not_serve() -> None:
+    core = begun(*several(restarts=1))
+    for name in ("e0", "e1", "e2"):
+        core.healthy(name, 0)
+    core.exited("e0", 0, -9, 1.0)
+    assert core.exited("e1", 0, 127, 1.0) == [GoOnWithout("e1", "exit status 127, not started again")]
+    assert core.still_serve("e1") == ", 1 of 3 still serve (1 starting)"
+    assert core.exited("e2", 0, 127, 1.0) == [GoOnWithout("e2", "exit status 127, not started again")]
+    assert core.still_serve("e2") == ", 0 of 3 still serve (1 starting)"
+
+
 def test_the_death_of_a_child_without_restarts_ends_the_run_at_once() -> None:
     core = begun(child("actor"))
     assert core.exited("actor", 0, 1, 5.0) == [GiveUp("actor", "exit status 1")]
