@@ -13,8 +13,8 @@ takes off what a plan's queries leak. `padded`, which runs only when it is named
 the way and after. `--patterns` are hop patterns, one L (private) or W (web) per hop; none: the world's.
 `--parallel` runs at a time keep two cores busy each. Finished runs are not repeated, so the command can be
 stopped and started again; `--report` starts nothing and reports what runs that are not at their end have in
-common: evaluations up to the fewest texts that a run was last evaluated at. arms.json and arms.png go to
-`--results`.
+common: evaluations up to the fewest texts that a run was last evaluated at. arms.json (its `gates` as
+`benchmarks._gates` describes them) and arms.png go to `--results`.
 """
 
 import argparse
@@ -32,8 +32,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks._figures import RESULTS, command_line, write_json
+from benchmarks._gates import Change, Difference, Gate, Shares
 from benchmarks._runs import Values, evaluations, launch, paired
-from pipelinerl.observe.intervals import Interval, bootstrap, known
+from pipelinerl.observe.intervals import bootstrap, known
 from pipelinerl.observe.plots import COLOURS, DASHES, MARKERS
 
 DECISIONS = (
@@ -136,18 +137,17 @@ def at_point(runs: Runs, arm: str, index: int, seeds: Iterable[int] | None = Non
     return [runs[arm][seed].values[index] for seed in (runs[arm] if seeds is None else seeds)]
 
 
-def against(runs: Runs, arm: str, other: str | None, metric: str) -> tuple[Interval, str]:
-    """Difference of the final models, arm minus other (None: its own start), paired by chain; and in words.
+def against(runs: Runs, arm: str, other: str | None, metric: str) -> Difference:
+    """Of the final models, arm minus other (None: its own start), paired by chain.
 
-    Two arms are compared over the seeds that both have. The words hold each seed's difference, too: an
-    interval over pooled chains does not show how much runs differ.
+    Two arms are compared over the seeds that both have.
     """
     seeds = both(runs, arm, arm if other is None else other)
     before = at_point(runs, arm, 0, seeds) if other is None else at_point(runs, other, -1, seeds)
     pairs = list(zip(before, at_point(runs, arm, -1, seeds), strict=True))
     one = paired(pairs, metric)[2]
-    by_seed = ", ".join(f"{paired([pair], metric)[2].mean:+.3f}" for pair in pairs)
-    return one, f"{one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}] n={one.n}, by seed {by_seed}"
+    by_seed = [paired([pair], metric)[2].mean for pair in pairs]
+    return Difference(value=one.mean, low=one.low, high=one.high, n=one.n, by_seed=by_seed)
 
 
 def both(runs: Runs, arm: str, other: str) -> list[int]:
@@ -165,54 +165,59 @@ def with_a_start(runs: Runs) -> list[str]:
     return [arm for arm, seeds in runs.items() if all(run.begins for run in seeds.values())]
 
 
-def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
+def gates(runs: Runs) -> dict[str, Gate]:
     """The orders that the arms are to show: whether each holds, and the figures that decide it.
 
     Of an arm in which a run has lost its start nothing that asks for the start is decided; how soon a success
     is reached (O3) only of runs that were evaluated on the way.
     """
-    found: dict[str, tuple[bool, str]] = {}
+    found: dict[str, Gate] = {}
     begun = with_a_start(runs)
     if "outcome" in begun:
-        change, shown = against(runs, "outcome", None, "success")
-        found["O1 outcome raises success"] = change.low > 0, shown
-        change, shown = against(runs, "outcome", None, "leak")
-        found["O2 outcome raises leakage"] = change.low > 0, shown
+        change = against(runs, "outcome", None, "success")
+        found["O1 outcome raises success"] = Gate(change.low > 0, change)
+        change = against(runs, "outcome", None, "leak")
+        found["O2 outcome raises leakage"] = Gate(change.low > 0, change)
     if (
         {"outcome", "situational"} <= {*begun}
         and both(runs, "outcome", "situational")
         and all(run.between for run in runs["situational"].values())
     ):
-        shares = []
-        for seed in both(runs, "outcome", "situational"):
-            run = runs["outcome"][seed]
-            target = run.curve("success")[-1]
-            texts, of = runs["situational"][seed].texts_to(target), run.texts_to(target)
-            # Where training gained nothing (`of` is 0) there is nothing to be faster at.
-            shares.append(texts / of if of > 0 else float("inf"))
-        shown = "share of the texts per seed: " + ", ".join(f"{share:.2f}" for share in shares)
-        found["O3 situational needs fewer texts, every seed"] = max(shares) < 1, shown
-        found["O3 goal: a third of the texts"] = float(np.mean(shares)) <= 1 / 3, shown
+        shares = shares_of_texts(runs)
+        found["O3 situational needs fewer texts, every seed"] = Gate(max(shares.by_seed) < 1, shares)
+        found["O3 goal: a third of the texts"] = Gate(float(np.mean(shares.by_seed)) <= 1 / 3, shares)
     if both(runs, "padded", "situational"):
         for metric in ("success", "leak"):
-            change, shown = against(runs, "padded", "situational", metric)
-            found[f"padding raises {metric}"] = change.low > 0, shown
+            change = against(runs, "padded", "situational", metric)
+            found[f"padding raises {metric}"] = Gate(change.low > 0, change)
     if "penalty" in begun:
-        change, shown = against(runs, "penalty", None, "leak")
-        found["O4 penalty lowers leakage"] = change.high < 0, shown
+        change = against(runs, "penalty", None, "leak")
+        found["O4 penalty lowers leakage"] = Gate(change.high < 0, change)
         start, end = (pooled_mean(runs, "penalty", index, "leak") for index in (0, -1))
-        found["O4 goal: a third of the base"] = end <= start / 3, f"{start:.3f} -> {end:.3f}"
-        change, shown = against(runs, "penalty", None, "success")
-        found["O5 penalty raises success"] = change.low > 0, shown
+        found["O4 goal: a third of the base"] = Gate(end <= start / 3, Change(start=start, end=end))
+        change = against(runs, "penalty", None, "success")
+        found["O5 penalty raises success"] = Gate(change.low > 0, change)
     if both(runs, "penalty", "situational"):
-        cost, shown = against(runs, "penalty", "situational", "success")
-        found["O5 at most 3 points below situational"] = cost.mean >= -0.03, shown
+        cost = against(runs, "penalty", "situational", "success")
+        found["O5 at most 3 points below situational"] = Gate(cost.value >= -0.03, cost)
         # Over the seeds that both have, or an arm with an easier seed more would be the best.
         others = [arm for arm in runs if arm != "penalty" and both(runs, "penalty", arm)]
-        best = min(others, key=lambda arm: against(runs, "penalty", arm, "success")[0].mean)
-        cost, shown = against(runs, "penalty", best, "success")
-        found[f"O5 goal: not 5 points below {best}"] = cost.low > -0.05, shown
+        costs = {arm: against(runs, "penalty", arm, "success") for arm in others}
+        best = min(costs, key=lambda arm: costs[arm].value)
+        found[f"O5 goal: not 5 points below {best}"] = Gate(costs[best].low > -0.05, costs[best])
     return found
+
+
+def shares_of_texts(runs: Runs) -> Shares:
+    """Texts until `situational` has the success with which `outcome` ends, of the texts `outcome` needs."""
+    shares = []
+    for seed in both(runs, "outcome", "situational"):
+        run = runs["outcome"][seed]
+        target = run.curve("success")[-1]
+        texts, of = runs["situational"][seed].texts_to(target), run.texts_to(target)
+        # Where training gained nothing (`of` is 0) there is nothing to be faster at.
+        shares.append(texts / of if of > 0 else float("inf"))
+    return Shares(by_seed=shares)
 
 
 def judged(runs: Runs) -> dict[str, dict[str, Any]]:
@@ -221,9 +226,9 @@ def judged(runs: Runs) -> dict[str, dict[str, Any]]:
         for seed in (seed for seed, run in seeds.items() if not run.begins):
             print(f"{arm}, seed {seed}: its evaluation before training is lost; what asks for it is left out")
     found = gates(runs)
-    for name, (holds, figures) in found.items():
-        print(f"{'holds ' if holds else 'MISSED'}  {name}: {figures}")
-    return {name: {"holds": holds, "figures": figures} for name, (holds, figures) in found.items()}
+    for name, gate in found.items():
+        print(f"{'holds ' if gate.holds else 'MISSED'}  {name}: {gate.figures.words}")
+    return {name: gate.as_data() for name, gate in found.items()}
 
 
 def table(runs: Runs) -> dict[str, dict[str, Any]]:

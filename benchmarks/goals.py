@@ -6,6 +6,7 @@ status is the number of rows that are missed or open.
 """
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ PAGE = FOLDER / "README.md"
 
 def share_of_texts(result: Any) -> float:
     """The worst seed's share of the texts that outcome rewards needed; infinite if it never got there."""
-    told = result["gates"]["O3 goal: a third of the texts"]["figures"]
-    return max(float(one) for one in told.rpartition(":")[2].split(","))
+    shares = result["gates"]["O3 goal: a third of the texts"]["by_seed"]
+    return max(math.inf if one is None else float(one) for one in shares)
 
 
 def leak_ratio(result: Any) -> float:
@@ -34,13 +35,12 @@ def leak_ratio(result: Any) -> float:
 
 def penalty_cost(result: Any) -> float:
     """Points of success between penalty and outcome rewards, lower end of the interval."""
-    told = result["gates"]["O5 goal: not 5 points below outcome"]["figures"]
-    return 100 * float(told.partition("[")[2].partition(",")[0])
+    return 100 * float(result["gates"]["O5 goal: not 5 points below outcome"]["low"])
 
 
 def penalty_cost_mean(result: Any) -> float:
     """Points of success between penalty and situational rewards alone."""
-    return 100 * float(result["gates"]["O5 at most 3 points below situational"]["figures"].partition(" ")[0])
+    return 100 * float(result["gates"]["O5 at most 3 points below situational"]["value"])
 
 
 def ppo_share(result: Any) -> float:

@@ -147,6 +147,13 @@ class BaseDomain:
         """Problems found before anything starts, one line each with the remedy."""
         return []
 
+    def validate_recipe(self, cfg: DictConfig) -> list[str]:
+        """Problems of the bootstrap's recipe found before it trains anything, one line each with the remedy.
+
+        `cfg.bootstrap.start` is the model that it begins with, or null for a new one.
+        """
+        return []
+
     def remedy(self, key: str) -> str | None:
         """What to do instead of a key of the domain's block that older configurations know; None for others.
 
@@ -215,7 +222,7 @@ def resolve_dotted(path: str, key: str) -> Any:
 
 
 class CombinedDomain(BaseDomain):
-    """Asks each domain in turn; demonstrations and vocabulary belong to the model of one and are left out."""
+    """Asks each domain in turn; what a recipe needs belongs to the model of one and is left out."""
 
     def __init__(self, parts: Mapping[str, Domain]) -> None:
         """`parts` by the dotted path that names them; snapshots are told apart by it."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from domains.privacy_hopqa.context import prompt_problems
 from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.leakage.notes import query_notes
 from domains.privacy_hopqa.leakage.section import leakage_section
@@ -24,14 +25,12 @@ from domains.privacy_hopqa.services import (
     scoring_server,
 )
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, remedy_for, settings_of
-from domains.privacy_hopqa.teacher.demonstrations import demonstrations
+from domains.privacy_hopqa.teacher.demonstrations import ADVERSARY, demonstrations
 from domains.privacy_hopqa.teacher.script import SKELETONS
 from domains.privacy_hopqa.world import WorldError, generate, world_config
 from pipelinerl.domain import BaseDomain, NamedService, NotesOf, ReportFocus, ReportSection, ServiceSpec
 
 WORLD_FOLDER = "world"
-CHARS_PER_TOKEN = 6.0
-"""No tokenizer gets more characters of running text into a token on average."""
 
 
 class PrivacyHopQADomain(BaseDomain):
@@ -90,8 +89,22 @@ class PrivacyHopQADomain(BaseDomain):
             settings = settings_of(cfg)
         except ValueError as error:
             return [str(error)]
-        checks = (_model_problems, _data_problems, _row_problems, _mode_problems, _context_problems)
+        checks = (_data_problems, _row_problems, _mode_problems, _context_problems)
         return [problem for check in checks for problem in check(cfg, settings)]
+
+    def validate_recipe(self, cfg: DictConfig) -> list[str]:
+        """Play that is imitated by a model that cannot read it, or in prompts that do not fit."""
+        try:
+            settings = settings_of(cfg)
+        except ValueError as error:
+            return [str(error)]
+        recipe = cfg.bootstrap
+        if all(phase.name == ADVERSARY for phase in recipe.phases):  # has prompts of its own
+            return []
+        room = _room(settings) | {
+            f"bootstrap.shape.max_length={recipe.shape.max_length}": recipe.shape.max_length
+        }
+        return [*prompt_problems(settings, "bootstrap.start", recipe.start, room)]
 
     def remedy(self, key: str) -> str | None:
         """What replaces a key of the published recipe that has no counterpart here."""
@@ -125,34 +138,6 @@ def world_paths(world: Path) -> dict[str, Any]:
         f"{KEY}.task_data_root": str(world / "tasks"),
         f"{KEY}.web_corpus_path": str(world / "web.jsonl"),
     }
-
-
-def _model_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
-    """A model that cannot play the compact prompts, by its tokenizer.
-
-    The codewords mean something only to who was trained on them. The recipe gives such a model a tokenizer
-    with a token for each piece of the answers, and training keeps it, wherever the model is saved; no
-    general-purpose tokenizer has these pieces. Without a file to read (a hub name, another format) nothing is
-    known.
-    """
-    path = OmegaConf.select(cfg, "model_path")
-    file = Path(str(path)) / "tokenizer.json"
-    if settings.prompt_set != "compact" or not path or not file.is_file():
-        return
-    from tokenizers import Tokenizer  # takes a tenth of a second, which other prompts need not spend
-
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception:  # the class that it raises for any damage, which other checks and the engine name
-        return
-    counts = ((piece, len(tokenizer.encode(piece, add_special_tokens=False).ids)) for piece in SKELETONS)
-    split = next(((piece, count) for piece, count in counts if count > 1), None)
-    if split is not None:
-        yield (
-            f"model_path={path}: does not know the codewords of {KEY}.prompt_set=compact, which only models "
-            f"made here were trained on (they have {split[0]} as one token, this one as {split[1]}); use "
-            f"+preset={KEY}_pretrained, or {KEY}.prompt_set=full with a context of 4,096 tokens"
-        )
 
 
 def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
@@ -232,6 +217,13 @@ def _query_log_problems(settings: PrivacyHopQASettings) -> Iterator[str]:
         )
 
 
+def _room(settings: PrivacyHopQASettings) -> dict[str, int]:
+    """Tokens for a prompt and its answer, by the setting that bounds them."""
+    limit = settings.generation_context_limit_tokens
+    named = f"{KEY}.generation_context_limit_tokens={limit}"
+    return {named: limit - settings.generation_context_margin_tokens}
+
+
 def _context_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
     limit = settings.generation_context_limit_tokens
     embedded = OmegaConf.select(cfg, "engine.kind") == "embedded"
@@ -249,10 +241,9 @@ def _context_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterat
             f"{KEY}.generation_context_margin_tokens={settings.generation_context_margin_tokens} leaves no "
             f"room in {KEY}.generation_context_limit_tokens={limit}"
         )
-    elif settings.reader_window_chars > CHARS_PER_TOKEN * room:
-        yield (
-            f"{KEY}.generation_context_limit_tokens={limit}: too small for a window of "
-            f"{KEY}.reader_window_chars={settings.reader_window_chars}; raise the one or lower the other"
+    else:
+        yield from prompt_problems(
+            settings, "model_path", OmegaConf.select(cfg, "model_path"), _room(settings)
         )
     deadline = OmegaConf.select(cfg, "actor.rollout_deadline_s")
     if deadline is not None and settings.rollout_timeout_s >= deadline:

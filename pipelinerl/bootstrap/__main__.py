@@ -36,8 +36,11 @@ def main(argv: list[str]) -> int:
         assert cfg.domain_hooks is not None
         if cfg.bootstrap.start is not None and not Path(cfg.bootstrap.start).is_dir():
             raise ConfigError(f"bootstrap.start={cfg.bootstrap.start}: no such folder; give that of a model")
+        if problems := load_domain(cfg.domain_hooks).validate_recipe(tree):
+            raise ConfigError(problems)
     except ConfigError as error:
-        print(f"bootstrap: {error}", file=sys.stderr)
+        for problem in error.problems:
+            print(f"bootstrap: {problem}", file=sys.stderr)
         return 2
     out = Path(cfg.bootstrap.out or f"results/bootstrap/{cfg.domain_name}")
     if cfg.validate_:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.measured import NUMBER, figure, result
+from tests.support.measured import figure, result
 
 Claim = tuple[str, str, Callable[[], list[float]]]
 """A page, a pattern with a group for each number, and the numbers by their JSON."""
@@ -31,9 +31,10 @@ def smollm2_reputation() -> list[float]:
 
 
 def gate(name: str, file: str = "arms") -> list[float]:
-    """Difference, interval and differences by seed, as the file tells them."""
-    told = result(file)["gates"][name]["figures"]
-    return [float(number) for number in NUMBER.findall(re.sub(r"n=\d+", "", told))]
+    """Difference, interval and differences by seed; or start and end, where that is what decides it."""
+    found = result(file)["gates"][name]
+    keys = ("start", "end") if "start" in found else ("value", "low", "high")
+    return [*(found[key] for key in keys), *found.get("by_seed", ())]
 
 
 def speed(*keys: str) -> float:

@@ -4,6 +4,7 @@ A function takes the cells of one row and returns the values of its numbers in t
 """
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -109,6 +110,12 @@ def padded(row: Cells) -> list[Value]:
     return arms(row, "arms_padded")
 
 
+def shares_of_texts(file: str) -> list[float]:
+    """What `situational` needed of the texts of `outcome`, by seed; infinite where it never got there."""
+    shares = result(file)["gates"]["O3 goal: a third of the texts"]["by_seed"]
+    return [math.inf if share is None else float(share) for share in shares]
+
+
 def credit(row: Cells) -> list[Value]:
     file = {
         "two to four hops, 1,032 chains, 3 seeds": "arms_decisions",
@@ -117,8 +124,7 @@ def credit(row: Cells) -> list[Value]:
     }[row[0]]
     found = result(file)
     success = [found["table"][arm]["success"]["mean"] for arm in ("start", "outcome", "situational")]
-    shares = found["gates"]["O3 goal: a third of the texts"]["figures"].rpartition(":")[2].split(",")
-    return [found["texts"], *success, *(float(share) for share in shares)]
+    return [found["texts"], *success, *shares_of_texts(file)]
 
 
 def tier(row: Cells) -> list[Value]:

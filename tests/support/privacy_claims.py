@@ -1,11 +1,12 @@
 """Tables and sentences of the privacy agent's README about a pretrained model: what their JSON says."""
 
+import math
 from typing import Any
 
 import numpy as np
 
 from tests.support.claims import Claim, gate
-from tests.support.measured import NUMBER, PRIVACY, Cells, Value, result
+from tests.support.measured import PRIVACY, Cells, Value, result, shares_of_texts
 
 ARMS = ("outcome", "situational", "penalty")
 
@@ -92,11 +93,9 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
         PRIVACY,
         r"leakage\s+fell: (\S+) \[(\S+), (\S+)\] in some 2,000 texts, (\S+) \[(\S+), (\S+)\] in 640",
         lambda: [
-            float(number)
+            number
             for file in ("arms_four_hops", "arms_four_hops_640")
-            for number in NUMBER.findall(
-                result(file)["gates"]["O2 outcome raises leakage"]["figures"].partition("]")[0]
-            )
+            for number in gate("O2 outcome raises leakage", file)[:3]
         ],
     ),
     "two GPUs, intent": (
@@ -222,13 +221,7 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
     "arms, texts until the outcome arm's success": (
         PRIVACY,
         r"final success they took (\S+) and (\S+) of its texts with two\s+seeds and never reached it",
-        lambda: [
-            float(share)
-            for share in result("arms")["gates"]["O3 goal: a third of the texts"]["figures"]
-            .rpartition(":")[2]
-            .split(",")
-            if share.strip() != "inf"
-        ],
+        lambda: [share for share in shares_of_texts("arms") if math.isfinite(share)],
     ),
     "arms, leakage by texts": (
         PRIVACY,

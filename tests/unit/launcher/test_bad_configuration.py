@@ -242,6 +242,17 @@ def test_a_model_that_cannot_play_the_compact_prompts_is_refused(
     assert validate(*given) == (0, "")
 
 
+def test_complete_prompts_do_not_start_in_the_context_of_the_compact_ones(
+    validate: Validate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU profile's sizes, with its own model; nothing else is said beside it."""
+    monkeypatch.setattr(imports, "check", lambda cfg: [])
+    status, said = validate("+domain=privacy_hopqa", "hardware=cpu", "privacy_hopqa.prompt_set=full")
+    assert status == 2
+    check_one_line(said, "launcher: privacy_hopqa.generation_context_limit_tokens=1024 leaves 1,008 tokens")
+    assert "use +preset=privacy_hopqa_pretrained" in said
+
+
 def test_every_key_with_one_letter_changed_is_refused_with_a_hint(tmp_path: Path) -> None:
     """Each of some three hundred keys, as composed for a domain, loses the last letter of its name."""
     tree = compose(["+domain=privacy_hopqa", "hardware=cpu"]).tree

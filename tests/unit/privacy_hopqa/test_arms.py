@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import arms
 from benchmarks._figures import command_line
+from benchmarks._gates import Change, Gate
 from benchmarks._runs import launch
 from benchmarks.arms import ARMS, METRICS, Run, gates, shared_texts
 
@@ -23,6 +24,11 @@ def run(*success: float, leak: float = 0.0) -> Run:
     return Run([100 * i for i in range(len(success))], values)
 
 
+def by_seed(gate: Gate) -> list[float]:
+    assert not isinstance(gate.figures, Change)
+    return [*gate.figures.by_seed]
+
+
 def test_padding_is_an_arm_on_demand_and_differs_from_situational_in_one_key() -> None:
     named = command_line(arms.__doc__, ["--arms", "situational", "padded"], arms=ARMS).arms
     assert named == ["situational", "padded"] and "padded" not in command_line(arms.__doc__, []).arms
@@ -33,9 +39,9 @@ def test_padding_is_an_arm_on_demand_and_differs_from_situational_in_one_key() -
 
 def test_padding_is_compared_with_the_same_rewards_without_it() -> None:
     found = gates({"situational": {0: run(0.2, 0.4)}, "padded": {0: run(0.2, 0.8)}})
-    assert found["padding raises success"][0] is True
-    assert found["padding raises success"][1].endswith("by seed +0.400")
-    assert found["padding raises leak"][0] is False
+    assert found["padding raises success"].holds is True
+    assert by_seed(found["padding raises success"]) == pytest.approx([0.4])
+    assert found["padding raises leak"].holds is False
 
 
 def test_texts_are_interpolated_and_never_reached_is_infinite() -> None:
@@ -53,7 +59,7 @@ def test_situational_is_faster_only_where_it_reaches_the_same_success_earlier() 
     outcome = run(0.2, 0.4, 0.8)
     for other, holds in ((run(0.2, 0.8, 0.8), True), (run(0.2, 0.3, 0.7), False)):
         found = gates({"outcome": {0: outcome}, "situational": {0: other}})
-        assert found["O3 situational needs fewer texts, every seed"][0] is holds
+        assert found["O3 situational needs fewer texts, every seed"].holds is holds
 
 
 def test_how_soon_is_not_decided_of_runs_without_an_evaluation_on_the_way() -> None:
@@ -72,8 +78,8 @@ def test_a_curve_is_drawn_where_its_runs_were_evaluated() -> None:
 
 def test_a_run_that_gained_nothing_is_no_measure_of_speed() -> None:
     found = gates({"outcome": {0: run(0.5, 0.6, 0.5)}, "situational": {0: run(0.5, 0.7, 0.8)}})
-    assert found["O3 situational needs fewer texts, every seed"][0] is False
-    assert found["O1 outcome raises success"][0] is False
+    assert found["O3 situational needs fewer texts, every seed"].holds is False
+    assert found["O1 outcome raises success"].holds is False
 
 
 def test_a_finished_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
@@ -89,22 +95,22 @@ def test_differences_are_also_said_by_seed() -> None:
     """Pooled over chains, one seed can carry a difference that the others do not have."""
     outcome = {0: run(0.2, 0.4, leak=0.5), 1: run(0.2, 0.6)}
     outcome[0].values[0]["leak"] = [0.0] * CHAINS
-    holds, figures = gates({"outcome": outcome})["O2 outcome raises leakage"]
-    assert holds and figures.endswith(", by seed +0.500, +0.000")
+    gate = gates({"outcome": outcome})["O2 outcome raises leakage"]
+    assert gate.holds and by_seed(gate) == [0.5, 0.0]
 
 
 def test_two_arms_are_compared_over_the_seeds_that_both_have() -> None:
     penalty = {0: run(0.2, 0.4), 1: run(0.2, 1.0)}
     found = gates({"penalty": penalty, "situational": {0: run(0.2, 0.6)}})
-    assert found["O5 at most 3 points below situational"][1].endswith("by seed -0.200")
-    assert found["O5 penalty raises success"][1].endswith("by seed +0.200, +0.800")
+    assert by_seed(found["O5 at most 3 points below situational"]) == pytest.approx([-0.2])
+    assert by_seed(found["O5 penalty raises success"]) == pytest.approx([0.2, 0.8])
     with pytest.raises(KeyError):
         arms.at_point({"penalty": penalty}, "penalty", -1, [2])
     missing = {
         "outcome": {0: run(0.2, 0.4, 0.8), 1: run(0.2, 0.4, 0.8)},
         "situational": {1: run(0.2, 0.8, 0.8)},
     }
-    assert gates(missing)["O3 situational needs fewer texts, every seed"][0] is True
+    assert gates(missing)["O3 situational needs fewer texts, every seed"].holds is True
 
 
 def test_arms_without_a_common_seed_are_not_compared() -> None:
