@@ -274,6 +274,59 @@ def draw(runs: Runs, path: Path) -> None:
     plt.close(figure)
 
 
+def draw_ends(runs: Runs, path: Path) -> None:
+    """Success over leakage of runs that were asked before and after training alone, where a curve would mislead.
+
+    For each arm its mean with intervals, small marks for the seeds, and an arrow from the start.
+    """
+    figure, axis = plt.subplots(figsize=(6.2, 4.6))
+    begun = sorted(with_a_start(runs), key=lambda arm: -len(runs[arm]))[:1]
+    models = [*(("start", arm, 0) for arm in begun), *((arm, arm, -1) for arm in runs)]
+    means: dict[str, tuple[float, float]] = {}
+    for index, (name, arm, at) in enumerate(models):
+        colour = "0.25" if name == "start" else COLOURS[index - len(begun)]
+        mark = "X" if name == "start" else MARKERS[index - len(begun)]
+        of_seed = at_point(runs, arm, at)
+        leak, success = (
+            bootstrap(np.concatenate([known(one[metric]) for one in of_seed]))
+            for metric in ("leak", "success")
+        )
+        means[name] = leak.mean, success.mean
+        axis.scatter(
+            *([float(known(one[metric]).mean()) for one in of_seed] for metric in ("leak", "success")),
+            color=colour,
+            marker=mark,
+            s=22,
+            alpha=0.45,
+            linewidths=0,
+        )
+        axis.errorbar(
+            *means[name],
+            xerr=[[leak.mean - leak.low], [leak.high - leak.mean]],
+            yerr=[[success.mean - success.low], [success.high - success.mean]],
+            color=colour,
+            marker=mark,
+            markersize=8,
+            capsize=3,
+            linestyle="none",
+            label=f"{name} ({len(of_seed)} seeds)",
+        )
+        if name != "start" and begun:
+            line = {"arrowstyle": "->", "color": colour, "alpha": 0.5, "shrinkA": 8, "shrinkB": 8}
+            axis.annotate("", means[name], means["start"], arrowprops=line)
+    axis.set(
+        xlabel="leakage: share of rollouts that leak an answer or a question",
+        ylabel="success: share of chains answered",
+        xlim=(0, None),
+        ylim=(0, 1),
+    )
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+    plt.close(figure)
+
+
 def collect(options: argparse.Namespace) -> Runs:
     """All runs, `options.parallel` at a time, up to the texts that all have been trained on."""
     pairs = [(arm, seed) for seed in options.seeds for arm in options.arms]

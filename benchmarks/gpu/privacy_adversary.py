@@ -1,7 +1,7 @@
 """Leakage of the runs of `benchmarks.gpu.privacy_language` by a language model, beside the rules.
 
     python -m benchmarks.gpu.privacy_adversary [--model results/smollm2] [--hardware gpu|cpu] [--limit 420.0]
-        [--arms outcome situational penalty] [--seeds 0 1] [--rollouts 150] [--concurrency 256]
+        [--arms outcome situational penalty] [--seeds 0 1 2 3] [--rollouts 250] [--concurrency 256]
         [--work results/gpu_privacy_language] [--out FILE]
 
 `--model` as it is (`untrained`) and after it has learned the adversary's and the judge's task (`trained`, the
@@ -14,6 +14,8 @@ logs with the private questions of other chains of the same company.
 Agreement with the rules, and with whether a query holds a private value at all, is counted over the rollouts
 of start and arms, without the controls.
 Replies are kept in `--work`, so that the same command goes on where `--limit` (in seconds) has stopped it.
+A seed that `--out` has already is not asked again, since its runs may lie on another machine; `pooled` counts
+all of them.
 """
 
 import argparse
@@ -30,11 +32,12 @@ from typing import Any
 import aiohttp
 
 from benchmarks import arms
-from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, report, write_json
+from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, machine, report, write_json
 from benchmarks._processes import Server, started
 from benchmarks.gpu import runs
 from benchmarks.gpu.cards import visible_cards
 from benchmarks.gpu.served import engine_argv, vllm_server
+from benchmarks.gpu.verdicts import MODELS, kappa_of, pooled
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.leakage import table
 from domains.privacy_hopqa.leakage.chat import ChatModel, Endpoint, Replies
@@ -126,32 +129,32 @@ def shuffled(secrets: SecretsByChain) -> dict[tuple[str, str], Secrets]:
     return found
 
 
-def groups_of(options: argparse.Namespace) -> dict[str, Group]:
-    """Logs of start and arms, and of the controls, of all seeds together."""
+def groups_of(options: argparse.Namespace, seed: int) -> dict[str, Group]:
+    """Logs of a seed's start and arms, and of the controls."""
     logs: dict[str, list[RolloutLog]] = {}
-    secrets: dict[tuple[str, str], Secrets] = {}
-    for seed in options.seeds:
-        first = options.work / f"{options.arms[0]}_{seed}"  # all of them asked the start before they trained
-        tree = load_tree(first)
-        chains = list(held_out(tree, settings_of(tree), options.rollouts))
-        for (task, name), known in secrets_of_chains(chain for chain, *_ in chains).items():
-            secrets[task, f"{seed}/{name}"] = known
-        for chain, careful, leaky in chains:
-            logs.setdefault("careful script", []).append(log_of(chain, "careful", seed, careful))
-            logs.setdefault("gold chain", []).append(log_of(chain, "gold", seed, leaky))
-        for arm in ("start", *options.arms):
-            folder = first if arm == "start" else options.work / f"{arm}_{seed}"
-            ended = (folder / "launcher" / "completed.json").is_file()  # or its last model is not there
-            if folder.is_dir() and (ended or arm == "start"):
-                of_arm = evaluated(folder, seed, 10**6, last=arm != "start")
-                kept = [log for log in of_arm if (log.task_id, log.chain_id) in secrets]
-                logs.setdefault(arm, []).extend(kept[: options.rollouts])
+    first = options.work / f"{options.arms[0]}_{seed}"  # all of them asked the start before they trained
+    tree = load_tree(first)
+    chains = list(held_out(tree, settings_of(tree), options.rollouts))
+    secrets = {
+        (task, f"{seed}/{name}"): known
+        for (task, name), known in secrets_of_chains(chain for chain, *_ in chains).items()
+    }
+    for chain, careful, leaky in chains:
+        logs.setdefault("careful script", []).append(log_of(chain, "careful", seed, careful))
+        logs.setdefault("gold chain", []).append(log_of(chain, "gold", seed, leaky))
+    for arm in ("start", *options.arms):
+        folder = first if arm == "start" else options.work / f"{arm}_{seed}"
+        ended = (folder / "launcher" / "completed.json").is_file()  # or its last model is not there
+        if folder.is_dir() and (ended or arm == "start"):
+            of_arm = evaluated(folder, seed, 10**6, last=arm != "start")
+            kept = [log for log in of_arm if (log.task_id, log.chain_id) in secrets]
+            logs.setdefault(arm, []).extend(kept[: options.rollouts])
     others = shuffled(secrets)
     found = {name: Group(of, secrets) for name, of in logs.items()}
     start = [log for log in logs["start"] if (log.task_id, log.chain_id) in others]
     found["start, other questions"] = Group(start, others)
     for name in (name for name, group in found.items() if not group.logs):
-        print(f"{name}: no run has such an evaluation; it is left out")
+        print(f"{name}, seed {seed}: no run has such an evaluation; it is left out")
     return {name: group for name, group in found.items() if group.logs}
 
 
@@ -228,18 +231,9 @@ def agreement(groups: Mapping[str, Group], found: LevelsOf) -> dict[str, Any]:
                 "agree": asdict(rate([(one == two, 1) for one, two in pairs], chains)),
                 "found where it leaks": asdict(rate([(one and two, two) for one, two in pairs], chains)),
                 "found where not": asdict(rate([(one and not two, not two) for one, two in pairs], chains)),
-                "kappa": kappa(pairs),
             }
+            shown[f"{level}, {name}"]["kappa"] = kappa_of(shown[f"{level}, {name}"])
     return shown
-
-
-def kappa(pairs: Sequence[tuple[bool, bool]]) -> float:
-    """Cohen's; 0 where chance explains the agreement, or where one side always says the same."""
-    count = max(1, len(pairs))
-    left, right = (sum(pair[side] for pair in pairs) / count for side in (0, 1))
-    by_chance = left * right + (1 - left) * (1 - right)
-    agree = sum(one == two for one, two in pairs) / count
-    return (agree - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
 
 
 def figures_of(rows: Mapping[str, Any]) -> Iterator[Figure]:
@@ -248,30 +242,33 @@ def figures_of(rows: Mapping[str, Any]) -> Iterator[Figure]:
         goal = UNPARSEABLE if name == "trained" else None
         yield at_most(f"{name}: no usable reply", row["replies"]["unparseable_share"], "share", goal)
         for group in [one for one in ("careful script", "start, other questions") if one in row["groups"]]:
-            rate_of = row["groups"][group]["levels"]["headline"]["value"]
+            rate_of = row["groups"][group]["headline"]["value"]
             yield at_most(f"{name}: {group}", rate_of, "share", CONTROL if name == "trained" else None)
-        found = row["groups"]["gold chain"]["levels"]["headline"]["value"]
+        found = row["groups"]["gold chain"]["headline"]["value"]
         yield at_least(f"{name}: gold chain", found, "share", None)
         for what, one in row["agreement"].items():
             yield Figure(f"{name}: agreement on {what}", one["agree"]["value"], "share")
             yield Figure(f"{name}: kappa on {what}", one["kappa"], "")
 
 
-def asked(options: argparse.Namespace, groups: Mapping[str, Group], end: float) -> dict[str, dict[str, Any]]:
-    """A row for each adversary that got through; their engines start at the same time."""
-    models = {"untrained": options.model, "trained": options.work / "adversary"}
+def asked(
+    options: argparse.Namespace, of_seed: Mapping[int, Mapping[str, Group]], end: float
+) -> dict[int, dict[str, Any]]:
+    """By seed, a row for each adversary that got through; their engines start once, at the same time."""
+    models = dict(zip(MODELS, (options.model, options.work / "adversary"), strict=True))
     servers = {name: server_of(options, index, model) for index, (name, model) in enumerate(models.items())}
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[int, dict[str, Any]] = {seed: {} for seed in of_seed}
     with started(*servers.values()):
-        for name, server in servers.items():
-            with runs.survived(name):
+        for seed, name in ((seed, name) for seed in of_seed for name in models):
+            with runs.survived(f"{name}, seed {seed}"):
+                groups, server = of_seed[seed], servers[name]
                 server.wait_ready(max(1.0, end - time.monotonic()))
                 replies = options.work / f"replies_{name}.jsonl"
                 work = asyncio.wait_for(ask(server.url, groups, options, replies), end - time.monotonic())
                 levels_of, counts = asyncio.run(work)
                 reports = {of: evaluate(g.logs, g.secrets, levels_of=levels_of) for of, g in groups.items()}
-                print(table.rendered({name: reports}), flush=True)
-                rows[name] = {
+                print(table.rendered({f"{name}, seed {seed}": reports}), flush=True)
+                rows[seed][name] = {
                     "groups": as_data(reports),
                     "replies": counts,
                     "agreement": agreement(played(groups), levels_of),
@@ -283,6 +280,24 @@ def as_data(reports: Mapping[str, LeakageReport]) -> dict[str, Any]:
     return {name: one.as_dict() for name, one in reports.items()}
 
 
+def kept_of(out: Path) -> dict[str, Any]:
+    """Seeds that both models have read already."""
+    found = json.loads(out.read_text())["seeds"] if out.is_file() else {}
+    return {seed: one for seed, one in found.items() if {*MODELS} <= {*one}}
+
+
+def write(out: Path, seeds: Mapping[str, Any], hardware: str) -> bool:
+    """Table and figures of all seeds together; whether a goal is missed."""
+    together = pooled(seeds)
+    read = sum(group["headline"]["total"] for group in together["rules"].values())
+    settings = {"hardware": hardware, "rollouts": read, "seeds": ", ".join(seeds)}
+    figures = figures_of({name: together[name] for name in MODELS if name in together})
+    missed = report("gpu_privacy_adversary", figures, settings, out)
+    last = {"machine": [*seeds.values()][-1]["machine"]}  # not that of whoever counts them together
+    write_json(out, json.loads(out.read_text()) | last | {"pooled": together, "seeds": seeds})
+    return bool(missed)
+
+
 def main() -> int:
     options = command_line(__doc__, arms=arms.ARMS)
     runs.leave_in_order()
@@ -290,14 +305,19 @@ def main() -> int:
     options.work, options.model = options.work.absolute(), options.model.absolute()
     gpu = options.hardware == "gpu"
     out = options.out or (RESULTS if gpu else options.work) / "gpu_privacy_adversary.json"
-    groups = groups_of(options)
-    rules = {name: evaluate(group.logs, group.secrets) for name, group in groups.items()}
-    print(table.rendered({table.RULES: rules}), flush=True)
-    rows = asked(options, groups, end)
-    settings = {"hardware": options.hardware, "rollouts": sum(len(one.logs) for one in groups.values())}
-    missed = report("gpu_privacy_adversary", figures_of(rows), settings, out)
-    write_json(out, json.loads(out.read_text()) | {"rules": as_data(rules), **rows})
-    return 1 if missed or len(rows) < 2 else 0
+    seeds = kept_of(out)
+    of_seed = {seed: groups_of(options, seed) for seed in options.seeds if str(seed) not in seeds}
+    rules = {
+        seed: {name: evaluate(group.logs, group.secrets) for name, group in groups.items()}
+        for seed, groups in of_seed.items()
+    }
+    for seed, found in rules.items():
+        print(table.rendered({f"{table.RULES}, seed {seed}": found}), flush=True)
+    rows = asked(options, of_seed, end) if of_seed else {}
+    for seed, row in rows.items():
+        seeds[str(seed)] = {"machine": machine(), "rules": as_data(rules[seed]), **row}
+    missed = write(out, dict(sorted(seeds.items())), options.hardware)
+    return 1 if missed or any(len(row) < len(MODELS) for row in rows.values()) else 0
 
 
 if __name__ == "__main__":

@@ -232,7 +232,8 @@ def compared(place: Place) -> dict[str, Any]:
         arm: {str(seed): run.curves() for seed, run in seeds.items()} for arm, seeds in found.items()
     }
     result["gates"] = arms.judged(found)
-    arms.draw(found, options.out.with_suffix(".png"))
+    asked = {len(run.texts) for seeds in found.values() for run in seeds.values()}
+    (arms.draw_ends if max(asked) <= 2 else arms.draw)(found, options.out.with_suffix(".png"))
     return result
 
 

@@ -5,13 +5,15 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import arms
 from benchmarks.gpu import privacy_adversary
-from benchmarks.gpu.privacy_adversary import Group, agreement, evaluated, kappa, log_of, shuffled
+from benchmarks.gpu.privacy_adversary import Group, agreement, evaluated, log_of, shuffled
 from benchmarks.gpu.privacy_language import (
     Place,
     figures_of,
@@ -23,6 +25,7 @@ from benchmarks.gpu.privacy_language import (
 )
 from benchmarks.gpu.runs import ENDED, STOP_S
 from benchmarks.gpu.side_by_side import Task, run_all
+from benchmarks.gpu.verdicts import kappa, pooled, share
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.domain import PrivacyHopQADomain
 from domains.privacy_hopqa.leakage.log import RolloutLog
@@ -199,6 +202,47 @@ def test_a_run_that_was_stopped_before_its_last_evaluation_has_no_last_model(
 
 
 def test_kappa_is_agreement_beyond_chance() -> None:
-    assert kappa([(True, True), (False, False)]) == 1.0
-    assert kappa([(True, True), (True, False), (False, True), (False, False)]) == 0.0
-    assert kappa([(False, False)] * 3) == 0.0
+    assert kappa(both=1, one=1, other=1, total=2) == 1.0
+    assert kappa(both=1, one=2, other=2, total=4) == 0.0
+    assert kappa(both=0, one=0, other=0, total=3) == 0.0
+    # Two raters that say yes to 25 and 30 of 50 and agree on 35: 0.7 where chance gives 0.5.
+    assert kappa(both=20, one=25, other=30, total=50) == pytest.approx(0.4)
+
+
+def seed_of(leaks: int, found: int, total: int, groups: Sequence[str]) -> dict[str, Any]:
+    """What a seed's file has where a model found the first `found` of `leaks` leaks and nothing else."""
+
+    def rate(count: int, of: int) -> dict[str, int]:
+        return {"count": count, "total": of}
+
+    def report(count: int) -> dict[str, Any]:
+        return {name: {"levels": {"headline": rate(count, total)}} for name in groups}
+
+    agreed = {
+        "agree": rate(total - leaks + found, total),
+        "found where it leaks": rate(found, leaks),
+        "found where not": rate(0, total - leaks),
+        "kappa": 7.0,
+    }
+    asked = {role: {"asked": total, "unparseable": 1} for role in ("adversary", "judge")} | {"valid": True}
+    model = {"groups": report(found), "replies": asked, "agreement": {"headline, rules": agreed}}
+    return {"rules": report(leaks), "trained": model}
+
+
+def test_seeds_are_counted_rollout_by_rollout() -> None:
+    """A mean of the seeds' shares would give the smaller seed as much weight; a kappa has no mean at all."""
+    seeds = {
+        "1": seed_of(leaks=10, found=5, total=50, groups=["start", "penalty"]),
+        "2": seed_of(leaks=40, found=40, total=100, groups=["start"]),
+    }
+    together = pooled(seeds)
+    assert "untrained" not in together
+    start = together["rules"]["start"]["headline"]
+    assert (start["count"], start["total"], start["value"]) == (50, 150, pytest.approx(1 / 3))
+    assert start["low"] < 1 / 3 < start["high"]
+    assert together["rules"]["penalty"]["headline"]["total"] == 50
+    agreed = together["trained"]["agreement"]["headline, rules"]
+    assert agreed["agree"]["value"] == pytest.approx(145 / 150)
+    assert agreed["kappa"] == pytest.approx(kappa(both=45, one=45, other=50, total=150))
+    assert together["trained"]["replies"] == {"asked": 300, "unparseable_share": 4 / 300, "valid": True}
+    assert share([{"count": 0, "total": 0}])["value"] is None
