@@ -275,7 +275,7 @@ def draw(runs: Runs, path: Path) -> None:
 
 
 def draw_ends(runs: Runs, path: Path) -> None:
-    """Success over leakage of runs that were asked before and after training alone, where a curve would mislead.
+    """Success over leakage of runs asked before and after training alone, where a curve would mislead.
 
     For each arm its mean with intervals, small marks for the seeds, and an arrow from the start.
     """

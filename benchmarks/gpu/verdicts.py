@@ -49,8 +49,8 @@ def levels(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def agreement(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How often a model's verdicts are the rules', and the value's presence, over all seeds."""
     pooled: dict[str, Any] = {}
-    for what in rows[0]:
-        pooled[what] = {where: share([row[what][where] for row in rows]) for where in WHERE}
+    for what in dict.fromkeys(what for row in rows for what in row):
+        pooled[what] = {where: share([row[what][where] for row in rows if what in row]) for where in WHERE}
         pooled[what]["kappa"] = kappa_of(pooled[what])
     return pooled
 
@@ -79,6 +79,8 @@ def pooled(seeds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         return {name: levels([groups[name] for groups in found if name in groups]) for name in names}
 
     result: dict[str, Any] = {"rules": by_group([one["rules"] for one in seeds.values()])}
+    cut = [one["cut"] for one in seeds.values() if "cut" in one]
+    result["cut"] = {name: share([of[name] for of in cut if name in of]) for name in (cut[0] if cut else ())}
     for model in MODELS:
         rows = [one[model] for one in seeds.values() if model in one]
         if rows:

@@ -88,6 +88,11 @@ def intent(seed: int, end: int) -> float:
     )
 
 
+def on_two_gpus(texts: str, metric: str) -> float:
+    """Of the model made from scratch, after so many texts."""
+    return float(result("gpu_privacy_rl")["evaluations"][texts][metric]["mean"])
+
+
 PRIVACY_SENTENCES: dict[str, Claim] = {
     "four hops, leakage": (
         PRIVACY,
@@ -106,6 +111,35 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
             result("gpu_privacy_rl")["evaluations"][version][metric]["mean"]
             for metric in ("leak_intent", "leak")
             for version in ("0", "30720")
+        ],
+    ),
+    "the small model, what is anchored stays": (
+        PRIVACY,
+        r"which are only anchored, keep to within (\S+) of where they were",
+        lambda: [
+            max(
+                abs(result("learning")[f"{world} world/{skill}_accuracy"]["difference"]["mean"])
+                for world in ("same", "fresh")
+                for skill in ("read", "resolve")
+            )
+        ],
+    ),
+    "two GPUs, the first steps": (
+        PRIVACY,
+        r"in the first 30 steps \((\S+) and (\S+) after 7,680 texts\); (\S+) % of the rollouts are malformed "
+        r"at\s+the end, (\S+) % before",
+        lambda: [
+            *(on_two_gpus("7680", metric) for metric in ("success", "leak")),
+            *(100 * (1 - on_two_gpus(version, "well_formed")) for version in ("30720", "0")),
+        ],
+    ),
+    "incentive": (
+        PRIVACY,
+        r"the gold page comes first in (\S+) % of the searches,\s+without it in (\S+) %, but among the five "
+        r"hits that a plan is rewarded for in (\S+) % of both",
+        lambda: [
+            100 * result("privacy_incentive")["figures"][f"{query}: gold among the first {hits}"]["value"]
+            for query, hits in (("leaky", 1), ("safe", 1), ("safe", 5))
         ],
     ),
     "SmolLM2, intent": (
