@@ -33,6 +33,7 @@ import numpy as np
 from benchmarks import arms
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, machine, report, write_json
 from benchmarks._runs import evaluations, mean_by_problem
+from benchmarks._seeds import ratio_of_means
 from benchmarks.gpu import runs
 from benchmarks.gpu.side_by_side import Task, on_a_card, run_all, slots
 from pipelinerl.observe.intervals import Interval, bootstrap
@@ -182,8 +183,8 @@ def figures_of(rows: dict[str, Any]) -> Iterator[Figure]:
         yield at_least(f"start: {metric}", found[metric].mean, "share", low)
         if high is not None:
             yield at_most(f"start: {metric}, not above", found[metric].mean, "share", high)
-    if (left := leakage_left(rows)) is not None:
-        yield at_most("penalty: leakage at the end, of the start's", left, "share", 1 / 3)
+    if "all" in (left := leakage_left(rows)):
+        yield at_most("penalty: leakage at the end, of the start's", left["all"][0], "share", 1 / 3)
     for name, row in rows.items():
         rate = (row.get("rates") or {}).get("trained_texts_per_second")
         if rate is not None:
@@ -209,15 +210,23 @@ def start_of(rows: dict[str, Any]) -> dict[str, Interval]:
     return found
 
 
-def leakage_left(rows: dict[str, Any]) -> float | None:
-    """What the penalty leaves of the leakage, over the chains of its finished runs; None without one."""
-    runs_of = {
-        int(name.rpartition("_")[2]): run_of(row) for name, row in rows.items() if name.startswith("penalty_")
+def leakage_left(rows: dict[str, Any]) -> dict[str, tuple[float, float | None, float | None]]:
+    """What the penalty leaves of the start's leakage, with its interval over chains: by seed, and of `all`.
+
+    Empty without a finished run, and where the start leaks nothing.
+    """
+    ends: dict[str, list[tuple[float, float]]] = {}
+    for name, row in rows.items():
+        if name.startswith("penalty_"):
+            start, end = (row["evaluations"][index][1]["leak"] for index in (0, -1))
+            pairs = [(a, b) for a, b in zip(start, end, strict=True) if a is not None and b is not None]
+            ends[name.rpartition("_")[2]] = pairs
+    ends["all"] = [pair for pairs in ends.values() for pair in pairs]
+    return {
+        name: ratio_of_means([end for _, end in pairs], [start for start, _ in pairs])
+        for name, pairs in sorted(ends.items())
+        if any(start for start, _ in pairs)
     }
-    if not runs_of:
-        return None
-    start, end = (arms.pooled_mean({"penalty": runs_of}, "penalty", index, "leak") for index in (0, -1))
-    return end / start if start > 0 else None
 
 
 def compared(place: Place) -> dict[str, Any]:
@@ -262,7 +271,8 @@ def main() -> int:
     settings = {"hardware": options.hardware, "steps": options.steps, "chains": options.chains}
     settings["finished"] = ", ".join(rows)
     report("gpu_privacy_language", figures_of(rows), settings, options.out)
-    more = {"start": {metric: one._asdict() for metric, one in start_of(rows).items()}}
+    more: dict[str, Any] = {"start": {metric: one._asdict() for metric, one in start_of(rows).items()}}
+    more["leakage_left"] = leakage_left(rows)
     write_json(options.out, json.loads(options.out.read_text()) | more)
     with runs.survived("the table"):  # of runs in which a metric never applied
         write_json(options.out, json.loads(options.out.read_text()) | compared(place))

@@ -17,6 +17,12 @@ def smollm2() -> dict[str, Any]:
     return found
 
 
+def seeds_of(arm: str) -> list[int]:
+    """Those of the arm's finished runs."""
+    seeds: list[int] = smollm2()["seeds"][arm]
+    return seeds
+
+
 def smollm2_gate(name: str) -> list[float]:
     """Difference and interval, or both numbers where there is no interval."""
     return gate(name, "gpu_privacy_language")[:3]
@@ -26,7 +32,7 @@ def by_seed(row: Cells) -> list[Value]:
     """Success and leakage of each seed's finished runs; the start's are means over its arms."""
     arm = {"situational + penalty": "penalty"}.get(row[0], row[0])
     rows, found = result("gpu_privacy_language_rows"), list[Value]()
-    for seed in (0, 1):
+    for seed in seeds_of("outcome"):
         names = [f"{one}_{seed}" for one in (ARMS if arm == "start" else (arm,))]
         asked = [rows[name]["evaluations"][0 if arm == "start" else -1][1] for name in names if name in rows]
         for metric in ("success", "leak") if asked else ():
@@ -52,20 +58,47 @@ def smollm2_summary(row: Cells) -> list[Value]:
     return [float(np.mean([row["evaluations"][end][1][metric] for row in rows])) for end in (0, -1)]
 
 
+def adversary() -> dict[str, Any]:
+    """What the rules and the readers found, over all seeds."""
+    found: dict[str, Any] = result("gpu_privacy_adversary")["pooled"]
+    return found
+
+
 def readers(row: Cells) -> list[Value]:
     """Share of a group's rollouts with a leak: by rules and by the trained model with interval."""
     named = {"situational + penalty": "penalty", "start, questions of other chains": "start, other questions"}
-    found, group = result("gpu_privacy_adversary"), named.get(row[0], row[0])
+    found, group = adversary(), named.get(row[0], row[0])
     by = [found["rules"], *(found[model]["groups"] for model in ("trained", "untrained"))]
-    rates = [one[group]["levels"]["headline"] for one in by]
+    rates = [one[group]["headline"] for one in by]
     exact = [rate[key] for rate in rates[:2] for key in ("value", "low", "high")]
     return [*exact, rates[2]["value"]]
 
 
 def verdicts(of: str) -> dict[str, Any]:
     """The trained model's agreement on the headline, with the rules or with the value's presence."""
-    found: dict[str, Any] = result("gpu_privacy_adversary")["trained"]["agreement"][f"headline, {of}"]
+    found: dict[str, Any] = adversary()["trained"]["agreement"][f"headline, {of}"]
     return found
+
+
+def smollm2_by_seed(name: str) -> list[float]:
+    """A gate's difference with each seed."""
+    found: list[float] = smollm2()["gates"][name]["by_seed"]
+    return found
+
+
+def imitating() -> list[float]:
+    """Seconds of each seed's supervised policy."""
+    return [
+        row["seconds"]
+        for name, row in result("gpu_privacy_language_rows").items()
+        if name.startswith("policy")
+    ]
+
+
+def training() -> list[float]:
+    """Seconds from the first to the last step of each finished run."""
+    rows = result("gpu_privacy_language_rows").values()
+    return [row["rates"]["elapsed_s"] for row in rows if row.get("rates")]
 
 
 def fall(difference: list[float]) -> list[float]:
@@ -144,47 +177,80 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
     ),
     "SmolLM2, intent": (
         PRIVACY,
-        r"with SmolLM2 under the penalty from (\S+) to (\S+) and to (\S+) \(seeds 0 and 1\)",
-        lambda: [intent(0, 0), intent(0, -1), intent(1, -1)],
+        r"with SmolLM2 under the penalty ([^(]+) \(by seed\)",
+        lambda: [intent(seed, end) for seed in seeds_of("penalty") for end in (0, -1)],
     ),
-    "SmolLM2, gains and costs": (
+    "SmolLM2, gains": (
         PRIVACY,
-        r"raise success by (\S+) \[(\S+), (\S+)\] and leakage with it, by (\S+) \[(\S+), (\S+)\]\.\n"
-        r"The penalty raises success by (\S+) \[(\S+), (\S+)\] "
-        r"while leakage falls by (\S+) \[(\S+), (\S+)\], "
-        r"from (\S+) to (\S+): its\s+[^.]+\. It costs (\S+) \[(\S+), (\S+)\] of",
+        r"raise success by (\S+) \[(\S+), (\S+)\] and leakage with it, by (\S+) \[(\S+), (\S+)\],\s+"
+        r"though hardly in seed (\d) \(by seed ([^)]+)\)\.\s+"
+        r"The penalty raises success by (\S+) \[(\S+), (\S+)\]\s+"
+        r"while leakage falls by (\S+) \[(\S+), (\S+)\],\s+from (\S+) to (\S+)\. What",
         lambda: [
             *smollm2_gate("O1 outcome raises success"),
             *smollm2_gate("O2 outcome raises leakage"),
+            float(min(zip(smollm2_by_seed("O2 outcome raises leakage"), seeds_of("outcome"), strict=True))[1]),
+            *smollm2_by_seed("O2 outcome raises leakage"),
             *smollm2_gate("O5 penalty raises success"),
             *fall(smollm2_gate("O4 penalty lowers leakage")),
             *smollm2_gate("O4 goal: a third of the base"),
-            *fall(smollm2_gate("O5 goal: not 5 points below situational")),
         ],
+    ),
+    "SmolLM2, leakage that is left": (
+        PRIVACY,
+        r"What is left is (\S+) \[(\S+), (\S+)\] of the\s+start's, where the goal is a third; "
+        r"by seed it is ([^a-z]+ and \S+), so",
+        lambda: [
+            *smollm2()["leakage_left"]["all"],
+            *(smollm2()["leakage_left"][str(seed)][0] for seed in seeds_of("penalty")),
+        ],
+    ),
+    "SmolLM2, what the penalty costs": (
+        PRIVACY,
+        r"The\s+penalty costs (\S+) \[(\S+), (\S+)\] of the success of `situational` "
+        r"\(seeds ([^;]+); by seed ([^)]+)\)",
+        lambda: [
+            *fall(smollm2_gate("O5 goal: not 5 points below situational")),
+            *map(float, seeds_of("situational")),
+            *(-one for one in smollm2_by_seed("O5 goal: not 5 points below situational")),
+        ],
+    ),
+    "SmolLM2, choices under the penalty": (
+        PRIVACY,
+        r"retrieve gold as often \((\S+) and (\S+)\), but (\S+) % of the choices are right\s+instead\s+"
+        r"of (\S+) %",
+        lambda: [
+            smollm2()["table"][arm][metric]["mean"] * scale
+            for metric, scale in (("plan_gold_retrieved", 1), ("choose_correct", 100))
+            for arm in ("penalty", "situational")
+        ],
+    ),
+    "SmolLM2, how long it takes": (
+        PRIVACY,
+        r"for half an hour: (\S+) to (\S+) s for the\s+policy, .*?, and (\S+) to (\S+) s from the first",
+        lambda: [pick(times) for times in (imitating(), training()) for pick in (min, max)],
     ),
     "SmolLM2, unfinished runs": (
         PRIVACY,
-        r"with seed 1 had made (\S+) of the (\S+)\s+steps when [^(]+\(its start has (\S+) and (\S+)\)\. "
-        r"An earlier try of seed 1 had ended at (\S+) steps of `outcome`, (\S+) of\s+`situational` and none "
-        r"of `penalty`; its start had (\S+) and (\S+)\. A seed 2 ended with its machine at (\S+), (\S+) "
-        r"and (\S+) steps\. Both",
+        r"with seed 1 had made (\S+) of the (\S+)\s+steps when [^(]+\(its start has (\S+)\s+and (\S+)\)\. "
+        r"Runs [^:]+: [^:]+ of seed 1\s+at (\S+), (\S+) and (\S+) steps \(their start had (\S+) and (\S+)\), "
+        r"those of seed 2 at (\S+), (\S+) and (\S+)[.,]",
         lambda: [
             smollm2()["unfinished"]["situational_1"]["steps"],
             smollm2()["settings"]["steps"],
             *(smollm2()["unfinished"]["situational_1"]["start"][metric] for metric in ("success", "leak")),
-            *(smollm2()["unfinished"]["earlier"][f"{arm}_1"]["steps"] for arm in ("outcome", "situational")),
+            *(smollm2()["unfinished"]["earlier"][f"{arm}_1"]["steps"] for arm in ARMS),
             *(smollm2()["unfinished"]["earlier"]["outcome_1"]["start"][m] for m in ("success", "leak")),
-            *(smollm2()["unfinished"]["seed_2"][f"{arm}_2"]["steps"] for arm in ARMS),
+            *(smollm2()["unfinished"]["earlier"][f"{arm}_2"]["steps"] for arm in ARMS),
         ],
     ),
     "SmolLM2 as adversary": (
         PRIVACY,
-        r"In (\S+) of\s+the (\S+) rollouts of the models its verdict is theirs \(kappa (\S+)\): it finds "
-        r"(\S+) of their (\S+) leaks, and (\S+) more\. Of the (\S+)\s+rollouts whose queries hold a "
-        r"private value at all it finds (\S+), and (\S+) others\. Every .*? cannot do the task: (\S+) % of",
+        r"In (\S+)\s+\[(\S+), (\S+)\] of the (\S+) rollouts of the models its verdict is theirs "
+        r"\(kappa (\S+)\): it\s+finds (\S+) of their (\S+) leaks, and (\S+)\s+more\. Of the (\S+)\s+rollouts "
+        r"whose queries hold a private value at all it finds (\S+), and (\S+) others\.",
         lambda: [
-            verdicts("rules")["agree"]["value"],
-            verdicts("rules")["agree"]["total"],
+            *(verdicts("rules")["agree"][key] for key in ("value", "low", "high", "total")),
             verdicts("rules")["kappa"],
             verdicts("rules")["found where it leaks"]["count"],
             verdicts("rules")["found where it leaks"]["total"],
@@ -192,22 +258,38 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
             verdicts("value")["found where it leaks"]["total"],
             verdicts("value")["found where it leaks"]["count"],
             verdicts("value")["found where not"]["count"],
-            100 * result("gpu_privacy_adversary")["untrained"]["replies"]["unparseable_share"],
         ],
+    ),
+    "SmolLM2 as adversary, cut amounts": (
+        PRIVACY,
+        r"(\S+) of (\S+) rollouts under rewards for outcomes have one, (\S+) of the start's, (\S+) under "
+        r"`situational` and\s+(\S+) under the penalty\. Counted as leaks there, they leave (\S+) that only the "
+        r"reader finds, and agreement is (\S+)\s+\(kappa (\S+)\)",
+        lambda: [
+            *(adversary()["cut"]["outcome"][key] for key in ("count", "total")),
+            *(adversary()["cut"][group]["count"] for group in ("start", "situational", "penalty")),
+            verdicts("rules or cut")["found where not"]["count"],
+            verdicts("rules or cut")["agree"]["value"],
+            verdicts("rules or cut")["kappa"],
+        ],
+    ),
+    "SmolLM2 as adversary, replies": (
+        PRIVACY,
+        r"cannot do the task: (\S+) % of the questions",
+        lambda: [100 * adversary()["untrained"]["replies"]["unparseable_share"]],
     ),
     "SmolLM2 as adversary, intent": (
         PRIVACY,
-        r"shows to the trained one in (\S+) of the start's\s+rollouts and in (\S+) under the penalty",
-        lambda: [
-            result("gpu_privacy_adversary")["trained"]["groups"][group]["levels"]["intent"]["value"]
-            for group in ("start", "penalty")
-        ],
+        r"shows to the trained one in (\S+) of the start's\s+rollouts and in (\S+) under the\s+penalty",
+        lambda: [adversary()["trained"]["groups"][group]["intent"]["value"] for group in ("start", "penalty")],
     ),
-    "SmolLM2, the first trial of the penalty": (
+    "SmolLM2, the first trial": (
         PRIVACY,
-        r"ended at (\S+) and\s+(\S+): leakage was what",
+        r"There 60 steps led from (\S+) \((\S+)\) to (\S+) \((\S+)\) with\s+`outcome`, (\S+) \((\S+)\) with "
+        r"`situational` and (\S+) \((\S+)\) with the penalty",
         lambda: [
-            result("gpu_privacy_language_first")["table"]["penalty"][metric]["mean"]
+            result("gpu_privacy_language_first")["table"][row][metric]["mean"]
+            for row in ("start", *ARMS)
             for metric in ("success", "leak")
         ],
     ),

@@ -125,14 +125,26 @@ def test_every_arm_counts_with_the_seeds_that_it_has(tmp_path: Path) -> None:
 
 
 def test_what_the_penalty_leaves_of_the_leakage_is_over_the_chains_of_its_runs() -> None:
-    def leaks(start: list[float], end: list[float]) -> dict[str, object]:
+    def leaks(start: list[float | None], end: list[float | None]) -> dict[str, object]:
         return {"evaluations": [[0, {"leak": start}], [256, {"leak": [1.0]}], [512, {"leak": end}]]}
 
     rows = {"outcome_0": leaks([1.0], [1.0]), "penalty_0": leaks([1.0, 1.0], [1.0, 0.0])}
-    assert leakage_left(rows) == 0.5
-    assert leakage_left(rows | {"penalty_1": leaks([1.0, 1.0], [0.0, 0.0])}) == 0.25
-    assert leakage_left({"outcome_0": rows["outcome_0"]}) is None
-    assert leakage_left({"penalty_0": leaks([0.0], [0.0])}) is None  # nothing to take off
+    assert {name: found[0] for name, found in leakage_left(rows).items()} == {"0": 0.5, "all": 0.5}
+    more = rows | {"penalty_1": leaks([1.0, 1.0, None], [0.0, 0.0, 1.0])}
+    assert {name: found[0] for name, found in leakage_left(more).items()} == {"0": 0.5, "1": 0.0, "all": 0.25}
+    assert leakage_left({"outcome_0": rows["outcome_0"]}) == {}
+    assert leakage_left({"penalty_0": leaks([0.0], [0.0])}) == {}  # nothing to take off
+
+
+def test_what_is_left_has_an_interval_over_chains() -> None:
+    """A seed whose interval holds a third does not decide whether the goal is met."""
+    start, end = [1.0] * 30 + [0.0] * 70, [1.0] * 9 + [0.0] * 91
+    left, low, high = leakage_left(
+        {"penalty_0": {"evaluations": [[0, {"leak": start}], [9, {"leak": end}]]}}
+    )["0"]
+    assert low is not None and high is not None
+    assert left == pytest.approx(0.3)
+    assert low < 0.2 and 1 / 3 < high < 0.5
 
 
 def test_a_run_that_has_lost_its_start_decides_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,11 +188,16 @@ SENTENCES: dict[str, Claim] = OTHERS | {
 }
 
 
+NUMBERS = re.compile(r"[+-]?\d(?:[\d.,]*\d)?")
+"""Those of a group that lists several, as many as there are seeds."""
+
+
 @pytest.mark.parametrize("name", list(SENTENCES))
 def test_claims_in_sentences_are_those_of_their_json(name: str) -> None:
     page, pattern, values = SENTENCES[name]
     (found,) = re.findall(pattern, (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    written = [found] if isinstance(found, str) else list(found)
+    groups = [found] if isinstance(found, str) else list(found)
+    written = [number for group in groups for number in (NUMBERS.findall(group) if " " in group else [group])]
     wanted = values()
     assert len(written) == len(wanted)
     for one, value in zip(written, wanted):

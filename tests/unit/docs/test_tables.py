@@ -247,7 +247,7 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         partial(arms, file="gpu_privacy_language"),
     ),
     ("README.md", "SmolLM2 on held-out problems | start | trained"): (1, smollm2_summary),
-    (PRIVACY, "SmolLM2 by seed, success (leakage) | seed 0 | seed 1"): (1, by_seed),
+    (PRIVACY, "SmolLM2 by seed, success (leakage) | seed 0 | seed 1 | seed 2"): (1, by_seed),
     (
         PRIVACY,
         "share of rollouts that leak an answer or a question, by | rules | SmolLM2 trained "
