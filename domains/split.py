@@ -4,16 +4,17 @@ A question belongs to one side by a hash of its text alone, so that the two are 
 the options and the names are. Called by the loaders of domains that generate their questions.
 """
 
+from collections.abc import Sequence
 from hashlib import sha256
 
 PARTS = ("train", "test")
 
 
-def part_of(name: str) -> str:
-    """`train` or `test`, with which a dataset's name begins. Raises ValueError for any other."""
-    part = next((part for part in PARTS if str(name).startswith(part)), None)
+def part_of(name: str, parts: Sequence[str] = PARTS) -> str:
+    """The part with which a dataset's name begins. Raises ValueError for any other."""
+    part = next((part for part in parts if str(name).startswith(part)), None)
     if part is None:
-        raise ValueError(f"dataset {name!r}: a name begins with {' or '.join(PARTS)}")
+        raise ValueError(f"dataset {name!r}: a name begins with {' or '.join(parts)}")
     return part
 
 

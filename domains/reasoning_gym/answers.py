@@ -32,6 +32,11 @@ def extract_answer(completion: str, answer_format: AnswerFormat, right: str | No
     return found[-1] or None if found else None
 
 
+def in_format(answer: str, answer_format: AnswerFormat) -> str:
+    """A completion that says nothing but `answer`; the formats without a tag read it as it stands."""
+    return f"<answer>{answer}</answer>" if answer_format == "tag" else answer
+
+
 def _like(right: str | None) -> AnswerFormat:
     if right is None:
         return "text"

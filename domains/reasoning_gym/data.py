@@ -1,8 +1,8 @@
-"""Questions of a mixture of families; training and evaluation never share the text of a question.
+"""Questions of a mixture of families; training, validation and evaluation never share the text of a question.
 
-The loader of `+domain=reasoning_gym`. A question belongs to the evaluation or to the training by a hash of
-its text alone, so that the two are disjoint whatever the seeds, the options and the names, also in a family
-that has only a hundred questions.
+The loader of `+domain=reasoning_gym`. A question belongs to one of them by a hash of its text alone, so that
+they are disjoint whatever the seeds, the options and the names, also in a family that has only a hundred
+questions.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from domains.reasoning_gym.families import DRAWS, entry
-from domains.split import is_held_out, part_of
+from domains.split import PARTS, is_held_out, part_of
 
 Problem = dict[str, Any]
 Tasks = Mapping[str, Mapping[str, Any] | None]
@@ -30,13 +30,15 @@ def load_problems(
     count: int = 1000,
     test_count: int = 64,
     held_out: float = 0.2,
+    validation: float = 0.0,
 ) -> list[Problem]:
     """Problems `{id, task, options, seed, index, question, dataset, domain}`; `options` is JSON text.
 
-    A name begins with `train` or `test`; other endings mean other seeds (`train_2`). For each name and
+    A name begins with `train`, `val` or `test`; other endings mean other seeds (`train_2`). For each name and
     family: `count` questions as the family draws them, which may repeat, or `test_count` different ones,
-    fewer if the family has no more. `held_out` is the share of a family's questions that only the evaluation
-    asks. A family whose options are null is left out. Raises ValueError in one line.
+    fewer if the family has no more. `held_out` is the share of a family's questions that only `test` asks,
+    `validation` the share that only `val` asks: by these a run may be judged while the others stay unseen.
+    A family whose options are null is left out. Raises ValueError in one line.
     """
     families = chosen(tasks)
     if count < 1 or test_count < 1 or not 0.0 < held_out < 1.0:
@@ -44,14 +46,22 @@ def load_problems(
             f"count={count}, test_count={test_count}, held_out={held_out}: counts begin at 1, and the share "
             "lies between 0 and 1"
         )
+    if not 0.0 <= validation < 1.0 - held_out:
+        raise ValueError(
+            f"validation={validation}: a share of at least 0 that leaves training questions beside "
+            f"held_out={held_out}"
+        )
+    shares = {"test": (0.0, held_out), "val": (held_out, held_out + validation)}
     problems: list[Problem] = []
     for name in dataset_names:
-        part = part_of(name)
+        part = part_of(name, (*PARTS, "val"))
+        if part == "val" and not validation:
+            raise ValueError(f"dataset {name!r}: give dataset_loader_params.validation, such as 0.1")
         for task, options in families.items():
             if part == "train":
-                problems += _training(name, task, options, count, held_out)
+                problems += _training(name, task, options, count, held_out + validation)
             else:
-                problems += _evaluation(name, task, options, test_count, held_out)
+                problems += _evaluation(name, task, options, test_count, shares[part])
     return problems
 
 
@@ -70,7 +80,7 @@ def chosen(tasks: Tasks) -> dict[str, str]:
 
 
 def _training(name: str, task: str, options: str, count: int, share: float) -> Iterator[Problem]:
-    """`count` questions in the family's own distribution, those of the evaluation left out."""
+    """`count` questions in the family's own distribution, without the share that training never asks."""
     found, since = 0, 0
     for problem in _draws(name, task, options):
         if since == PATIENCE:
@@ -83,21 +93,26 @@ def _training(name: str, task: str, options: str, count: int, share: float) -> I
             return
 
 
-def _evaluation(name: str, task: str, options: str, count: int, share: float) -> Iterator[Problem]:
-    """At most `count` different questions, all of those held out."""
+def _evaluation(
+    name: str, task: str, options: str, count: int, share: tuple[float, float]
+) -> Iterator[Problem]:
+    """At most `count` different questions whose hashes lie in the half-open share [from, to)."""
+    begin, end = share
     seen, since = set[str](), 0
     for problem in _draws(name, task, options):
         since += 1
-        if is_held_out(problem["question"], share) and problem["question"] not in seen:
+        text = problem["question"]
+        if text not in seen and is_held_out(text, end) and not is_held_out(text, begin):
             yield problem
-            seen.add(problem["question"])
+            seen.add(text)
             since = 0
         if len(seen) == count:
             return
         if since == PATIENCE:
             break
     if not seen:
-        raise ValueError(f"tasks.{task}: none of {PATIENCE} questions is held out; raise held_out")
+        key = "validation" if begin else "held_out"
+        raise ValueError(f"tasks.{task}: none of {PATIENCE} questions is held out; raise {key}")
     logger.info("family %s: %d questions are held out, fewer than test_count=%d", task, len(seen), count)
 
 

@@ -8,7 +8,7 @@ from domains.loading import loading_problems
 from domains.prompts import template_problems
 from domains.reasoning_gym import demonstrations as answers
 from domains.reasoning_gym.data import load_problems
-from domains.reasoning_gym.settings import KEY, ReasoningGymSettings
+from domains.reasoning_gym.settings import KEY, ReasoningGymSettings, settings_of
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
 
@@ -26,7 +26,7 @@ class ReasoningGymDomain(BaseDomain):
     def validate(self, cfg: DictConfig) -> list[str]:
         """The package is installed, each family makes a question with its options, the prompt holds it."""
         found = loading_problems(cfg, LOADER, load_problems, few=("count", "test_count"))
-        return [*template_problems(cfg), *found]
+        return [*template_problems(cfg), *_objective(cfg), *found]
 
     def vocabulary(self) -> tuple[str, ...]:
         """What every question has, so that a small model reads what is asked and little else."""
@@ -35,3 +35,13 @@ class ReasoningGymDomain(BaseDomain):
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
         """Answers to questions of training: right ones, or in the phase `careless` mostly wrong ones."""
         return answers.demonstrations(cfg, KEY, seed, phase, answers.MISTAKES)
+
+
+def _objective(cfg: DictConfig) -> Iterator[str]:
+    """Texts that nobody sampled have no advantage and no log-probabilities: only one loss reads neither."""
+    imitates, loss = settings_of(cfg).reward == "gold", cfg.finetune.rl.policy_loss
+    if imitates != (loss == "sft"):
+        yield (
+            f"finetune.rl.policy_loss={loss}: {KEY}.reward=gold and policy_loss=sft belong together; set "
+            "both or neither"
+        )

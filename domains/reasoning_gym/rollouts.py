@@ -1,4 +1,7 @@
-"""The rollout policy of `reasoning_gym`: one question, one completion, the score of the family's verifier."""
+"""The rollout policy of `reasoning_gym`: one question, one completion, the score of the family's verifier.
+
+With `reasoning_gym.reward=gold` training samples nothing: it imitates the families' own answers.
+"""
 
 import time
 from typing import Any
@@ -6,13 +9,16 @@ from typing import Any
 import aiohttp
 from omegaconf import DictConfig
 
+from domains.imitation import text_to_imitate
 from domains.pool import JudgePool
 from domains.prompts import question_messages
+from domains.reasoning_gym.answers import in_format
+from domains.reasoning_gym.families import entry
 from domains.reasoning_gym.scoring import RIGHT, make_pool, score
-from domains.reasoning_gym.settings import settings_of
+from domains.reasoning_gym.settings import ReasoningGymSettings, settings_of
 from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.llm import Prompt, TrainableLLM
-from pipelinerl.rollouts import BaseMetrics, RolloutResult
+from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutResult
 from pipelinerl.utils import PerTree
 
 
@@ -37,9 +43,11 @@ async def generate_reasoning_gym_rollout(
 ) -> RolloutResult:
     """Answer one question; the reward is the score, or 1 and 0 with `partial_credit=false`."""
     settings = _settings.of(cfg)
-    call = await llm_async_generate(
-        llm, Prompt(messages=question_messages(cfg, problem["question"])), session
-    )
+    prompt = Prompt(messages=question_messages(cfg, problem["question"]))
+    origin = ROLLOUT_ORIGIN.get()
+    if settings.reward == "gold" and (origin is None or origin.training):
+        return gold_rollout(llm, prompt, problem, settings)
+    call = await llm_async_generate(llm, prompt, session)
     asked = time.monotonic()
     given = await score(_pools.of(cfg), problem, call.output.content or "", settings.answer_format)
     found, answered = given
@@ -58,3 +66,13 @@ async def generate_reasoning_gym_rollout(
         metrics=metrics,
         dataset_name=problem["dataset"],
     )
+
+
+def gold_rollout(
+    llm: TrainableLLM, prompt: Prompt, problem: dict[str, Any], settings: ReasoningGymSettings
+) -> RolloutResult:
+    """The question with the family's own answer as one text to imitate (`finetune.rl.policy_loss=sft`)."""
+    found = entry(problem["task"], problem["options"], problem["seed"], problem["index"])
+    text = text_to_imitate(llm, prompt, in_format(str(found["answer"]), settings.answer_format))
+    metrics = ReasoningGymMetrics(reward=1.0, success=True, no_error=True, no_answer=False, verify_s=0.0)
+    return RolloutResult(training_texts=[text], metrics=metrics, dataset_name=problem["dataset"])

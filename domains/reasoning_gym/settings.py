@@ -1,5 +1,7 @@
 """Settings of the domain: the block `reasoning_gym` of a run's configuration, read by every rollout."""
 
+from typing import Literal
+
 from omegaconf import DictConfig
 from pydantic import Field
 
@@ -14,6 +16,8 @@ class ReasoningGymSettings(Block):
 
     answer_format: AnswerFormat = "auto"
     """Which part of a completion is scored."""
+    reward: Literal["verifier", "gold"] = "verifier"
+    """Source of the signal; `gold` trains on the families' own answers (with policy_loss=sft)."""
     partial_credit: bool = True
     """The reward is the family's score, which may lie between 0 and 1; false: 1 for right answers only."""
     workers: int = Field(1, ge=1)

@@ -50,6 +50,16 @@ def test_no_question_of_the_evaluation_is_ever_trained() -> None:
     assert 5 < len(products) < 40  # a fifth of a hundred, which is fewer than test_count
 
 
+@pytest.mark.usefixtures("families")
+def test_validation_asks_what_neither_training_nor_the_evaluation_asks() -> None:
+    train, val, test = (set(questions(name, validation=0.1)) for name in ("train", "val", "test"))
+    assert val and val.isdisjoint(train | test) and test == set(questions("test"))
+    with pytest.raises(ValueError, match=r"give dataset_loader_params\.validation"):
+        questions("val")
+    with pytest.raises(ValueError, match=r"validation=0\.9: a share"):
+        questions("train", validation=0.9)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_the_share_that_is_held_out_is_the_wanted_one(share: float) -> None:
     held = [is_held_out(f"What is {n}?", share) for n in range(4000)]

@@ -33,9 +33,11 @@ def test_wrong_families_options_and_settings_are_one_line_each(dry_run: Callable
         (f"{TASKS}={{chain_sums: {{}}}}", "tasks.chain_sums: no such family; did you mean chain_sum?"),
         (f"{TASKS}={{gcd: {{max: 3}}}}", "tasks.gcd.max: no such option"),
         ("dataset_loader_params.count=0", "count=0"),
-        ("train_dataset_names=[gsm8k]", "a name begins with train or test"),
+        ("train_dataset_names=[gsm8k]", "a name begins with train or test or val"),
         ("actor.task_template=Solve", "put {task} where the question goes"),
         ("reasoning_gym.answer_format=number", "reasoning_gym.answer_format='number': input should be"),
+        ("reasoning_gym.reward=gold", "set both or neither"),
+        ("finetune.rl.policy_loss=sft", "reasoning_gym.reward=gold and policy_loss=sft belong together"),
         ("reasoning_gym.deadline=1", "did you mean reasoning_gym.deadline_s?"),
     )
 

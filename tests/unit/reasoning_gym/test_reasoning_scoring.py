@@ -12,7 +12,7 @@ from domains.reasoning_gym import generate_reasoning_gym_rollout, load_problems
 from domains.reasoning_gym.families import entry
 from domains.reasoning_gym.scoring import judge, make_pool, score
 from pipelinerl.config.compose import compose
-from pipelinerl.rollouts import RolloutResult
+from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin, RolloutResult
 from tests.support.fake_engine import FakeEngine, rolled_out
 from tests.support.tiny_model import build_tokenizer, save_model
 
@@ -104,3 +104,21 @@ async def test_a_score_is_the_reward_and_only_a_whole_one_is_success(ask: Callab
         assert result.dataset_name == "train/chain_sum" and not metrics.no_answer
     silent = await ask(cfg, problem, "the")
     assert silent.metrics.no_answer and silent.training_texts[0].reward == 0.0
+
+
+@pytest.mark.usefixtures("families")
+@pytest.mark.parametrize(("form", "said"), [("auto", "{}"), ("tag", "<answer>{}</answer>")])
+async def test_with_gold_answers_training_imitates_them_and_evaluations_are_sampled(
+    ask: Callable[..., Any], form: str, said: str
+) -> None:
+    given = ["reasoning_gym.reward=gold", f"reasoning_gym.answer_format={form}"]
+    cfg = compose(["+domain=reasoning_gym", "hardware=cpu", "finetune.rl.policy_loss=sft", *given]).tree
+    problem, right = problem_and_answer()
+    (text,) = (await ask(cfg, problem, "the")).training_texts
+    assert text.output_text.startswith(said.format(right)) and text.reward == 1.0
+    assert text.labels[text.prompt_tokens - 1] == -100 and text.labels[-1] == text.input_ids[-1] != -100
+    evaluating = ROLLOUT_ORIGIN.set(RolloutOrigin("group", 0, 0, training=False))
+    try:
+        assert (await ask(cfg, problem, "the")).metrics.no_answer
+    finally:
+        ROLLOUT_ORIGIN.reset(evaluating)
