@@ -251,7 +251,7 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     (
         PRIVACY,
         "share of rollouts that leak an answer or a question, by | rules | SmolLM2 trained "
-        "| SmolLM2 as it is",
+        "| SmolLM2 as it is (invalid)",
     ): (1, readers),
     (
         PRIVACY,
