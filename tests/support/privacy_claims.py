@@ -189,7 +189,9 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
         lambda: [
             *smollm2_gate("O1 outcome raises success"),
             *smollm2_gate("O2 outcome raises leakage"),
-            float(min(zip(smollm2_by_seed("O2 outcome raises leakage"), seeds_of("outcome"), strict=True))[1]),
+            float(
+                min(zip(smollm2_by_seed("O2 outcome raises leakage"), seeds_of("outcome"), strict=True))[1]
+            ),
             *smollm2_by_seed("O2 outcome raises leakage"),
             *smollm2_gate("O5 penalty raises success"),
             *fall(smollm2_gate("O4 penalty lowers leakage")),
@@ -262,9 +264,9 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
     ),
     "SmolLM2 as adversary, cut amounts": (
         PRIVACY,
-        r"(\S+) of (\S+) rollouts under rewards for outcomes have one, (\S+) of the start's, (\S+) under "
-        r"`situational` and\s+(\S+) under the penalty\. Counted as leaks there, they leave (\S+) that only the "
-        r"reader finds, and agreement is (\S+)\s+\(kappa (\S+)\)",
+        r"(\S+) of (\S+) rollouts under rewards for outcomes have one, (\S+) of the start's, "
+        r"(\S+) under `situational` and\s+(\S+) under the penalty\. Counted as leaks there, they "
+        r"leave (\S+) that only the reader finds, and agreement is (\S+)\s+\(kappa (\S+)\)",
         lambda: [
             *(adversary()["cut"]["outcome"][key] for key in ("count", "total")),
             *(adversary()["cut"][group]["count"] for group in ("start", "situational", "penalty")),
@@ -281,7 +283,9 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
     "SmolLM2 as adversary, intent": (
         PRIVACY,
         r"shows to the trained one in (\S+) of the start's\s+rollouts and in (\S+) under the\s+penalty",
-        lambda: [adversary()["trained"]["groups"][group]["intent"]["value"] for group in ("start", "penalty")],
+        lambda: [
+            adversary()["trained"]["groups"][group]["intent"]["value"] for group in ("start", "penalty")
+        ],
     ),
     "SmolLM2, the first trial": (
         PRIVACY,
