@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import raro
 from benchmarks._figures import RESULTS
+from benchmarks._raro_figure import _completions, plt
 from benchmarks._raro_earned import earned
 from benchmarks._raro_runs import METRICS, kept, read
 from benchmarks._raro_table import gain_ratio, lines, table
@@ -88,6 +89,15 @@ def test_the_tables_of_committed_results_are_those_of_their_rows(path):
     assert content["table"] == again
     answers = {run["completions"] for run in content["runs"] if run["arm"] == "sft"}
     assert answers == {content.get("SFT steps", content["steps"]) * content["policy completions per step"]}
+
+
+@pytest.mark.parametrize(("lengths", "scale"), [((300, 300), "linear"), ((300, 1200), "symlog")])
+def test_the_axis_says_what_it_counts_and_how(lengths, scale):
+    _, axes = plt.subplots()
+    label = _completions(axes, [[0.0], *([0.0, 100.0, float(last)] for last in lengths)])
+    plt.close()
+    assert axes.get_xscale() == scale
+    assert "expert answers" in label and ("linear up to 100, then logarithmic" in label) == (scale != "linear")
 
 
 def answered(answer, reward, version, **more):
