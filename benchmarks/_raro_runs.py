@@ -96,7 +96,7 @@ def read(out: Path, arms: Mapping[str, Arm], name: str, seed: int, step: Step, q
         curve=by_sampled,
         questions=questions,
         trained_tokens=float(tokens.y[-1]) if len(tokens) else 0.0,
-        # Nothing is sampled for more SFT: its actor hands answers on far ahead of the trainer, which leaves most.
+        # Nothing is sampled for more SFT: its actor hands on far more answers than are trained on.
         completions=float(list(by_sampled)[-1]) if arm.best_validation else done,
         seconds=actor[-1]["time"] - actor[0]["time"],
         game={

@@ -14,7 +14,7 @@ WAYS = ("sampled", "greedy")
 GAME_FIGURES = ("critic accuracy", "policy reward", "ties")
 """What the guide's sanity checks look at."""
 ENTROPY_STEPS = (5, 20)
-"""First and last optimizer steps whose entropy is kept; each is the mean over all its texts, the critic's too."""
+"""First and last optimizer steps whose entropy is kept, a mean over all texts of a step, the critic's too."""
 COSTS = ("trained_tokens", "completions", "seconds")
 
 
@@ -35,9 +35,9 @@ class Arm:
 class RunResult:
     """Percent right on held-out questions by way of sampling, and costs.
 
-    `curve` (percent right, sampled), `greedy` and the curves of the `game` are by policy completions that were
-    trained on (expert answers for more SFT). `completions` are all that were sampled; for more SFT, which samples
-    none, the expert answers that were trained on.
+    `curve` (percent right, sampled), `greedy` and the curves of the `game` are by policy completions that
+    were trained on, for more SFT by expert answers. `completions` are all that were sampled; for more SFT,
+    which samples none, the expert answers that were trained on.
     """
 
     arm: str

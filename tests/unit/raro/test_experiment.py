@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import raro
 from benchmarks._figures import RESULTS
-from benchmarks._raro_figure import _completions, plt
 from benchmarks._raro_earned import earned
+from benchmarks._raro_figure import _completions, plt
 from benchmarks._raro_runs import METRICS, kept, read
 from benchmarks._raro_table import gain_ratio, lines, table
 
@@ -97,7 +97,9 @@ def test_the_axis_says_what_it_counts_and_how(lengths, scale):
     label = _completions(axes, [[0.0], *([0.0, 100.0, float(last)] for last in lengths)])
     plt.close()
     assert axes.get_xscale() == scale
-    assert "expert answers" in label and ("linear up to 100, then logarithmic" in label) == (scale != "linear")
+    assert "expert answers" in label and ("linear up to 100, then logarithmic" in label) == (
+        scale != "linear"
+    )
 
 
 def answered(answer, reward, version, **more):
