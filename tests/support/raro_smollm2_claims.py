@@ -75,8 +75,8 @@ SMOLLM2_SENTENCES: dict[str, Claim] = {
     ),
     "RARO with SmolLM2, a quarter of the steps": (
         "README.md",
-        r"(\S+) percent by sampled answers\n\((\S+) with a critic\), "
-        r"with a critic after half of them \((\S+)\)",
+        r"(\S+) percent by sampled\s+answers\s+\((\S+) with a critic\), "
+        r"with a critic after half of\s+them \((\S+)\)",
         lambda: [peak("rlvr"), mean_curve("raro")[1], peak("raro")],
     ),
     "RARO with SmolLM2, the critic first": (

@@ -12,6 +12,7 @@ from tests.support.claims import (
     programs_of_dialogues,
     text_domain_ends,
 )
+from tests.support.goal_claims import GOAL_SENTENCES
 from tests.support.machine_claims import MACHINES
 from tests.support.measured import (
     ROOT,
@@ -25,7 +26,8 @@ from tests.support.reputation_claims import REPUTATION_SENTENCES
 
 ENDS = ("before", "after")
 
-OTHERS = MACHINES | CAPACITY_SENTENCES | PRIVACY_SENTENCES | RARO_SENTENCES | REPUTATION_SENTENCES
+GAMES = RARO_SENTENCES | REPUTATION_SENTENCES | GOAL_SENTENCES
+OTHERS = MACHINES | CAPACITY_SENTENCES | PRIVACY_SENTENCES | GAMES
 SENTENCES: dict[str, Claim] = OTHERS | {
     "57M, success and leakage": (
         "README.md",
