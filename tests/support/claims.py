@@ -12,6 +12,16 @@ Claim = tuple[str, str, Callable[[], list[float]]]
 """A page, a pattern with a group for each number, and the numbers by their JSON."""
 
 
+def words(pattern: str) -> str:
+    """The pattern with any white space for each blank, because pages are wrapped."""
+    return re.sub(r"(?<!\\) ", r"\\s+", pattern)
+
+
+def wrapped(claims: dict[str, Claim]) -> dict[str, Claim]:
+    """The same, however their pages are wrapped."""
+    return {name: (page, words(pattern), values) for name, (page, pattern, values) in claims.items()}
+
+
 def gate(name: str, file: str = "arms") -> list[float]:
     """Difference, interval and differences by seed; or start and end, where that is what decides it."""
     found = result(file)["gates"][name]

@@ -137,7 +137,7 @@ RARO_SENTENCES: dict[str, Claim] = SMOLLM2_SENTENCES | {
     "RARO, more SFT at the reference values": (
         RARO,
         r"as many steps \(([\d,]+) answers, its 1,500 questions (\d+) times; .*?to (\S+) to (\S+) after "
-        r"([\d,]+) of them, is at most at (\S+) to (\S+) later and ends (\S+) to (\S+) points below\s+that; "
+        r"([\d,]+) of them, reaches (\S+) to (\S+) at best and ends (\S+) to (\S+) points below\s+that; "
         r"by greedy ones it rises to (\S+) to (\S+) and ends (\S+) to (\S+) points lower\. It counts with "
         r"the version that (\d+)\s+validation questions choose, after ([\d,]+) to ([\d,]+) answers",
         sft_at_the_reference_values,

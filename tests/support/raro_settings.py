@@ -13,8 +13,9 @@ from domains.raro.rewards import Label, reward
 from domains.raro.watch import MOST_PARSE_FAILURES, WINDOW
 from pipelinerl.config.compose import compose
 from pipelinerl.launcher.arguments import parse
+from tests.support.claims import words
 from tests.support.measured import result
-from tests.support.settings import Setting, words
+from tests.support.settings import Setting
 
 GOAL = 0.9
 """Of the gain ratio, in benchmarks/goals.yaml."""

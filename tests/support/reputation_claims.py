@@ -150,7 +150,7 @@ REPUTATION_SENTENCES: dict[str, Claim] = {
     ),
     "reputation, the rule": (
         REPUTATION,
-        r"\n(\S+) and (\S+) are what the rule",
+        r"(\S+) and (\S+) are what the rule",
         lambda: [yardstick(price).share_of(SCRIPTED["rule"]) for price in (0.75, 0.8)],
     ),
     "reputation, the language model": (
@@ -173,7 +173,7 @@ REPUTATION_SENTENCES: dict[str, Claim] = {
     ),
     "reputation, the ladder": (
         REPUTATION,
-        r"(?<=seeds: )random (\S+), all-HELP (\S+), all-SIGNAL (\S+), rule (\S+), "
+        r"the same seeds: random (\S+), all-HELP (\S+), all-SIGNAL (\S+), rule (\S+), "
         r"fitted linear rule (\S+)\.\s",
         lambda: [
             one["share"] for one in result("reputation_language")["ladder"] if one["policy"] != "optimum"

@@ -13,8 +13,9 @@ from domains.reputation_hacking.language.prompts import DIFFICULTY_CUTS, FATIGUE
 from domains.reputation_hacking.ppo.recipes import BASE, STRONG
 from domains.reputation_hacking.settings import ReputationSettings
 from pipelinerl.config.compose import compose
+from tests.support.claims import words
 from tests.support.measured import result
-from tests.support.settings import Setting, words
+from tests.support.settings import Setting
 
 DOMAIN = "+domain=reputation_hacking"
 

@@ -11,6 +11,7 @@ from tests.support.claims import (
     coding_success,
     programs_of_dialogues,
     text_domain_ends,
+    wrapped,
 )
 from tests.support.goal_claims import GOAL_SENTENCES
 from tests.support.machine_claims import MACHINES
@@ -26,7 +27,7 @@ from tests.support.reputation_claims import REPUTATION_SENTENCES
 
 ENDS = ("before", "after")
 
-GAMES = RARO_SENTENCES | REPUTATION_SENTENCES | GOAL_SENTENCES
+GAMES = wrapped(RARO_SENTENCES | REPUTATION_SENTENCES | GOAL_SENTENCES)
 OTHERS = MACHINES | CAPACITY_SENTENCES | PRIVACY_SENTENCES | GAMES
 SENTENCES: dict[str, Claim] = OTHERS | {
     "57M, success and leakage": (
