@@ -1,5 +1,6 @@
 """Sentences of the reputation game's README: what their JSON says, or the game where it is exact."""
 
+import csv
 from functools import cache
 
 import numpy as np
@@ -50,6 +51,18 @@ def speed(*keys: str) -> float:
     for key in keys:
         found = found[key]
     return float(found)
+
+
+def figure_rows() -> list[dict[str, str]]:
+    """Runs of the figure over prices, likeliest actions."""
+    with (ROOT / "domains/reputation_hacking/figures/transition.csv").open(encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row["policy"] == "deterministic"]
+
+
+def ppo_of_the_figure(price: float) -> list[float]:
+    """Shares of the margin, by seed."""
+    rows = [row for row in figure_rows() if row["features"] == "scaled" and float(row["c_signal"]) == price]
+    return [float(row["share_of_margin"]) for row in rows]
 
 
 @cache
@@ -147,6 +160,11 @@ REPUTATION_SENTENCES: dict[str, Claim] = {
             *(end(ppo("strong", 0.7, seed)["deterministic"] for seed in range(3)) for end in (min, max)),
             *(ppo("base", 0.65, seed)["deterministic"] for seed in range(3)),
         ],
+    ),
+    "reputation, trained on another machine": (
+        REPUTATION,
+        r"there the same seeds take (\S+), (\S+) and (\S+) at 0\.7, and (\S+), (\S+) and (\S+) at 0\.75",
+        lambda: [share for price in (0.7, 0.75) for share in ppo_of_the_figure(price)],
     ),
     "reputation, the rule": (
         REPUTATION,

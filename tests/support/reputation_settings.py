@@ -129,6 +129,7 @@ REPUTATION_OTHERS: dict[str, str] = {
     r"that looks (10) episodes ahead": "in test_claims.py, with its value",
     r"since version (1\.0), so": "gymnasium",
     r"The goal of (0\.50) with `base`|stretch goal of (0\.77) is|stretch goal of (0\.77)\*\*": "goals",
+    r"the same seeds take .*? at (0\.7), and .*? at (0\.75)\.": "prices",
     r"above (0\.7) `strong`|at (0\.7) is not met|and at (0\.65) `base`": "prices",
     r"N = (4096) with|M at (16) and|M at (1); the": "in test_claims.py, with their rates",
     r"chain, from (0) and": "its definition",

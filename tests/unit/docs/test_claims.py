@@ -1,6 +1,7 @@
 """Measured claims in the sentences of the READMEs are those of their JSON, to the digits that are shown."""
 
 import re
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -23,7 +24,7 @@ from tests.support.measured import (
 )
 from tests.support.privacy_claims import PRIVACY_SENTENCES
 from tests.support.raro_claims import RARO_SENTENCES
-from tests.support.reputation_claims import REPUTATION_SENTENCES
+from tests.support.reputation_claims import REPUTATION_SENTENCES, figure_rows, language_shares
 
 ENDS = ("before", "after")
 
@@ -155,3 +156,12 @@ def test_claims_in_sentences_are_those_of_their_json(name: str) -> None:
     assert len(written) == len(wanted)
     for one, value in zip(written, wanted):
         assert is_shown(one.rstrip(","), value), f"{one}, in the JSON {value:.5g}"
+
+
+def test_the_figure_over_prices_has_three_seeds_a_price_and_the_language_model_of_its_json() -> None:
+    rows = figure_rows()
+    learned = Counter(row["c_signal"] for row in rows if row["features"] == "scaled")
+    assert len(learned) > 10 and set(learned.values()) == {3}
+    stars = [float(row["share_of_margin"]) for row in rows if row["features"] == "language"]
+    assert stars == pytest.approx(language_shares(drawn=False))
+    assert len(rows) == 3 * len(learned) + len(stars)
