@@ -86,15 +86,18 @@ def read(out: Path, arms: Mapping[str, Arm], name: str, seed: int, step: Step, q
     tokens, entropy = series(finetune, "stats/tokens"), series(finetune, "rl/entropy").y
     begin, end = ENTROPY_STEPS
     game = GAME if arm.critic_groups else {}
+    by_sampled = step.by_completions(arm, curves["sampled"], 100.0)
+    done = sum(float(record.get("actor/rollouts_done", 0.0)) for record in actor)
     return RunResult(
         arm=name,
         seed=seed,
         before={way: 100 * float(curve.y[0]) for way, curve in curves.items()},
         after={way: 100 * float(curve.y[chosen[way]]) for way, curve in curves.items()},
-        curve=step.by_completions(arm, curves["sampled"], 100.0),
+        curve=by_sampled,
         questions=questions,
         trained_tokens=float(tokens.y[-1]) if len(tokens) else 0.0,
-        completions=sum(float(record.get("actor/rollouts_done", 0.0)) for record in actor),
+        # Nothing is sampled for more SFT: its actor hands on far more answers than are trained on.
+        completions=float(list(by_sampled)[-1]) if arm.best_validation else done,
         seconds=actor[-1]["time"] - actor[0]["time"],
         game={
             t: step.by_completions(arm, series(actor, f"actor/{metric}_mean")) for t, metric in game.items()

@@ -14,6 +14,7 @@ WAYS = ("sampled", "greedy")
 GAME_FIGURES = ("critic accuracy", "policy reward", "ties")
 """What the guide's sanity checks look at."""
 ENTROPY_STEPS = (5, 20)
+"""First and last optimizer steps whose entropy is kept, a mean over all texts of a step, the critic's too."""
 COSTS = ("trained_tokens", "completions", "seconds")
 
 
@@ -34,7 +35,9 @@ class Arm:
 class RunResult:
     """Percent right on held-out questions by way of sampling, and costs.
 
-    `curve` (percent right, sampled), `greedy` and the curves of the `game` are by policy completions.
+    `curve` (percent right, sampled), `greedy` and the curves of the `game` are by policy completions that
+    were trained on, for more SFT by expert answers. `completions` are all that were sampled; for more SFT,
+    which samples none, the expert answers that were trained on.
     """
 
     arm: str
@@ -152,7 +155,7 @@ def lines(found: Mapping[str, Any], arms: Mapping[str, Arm]) -> list[str]:
             ends = zip(checks[figure]["first"], checks[figure]["last"])
             shown = ", ".join("-" if first is None else f"{first:.2f} -> {last:.2f}" for first, last in ends)
             out.append(f"  {figure:<22}{shown}")
-    out += ["", "costs per run: trained tokens, policy completions, seconds"]
+    out += ["", "costs per run: trained tokens, policy completions (expert answers), seconds"]
     for name, cost in found["costs"].items():
         tokens, completions, seconds = (cost[one] for one in COSTS)
         out.append(f"  {arms[name].title:<22}{tokens:>12,.0f}{completions:>9,.0f}{seconds:>8,.0f}")

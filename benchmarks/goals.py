@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,9 @@ def smollm2_share(result: Any) -> float:
     return min(float(row["after"]["share_of_margin"][0]) for row in result["rows"].values())
 
 
-def raro_gain(result: Any) -> float:
-    """RARO minus more supervised training, lower end."""
-    gain = result["table"]["sampled"]["raro - sft"]
+def raro_gain(result: Any, way: str = "sampled") -> float:
+    """RARO minus more supervised training, lower end; by sampled or greedy answers."""
+    gain = result["table"][way]["raro - sft"]
     return float(gain["mean"] - gain["half_width"])
 
 
@@ -75,6 +75,7 @@ FUNCTIONS: Mapping[str, Callable[[Any], float]] = {
     "language_share": language_share,
     "smollm2_share": smollm2_share,
     "raro_gain": raro_gain,
+    "raro_gain_greedy": partial(raro_gain, way="greedy"),
     "fault_cases": lambda result: float(len(result["cases"])),
     "fault_seconds": lambda result: max(float(one["seconds"]) for one in result["cases"]),
     "caught": lambda result: 100.0 * sum(one["caught"] for one in result) / len(result),

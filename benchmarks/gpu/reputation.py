@@ -37,14 +37,16 @@ from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.game.policies import returns
 from domains.reputation_hacking.language.log import read_episodes
 from pipelinerl.observe.intervals import bootstrap, known
-from pipelinerl.observe.plots import COLOURS, DASHES
+from pipelinerl.observe.plots import COLOURS, DASHES, MARKERS
 
 PRESET = ("+domain=reputation_hacking", "+preset=reputation_hacking_pretrained")
 PRICE, GOAL = 0.7, 0.25
 STRETCHES = 12
 """Of training, in the figure."""
-LABEL_SHARE = 0.15
+LABEL_SHARE = 0.2
 """Of the margin, between two labels of the figure."""
+NAMES = {"all_help": "all-HELP", "all_signal": "all-SIGNAL", "cem": "fitted linear rule"}
+"""Of the ladder's policies, as the domain's page has them."""
 LEAST_S = 60.0
 """With less left nothing is begun."""
 KV_BYTES = 4 * 2**30
@@ -171,32 +173,67 @@ def figures_of(rows: dict[str, dict[str, Any]]) -> Iterator[Figure]:
             yield Figure(f"seed {seed}: trained", float(row["rates"]["trained_texts_per_second"]), "texts/s")
 
 
-def labels(ladder: Sequence[dict[str, Any]]) -> list[tuple[float, str]]:
-    """(share, names) from below; policies of the ladder that are too close for two labels have one."""
-    found: list[tuple[float, str]] = []
-    for rung in sorted(ladder, key=lambda one: float(one["share"])):
-        share, name = float(rung["share"]), rung["policy"]
-        if found and share - found[-1][0] < LABEL_SHARE:
-            found[-1] = found[-1][0], f"{found[-1][1]}, {name}"
-        else:
-            found.append((share, name))
-    return found
+def labels(ladder: Sequence[dict[str, Any]]) -> list[tuple[float, float, str]]:
+    """(share, height of its label, the text's name) from below; labels are at least LABEL_SHARE apart.
+
+    Those that would lie on each other are moved apart by the same distance up and down.
+    """
+    rungs = sorted((float(one["share"]), NAMES.get(one["policy"], one["policy"])) for one in ladder)
+    clusters: list[list[tuple[float, str]]] = []
+    for rung in rungs:
+        clusters.append([rung])
+        while len(clusters) > 1 and _lowest(clusters[-1]) - _highest(clusters[-2]) < LABEL_SHARE:
+            clusters[-2:] = [clusters[-2] + clusters[-1]]
+    return [
+        (share, _lowest(cluster) + number * LABEL_SHARE, name)
+        for cluster in clusters
+        for number, (share, name) in enumerate(cluster)
+    ]
+
+
+def _lowest(cluster: Sequence[tuple[float, str]]) -> float:
+    """Height of the lowest label of those that stand above each other around their mean share."""
+    return float(np.mean([share for share, _ in cluster])) - LABEL_SHARE * (len(cluster) - 1) / 2
+
+
+def _highest(cluster: Sequence[tuple[float, str]]) -> float:
+    return _lowest(cluster) + LABEL_SHARE * (len(cluster) - 1)
 
 
 def draw(rows: dict[str, dict[str, Any]], path: Path) -> None:
-    """Share of the margin that drawn play took in training, a line for each seed, beside the ladder."""
-    figure, axis = plt.subplots(figsize=(6, 3.6))
+    """Share of the margin that drawn play took in training, a line for each seed, beside the ladder.
+
+    Marks are what the likeliest answers took of the held-out tapes before and after.
+    """
+    figure, axis = plt.subplots(figsize=(7, 4.2))
     for index, (seed, row) in enumerate(rows.items()):
         parts = [one for one in row["training"] if one["share"] is not None]
         texts, shares = ([one[key] for one in parts] for key in ("texts", "share"))
         axis.plot(texts, shares, color=COLOURS[index], linestyle=DASHES[index], label=f"seed {seed}, drawn")
-    ladder = next(iter(rows.values()))["ladder"]
-    for rung in ladder:
-        axis.axhline(rung["share"], color="grey", linewidth=0.6)
-    for share, names in labels(ladder):
-        axis.annotate(f" {names}", (1.0, share), xycoords=("axes fraction", "data"), fontsize=8, va="center")
+        ends = [row[end] for end in ("before", "after")]
+        axis.plot(
+            [one["version"] for one in ends],
+            [one["share_of_margin"][0] for one in ends],
+            color=COLOURS[index],
+            linestyle="none",
+            marker=MARKERS[index],
+            fillstyle="none",
+            label=f"seed {seed}, likeliest, before and after",
+        )
+    for share, height, name in labels(next(iter(rows.values()))["ladder"]):
+        axis.axhline(share, color="grey", linewidth=0.6)
+        axis.annotate(
+            name,
+            (1.0, share),
+            (1.05, height),
+            xycoords=("axes fraction", "data"),
+            textcoords=("axes fraction", "data"),
+            fontsize=8,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": "grey", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0},
+        )
     axis.set(xlabel="texts trained on", ylabel="share of the margin", title=f"a SIGNAL costs {PRICE:g}")
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, fontsize=8, loc="center right", bbox_to_anchor=(1.0, 0.35))
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130, bbox_inches="tight")
     plt.close(figure)

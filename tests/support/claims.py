@@ -12,22 +12,14 @@ Claim = tuple[str, str, Callable[[], list[float]]]
 """A page, a pattern with a group for each number, and the numbers by their JSON."""
 
 
-def language_shares(drawn: bool) -> list[float]:
-    return [runs[drawn]["share_of_margin"] for runs in result("reputation_language")["seeds"].values()]
+def words(pattern: str) -> str:
+    """The pattern with any white space for each blank, because pages are wrapped."""
+    return re.sub(r"(?<!\\) ", r"\\s+", pattern)
 
 
-def smollm2_reputation() -> list[float]:
-    """Seconds of training, shares after it, the lowest end of theirs, the ladder, drawn shares at the end."""
-    rows = list(result("gpu_reputation")["rows"].values())
-    seconds, shares, lows, drawn = (
-        [row["rates"]["elapsed_s"] for row in rows],
-        [row["after"]["share_of_margin"][0] for row in rows],
-        [row["after"]["share_of_margin"][1] for row in rows],
-        [row["training"][-1]["share"] for row in rows],
-    )
-    ladder = [one["share"] for one in rows[0]["ladder"] if one["policy"] != "optimum"]
-    ends = [pick(one) for one in (seconds, shares) for pick in (min, max)]
-    return [*ends, min(lows), *ladder, min(drawn), max(drawn)]
+def wrapped(claims: dict[str, Claim]) -> dict[str, Claim]:
+    """The same, however their pages are wrapped."""
+    return {name: (page, words(pattern), values) for name, (page, pattern, values) in claims.items()}
 
 
 def gate(name: str, file: str = "arms") -> list[float]:
@@ -35,13 +27,6 @@ def gate(name: str, file: str = "arms") -> list[float]:
     found = result(file)["gates"][name]
     keys = ("start", "end") if "start" in found else ("value", "low", "high")
     return [*(found[key] for key in keys), *found.get("by_seed", ())]
-
-
-def speed(*keys: str) -> float:
-    found = result("reputation")["speed"]
-    for key in keys:
-        found = found[key]
-    return float(found)
 
 
 def shared_row(work: str, way: str, file: str = "gpu_shared_rows") -> dict[str, Any]:

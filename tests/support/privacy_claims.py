@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelinerl.observe.intervals import bootstrap
 from tests.support.claims import Claim, gate
 from tests.support.measured import PRIVACY, Cells, Value, result, shares_of_texts
 
@@ -43,19 +44,20 @@ def by_seed(row: Cells) -> list[Value]:
 def smollm2_summary(row: Cells) -> list[Value]:
     """Start and end of an arm of the privacy agent, of one of RARO's, or of the reputation game."""
     if "margin" in row[0]:
-        played = result("gpu_reputation")["rows"].values()
-        return [
-            float(np.mean([one[end]["share_of_margin"][0] for one in played])) for end in ("before", "after")
-        ]
+        played = list(result("gpu_reputation")["rows"].values())
+        ends = [played[0]["before"], *(one["after"] for one in played)]
+        return [value for end in ends for value in end["share_of_margin"]]
     what, _, way = row[0].rpartition(": ")[2].partition(" with ")
     if what.startswith("percent right"):
         table = result("gpu_raro")["table"]
         arm = {"a critic": "raro", "a verifier": "rlvr"}.get(way, "sft")
-        return [table[how][one]["mean"] for one in ("warm", arm) for how in ("sampled", "greedy")]
+        found = [table[how][one] for one in ("warm", arm) for how in ("sampled", "greedy")]
+        return [one[key] for one in found for key in ("mean", "half_width")]
     metric = {"leakage": "leak"}.get(what, what)
     arm = {"the privacy penalty": "penalty", "rewards for outcomes": "outcome"}[way]
     rows = [row for name, row in result("gpu_privacy_language_rows").items() if name.startswith(f"{arm}_")]
-    return [float(np.mean([row["evaluations"][end][1][metric] for row in rows])) for end in (0, -1)]
+    ends = [np.concatenate([row["evaluations"][end][1][metric] for row in rows]) for end in (0, -1)]
+    return [value for end in ends for value in bootstrap(end)[:3]]
 
 
 def adversary() -> dict[str, Any]:

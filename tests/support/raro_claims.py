@@ -1,69 +1,24 @@
-"""Tables and sentences of RARO's README: what their JSON says."""
+"""Sentences of RARO's README and of its goals: what their JSON says."""
 
-from typing import Any
+import json
+import random
 
 import numpy as np
+from safetensors.torch import load_file
 
-from benchmarks._raro_table import tenths
+from benchmarks.raro import SIZES
+from domains.raro.config import settings_of
+from domains.raro.countdown import verify
+from domains.raro.data import data_settings
+from domains.raro.demonstrations import _training_questions, policy_trace
+from domains.raro.parser import extract_answer
+from pipelinerl.config.compose import compose
 from tests.support.claims import Claim
-from tests.support.measured import RARO, Cells, Value, result
+from tests.support.measured import RARO, ROOT, result
+from tests.support.raro_smollm2_claims import SMOLLM2_SENTENCES
+from tests.support.raro_tables import raro_curves, raro_lower_end, raro_tenths
 
-
-def raro(row: Cells, file: str = "raro") -> list[Value]:
-    arm = {"the warm model": "warm", "more SFT": "sft", "RARO": "raro", "verifier RL": "rlvr"}
-    name = arm.get(row[0], "raro - sft")
-    assert name in arm.values() or row[0] == "RARO - more SFT, by seed", row[0]
-    found = result(file)["table"]
-    ways = [found[way][name] for way in ("sampled", "greedy")]
-    tokens = [found["costs"][name]["trained_tokens"]] if name in found["costs"] else []
-    return [*(one[key] for one in ways for key in ("mean", "half_width")), *tokens, ways[0]["seeds"]]
-
-
-def raro_seeds(row: Cells, file: str = "raro") -> list[Value]:
-    named = {"the warm model": "raro", "more SFT": "sft", "RARO": "raro", "verifier RL": "rlvr"}
-    arm = named[row[0].partition(",")[0]]
-    runs = sorted((run for run in result(file)["runs"] if run["arm"] == arm), key=lambda run: run["seed"])
-    if arm == "sft":
-        return [list(run["curve"].values())[-1] for run in runs]
-    when = "before" if row[0] == "the warm model" else "after"
-    return [run[when][way] for run in runs for way in ("sampled", "greedy")]
-
-
-def raro_ablations(row: Cells) -> list[Value]:
-    """Of seed 0: at the end by both ways, sampled after a quarter, and what was trained on."""
-    named = {"RARO": "raro", "without ties": "no_tie", "without replay": "no_replay"}
-    arm = (named | {"weights of 1/2 each": "half"})[row[0]]
-    runs = result("raro_reference")["runs"]
-    (run,) = (run for run in runs if (run["arm"], run["seed"]) == (arm, 0))
-    quarter = list(run["curve"].values())[1]
-    return [run["after"]["sampled"], run["after"]["greedy"], quarter, run["trained_tokens"]]
-
-
-def raro_by_completions(row: Cells) -> list[Value]:
-    """Means over the seeds of the pretrained model, evaluation by evaluation."""
-    title, _, way = row[0].partition(", ")
-    arm, curve = {"RARO": "raro", "verifier RL": "rlvr"}[title], {"sampled": "curve"}.get(way, way)
-    curves = [list(run[curve].values()) for run in result("gpu_raro")["runs"] if run["arm"] == arm]
-    return [float(mean) for mean in np.mean(curves, axis=0)]
-
-
-def raro_checks(row: Cells, file: str = "raro") -> list[Value]:
-    name, _, what = row[0].partition(", ")
-    if what == "highest tenth":
-        runs = [run["game"][name] for run in result(file)["runs"] if run["arm"] == "raro"]
-        return [max(tenths([*run.values()])) for run in runs]
-    found = result(file)["table"]["game"]["raro"][name]
-    if "change" in what:
-        return list(found["change"])
-    return [one for ends in zip(found["first"], found["last"], strict=True) for one in ends]
-
-
-def raro_earned(row: Cells) -> list[Value]:
-    """Means over seeds in the first, second, fifth and last tenth."""
-    runs = [run["earned"] for run in result("raro_reference")["runs"] if run["arm"] == "raro"]
-    name, _, unit = row[0].partition(", ")
-    scale = 100.0 if unit == "percent" else 1.0
-    return [scale * float(np.mean([run[name][tenth] for run in runs])) for tenth in (0, 1, 4, 9)]
+WARM = ROOT / "domains" / "raro" / "checkpoint"
 
 
 def raro_game(figure_of_game: str) -> tuple[list[float], list[float]]:
@@ -87,42 +42,56 @@ def earned_by_shares() -> list[float]:
     return [*((1 - ties) * (1 - right) + 0.6 * ties for ties, right in pairs), *found["policy reward"]]
 
 
-def raro_curves(arm: str, file: str = "raro") -> list[list[float]]:
-    """Accuracy of sampled answers, version by version, of each seed."""
-    return [list(run["curve"].values()) for run in result(file)["runs"] if run["arm"] == arm]
+def warm_model() -> list[float]:
+    """Million parameters and tokens, percent of play with a wrong answer, of the critic's that is right."""
+    written = json.loads((WARM / "recipe.json").read_text(encoding="utf-8"))
+    sizes = [weights.numel() for weights in load_file(WARM / "model.safetensors").values()]
+    (gate,) = written["gates"]
+    tokens = sum(phase["tokens"] for phase in written["recipe"]["phases"])
+    return [sum(sizes) / 1e6, tokens / 1e6, 100 * wrong_play(), 100 * gate["accuracy"]]
 
 
-def raro_tenths(figure_of_game: str, file: str = "raro_reference") -> list[list[float]]:
-    """By seed, the means of the tenths of training at the reference values."""
-    runs = [run for run in result(file)["runs"] if run["arm"] == "raro"]
-    return [tenths([*run["game"][figure_of_game].values()]) for run in runs]
+def wrong_play(count: int = 20_000) -> float:
+    """Share of the policy's demonstrations whose answer misses."""
+    cfg = compose(["+domain=raro", "hardware=cpu"]).tree
+    questions = _training_questions(data_settings(settings_of(cfg).data).countdown)
+    rng = random.Random(0)
+    wrong = 0
+    for _ in range(count):
+        numbers, target = rng.choice(questions)
+        said = policy_trace(numbers, target, rng)
+        wrong += not verify(extract_answer(said) or "", numbers, target)
+    return wrong / count
 
 
-def smollm2() -> dict[str, Any]:
-    """The table of the pretrained model."""
-    found: dict[str, Any] = result("gpu_raro")["table"]
-    return found
+def sft_at_the_reference_values() -> list[float]:
+    """Answers and passes; sampled after the first evaluation, at best later, and what is lost from there;
+    greedy at best and lost; the versions that validation chooses."""
+    runs = [run for run in result("raro_reference")["runs"] if run["arm"] == "sft"]
+    answers = runs[0]["completions"]
+    found = [answers, float(answers // SIZES["train"])]
+    sampled, greedy = ([list(run[way].values()) for run in runs] for way in ("curve", "greedy"))
+    firsts, later = [run[1] for run in sampled], [max(run[2:]) for run in sampled]
+    found += [min(firsts), max(firsts), float(list(runs[0]["curve"])[1]), min(later), max(later)]
+    for curves in (sampled, greedy):
+        best, lost = [max(run[1:]) for run in curves], [max(run[1:]) - run[-1] for run in curves]
+        found += [min(best), max(best)] if curves is greedy else []
+        found += [min(lost), max(lost)]
+    chosen = [version for run in runs for version in run["chosen"].values()]
+    return [*found, float(SIZES["val"]), float(min(chosen)), float(max(chosen))]
 
 
-def share_of_gain(version: int) -> float:
-    """RARO's share of verifier RL's gain with the pretrained model, sampled, at an evaluation."""
-    own, verified = mean_curve("raro"), mean_curve("rlvr")
-    return (own[version] - own[0]) / (verified[version] - verified[0])
+def at_the_end(arm: str, way: str) -> list[float]:
+    """Percent right at the reference values, by seed."""
+    return [run["after"][way] for run in result("raro_reference")["runs"] if run["arm"] == arm]
 
 
-def peak(arm: str) -> float:
-    """The best of an arm's evaluations with the pretrained model."""
-    return max(mean_curve(arm))
-
-
-def mean_curve(arm: str) -> list[float]:
-    """Percent right of the pretrained model's evaluations, sampled, means over seeds."""
-    return [float(mean) for mean in np.mean(raro_curves(arm, file="gpu_raro"), axis=0)]
-
-
-def last_rises() -> list[float]:
-    """Points that more SFT of the pretrained model gains between its last two evaluations, by seed."""
-    return [curve[-1] - curve[-2] for curve in raro_curves("sft", file="gpu_raro")]
+def greedy_ends_of_ablations() -> list[float]:
+    """How far RARO's seeds lie apart, sampled; their range by greedy answers, and what each ablation has."""
+    sampled, greedy = (at_the_end("raro", way) for way in ("sampled", "greedy"))
+    ablations = [one for arm in ("no_tie", "no_replay", "half") for one in at_the_end(arm, "greedy")]
+    assert len(ablations) == 3 and min(ablations) > max(greedy)
+    return [max(sampled) - min(sampled), min(greedy), max(greedy), *ablations]
 
 
 def above_sft(way: str) -> list[float]:
@@ -131,7 +100,7 @@ def above_sft(way: str) -> list[float]:
     return [after["raro", seed] - after["sft", seed] for seed in (0, 1, 2)]
 
 
-RARO_SENTENCES: dict[str, Claim] = {
+RARO_SENTENCES: dict[str, Claim] = SMOLLM2_SENTENCES | {
     "RARO, gain ratio": (
         RARO,
         r"seeds differ: sampled (\S+) \[(\S+), (\S+)\], greedy (\S+) \[(\S+), (\S+)\]\.\n",
@@ -156,8 +125,39 @@ RARO_SENTENCES: dict[str, Claim] = {
     ),
     "RARO, above more SFT at the reference values": (
         RARO,
-        r"seeds are (\S+) to (\S+) points above it by sampled answers, and (\S+) to\n(\S+) by greedy ones",
-        lambda: [pick(above_sft(way)) for way in ("sampled", "greedy") for pick in (min, max)],
+        r"seeds are (\S+) to (\S+) points above it by sampled\s+answers, and (\S+) to (\S+) by greedy ones\. "
+        r"The goal, a lower.*?sampled answers\s+\((\S+)\) and missed by greedy ones \((\S+), and (\S+) at ",
+        lambda: [
+            *(pick(above_sft(way)) for way in ("sampled", "greedy") for pick in (min, max)),
+            *(raro_lower_end(way, "raro_reference") for way in ("sampled", "greedy")),
+            2 * (gain := result("raro_reference")["table"]["greedy"]["raro - sft"])["mean"]
+            - (gain["mean"] - gain["half_width"]),
+        ],
+    ),
+    "RARO, more SFT at the reference values": (
+        RARO,
+        r"as many steps \(([\d,]+) answers, its 1,500 questions (\d+) times; .*?to (\S+) to (\S+) after "
+        r"([\d,]+) of them, reaches (\S+) to (\S+) at best and ends (\S+) to (\S+) points below\s+that; "
+        r"by greedy ones it rises to (\S+) to (\S+) and ends (\S+) to (\S+) points lower\. It counts with "
+        r"the version that (\d+)\s+validation questions choose, after ([\d,]+) to ([\d,]+) answers",
+        sft_at_the_reference_values,
+    ),
+    "RARO, ablations by greedy answers": (
+        RARO,
+        r"RARO's seeds differ by (\S+)\s+points\. By greedy answers all three ablations end above all three "
+        r"seeds of RARO, which have (\S+) to (\S+): without ties\s+(\S+), without replay (\S+), with weights "
+        r"of 1/2 each (\S+)\. They have one seed each",
+        greedy_ends_of_ablations,
+    ),
+    "RARO, goals not reached by greedy answers": (
+        RARO,
+        r"lower end of three seeds is (\S+)\s+points, .*? With two verdicts it is (\S+), beside the warm",
+        lambda: [raro_lower_end("greedy", file) for file in ("raro_reference", "raro")],
+    ),
+    "RARO, more SFT was stopped": (
+        RARO,
+        r"With two verdicts it was stopped after (\S+) answers",
+        lambda: [run["completions"] for run in result("raro")["runs"] if run["arm"] == "sft"][:1],
     ),
     "RARO, the policy's reward at the reference values": (
         RARO,
@@ -220,19 +220,23 @@ RARO_SENTENCES: dict[str, Claim] = {
     ),
     "RARO, the goal": (
         RARO,
-        r"0\.90 of the verifier's gain is missed with two verdicts \((\S+); .*?"
-        r"differ widely, (\S+) to (\S+)\)",
+        r"0\.90 of the verifier's gain is missed with two verdicts \((\S+); (\S+) by greedy .*?"
+        r"differ widely, (\S+) to (\S+)\) and not decided .*?values \((\S+) \[(\S+), (\S+)\], sampled\)",
         lambda: [
-            result("raro")["table"]["sampled"]["gain ratio"]["ratio"],
+            *(result("raro")["table"][way]["gain ratio"]["ratio"] for way in ("sampled", "greedy")),
             *(
                 end(run["after"]["greedy"] for run in result("raro")["runs"] if run["arm"] == "raro")
                 for end in (min, max)
+            ),
+            *(
+                result("raro_reference")["table"]["sampled"]["gain ratio"][key]
+                for key in ("ratio", "low", "high")
             ),
         ],
     ),
     "RARO, what more SFT became": (
         RARO,
-        r"it fell from about (\d+) to (\d+) and ended at (\S+) to (\S+), so that",
+        r"it fell from about (\d+) to (\d+) and\s+ended at (\S+) to (\S+), so that",
         lambda: [
             float(np.mean([curve[0] for curve in raro_curves("sft")])),
             float(np.mean([min(curve) for curve in raro_curves("sft")])),
@@ -247,76 +251,13 @@ RARO_SENTENCES: dict[str, Claim] = {
     ),
     "RARO, more SFT": (
         RARO,
-        r"RARO beats more SFT by at least (\S+) points",
-        lambda: [
-            (gain := result("raro")["table"]["sampled"]["raro - sft"])["mean"] - gain["half_width"],
-        ],
+        r"RARO beats more SFT by at least (\S+) points by sampled answers and (\S+) by greedy ones",
+        lambda: [raro_lower_end(way, "raro") for way in ("sampled", "greedy")],
     ),
-    "RARO with SmolLM2, gain ratio": (
+    "RARO, the warm model": (
         RARO,
-        r"with SmolLM2: sampled (\S+) \[(\S+), (\S+)\], greedy (\S+) \[(\S+), (\S+)\]\. Both",
-        lambda: [
-            smollm2()[way]["gain ratio"][key]
-            for way in ("sampled", "greedy")
-            for key in ("ratio", "low", "high")
-        ],
-    ),
-    "RARO with SmolLM2, costs": (
-        RARO,
-        r"at (\S+) times its trained tokens: (\S+) seconds a run beside (\S+), five",
-        lambda: [
-            smollm2()["costs"]["raro"]["trained_tokens"] / smollm2()["costs"]["rlvr"]["trained_tokens"],
-            *(smollm2()["costs"][arm]["seconds"] for arm in ("raro", "rlvr")),
-        ],
-    ),
-    "RARO with SmolLM2, after the first steps": (
-        RARO,
-        r"After the first 20 steps the share of the verifier's gain is (\S+), later it is above 1: verifier "
-        r"RL is then past its best\n\((\S+) sampled\)",
-        lambda: [share_of_gain(1), peak("rlvr")] if min(map(share_of_gain, (2, 3, 4))) > 1 else [],
-    ),
-    "RARO with SmolLM2, a quarter of the steps": (
-        "README.md",
-        r"(\S+) percent by sampled answers\n\((\S+) with a critic\), "
-        r"with a critic after half of them \((\S+)\)",
-        lambda: [peak("rlvr"), mean_curve("raro")[1], peak("raro")],
-    ),
-    "RARO with SmolLM2, the critic first": (
-        RARO,
-        r"accuracy reaches (\S+) to (\S+) in the second tenth while the policy's reward falls to "
-        r"(\S+) to\s+(\S+)\. Then",
-        lambda: [
-            end(seed[1] for seed in raro_tenths(name, "gpu_raro"))
-            for name in ("critic accuracy", "policy reward")
-            for end in (min, max)
-        ],
-    ),
-    "RARO with SmolLM2, the critic at last": (
-        RARO,
-        r"its accuracy scatters\s+\((\S+) to (\S+)\)\. By the letter of the third check one seed \((\S+)\)",
-        lambda: [
-            *(end(smollm2()["game"]["raro"]["critic accuracy"]["last"]) for end in (min, max)),
-            *(one for one in smollm2()["game"]["raro"]["ties"]["change"] if one > 0.05),
-        ],
-    ),
-    "RARO with SmolLM2, more SFT at its end": (
-        RARO,
-        r"sampled answers fall from (\S+) to (\S+) to (\S+) % right and climb back over (\S+)\s+answers, "
-        r"still by (\S+) to (\S+) points between .*? gain more, from (\S+) to (\S+)\.\n",
-        lambda: [
-            smollm2()["sampled"]["warm"]["mean"],
-            *(end(min(curve) for curve in raro_curves("sft", file="gpu_raro")) for end in (min, max)),
-            max(float(at) for run in result("gpu_raro")["runs"] for at in run["curve"]),
-            *(end(last_rises()) for end in (min, max)),
-            *(smollm2()["greedy"][arm]["mean"] for arm in ("warm", "sft")),
-        ],
-    ),
-    "RARO with SmolLM2, entropy of verifier RL": (
-        RARO,
-        r"\(entropy of a token (\S+) in the first five\s+steps, (\S+) in the last twenty\)",
-        lambda: [
-            float(np.mean(seeds))
-            for seeds in zip(*(run["entropy"] for run in result("gpu_raro")["runs"] if run["arm"] == "rlvr"))
-        ],
+        r"The bundled model \((\S+)M parameters, from random weights, (\d+)M tokens\).*?so that (\d+) % of "
+        r"the demonstrations end in a wrong.*?it gets (\S+) % of that\s+right",
+        warm_model,
     ),
 }

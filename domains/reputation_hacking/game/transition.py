@@ -115,6 +115,7 @@ def _look_ahead(axis: Axes, params: Params, tapes: Tapes) -> None:
     for k, value in points:
         axis.annotate(f"{value:.3f}", (k, value), (5, 5), textcoords="offset points", fontsize=8)
     axis.set_xscale("log")
+    axis.margins(0.12, 0.1)  # room for the last label, right of its point
     describe(
         axis,
         x="episodes that the optimiser looks ahead, one Worker",

@@ -90,6 +90,19 @@ def test_the_optimum_takes_the_margin_and_the_best_constant_none(tmp_path: Path)
     assert (tmp_path / "shares.png").stat().st_size > 10_000
 
 
+def test_every_policy_of_the_ladder_has_a_label_of_its_own() -> None:
+    shares = {"random": -2.8, "all_help": -0.05, "all_signal": 0.0, "rule": 0.64, "cem": 0.7, "optimum": 0.8}
+    found = reputation.labels([{"policy": name, "share": share} for name, share in shares.items()])
+    assert [name for *_, name in found] == [
+        *("random", "all-HELP", "all-SIGNAL", "rule", "fitted linear rule", "optimum")
+    ]
+    assert [share for share, *_ in found] == list(shares.values())
+    heights = [height for _, height, _ in found]
+    assert min(np.diff(heights)) >= reputation.LABEL_SHARE - 1e-9
+    assert heights[0] == -2.8 and np.mean(heights[1:3]) == pytest.approx(-0.025)
+    assert all(abs(height - share) <= 1.5 * reputation.LABEL_SHARE for share, height, _ in found)
+
+
 def test_a_run_without_both_evaluations_has_no_row(tmp_path: Path) -> None:
     tapes = Tapes.from_seeds(PARAMS, list(SEEDS))
     folder = tmp_path / "reputation_hacking"

@@ -1,6 +1,7 @@
 """Measured claims in the sentences of the READMEs are those of their JSON, to the digits that are shown."""
 
 import re
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -9,27 +10,26 @@ from tests.support.capacity_claims import SENTENCES as CAPACITY_SENTENCES
 from tests.support.claims import (
     Claim,
     coding_success,
-    language_shares,
     programs_of_dialogues,
-    smollm2_reputation,
-    speed,
     text_domain_ends,
+    wrapped,
 )
+from tests.support.goal_claims import GOAL_SENTENCES
 from tests.support.machine_claims import MACHINES
 from tests.support.measured import (
-    REPUTATION,
     ROOT,
     figure,
     is_shown,
-    ppo,
     result,
 )
 from tests.support.privacy_claims import PRIVACY_SENTENCES
 from tests.support.raro_claims import RARO_SENTENCES
+from tests.support.reputation_claims import REPUTATION_SENTENCES, figure_rows, language_shares
 
 ENDS = ("before", "after")
 
-OTHERS = MACHINES | CAPACITY_SENTENCES | PRIVACY_SENTENCES | RARO_SENTENCES
+GAMES = wrapped(RARO_SENTENCES | REPUTATION_SENTENCES | GOAL_SENTENCES)
+OTHERS = MACHINES | CAPACITY_SENTENCES | PRIVACY_SENTENCES | GAMES
 SENTENCES: dict[str, Claim] = OTHERS | {
     "57M, success and leakage": (
         "README.md",
@@ -144,47 +144,6 @@ SENTENCES: dict[str, Claim] = OTHERS | {
             for way in ("shared", "unshared")
         ],
     ),
-    "reputation, speed": (
-        REPUTATION,
-        r"makes (\S+) M steps a second at\s+N = 4096 with tape drawing \(goal 5 M\), "
-        r"(\S+) M at 16 and (\S+) M at 1; the single environment (\S+) k\. "
-        r"PPO makes (\S+) k\s+steps a second with 256 environments, (\d+) times",
-        lambda: [
-            *(speed("batch_env_steps_per_s", count) / 1e6 for count in ("4096", "16", "1")),
-            speed("single_env_steps_per_s") / 1e3,
-            speed("ppo_batch_256_steps_per_s") / 1e3,
-            speed("ppo_ratio"),
-        ],
-    ),
-    "reputation, what was not reached": (
-        REPUTATION,
-        r"not met by any recipe \((\S+) to (\S+) with `strong`\), and at 0\.65 `base` learns\s+"
-        r"nothing \((\S+), (\S+) and (\S+)\)",
-        lambda: [
-            *(end(ppo("strong", 0.7, seed)["deterministic"] for seed in range(3)) for end in (min, max)),
-            *(ppo("base", 0.65, seed)["deterministic"] for seed in range(3)),
-        ],
-    ),
-    "reputation, the language model": (
-        REPUTATION,
-        r"holds on all three seeds\*\* \((\S+) to (\S+); drawn answers (\S+) to (\S+)\)",
-        lambda: [end(language_shares(drawn)) for drawn in (False, True) for end in (min, max)],
-    ),
-    "reputation, SmolLM2": (
-        REPUTATION,
-        r"in (\S+) to (\S+) s of training each.+holds on all three seeds \((\S+) to (\S+)\); one interval "
-        r"reaches down to (\S+)\. .+random (\S+), all-HELP (\S+), all-SIGNAL (\S+), rule (\S+), "
-        r"fitted linear rule (\S+)\.\s+Answers drawn in\s+training took (\S+) to (\S+) in the last",
-        smollm2_reputation,
-    ),
-    "reputation, the ladder": (
-        REPUTATION,
-        r"(?<=seeds: )random (\S+), all-HELP (\S+), all-SIGNAL (\S+), rule (\S+), "
-        r"fitted linear rule (\S+)\.\s",
-        lambda: [
-            one["share"] for one in result("reputation_language")["ladder"] if one["policy"] != "optimum"
-        ],
-    ),
 }
 
 
@@ -202,3 +161,12 @@ def test_claims_in_sentences_are_those_of_their_json(name: str) -> None:
     assert len(written) == len(wanted)
     for one, value in zip(written, wanted):
         assert is_shown(one.rstrip(","), value), f"{one}, in the JSON {value:.5g}"
+
+
+def test_the_figure_over_prices_has_three_seeds_a_price_and_the_language_model_of_its_json() -> None:
+    rows = figure_rows()
+    learned = Counter(row["c_signal"] for row in rows if row["features"] == "scaled")
+    assert len(learned) > 10 and set(learned.values()) == {3}
+    stars = [float(row["share_of_margin"]) for row in rows if row["features"] == "language"]
+    assert stars == pytest.approx(language_shares(drawn=False))
+    assert len(rows) == 3 * len(learned) + len(stars)

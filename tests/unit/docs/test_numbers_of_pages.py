@@ -1,10 +1,11 @@
-"""Every number of the pages about the engine and the retrieval server is known to a test.
+"""Every number of the pages about the engine, the retrieval server and the games of two is known to a test.
 
-Measured ones stand in `test_claims.py` with their JSON; here are those that the program has as settings or
-constants, and those that are neither, each with the reason.
+Measured ones stand in `test_claims.py` and in the tables of `test_tables.py` with their JSON; here are those
+that the program has as settings or constants, and those that are neither, each with the reason.
 """
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,12 @@ from retrieval_server.segments import POSTINGS_AT_A_TIME, make_segments
 from retrieval_server.status import FAILED, REFUSED
 from retrieval_server.store import DEFAULT_MAX_CHARS
 from retrieval_server.workers import MAX_RESTARTS, STALL_S
-from tests.support.measured import ENGINE, NUMBER, RETRIEVAL, ROOT
+from tests.support.measured import ENGINE, NUMBER, RARO, REPUTATION, RETRIEVAL, ROOT
+from tests.support.raro_settings import RARO_OTHERS, RARO_SETTINGS
+from tests.support.reputation_settings import REPUTATION_OTHERS, REPUTATION_SETTINGS
+from tests.support.settings import Setting
 from tests.unit.docs.test_claims import SENTENCES
+from tests.unit.docs.test_tables import MEASURED, cells
 
 LEAST = parse_local_search({"task_id": "T", "query": "q"})
 WORDS = {"three": 3, "six": 6}
@@ -53,7 +58,9 @@ def bytes_of_keys(sequences: int, tokens: int) -> float:
     return sequences * tokens * layers * 2 * key_heads * head_size * 4
 
 
-SETTINGS: dict[str, list[tuple[str, list[float]]]] = {
+SETTINGS: dict[str, list[Setting]] = {
+    RARO: RARO_SETTINGS,
+    REPUTATION: REPUTATION_SETTINGS,
     ENGINE: [
         (
             r"Up to (\S+)\s+nats in float32 \((\S+) in bfloat16\)",
@@ -102,6 +109,8 @@ SETTINGS: dict[str, list[tuple[str, list[float]]]] = {
 """Sentences and what the code has; a word may be a number."""
 
 OTHERS: dict[str, dict[str, str]] = {
+    RARO: RARO_OTHERS,
+    REPUTATION: REPUTATION_OTHERS,
     ENGINE: {
         r"on (24) tokens": "a constant inside `PackedModel`",
         r"less than (1e-5) nats": "held by tests/unit/inference/test_prefix_cache.py",
@@ -149,12 +158,22 @@ def spans(pattern: str, text: str) -> list[tuple[int, int]]:
     return [match.span(group) for match in found for group in range(1, match.re.groups + 1)]
 
 
+def measured_tables(page: str, text: str) -> list[tuple[int, int]]:
+    """Where the tables stand that `test_tables.py` compares with their JSON."""
+    return [
+        (table.start(), table.end())
+        for table in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE)
+        if (page, " | ".join(cells(table[0].partition("\n")[0])).strip()) in MEASURED
+    ]
+
+
 @pytest.mark.parametrize("page", SETTINGS)
 def test_every_number_of_a_page_is_known(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     measured = [pattern for one, pattern, _ in SENTENCES.values() if one == page]
-    patterns = [*measured, *(pattern for pattern, _ in SETTINGS[page]), *OTHERS[page], *STATUSES]
-    known = [span for pattern in patterns for span in spans(pattern, text)]
+    statuses = STATUSES if page in (ENGINE, RETRIEVAL) else ()
+    patterns = [*measured, *(pattern for pattern, _ in SETTINGS[page]), *OTHERS[page], *statuses]
+    known = [span for pattern in patterns for span in spans(pattern, text)] + measured_tables(page, text)
     for number in NUMBER.finditer(prose(page)):
         inside = [first <= number.start() and number.end() <= last for first, last in known]
         line = text[: number.start()].count("\n") + 1
@@ -165,10 +184,13 @@ def test_every_number_of_a_page_is_known(page: str) -> None:
     ("page", "pattern", "values"),
     [(page, *one) for page, settings in SETTINGS.items() for one in settings],
 )
-def test_settings_in_sentences_are_those_of_the_code(page: str, pattern: str, values: list[float]) -> None:
+def test_settings_in_sentences_are_those_of_the_code(
+    page: str, pattern: str, values: Sequence[float] | Callable[[], Sequence[float]]
+) -> None:
     (found,) = re.findall(pattern, (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     written = [found] if isinstance(found, str) else list(found)
-    assert [WORDS.get(one) or float(one.replace(",", "")) for one in written] == values
+    wanted = list(values() if callable(values) else values)
+    assert [WORDS.get(one) or float(one.replace(",", "")) for one in written] == pytest.approx(wanted)
 
 
 def test_a_posting_takes_the_bytes_that_the_page_says(tmp_path: Path) -> None:

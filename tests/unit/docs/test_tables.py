@@ -61,7 +61,7 @@ from tests.support.measured import (
     tier,
 )
 from tests.support.privacy_claims import by_seed, readers, smollm2_summary
-from tests.support.raro_claims import (
+from tests.support.raro_tables import (
     raro,
     raro_ablations,
     raro_by_completions,

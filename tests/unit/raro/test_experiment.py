@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import raro
+from benchmarks._figures import RESULTS
 from benchmarks._raro_earned import earned
-from benchmarks._raro_runs import METRICS
+from benchmarks._raro_figure import _completions, plt
+from benchmarks._raro_runs import METRICS, kept, read
 from benchmarks._raro_table import gain_ratio, lines, table
 
 TINY = raro.GAMES["tiny"]
@@ -69,6 +71,35 @@ def test_the_table_and_the_figure_are_made_again_from_the_logs(tmp_path, monkeyp
     assert lines(table([], TINY.arms), TINY.arms)
     assert raro.main(["--out", str(tmp_path), "--steps", "5", "--arms", "raro"]) == 0
     assert found[0] == (tmp_path / "kept" / "raro.json").read_text()  # one arm is no table to keep
+
+
+def test_of_more_sft_the_answers_count_that_were_trained_on(tmp_path):
+    """Its actor hands texts on far ahead of the trainer."""
+    logged(tmp_path / "sft_0", "sft", 3, 0.25, 0.3)
+    arms, step = TINY.arms, TINY.step
+    assert read(tmp_path / "sft_0", arms, "sft", 0, step, 20).completions == 3 * 64
+    logged(tmp_path / "rlvr_0", "rlvr", 3, 0.25, 0.3)
+    assert read(tmp_path / "rlvr_0", arms, "rlvr", 0, step, 20).completions == 2 * 160
+
+
+@pytest.mark.parametrize("path", ["raro", "raro_reference", "gpu_raro"])
+def test_the_tables_of_committed_results_are_those_of_their_rows(path):
+    content = json.loads((RESULTS / f"{path}.json").read_text())
+    again = json.loads(json.dumps(table(kept(content), TINY.arms)))
+    assert content["table"] == again
+    answers = {run["completions"] for run in content["runs"] if run["arm"] == "sft"}
+    assert answers == {content.get("SFT steps", content["steps"]) * content["policy completions per step"]}
+
+
+@pytest.mark.parametrize(("lengths", "scale"), [((300, 300), "linear"), ((300, 1200), "symlog")])
+def test_the_axis_says_what_it_counts_and_how(lengths, scale):
+    _, axes = plt.subplots()
+    label = _completions(axes, [[0.0], *([0.0, 100.0, float(last)] for last in lengths)])
+    plt.close()
+    assert axes.get_xscale() == scale
+    assert "expert answers" in label and ("linear up to 100, then logarithmic" in label) == (
+        scale != "linear"
+    )
 
 
 def answered(answer, reward, version, **more):

@@ -21,8 +21,8 @@ def update(logits: np.ndarray, params: Params, estimator: str, rng: np.random.Ge
     if estimator == "random":
         tapes = Tapes.draw(params, GROUPS * ATTEMPTS, rng)
     else:
-        drawn = vars(Tapes.draw(params, GROUPS, rng))
-        tapes = Tapes(**{name: np.repeat(values, ATTEMPTS, axis=-1) for name, values in drawn.items()})
+        once = vars(Tapes.draw(params, GROUPS, rng))
+        tapes = Tapes(**{name: np.repeat(values, ATTEMPTS, axis=-1) for name, values in once.items()})
     episodes = Episodes(params, tapes)
     chosen, seen, gains, shares = [], [], [], []
     while episodes.t < params.T:
