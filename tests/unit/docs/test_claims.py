@@ -24,12 +24,13 @@ from tests.support.measured import (
     ppo,
     result,
 )
+from tests.support.pretrained_claims import PRETRAINED_SENTENCES
 from tests.support.privacy_claims import PRIVACY_SENTENCES
 from tests.support.raro_claims import RARO_SENTENCES
 
 ENDS = ("before", "after")
 
-OTHERS = MACHINES | CAPACITY_SENTENCES | PRIVACY_SENTENCES | RARO_SENTENCES
+OTHERS = MACHINES | CAPACITY_SENTENCES | PRIVACY_SENTENCES | RARO_SENTENCES | PRETRAINED_SENTENCES
 SENTENCES: dict[str, Claim] = OTHERS | {
     "57M, success and leakage": (
         "README.md",
