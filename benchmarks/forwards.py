@@ -18,7 +18,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from benchmarks._figures import Figure, command_line, report
 from benchmarks.engine import SIZES
@@ -34,11 +34,16 @@ SLOTS, LENGTH = 32, 256
 SHAPES = {"5M": (*SIZES["5M"], 2048), "SmolLM2, 6 layers": (576, 6, 1536, 9, 3, 64, 49152)}
 
 
-def build_model(shape: tuple[int, ...], folder: Path) -> None:
+def build_model(
+    shape: tuple[int, ...],
+    folder: Path,
+    config_class: type[PreTrainedConfig] = LlamaConfig,
+    model_class: type[PreTrainedModel] = LlamaForCausalLM,
+) -> None:
     """Random weights."""
     hidden, layers, feed_forward, heads, key_heads, head_size, vocabulary = shape
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = config_class(
         vocab_size=vocabulary,
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -48,7 +53,7 @@ def build_model(shape: tuple[int, ...], folder: Path) -> None:
         head_dim=head_size,
         tie_word_embeddings=True,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model_class(config).save_pretrained(folder)
 
 
 def loaded(folder: Path, fused: bool) -> PackedModel:
@@ -84,11 +89,16 @@ def steps(vocab: int) -> dict[str, tuple[Plan, list[int]]]:
     }
 
 
-def compare(name: str, folder: Path, rounds: int) -> list[Figure]:
-    """Milliseconds and ratios of every kind of step, and how far the two are apart."""
-    models = {"generic": loaded(folder, fused=False), "fused": loaded(folder, fused=True)}
+def in_turn(
+    name: str, models: dict[str, PackedModel], rounds: int
+) -> tuple[list[Figure], dict[str, torch.Tensor]]:
+    """Milliseconds of two models that take every kind of step in turn, and ratios of the first to the second.
+
+    With them the log-probabilities of both after the last step, the prompt.
+    """
     figures, found = [], {}
-    for kind, (plan, rows) in steps(models["fused"].vocab_size).items():
+    first, second = models
+    for kind, (plan, rows) in steps(models[second].vocab_size).items():
         seconds: dict[str, list[float]] = {way: [] for way in models}
         for _ in range(rounds + 1):
             for way, model in models.items():
@@ -96,13 +106,20 @@ def compare(name: str, folder: Path, rounds: int) -> list[Figure]:
                 found[way] = model.logits(plan, rows).log_softmax(-1)
                 seconds[way].append(time.process_time() - began)
         taken = {way: np.array(values[1:]) for way, values in seconds.items()}  # the first warms up
-        ratios = taken["generic"] / taken["fused"]
+        ratios = taken[first] / taken[second]
         for way, values in taken.items():
             figures.append(Figure(f"{name}: {kind}, {way}", 1000 * float(np.median(values)), "ms"))
         figures.append(Figure(f"{name}: {kind}, ratio", float(np.median(ratios)), "x"))
         figures.append(Figure(f"{name}: {kind}, lowest ratio", float(ratios.min()), "x"))
         figures.append(Figure(f"{name}: {kind}, highest ratio", float(ratios.max()), "x"))
-    apart = (found["generic"] - found["fused"]).abs().max().item()  # of the prompt, which comes last
+    return figures, found
+
+
+def compare(name: str, folder: Path, rounds: int) -> list[Figure]:
+    """Milliseconds and ratios of every kind of step, and how far the two are apart."""
+    models = {"generic": loaded(folder, fused=False), "fused": loaded(folder, fused=True)}
+    figures, found = in_turn(name, models, rounds)
+    apart = (found["generic"] - found["fused"]).abs().max().item()
     return [*figures, Figure(f"{name}: largest difference", apart, "nats")]
 
 

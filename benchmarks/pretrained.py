@@ -36,8 +36,8 @@ from pipelinerl.observe.history import Evaluation, read_evaluations, read_metric
 CORES = 2
 CARD_SHARE = 0.6
 """Of a card's memory, for all the engines on it."""
-PARITY = ("weights/parity_mean_abs", "weights/parity_max_abs")
-"""Between engine and trainer, in nats; the largest of a run is kept."""
+PARITY = ("weights/parity_mean_abs", "weights/parity_max_abs", "weights/parity_limit")
+"""Between engine and trainer, in nats, and what was allowed; the largest of a run is kept."""
 KV_BYTES = 8 << 30
 """Of an engine beside others; 512 requests of 100 tokens take a seventh of it."""
 GAIN_GOAL, MINUTES_GOAL = 0.2, 10.0

@@ -10,10 +10,11 @@ all as many answers as `benchmarks.pretrained` trains on with the same hardware,
 Weights, prompts, held-out questions, sampling and engine of the evaluations are those of that script, whose
 result (`--reinforced`; `results/pretrained_gpu.json` or `_cpu.json` beside this file) it is compared with.
 
-Every run is evaluated ten times on the way, on the held-out questions and on validation questions, which
-neither training nor the evaluation asks. The rate is chosen by validation; reported are the weights behind
-the last step, and those of each seed's best pass by validation. Intervals are over questions, as in that
-script, and for the difference of the two ways also over seeds (Student's t).
+Every run is evaluated ten times on the way, on the held-out questions and on validation questions. The latter
+are a tenth of each family's, which imitation does not train on, but reinforcement learning may have. The rate
+is chosen by validation; reported are the weights behind the last step, and those of each seed's best pass by
+validation. Intervals are over questions, as in that script, and for the difference of the two ways also over
+seeds (Student's t).
 
 `--per-card` runs at a time share the card `--gpu` (every visible one unless given), each with engine and
 trainer together; `--limit` seconds are for the call. A finished run's row goes to `--work` and is not made

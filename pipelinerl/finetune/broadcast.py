@@ -119,7 +119,9 @@ class EngineBroadcaster(Broadcaster):
         log.info(
             "parity of engine and trainer: |delta| %.2g at most, %.2g on average; %s", worst, mean, limits
         )
-        return {"weights/parity_max_abs": worst, "weights/parity_mean_abs": mean}
+        limit = limits.max_abs if limits.mean_abs is None else limits.mean_abs
+        found = {"weights/parity_max_abs": worst, "weights/parity_mean_abs": mean}
+        return found if limit is None else found | {"weights/parity_limit": limit}
 
 
 def build_transport(cfg: Config, elements: int, dtype: torch.dtype, device: torch.device) -> Transport:

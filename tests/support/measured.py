@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from pipelinerl.weights.send.parity import ROUNDING_FACTOR
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
@@ -342,10 +344,12 @@ def gpu_engine(row: Cells) -> list[Value]:
             *_several("|delta| to the trainer, mean"),
         ],
         "weights through files on one shared card": [UNKNOWN],
-        "log-probabilities of 28": _engine(
-            *(f"|delta| of {pair}, mean" for pair in ("engine and trainer", "engine and float32")),
-            "|delta| of trainer and float32, mean",
-        ),
+        "log-probabilities of 28": [
+            *_engine(*(f"|delta| of {pair}, mean" for pair in ("engine and trainer", "engine and float32"))),
+            rounding := figure("gpu_engine", "|delta| of trainer and float32, mean"),
+            UNKNOWN,
+            ROUNDING_FACTOR * rounding,
+        ],
         "`tests/contract` on a card": [UNKNOWN] * 4,
         "`tests/gpu/test_vllm.py`": [UNKNOWN],
         "steps per second": [

@@ -22,6 +22,7 @@ from tests.support.measured import (
     is_shown,
     result,
 )
+from tests.support.pretrained_claims import PRETRAINED_SENTENCES
 from tests.support.privacy_claims import PRIVACY_SENTENCES
 from tests.support.raro_claims import RARO_SENTENCES
 from tests.support.reputation_claims import REPUTATION_SENTENCES, figure_rows, language_shares
@@ -29,7 +30,7 @@ from tests.support.reputation_claims import REPUTATION_SENTENCES, figure_rows, l
 ENDS = ("before", "after")
 
 GAMES = wrapped(RARO_SENTENCES | REPUTATION_SENTENCES | GOAL_SENTENCES)
-OTHERS = MACHINES | CAPACITY_SENTENCES | PRIVACY_SENTENCES | GAMES
+OTHERS = MACHINES | CAPACITY_SENTENCES | PRIVACY_SENTENCES | GAMES | PRETRAINED_SENTENCES
 SENTENCES: dict[str, Claim] = OTHERS | {
     "57M, success and leakage": (
         "README.md",

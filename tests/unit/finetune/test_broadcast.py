@@ -164,7 +164,7 @@ def test_in_bfloat16_the_limit_is_what_rounding_explains_unless_it_is_set(
     monkeypatch.setattr(broadcast, "check_parity", check_parity)
     made._exact, made._cfg = False, config(tmp_path, parity_mean_abs=given)
     made._learner.probe_rounding = lambda: rounding  # type: ignore[method-assign]
-    made.publish(0)
+    assert made.publish(0)["weights/parity_limit"] == pytest.approx(allowed)
     assert limits == [ParityLimits(None, pytest.approx(allowed))]
 
 
@@ -174,6 +174,7 @@ def test_an_update_reports_what_it_cost(parts: Parts) -> None:
     assert found["weights/max_paused_s"] == 0.03 and found["weights/lost_tokens"] == 7.0
     assert found["weights/pause_s"] == 0.01 and found["weights/bytes"] == 10.0
     assert found["weights/parity_max_abs"] == 2e-5 and found["weights/parity_mean_abs"] == 1e-6
+    assert found["weights/parity_limit"] == 1e-4
 
 
 def test_the_transport_is_the_configured_one(tmp_path: Path) -> None:
