@@ -35,6 +35,7 @@ from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line
 from benchmarks._runs import evaluations, mean_by_problem
 from benchmarks._seeds import ratio_of_means
 from benchmarks.gpu import runs
+from benchmarks.gpu.leak_course import course_of
 from benchmarks.gpu.side_by_side import Task, on_a_card, run_all, slots
 from pipelinerl.observe.intervals import Interval, bootstrap
 
@@ -151,7 +152,10 @@ def row_of(out: Path, given: Sequence[str]) -> dict[str, Any]:
     found = [[texts, {m: values[m] for m in METRICS if m in values}] for texts, values in evaluations(out)]
     rates, world = runs.report_of(out).get("rates"), out / "world" / "manifest.json"
     fingerprint = json.loads(world.read_text())["fingerprint"] if world.is_file() else None
-    return {"overrides": list(given), "world": fingerprint, "rates": rates, "evaluations": found}
+    row = {"overrides": list(given), "world": fingerprint, "rates": rates, "evaluations": found}
+    with runs.survived("the course of its leakage"):
+        row["course"] = course_of(out, evaluations(out)[-1][0])
+    return row
 
 
 def run_of(row: dict[str, Any]) -> arms.Run:

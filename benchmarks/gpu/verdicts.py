@@ -71,14 +71,18 @@ def replies(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def pooled(seeds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """All seeds together: a group's levels by the rules and by each model; a model's replies and agreement.
 
-    A group or a model that a seed lacks is counted over the others.
+    A group or a model that a seed lacks is counted over the others; a seed that no model has read counts for
+    `cut` alone.
     """
 
     def by_group(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         names = dict.fromkeys(name for groups in found for name in groups)
         return {name: levels([groups[name] for groups in found if name in groups]) for name in names}
 
-    result: dict[str, Any] = {"rules": by_group([one["rules"] for one in seeds.values()])}
+    read = [
+        one["rules"] for one in seeds.values() if {*MODELS} & {*one}
+    ]  # beside the models, of the same logs
+    result: dict[str, Any] = {"rules": by_group(read)}
     cut = [one["cut"] for one in seeds.values() if "cut" in one]
     result["cut"] = {name: share([of[name] for of in cut if name in of]) for name in (cut[0] if cut else ())}
     for model in MODELS:

@@ -244,6 +244,25 @@ def pretrained_seed(row: Cells, file: str = "pretrained_cpu") -> list[Value]:
     return [figure(file, f"seed {row[0]}: {what}") for what in shown]
 
 
+def imitated(row: Cells) -> list[Value]:
+    """By the weights that are reported: rate, success, and what reinforcement learning is above it, twice."""
+    way = {"behind the last step": "end", "best pass by validation": "best"}[row[0]]
+    found = result("pretrained_supervised")["reported"][way]
+    seeds = found["beyond"]["seeds"]
+    ends = [seeds["mean"] + sign * seeds["half"] for sign in (0, -1, 1)]
+    success, above = found["table"]["all"]["after"], found["beyond"]["difference"]
+    return [found["rate"], *interval(success), *interval(above), *ends]
+
+
+def imitated_family(row: Cells) -> list[Value]:
+    """As `pretrained`, at the best pass."""
+    family = re.match(r"`?(\w+)", row[0])
+    assert family is not None
+    table = result("pretrained_supervised")["reported"]["best"]["table"][family[1]]
+    ends = [value for when in ("before", "after", "difference") for value in interval(table[when])]
+    return [table["before"]["n"], *ends]
+
+
 def text_domain(domain: str, row: Cells) -> list[Value]:
     """By group of problems, as `pretrained`."""
     table = result("text_domains")["table"][domain][row[0].strip("`")]

@@ -38,7 +38,27 @@ def apart(file: str, which: str) -> float:
     return max(row["parity"][f"weights/parity_{which}_abs"] for row in result(file)["rows"])
 
 
+def imitating_s() -> list[float]:
+    """Seconds of training, the shortest and the longest, at the rate that validation chose."""
+    found = result("pretrained_supervised")
+    chosen = [row["training_s"] for row in found["rows"] if row["rate"] == found["reported"]["best"]["rate"]]
+    return [min(chosen), max(chosen)]
+
+
 PRETRAINED_SENTENCES: dict[str, Claim] = {
+    "SmolLM2 imitates, how long": (
+        GYM,
+        r"and quicker: (\S+) to (\S+) s of training a seed",
+        imitating_s,
+    ),
+    "SmolLM2 imitates, in the summary": (
+        "README.md",
+        r"imitating as many of them does better: (\S+) \[(\S+), (\S+)\]",
+        lambda: [
+            result("pretrained_supervised")["reported"]["best"]["table"]["all"]["after"][key]
+            for key in ("mean", "low", "high")
+        ],
+    ),
     "SmolLM2 made from its wheel": (
         GYM,
         r"The first command took (\d+) to (\d+) seconds on two cores",

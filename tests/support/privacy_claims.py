@@ -88,6 +88,18 @@ def smollm2_by_seed(name: str) -> list[float]:
     return found
 
 
+def at_the_end(name: str, metric: str) -> float:
+    """A run's mean in its last evaluation, where the metric applies."""
+    asked = result("gpu_privacy_language_rows")[name]["evaluations"][-1][1][metric]
+    return float(np.mean([value for value in asked if value is not None]))
+
+
+def cut_amounts(seed: str, groups: tuple[str, ...]) -> list[float]:
+    """Rollouts with an amount without its thousands, and all of them."""
+    found = result("gpu_privacy_adversary")["seeds"][seed]["cut"]
+    return [float(sum(found[group][key] for group in groups)) for key in ("count", "total")]
+
+
 def imitating() -> list[float]:
     """Seconds of each seed's supervised policy."""
     return [
@@ -185,15 +197,12 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
     "SmolLM2, gains": (
         PRIVACY,
         r"raise success by (\S+) \[(\S+), (\S+)\] and leakage with it, by (\S+) \[(\S+), (\S+)\],\s+"
-        r"though hardly in seed (\d) \(by seed ([^)]+)\)\.\s+"
+        r"though hardly with seeds 2 and 3 \(by seed ([^)]+)\)\.\s+"
         r"The penalty raises success by (\S+) \[(\S+), (\S+)\]\s+"
         r"while leakage falls by (\S+) \[(\S+), (\S+)\],\s+from (\S+) to (\S+)\. What",
         lambda: [
             *smollm2_gate("O1 outcome raises success"),
             *smollm2_gate("O2 outcome raises leakage"),
-            float(
-                min(zip(smollm2_by_seed("O2 outcome raises leakage"), seeds_of("outcome"), strict=True))[1]
-            ),
             *smollm2_by_seed("O2 outcome raises leakage"),
             *smollm2_gate("O5 penalty raises success"),
             *fall(smollm2_gate("O4 penalty lowers leakage")),
@@ -202,8 +211,8 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
     ),
     "SmolLM2, leakage that is left": (
         PRIVACY,
-        r"What is left is (\S+) \[(\S+), (\S+)\] of the\s+start's, where the goal is a third; "
-        r"by seed it is ([^a-z]+ and \S+), so",
+        r"What is left is (\S+) \[(\S+), (\S+)\] of the start's: the goal, a third, is just missed, with "
+        r"seeds 0 and 1 it is met \(by seed ([^)]+)\)",
         lambda: [
             *smollm2()["leakage_left"]["all"],
             *(smollm2()["leakage_left"][str(seed)][0] for seed in seeds_of("penalty")),
@@ -219,15 +228,37 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
             *(-one for one in smollm2_by_seed("O5 goal: not 5 points below situational")),
         ],
     ),
-    "SmolLM2, choices under the penalty": (
+    "SmolLM2, what the penalty's cost is": (
         PRIVACY,
-        r"retrieve gold as often \((\S+) and (\S+)\), but (\S+) % of the choices are right\s+instead\s+"
-        r"of (\S+) %",
+        r"the choices, of which (\S+) and (\S+) are right instead of (\S+) and (\S+), since .*? with seed 3 "
+        r"it is the plans, of which (\S+) retrieve gold instead of (\S+)\.\n",
         lambda: [
-            smollm2()["table"][arm][metric]["mean"] * scale
-            for metric, scale in (("plan_gold_retrieved", 1), ("choose_correct", 100))
-            for arm in ("penalty", "situational")
+            *(
+                at_the_end(f"{arm}_{n}", "choose_correct")
+                for arm in ("penalty", "situational")
+                for n in (0, 2)
+            ),
+            *(at_the_end(f"{arm}_3", "plan_gold_retrieved") for arm in ("penalty", "situational")),
         ],
+    ),
+    "SmolLM2, the course of leakage": (
+        PRIVACY,
+        r"leakage fell from (\S+) and (\S+) in the first sixth of the texts to (\S+) and (\S+) in the "
+        r"fourth, and was (\S+) and (\S+) in the last",
+        lambda: [
+            result("gpu_privacy_language_rows")[f"penalty_{seed}"]["course"][part]["leak"]
+            for part in (0, 3, 5)
+            for seed in (2, 3)
+        ],
+    ),
+    "SmolLM2, a missed gate": (
+        PRIVACY,
+        r"is read right in (\S+) of the cases, asked for are (\S+)\)",
+        lambda: next(
+            [gate_of["accuracy"], gate_of["minimum"]]
+            for gate_of in result("gpu_privacy_language_rows")["policy_3"]["gates"]
+            if gate_of["kind"] == "read_yes"
+        ),
     ),
     "SmolLM2, how long it takes": (
         PRIVACY,
@@ -267,14 +298,16 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
     "SmolLM2 as adversary, cut amounts": (
         PRIVACY,
         r"(\S+) of (\S+) rollouts under rewards for outcomes have one, (\S+) of the start's, "
-        r"(\S+) under `situational` and\s+(\S+) under the penalty\. Counted as leaks there, they "
-        r"leave (\S+) that only the reader finds, and agreement is (\S+)\s+\(kappa (\S+)\)",
+        r"(\S+) under `situational` and (\S+) under the penalty\. Counted as leaks, they leave (\S+) that "
+        r"only the reader finds, and agreement with seed 2 is (\S+) \(kappa (\S+)\)\. "
+        r".*? has read, (\S+) of (\S+) rollouts",
         lambda: [
-            *(adversary()["cut"]["outcome"][key] for key in ("count", "total")),
-            *(adversary()["cut"][group]["count"] for group in ("start", "situational", "penalty")),
+            *(cut_amounts("2", ("outcome",))),
+            *(cut_amounts("2", (group,))[0] for group in ("start", "situational", "penalty")),
             verdicts("rules or cut")["found where not"]["count"],
             verdicts("rules or cut")["agree"]["value"],
             verdicts("rules or cut")["kappa"],
+            *cut_amounts("3", ("start", *ARMS)),
         ],
     ),
     "SmolLM2 as adversary, replies": (

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import arms
 from benchmarks.gpu import privacy_adversary
+from benchmarks.gpu.leak_course import parts_of
 from benchmarks.gpu.privacy_adversary import Group, agreement, by_cut_amount, evaluated, log_of, shuffled
 from benchmarks.gpu.privacy_language import (
     Place,
@@ -274,3 +275,11 @@ def test_seeds_are_counted_rollout_by_rollout() -> None:
     assert agreed["kappa"] == pytest.approx(kappa(both=45, one=45, other=50, total=150))
     assert together["trained"]["replies"] == {"asked": 300, "unparseable_share": 4 / 300, "valid": True}
     assert share([{"count": 0, "total": 0}])["value"] is None
+
+
+def test_the_course_of_leakage_is_by_equal_parts_of_the_texts() -> None:
+    found = [(0, True), (99, False), (100, False), (599, True), (600, True)]
+    parts = parts_of(found, texts=600)
+    assert [part["texts"] for part in parts] == [100, 200, 300, 400, 500, 600]
+    assert [part["leak"] for part in parts] == [0.5, 0.0, None, None, None, 1.0]
+    assert [part["rollouts"] for part in parts] == [2, 1, 0, 0, 0, 2]

@@ -30,7 +30,7 @@ from tests.support.reputation_claims import REPUTATION_SENTENCES, figure_rows, l
 ENDS = ("before", "after")
 
 GAMES = wrapped(RARO_SENTENCES | REPUTATION_SENTENCES | GOAL_SENTENCES)
-OTHERS = MACHINES | CAPACITY_SENTENCES | PRIVACY_SENTENCES | GAMES | PRETRAINED_SENTENCES
+OTHERS = MACHINES | CAPACITY_SENTENCES | wrapped(PRIVACY_SENTENCES) | GAMES | PRETRAINED_SENTENCES
 SENTENCES: dict[str, Claim] = OTHERS | {
     "57M, success and leakage": (
         "README.md",

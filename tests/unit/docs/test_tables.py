@@ -43,6 +43,8 @@ from tests.support.measured import (
     gpu_shared,
     gpu_trainer,
     gpu_trl,
+    imitated,
+    imitated_family,
     is_shown,
     language,
     language_gpu,
@@ -194,6 +196,14 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         1,
         bfcl,
     ),
+    (
+        GYM,
+        "imitation, weights | learning rate | success | reinforcement learning minus it | over seeds",
+    ): (1, imitated),
+    (GYM, "held-out questions, imitation at its best pass | n | before | after | difference"): (
+        1,
+        imitated_family,
+    ),
     (GYM, "held-out questions | n | before | after | difference"): (1, pretrained),
     (GYM, "seed | before | after | steps | texts/s | minutes of training"): (1, pretrained_seed),
     (GYM, "held-out questions, on cards | n | before | after | difference"): (
@@ -247,7 +257,7 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         partial(arms, file="gpu_privacy_language"),
     ),
     ("README.md", "SmolLM2 on held-out problems | start | trained"): (1, smollm2_summary),
-    (PRIVACY, "SmolLM2 by seed, success (leakage) | seed 0 | seed 1 | seed 2"): (1, by_seed),
+    (PRIVACY, "SmolLM2 by seed, success (leakage) | seed 0 | seed 1 | seed 2 | seed 3"): (1, by_seed),
     (
         PRIVACY,
         "share of rollouts that leak an answer or a question, by | rules | SmolLM2 trained "
