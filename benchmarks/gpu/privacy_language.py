@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.privacy_language [--model results/smollm2] [--hardware gpu|cpu] [--limit 560.0]
         [--stages supervised arms] [--skills policy adversary] [--arms outcome situational penalty]
-        [--seeds 0 1] [--steps 60] [--evaluations 0] [--chains 344] [--per-card 3]
+        [--seeds 0 1 2 3] [--steps 60] [--evaluations 0] [--chains 344] [--per-card 3]
         [--work results/gpu_privacy_language] [--out FILE] [key=value ...]
 
 `supervised` makes the policy: `--model` (a folder of `pipelinerl.pretrained smollm2`) imitates scripted play
