@@ -15,7 +15,16 @@ import pytest
 from benchmarks import arms
 from benchmarks.gpu import privacy_adversary
 from benchmarks.gpu.leak_course import parts_of
-from benchmarks.gpu.privacy_adversary import Group, agreement, by_cut_amount, evaluated, log_of, shuffled
+from benchmarks.gpu.privacy_adversary import (
+    Group,
+    agreement,
+    by_cut_amount,
+    evaluated,
+    kept_of,
+    log_of,
+    shuffled,
+    unread,
+)
 from benchmarks.gpu.privacy_language import (
     Place,
     figures_of,
@@ -257,6 +266,14 @@ def seed_of(leaks: int, found: int, total: int, groups: Sequence[str]) -> dict[s
     asked = {role: {"asked": total, "unparseable": 1} for role in ("adversary", "judge")} | {"valid": True}
     model = {"groups": report(found), "replies": asked, "agreement": {"headline, rules": agreed}}
     return {"rules": report(leaks), "trained": model}
+
+
+def test_what_a_file_has_of_other_seeds_stays_and_seeds_that_were_not_read_are_asked(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert kept_of(out) == {}
+    seeds = {"1": {"trained": {}, "untrained": {}}, "2": {"trained": {}}, "3": {"cut": {}}}
+    out.write_text(json.dumps({"seeds": seeds}))
+    assert kept_of(out) == seeds and unread([0, 1, 2, 3], seeds) == [0, 2, 3]
 
 
 def test_seeds_are_counted_rollout_by_rollout() -> None:
