@@ -271,7 +271,7 @@ def seed_of(leaks: int, found: int, total: int, groups: Sequence[str]) -> dict[s
 def test_what_a_file_has_of_other_seeds_stays_and_seeds_that_were_not_read_are_asked(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     assert kept_of(out) == {}
-    seeds = {"1": {"trained": {}, "untrained": {}}, "2": {"trained": {}}, "3": {"cut": {}}}
+    seeds: dict[str, Any] = {"1": {"trained": {}, "untrained": {}}, "2": {"trained": {}}, "3": {"cut": {}}}
     out.write_text(json.dumps({"seeds": seeds}))
     assert kept_of(out) == seeds and unread([0, 1, 2, 3], seeds) == [0, 2, 3]
 
