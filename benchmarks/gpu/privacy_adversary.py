@@ -15,8 +15,8 @@ Agreement with the rules, and with whether a query holds a private value at all,
 of start and arms, without the controls. `cut` are rollouts with a query that has an amount without its
 thousands ($728 of $728,000): the rules, which ask for whole values, do not see it.
 Replies are kept in `--work`, so that the same command goes on where `--limit` (in seconds) has stopped it.
-A seed that `--out` has already is not asked again, since its runs may lie on another machine; `pooled` counts
-all of them.
+A seed that both have read according to `--out` is not asked again, since its runs may lie on another machine;
+`pooled` counts all that `--out` has, also those that are not named in `--seeds`.
 """
 
 import argparse
@@ -306,9 +306,14 @@ def as_data(reports: Mapping[str, LeakageReport]) -> dict[str, Any]:
 
 
 def kept_of(out: Path) -> dict[str, Any]:
-    """Seeds that both models have read already."""
-    found = json.loads(out.read_text())["seeds"] if out.is_file() else {}
-    return {seed: one for seed, one in found.items() if {*MODELS} <= {*one}}
+    """What there is of each seed, also of those that a model has not read yet."""
+    found: dict[str, Any] = json.loads(out.read_text())["seeds"] if out.is_file() else {}
+    return found
+
+
+def unread(seeds: Sequence[int], kept: Mapping[str, Any]) -> list[int]:
+    """Those that not both models have read."""
+    return [seed for seed in seeds if not {*MODELS} <= {*kept.get(str(seed), ())}]
 
 
 def write(out: Path, seeds: Mapping[str, Any], hardware: str) -> bool:
@@ -331,7 +336,7 @@ def main() -> int:
     gpu = options.hardware == "gpu"
     out = options.out or (RESULTS if gpu else options.work) / "gpu_privacy_adversary.json"
     seeds = kept_of(out)
-    of_seed = {seed: groups_of(options, seed) for seed in options.seeds if str(seed) not in seeds}
+    of_seed = {seed: groups_of(options, seed) for seed in unread(options.seeds, seeds)}
     rules = {
         seed: {name: evaluate(group.logs, group.secrets) for name, group in groups.items()}
         for seed, groups in of_seed.items()

@@ -1,8 +1,11 @@
 """What readers of query logs found in several seeds' runs, counted together.
 
-A seed's chains are its own: a rollout counts once, and a pooled share has the interval of all its rollouts.
+A seed's chains are its own. A group asks each of them once, so a group's pooled share has the interval of all
+its rollouts. Agreement is counted over start and arms, which ask the same chains: there the intervals of the
+seeds, which resample chains, are put together.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +24,16 @@ def share(rates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {"value": None, "low": None, "high": None, "count": 0, "total": 0}
     found = bootstrap(np.repeat([1.0, 0.0], [count, total - count]))
     return {"value": found.mean, "low": found.low, "high": found.high, "count": count, "total": total}
+
+
+def share_of_seeds(rates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """As `share`, but each seed adds the variance that its own 95 % interval tells (normal approximation)."""
+    found = share(rates)
+    if found["value"] is None:
+        return found
+    widths = [(rate["high"] - rate["low"]) / 2 * rate["total"] for rate in rates]
+    half = math.hypot(*widths) / found["total"]
+    return found | {"low": max(0.0, found["value"] - half), "high": min(1.0, found["value"] + half)}
 
 
 def kappa(both: int, one: int, other: int, total: int) -> float:
@@ -50,7 +63,8 @@ def agreement(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How often a model's verdicts are the rules', and the value's presence, over all seeds."""
     pooled: dict[str, Any] = {}
     for what in dict.fromkeys(what for row in rows for what in row):
-        pooled[what] = {where: share([row[what][where] for row in rows if what in row]) for where in WHERE}
+        of_seeds = [row[what] for row in rows if what in row]
+        pooled[what] = {where: share_of_seeds([one[where] for one in of_seeds]) for where in WHERE}
         pooled[what]["kappa"] = kappa_of(pooled[what])
     return pooled
 
@@ -79,9 +93,8 @@ def pooled(seeds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         names = dict.fromkeys(name for groups in found for name in groups)
         return {name: levels([groups[name] for groups in found if name in groups]) for name in names}
 
-    read = [
-        one["rules"] for one in seeds.values() if {*MODELS} & {*one}
-    ]  # beside the models, of the same logs
+    # Those that a model has read: shares beside each other are of the same logs.
+    read = [one["rules"] for one in seeds.values() if {*MODELS} & {*one}]
     result: dict[str, Any] = {"rules": by_group(read)}
     cut = [one["cut"] for one in seeds.values() if "cut" in one]
     result["cut"] = {name: share([of[name] for of in cut if name in of]) for name in (cut[0] if cut else ())}

@@ -140,7 +140,9 @@ def first_calls(settings: PrivacyHopQASettings) -> list[Call]:
     """The calls for the first of two questions, with as many hits as the settings allow a plan."""
     view = HopView(1, 2, 1, _QUESTION, f"(1) {_QUESTION}\n(2) {_LATER}", (), "Harlow Foods", "")
     top = settings.retrieval_top_k if settings.no_web else min(settings.retrieval_top_k, settings.web_top_k)
-    hits = _hits(settings.max_parallel_retrieval_actions * top, settings.reader_window_chars)
+    given = (settings.retrieval_source_chars, settings.retrieval_answer_chars)  # 0: nothing is cut off
+    window = min([settings.reader_window_chars, *(chars for chars in given if chars)])
+    hits = _hits(settings.max_parallel_retrieval_actions * top, window)
     parents = build_pool((), hits, set(), _QUESTION, settings).parents
     cards = make_cards(parents, settings.chooser_excerpt_chars)
     windows = [window_view(parent, parent.candidates[0]) for parent in parents[: settings.choose_top_k]]

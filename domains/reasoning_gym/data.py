@@ -84,7 +84,9 @@ def _training(name: str, task: str, options: str, count: int, share: float) -> I
     found, since = 0, 0
     for problem in _draws(name, task, options):
         if since == PATIENCE:
-            raise ValueError(f"tasks.{task}: each of {PATIENCE} questions is held out; lower held_out")
+            raise ValueError(
+                f"tasks.{task}: each of {PATIENCE} questions is held out; lower held_out or validation"
+            )
         since += 1
         if not is_held_out(problem["question"], share):
             yield problem

@@ -1,13 +1,15 @@
 """What the core is told about the domain: settings, checks, demonstrations; named by `domain_hooks`."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from domains.loading import loading_problems
 from domains.prompts import template_problems
 from domains.reasoning_gym import demonstrations as answers
-from domains.reasoning_gym.data import load_problems
+from domains.reasoning_gym.data import chosen, load_problems
+from domains.reasoning_gym.families import entry
 from domains.reasoning_gym.settings import KEY, ReasoningGymSettings, settings_of
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
@@ -26,7 +28,7 @@ class ReasoningGymDomain(BaseDomain):
     def validate(self, cfg: DictConfig) -> list[str]:
         """The package is installed, each family makes a question with its options, the prompt holds it."""
         found = loading_problems(cfg, LOADER, load_problems, few=("count", "test_count"))
-        return [*template_problems(cfg), *_objective(cfg), *found]
+        return [*template_problems(cfg), *_objective(cfg), *(found or _without_answers(cfg))]
 
     def vocabulary(self) -> tuple[str, ...]:
         """What every question has, so that a small model reads what is asked and little else."""
@@ -45,3 +47,16 @@ def _objective(cfg: DictConfig) -> Iterator[str]:
             f"finetune.rl.policy_loss={loss}: {KEY}.reward=gold and policy_loss=sft belong together; set "
             "both or neither"
         )
+
+
+def _without_answers(cfg: DictConfig) -> Iterator[str]:
+    """Families that only score (`rush_hour` has many solutions): there is nothing to imitate."""
+    if settings_of(cfg).reward != "gold" or not str(cfg.dataset_loader).endswith(LOADER):
+        return
+    params: Any = OmegaConf.to_container(cfg.dataset_loader_params, resolve=True)
+    for task, options in chosen(params["tasks"]).items():
+        if entry(task, options, 0, 0)["answer"] is None:
+            yield (
+                f"dataset_loader_params.tasks.{task}: its questions have no answer of their own that "
+                f"{KEY}.reward=gold could imitate; leave the family out, or use {KEY}.reward=verifier"
+            )

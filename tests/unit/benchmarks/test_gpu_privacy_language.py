@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -14,7 +15,16 @@ import pytest
 from benchmarks import arms
 from benchmarks.gpu import privacy_adversary
 from benchmarks.gpu.leak_course import parts_of
-from benchmarks.gpu.privacy_adversary import Group, agreement, by_cut_amount, evaluated, log_of, shuffled
+from benchmarks.gpu.privacy_adversary import (
+    Group,
+    agreement,
+    by_cut_amount,
+    evaluated,
+    kept_of,
+    log_of,
+    shuffled,
+    unread,
+)
 from benchmarks.gpu.privacy_language import (
     Place,
     figures_of,
@@ -241,8 +251,8 @@ def test_kappa_is_agreement_beyond_chance() -> None:
 def seed_of(leaks: int, found: int, total: int, groups: Sequence[str]) -> dict[str, Any]:
     """What a seed's file has where a model found the first `found` of `leaks` leaks and nothing else."""
 
-    def rate(count: int, of: int) -> dict[str, int]:
-        return {"count": count, "total": of}
+    def rate(count: int, of: int) -> dict[str, float]:
+        return {"count": count, "total": of, "low": count / of - 0.1, "high": count / of + 0.1}
 
     def report(count: int) -> dict[str, Any]:
         return {name: {"levels": {"headline": rate(count, total)}} for name in groups}
@@ -256,6 +266,14 @@ def seed_of(leaks: int, found: int, total: int, groups: Sequence[str]) -> dict[s
     asked = {role: {"asked": total, "unparseable": 1} for role in ("adversary", "judge")} | {"valid": True}
     model = {"groups": report(found), "replies": asked, "agreement": {"headline, rules": agreed}}
     return {"rules": report(leaks), "trained": model}
+
+
+def test_what_a_file_has_of_other_seeds_stays_and_seeds_that_were_not_read_are_asked(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert kept_of(out) == {}
+    seeds: dict[str, Any] = {"1": {"trained": {}, "untrained": {}}, "2": {"trained": {}}, "3": {"cut": {}}}
+    out.write_text(json.dumps({"seeds": seeds}))
+    assert kept_of(out) == seeds and unread([0, 1, 2, 3], seeds) == [0, 2, 3]
 
 
 def test_seeds_are_counted_rollout_by_rollout() -> None:
@@ -272,6 +290,10 @@ def test_seeds_are_counted_rollout_by_rollout() -> None:
     assert together["rules"]["penalty"]["headline"]["total"] == 50
     agreed = together["trained"]["agreement"]["headline, rules"]
     assert agreed["agree"]["value"] == pytest.approx(145 / 150)
+    half = (
+        math.hypot(0.1 * 50, 0.1 * 100) / 150
+    )  # not that of 150 rollouts: start and arms share their chains
+    assert agreed["agree"]["low"] == pytest.approx(145 / 150 - half) and agreed["agree"]["high"] == 1.0
     assert agreed["kappa"] == pytest.approx(kappa(both=45, one=45, other=50, total=150))
     assert together["trained"]["replies"] == {"asked": 300, "unparseable_share": 4 / 300, "valid": True}
     assert share([{"count": 0, "total": 0}])["value"] is None

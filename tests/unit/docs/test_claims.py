@@ -24,13 +24,15 @@ from tests.support.measured import (
 )
 from tests.support.pretrained_claims import PRETRAINED_SENTENCES
 from tests.support.privacy_claims import PRIVACY_SENTENCES
+from tests.support.privacy_seed_claims import PRIVACY_SEED_SENTENCES
 from tests.support.raro_claims import RARO_SENTENCES
 from tests.support.reputation_claims import REPUTATION_SENTENCES, figure_rows, language_shares
 
 ENDS = ("before", "after")
 
 GAMES = wrapped(RARO_SENTENCES | REPUTATION_SENTENCES | GOAL_SENTENCES)
-OTHERS = MACHINES | CAPACITY_SENTENCES | wrapped(PRIVACY_SENTENCES) | GAMES | PRETRAINED_SENTENCES
+AGENT = wrapped(PRIVACY_SENTENCES | PRIVACY_SEED_SENTENCES)
+OTHERS = MACHINES | CAPACITY_SENTENCES | AGENT | GAMES | PRETRAINED_SENTENCES
 SENTENCES: dict[str, Claim] = OTHERS | {
     "57M, success and leakage": (
         "README.md",

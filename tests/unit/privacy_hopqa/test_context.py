@@ -94,6 +94,16 @@ def test_what_is_too_large_for_the_context_is_named() -> None:
     assert cards.endswith("lower privacy_hopqa.max_candidate_cards or privacy_hopqa.chooser_excerpt_chars")
 
 
+@pytest.mark.parametrize("bound", ["retrieval_source_chars", "retrieval_answer_chars"])
+def test_a_window_is_no_longer_than_the_hits_that_are_asked_for(bound: str) -> None:
+    """The window's own size would not fit; no hit ever fills it."""
+    given = (FULL, *LARGE, *(f"privacy_hopqa.{stage}_max_tokens=256" for stage in ANSWERS))
+    large = (*given, "privacy_hopqa.reader_window_chars=60000")
+    (said,) = problems(tree(*large))
+    assert "reading 60,000 characters" in said
+    assert problems(tree(*large, f"privacy_hopqa.{bound}=3000")) == []
+
+
 class Measured(ScriptedModel):
     """The scripted model, with the tokens of each call and of its answer."""
 

@@ -42,6 +42,19 @@ def test_wrong_families_options_and_settings_are_one_line_each(dry_run: Callable
     )
 
 
+@pytest.mark.usefixtures("families")
+def test_a_family_without_answers_cannot_be_imitated(dry_run: Callable[..., Any]) -> None:
+    """It would be taught to say None."""
+    imitation, family = (
+        ("reasoning_gym.reward=gold", "finetune.rl.policy_loss=sft"),
+        f"+{TASKS}.rush_hour={{}}",
+    )
+    said = "dataset_loader_params.tasks.rush_hour: its questions have no answer of their own"
+    check_refusals(dry_run, NAME, (*imitation, family, said))
+    for given in (imitation, (family,)):
+        check_starts(dry_run, NAME, *given)
+
+
 def test_the_missing_package_is_one_line(
     dry_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
