@@ -191,7 +191,8 @@ def figures_of(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> l
 
 
 def row_file(options: argparse.Namespace, seed: int, rate: float) -> Path:
-    return Path(options.work / f"seed_{seed}_rate_{rate:g}.json")
+    work: Path = options.work
+    return work / f"seed_{seed}_rate_{rate:g}.json"
 
 
 def write_all(options: argparse.Namespace) -> None:

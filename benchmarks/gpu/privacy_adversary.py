@@ -311,9 +311,13 @@ def kept_of(out: Path) -> dict[str, Any]:
     return found
 
 
-def unread(seeds: Sequence[int], kept: Mapping[str, Any]) -> list[int]:
-    """Those that not both models have read."""
-    return [seed for seed in seeds if not {*MODELS} <= {*kept.get(str(seed), ())}]
+def unread(options: argparse.Namespace, kept: Mapping[str, Any]) -> list[int]:
+    """Seeds that not both models have read and whose runs are here."""
+    asked = [seed for seed in options.seeds if not {*MODELS} <= {*kept.get(str(seed), ())}]
+    there = [seed for seed in asked if (options.work / f"{options.arms[0]}_{seed}").is_dir()]
+    for seed in (seed for seed in asked if seed not in there):
+        print(f"seed {seed}: no runs in {options.work}; it is left out", flush=True)
+    return there
 
 
 def write(out: Path, seeds: Mapping[str, Any], hardware: str) -> bool:
@@ -336,7 +340,7 @@ def main() -> int:
     gpu = options.hardware == "gpu"
     out = options.out or (RESULTS if gpu else options.work) / "gpu_privacy_adversary.json"
     seeds = kept_of(out)
-    of_seed = {seed: groups_of(options, seed) for seed in unread(options.seeds, seeds)}
+    of_seed = {seed: groups_of(options, seed) for seed in unread(options, seeds)}
     rules = {
         seed: {name: evaluate(group.logs, group.secrets) for name, group in groups.items()}
         for seed, groups in of_seed.items()
@@ -347,6 +351,9 @@ def main() -> int:
     for seed, row in rows.items():
         cut = cut_of(of_seed[seed])
         seeds[str(seed)] = {"machine": machine(), "rules": as_data(rules[seed]), "cut": cut, **row}
+    if not seeds:
+        print(f"nothing to read in {options.work}: `benchmarks.gpu.privacy_language` makes the runs")
+        return 2
     missed = write(out, dict(sorted(seeds.items())), options.hardware)
     return 1 if missed or any(len(row) < len(MODELS) for row in rows.values()) else 0
 

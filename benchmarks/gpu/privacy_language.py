@@ -274,9 +274,12 @@ def main() -> int:
     rows = place.rows()
     settings = {"hardware": options.hardware, "steps": options.steps, "chains": options.chains}
     settings["finished"] = ", ".join(rows)
+    before = json.loads(options.out.read_text()) if options.out.is_file() else {}
     report("gpu_privacy_language", figures_of(rows), settings, options.out)
     more: dict[str, Any] = {"start": {metric: one._asdict() for metric, one in start_of(rows).items()}}
     more["leakage_left"] = leakage_left(rows)
+    if "unfinished" in before:  # written by hand: runs that left no row
+        more["unfinished"] = before["unfinished"]
     write_json(options.out, json.loads(options.out.read_text()) | more)
     with runs.survived("the table"):  # of runs in which a metric never applied
         write_json(options.out, json.loads(options.out.read_text()) | compared(place))

@@ -103,8 +103,8 @@ def prompt_problems(
         given = ", ".join(f"{KEY}.{stage}_max_tokens={settings.stage_max_tokens(stage)}" for stage in cut)
         least = ", ".join(str(answers[stage]) for stage in cut)
         yield (
-            f"{given}: too few for an answer as {KEY}.prompt_set={settings.prompt_set} asks for it, which "
-            f"takes {least} tokens or more with {whose}; {_remedy(settings, f'set {least} or more')}"
+            f"{given}: too few for an answer as {KEY}.prompt_set={settings.prompt_set} asks for it; a terse "
+            f"one takes {least} tokens with {whose}; {_remedy(settings, f'set {least} or more')}"
         )
 
 

@@ -36,7 +36,8 @@ def main(argv: list[str]) -> int:
         assert cfg.domain_hooks is not None
         if cfg.bootstrap.start is not None and not Path(cfg.bootstrap.start).is_dir():
             raise ConfigError(f"bootstrap.start={cfg.bootstrap.start}: no such folder; give that of a model")
-        if problems := load_domain(cfg.domain_hooks).validate_recipe(tree):
+        plain = cast(dict[str, Any], OmegaConf.to_container(tree, resolve=True))
+        if problems := load_domain(cfg.domain_hooks).validate_recipe(OmegaConf.create(plain)):
             raise ConfigError(problems)
     except ConfigError as error:
         for problem in error.problems:
@@ -46,7 +47,6 @@ def main(argv: list[str]) -> int:
     if cfg.validate_:
         print(f"the recipe is valid; bootstrap.out={out}")
         return 0
-    plain = cast(dict[str, Any], OmegaConf.to_container(tree, resolve=True))
     return _run(cfg, partial(demonstrations_of, cfg.domain_hooks, plain), out)
 
 

@@ -53,7 +53,7 @@ PRETRAINED_SENTENCES: dict[str, Claim] = {
     ),
     "SmolLM2 imitates, in the summary": (
         "README.md",
-        r"imitating as many of them does better: (\S+) \[(\S+), (\S+)\]",
+        r"imitating as many of them does better, [^:]+: (\S+) \[(\S+), (\S+)\]",
         lambda: [
             result("pretrained_supervised")["reported"]["best"]["table"]["all"]["after"][key]
             for key in ("mean", "low", "high")

@@ -83,6 +83,11 @@ class _Child:
     """In this or an earlier start."""
 
 
+def _too_few(spec: ChildSpec, left: int) -> str:
+    """That others do the same work, but not enough of them; empty where that is not why the run ends."""
+    return f", {left} of {len(spec.alike)} left, {spec.least} needed" if 0 < left < spec.least else ""
+
+
 def describe_exit(code: int) -> str:
     """An exit code for people; negative codes are signals, as subprocess reports them."""
     if code >= 0:
@@ -202,7 +207,7 @@ class SupervisorCore:
             return ""
         if not child.was_ready:  # what it was given is wrong: the others are no reason to hide that
             return ", without having been ready once"
-        return f", {left} of {len(spec.alike)} left, {spec.least} needed" if left < spec.least else None
+        return _too_few(spec, left) or None
 
     def _left(self, spec: ChildSpec) -> list[_Child]:
         """Children that do the same work and are still there, or will be again."""
@@ -230,11 +235,12 @@ class SupervisorCore:
         for child in lost:
             child.phase, child.timer = ChildPhase.FAILED, math.inf
         for child in lost:
-            if child.spec.optional or (child.spec.alike and len(self._left(child.spec)) >= child.spec.least):
+            left = len(self._left(child.spec))
+            if child.spec.optional or (child.spec.alike and left >= child.spec.least):
                 child.phase = ChildPhase.ENDED
                 actions.append(GoOnWithout(child.spec.name, cause))
             else:
-                actions.append(GiveUp(child.spec.name, cause))
+                actions.append(GiveUp(child.spec.name, cause + _too_few(child.spec, left)))
         return actions
 
     def stop_order(self, running: set[str]) -> list[set[str]]:

@@ -268,12 +268,19 @@ def seed_of(leaks: int, found: int, total: int, groups: Sequence[str]) -> dict[s
     return {"rules": report(leaks), "trained": model}
 
 
-def test_what_a_file_has_of_other_seeds_stays_and_seeds_that_were_not_read_are_asked(tmp_path: Path) -> None:
+def test_what_a_file_has_of_other_seeds_stays_and_seeds_that_were_not_read_are_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out.json"
     assert kept_of(out) == {}
     seeds: dict[str, Any] = {"1": {"trained": {}, "untrained": {}}, "2": {"trained": {}}, "3": {"cut": {}}}
     out.write_text(json.dumps({"seeds": seeds}))
-    assert kept_of(out) == seeds and unread([0, 1, 2, 3], seeds) == [0, 2, 3]
+    assert kept_of(out) == seeds
+    for seed in (0, 1, 2):
+        (tmp_path / f"outcome_{seed}").mkdir()
+    options = argparse.Namespace(seeds=[0, 1, 2, 3], arms=["outcome"], work=tmp_path)
+    assert unread(options, seeds) == [0, 2]
+    assert capsys.readouterr().out == f"seed 3: no runs in {tmp_path}; it is left out\n"
 
 
 def test_seeds_are_counted_rollout_by_rollout() -> None:

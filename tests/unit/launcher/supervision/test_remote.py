@@ -162,7 +162,7 @@ def lost(least: int, *hosts: int, **more: Any) -> list[object]:
 
 def test_engines_of_a_lost_host_are_left_out_only_while_enough_remain() -> None:
     assert lost(1, 0, 1) == [GoOnWithout("e1", "gone")]
-    assert lost(2, 0, 1) == [GiveUp("e1", "gone")]
+    assert lost(2, 0, 1) == [GiveUp("e1", "gone, 1 of 2 left, 2 needed")]
     assert lost(1, 1, 1) == [GiveUp("e0", "gone"), GiveUp("e1", "gone")]
     assert lost(1, 0, 1, 1) == [GoOnWithout("e1", "gone"), GoOnWithout("e2", "gone")]
 
