@@ -315,7 +315,7 @@ def draw_ends(runs: Runs, path: Path) -> None:
             line = {"arrowstyle": "->", "color": colour, "alpha": 0.5, "shrinkA": 8, "shrinkB": 8}
             axis.annotate("", means[name], means["start"], arrowprops=line)
     axis.set(
-        xlabel="leakage: share of rollouts that leak an answer or a question",
+        xlabel="leakage: share of rollouts that leak an answer or full information",
         ylabel="success: share of chains answered",
         xlim=(0, None),
         ylim=(0, 1),

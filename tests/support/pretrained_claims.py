@@ -55,7 +55,7 @@ PRETRAINED_SENTENCES: dict[str, Claim] = {
         "README.md",
         r"imitating as many of them does better, [^:]+: (\S+) \[(\S+), (\S+)\]",
         lambda: [
-            result("pretrained_supervised")["reported"]["best"]["table"]["all"]["after"][key]
+            result("pretrained_supervised")["reported"]["end"]["table"]["all"]["after"][key]
             for key in ("mean", "low", "high")
         ],
     ),

@@ -1,6 +1,7 @@
 """Tables and sentences of the privacy agent's README about a pretrained model: what their JSON says."""
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,13 @@ def by_seed(row: Cells) -> list[Value]:
     return found
 
 
+def stopped(row: Cells) -> list[Value]:
+    """Optimizer steps of a seed's runs that were stopped; a cell without one has no number."""
+    seed, which = re.findall(r"seed (\d), (first|second)", row[0])[0]
+    found = smollm2()["unfinished"] if which == "second" else smollm2()["unfinished"]["earlier"]
+    return [found[name]["steps"] for name in (f"{arm}_{seed}" for arm in ARMS) if name in found]
+
+
 def smollm2_summary(row: Cells) -> list[Value]:
     """Start and end of an arm of the privacy agent, of one of RARO's, or of the reputation game."""
     if "margin" in row[0]:
@@ -54,7 +62,8 @@ def smollm2_summary(row: Cells) -> list[Value]:
         found = [table[how][one] for one in ("warm", arm) for how in ("sampled", "greedy")]
         return [one[key] for one in found for key in ("mean", "half_width")]
     metric = {"leakage": "leak"}.get(what, what)
-    arm = {"the privacy penalty": "penalty", "rewards for outcomes": "outcome"}[way]
+    ways = {"the privacy penalty": "penalty", "rewards for outcomes": "outcome"}
+    arm = ways.get(way, "situational")
     rows = [row for name, row in result("gpu_privacy_language_rows").items() if name.startswith(f"{arm}_")]
     ends = [np.concatenate([row["evaluations"][end][1][metric] for row in rows]) for end in (0, -1)]
     return [value for end in ends for value in bootstrap(end)[:3]]
@@ -211,8 +220,8 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
     ),
     "SmolLM2, leakage that is left": (
         PRIVACY,
-        r"What is left is (\S+) \[(\S+), (\S+)\] of the start's: the goal, a third, is just missed, with "
-        r"seeds 0 and 1 it is met \(by seed ([^)]+)\)",
+        r"What is left is (\S+) \[(\S+), (\S+)\] of the start's: this project's goal, a third, is just "
+        r"missed, with seeds 0 and 1 it is met \(by seed ([^)]+)\)",
         lambda: [
             *smollm2()["leakage_left"]["all"],
             *(smollm2()["leakage_left"][str(seed)][0] for seed in seeds_of("penalty")),
@@ -265,18 +274,16 @@ PRIVACY_SENTENCES: dict[str, Claim] = {
         r"for half an hour: (\S+) to (\S+) s for the\s+policy, .*?, and (\S+) to (\S+) s from the first",
         lambda: [pick(times) for times in (imitating(), training()) for pick in (min, max)],
     ),
-    "SmolLM2, unfinished runs": (
+    "SmolLM2, starts of runs that were stopped": (
         PRIVACY,
-        r"with seed 1 had made (\S+) of the (\S+)\s+steps when [^(]+\(its start has (\S+)\s+and (\S+)\)\. "
-        r"Runs [^:]+: [^:]+ of seed 1\s+at (\S+), (\S+) and (\S+) steps \(their start had (\S+) and (\S+)\), "
-        r"those of seed 2 at (\S+), (\S+) and (\S+)[.,]",
+        r"in no other table had (\S+) \((\S+)\) in its first try and (\S+) \((\S+)\) in the run of 57",
         lambda: [
-            smollm2()["unfinished"]["situational_1"]["steps"],
-            smollm2()["settings"]["steps"],
-            *(smollm2()["unfinished"]["situational_1"]["start"][metric] for metric in ("success", "leak")),
-            *(smollm2()["unfinished"]["earlier"][f"{arm}_1"]["steps"] for arm in ARMS),
-            *(smollm2()["unfinished"]["earlier"]["outcome_1"]["start"][m] for m in ("success", "leak")),
-            *(smollm2()["unfinished"]["earlier"][f"{arm}_2"]["steps"] for arm in ARMS),
+            found["start"][metric]
+            for found in (
+                smollm2()["unfinished"]["earlier"]["outcome_1"],
+                smollm2()["unfinished"]["situational_1"],
+            )
+            for metric in ("success", "leak")
         ],
     ),
     "SmolLM2 as adversary": (

@@ -62,7 +62,7 @@ from tests.support.measured import (
     text_domain,
     tier,
 )
-from tests.support.privacy_claims import by_seed, readers, smollm2_summary
+from tests.support.privacy_claims import by_seed, readers, smollm2_summary, stopped
 from tests.support.raro_tables import (
     raro,
     raro_ablations,
@@ -257,10 +257,14 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         partial(arms, file="gpu_privacy_language"),
     ),
     ("README.md", "SmolLM2 on held-out problems | start | trained"): (1, smollm2_summary),
+    (
+        PRIVACY,
+        "SmolLM2, runs that an end of time stopped: steps of 60 | outcome | situational | penalty",
+    ): (1, stopped),
     (PRIVACY, "SmolLM2 by seed, success (leakage) | seed 0 | seed 1 | seed 2 | seed 3"): (1, by_seed),
     (
         PRIVACY,
-        "share of rollouts that leak an answer or a question, by | rules | SmolLM2 trained "
+        "share of rollouts that leak an answer or full information, by | rules | SmolLM2 trained "
         "| SmolLM2 as it is (invalid)",
     ): (1, readers),
     (
