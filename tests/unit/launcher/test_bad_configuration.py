@@ -237,7 +237,9 @@ def test_a_model_that_cannot_play_the_compact_prompts_is_refused(
     check_one_line(
         said, f"launcher: model_path={tmp_path}: does not know the codewords of privacy_hopqa.prompt"
     )
-    assert "use +preset=privacy_hopqa_pretrained, or privacy_hopqa.prompt_set=full" in said
+    preset = "+preset=privacy_hopqa_pretrained"
+    assert f"play complete prompts (privacy_hopqa.prompt_set=full) with {preset}, after `python" in said
+    assert f"+domain=privacy_hopqa {preset} bootstrap.start={tmp_path}` where the model is small" in said
     shutil.copy2(DOMAINS / "privacy_hopqa/checkpoint/tokenizer.json", tmp_path)
     assert validate(*given) == (0, "")
 
@@ -250,7 +252,7 @@ def test_complete_prompts_do_not_start_in_the_context_of_the_compact_ones(
     status, said = validate("+domain=privacy_hopqa", "hardware=cpu", "privacy_hopqa.prompt_set=full")
     assert status == 2
     check_one_line(said, "launcher: privacy_hopqa.generation_context_limit_tokens=1024 leaves 1,008 tokens")
-    assert "use +preset=privacy_hopqa_pretrained" in said
+    assert "raise it; +preset=privacy_hopqa_pretrained has the sizes for complete prompts" in said
 
 
 def test_every_key_with_one_letter_changed_is_refused_with_a_hint(tmp_path: Path) -> None:

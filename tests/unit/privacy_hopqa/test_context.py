@@ -14,7 +14,7 @@ from domains.privacy_hopqa.domain import PrivacyHopQADomain
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from domains.privacy_hopqa.teacher.demonstrations import training_world
 from domains.privacy_hopqa.teacher.inprocess import simulate
-from domains.privacy_hopqa.teacher.script import ScriptedModel
+from domains.privacy_hopqa.teacher.script import SKELETONS, ScriptedModel
 from domains.privacy_hopqa.world import chains_of, world_store
 from pipelinerl.bootstrap import __main__ as bootstrap
 from pipelinerl.config.compose import compose
@@ -25,6 +25,8 @@ DOMAINS = Path(__file__).resolve().parents[3] / "domains"
 MADE_HERE, FOREIGN = str(DOMAINS / "privacy_hopqa/checkpoint"), str(DOMAINS / "guessing/checkpoint")
 FULL = "privacy_hopqa.prompt_set=full"
 LARGE = ("engine.max_model_len=8192", "privacy_hopqa.generation_context_limit_tokens=8192")
+PRESET = "+preset=privacy_hopqa_pretrained"
+SIZES = f"{PRESET} has the sizes for complete prompts"
 ANSWERS = ("hop_plan", "doc_choose", "doc_read", "hop_resolve")
 
 
@@ -55,7 +57,7 @@ def test_complete_prompts_are_refused_in_the_context_of_the_compact_ones(model: 
     check_one_line(
         said, "privacy_hopqa.generation_context_limit_tokens=1024 leaves 1,008 tokens for a prompt"
     )
-    assert "use +preset=privacy_hopqa_pretrained, which is sized for complete prompts, or raise it" in said
+    assert said.endswith(f"; raise it; {SIZES}")  # no smaller setting would do by itself
 
 
 @pytest.mark.parametrize(
@@ -88,10 +90,56 @@ def test_what_is_too_large_for_the_context_is_named() -> None:
     (window,) = problems(tree("privacy_hopqa.reader_window_chars=40000"))
     assert "where reading 40,000 characters takes" in window and "+preset" not in window
     assert window.endswith("raise it, or lower privacy_hopqa.reader_window_chars")
-    (cards,) = problems(
-        tree(FULL, *LARGE, "privacy_hopqa.max_candidate_cards=80", "privacy_hopqa.retrieval_top_k=50")
+
+
+def test_only_what_suffices_is_said_to_be_lowered() -> None:
+    """Many cards are too many with the shortest excerpts; fewer with long ones fit either way."""
+    cards, excerpts = "privacy_hopqa.max_candidate_cards", "privacy_hopqa.chooser_excerpt_chars"
+    window = ("privacy_hopqa.reader_window_chars=3000", "privacy_hopqa.reader_window_overlap_chars=0")
+    given = (FULL, *LARGE, *window, "privacy_hopqa.retrieval_top_k=50")
+    (many,) = problems(tree(*given, f"{cards}=80"))
+    assert many.endswith(f"; raise it, or lower {cards}; {SIZES}")
+    (long,) = problems(tree(*given, f"{cards}=30", f"{excerpts}=1500"))
+    assert long.endswith(f"; raise it, or lower {cards} or {excerpts}; {SIZES}")
+    (unknown,) = problems(tree(*given, f"{cards}=80", "model_path=owner/model"))
+    assert unknown.endswith(f"; raise it; {SIZES}")
+
+
+def test_a_window_is_not_said_to_be_lowered_to_less_than_windows_share() -> None:
+    given = (FULL, *LARGE, "privacy_hopqa.reader_window_chars=60000")
+    (said,) = problems(tree(*given, "privacy_hopqa.reader_window_overlap_chars=1000"))
+    assert said.endswith(f"; raise it, or lower privacy_hopqa.reader_window_chars; {SIZES}")
+    (said,) = problems(tree(*given, "privacy_hopqa.reader_window_overlap_chars=59000"))
+    assert said.endswith(f"; raise it; {SIZES}")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["privacy_hopqa.prompt_set=compact", f"model_path={FOREIGN}"],
+        ["hardware=gpu", "privacy_hopqa.prompt_set=compact", f"model_path={FOREIGN}"],
+        ["privacy_hopqa.hop_resolve_max_tokens=16"],
+        ["bootstrap.shape.max_length=1024"],
+        [f"model_path={MADE_HERE}"],
+    ],
+    ids=" ".join,
+)
+def test_no_remedy_is_what_was_already_done(given: list[str]) -> None:
+    """The preset is in use, with a key of it given anew."""
+    cfg = tree(PRESET, f"bootstrap.start={FOREIGN}", *given)
+    said = [*problems(cfg), *DOMAIN.validate_recipe(cfg)]
+    assert said and not any(f"use {PRESET}" in one for one in said)
+    for one in said:
+        assert "prompt_set=full) with" in one or (SIZES in one and ("raise it" in one or "or more" in one))
+
+
+def test_a_codeword_is_told_from_the_sentence_around_it() -> None:
+    (said,) = problems(tree(f"model_path={FOREIGN}"))
+    piece = next(one for one in SKELETONS if counter(tokenizer_of(FOREIGN))(one) > 1)
+    assert f"({piece!r} is one token of theirs, " in said and said.count("'") == 3
+    assert (
+        f"`python -m pipelinerl.bootstrap +domain=privacy_hopqa {PRESET} bootstrap.start={FOREIGN}`" in said
     )
-    assert cards.endswith("lower privacy_hopqa.max_candidate_cards or privacy_hopqa.chooser_excerpt_chars")
 
 
 @pytest.mark.parametrize("bound", ["retrieval_source_chars", "retrieval_answer_chars"])
@@ -169,7 +217,7 @@ def test_a_recipe_with_complete_prompts_needs_their_context_and_length() -> None
         limit, length = DOMAIN.validate_recipe(tree(FULL, start))
         assert limit.startswith("privacy_hopqa.generation_context_limit_tokens=1024 leaves 1,008 tokens")
         assert length.startswith("bootstrap.shape.max_length=1024 leaves 1,024 tokens")
-        assert all("use +preset=privacy_hopqa_pretrained" in one for one in (limit, length))
+        assert all(SIZES in one for one in (limit, length))
 
 
 def test_an_adversary_has_prompts_of_its_own() -> None:
