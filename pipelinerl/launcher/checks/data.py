@@ -10,6 +10,7 @@ from typing import Any
 from pipelinerl.base.errors import suggestion
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.checks.dotted import dotted
+from pipelinerl.launcher.checks.sampling import context_key
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
 MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
@@ -97,8 +98,8 @@ def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
     limit = config.get("max_position_embeddings")
     if isinstance(limit, int) and cfg.engine.max_model_len > limit:
         yield (
-            f"engine.max_model_len={cfg.engine.max_model_len}: the model has {limit} positions; "
-            f"set engine.max_model_len={limit} or lower, or give a model with more"
+            f"{context_key(cfg)}={cfg.engine.max_model_len}: the model has {limit} positions; "
+            f"set {context_key(cfg)}={limit} or lower, or give a model with more"
         )
 
 
