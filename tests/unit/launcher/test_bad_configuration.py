@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.config.keys import apply, leaves
-from pipelinerl.launcher.checks import imports
+from pipelinerl.launcher.checks import imports, inert
 from pipelinerl.launcher.checks.inert import CONDITIONAL, UNREAD
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import Validate
@@ -242,6 +242,34 @@ def test_a_model_that_cannot_play_the_compact_prompts_is_refused(
     assert f"+domain=privacy_hopqa {preset} bootstrap.start={tmp_path}` where the model is small" in said
     shutil.copy2(DOMAINS / "privacy_hopqa/checkpoint/tokenizer.json", tmp_path)
     assert validate(*given) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        (["privacy_hopqa", "+preset=privacy_hopqa_pretrained"], " bootstrap.start=MODEL makes it"),
+        (["reputation_hacking", "+preset=reputation_hacking_pretrained"], " bootstrap.start=MODEL makes it"),
+        (["privacy_hopqa", "+preset=privacy_hopqa_from_scratch"], " makes it"),
+        (
+            ["guessing", "bootstrap.out=/mine", "model_path=/mine"],
+            " with the keys and presets of this command",
+        ),
+    ],
+    ids=lambda given: str(given[-1])[:40],
+)
+def test_a_model_that_a_recipe_has_yet_to_make_is_named_with_its_command(
+    validate: Validate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: list[str], command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no results are
+    monkeypatch.setattr(inert, "check", lambda *_: [])  # a launch reads no key of the recipe
+    domain, *more = given
+    status, said = validate(f"+domain={domain}", "hardware=cpu", *more)
+    assert status == 2
+    preset = f" {more[0]}" if more[0].startswith("+preset") else ""
+    made = f"no such folder; python -m pipelinerl.bootstrap +domain={domain}{preset}{command}"
+    check_one_line(said, made)
+    _, said = validate(f"+domain={domain}", "hardware=cpu", *more, "model_path=/elsewhere")
+    assert "model_path=/elsewhere: no such folder; give a model folder or a hub name" in said
 
 
 def test_complete_prompts_do_not_start_in_the_context_of_the_compact_ones(
