@@ -17,6 +17,7 @@ from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import SKELETONS, ScriptedModel
 from domains.privacy_hopqa.world import chains_of, world_store
 from pipelinerl.bootstrap import __main__ as bootstrap
+from pipelinerl.config import compose as compositions
 from pipelinerl.config.compose import compose
 from tests.support.one_line import check_one_line
 
@@ -75,7 +76,10 @@ def test_complete_prompts_are_refused_in_the_context_of_the_compact_ones(model: 
 )
 def test_sizes_that_hold_the_prompts_are_taken(given: list[str]) -> None:
     cfg = tree(*given)
-    assert problems(cfg) == DOMAIN.validate_recipe(tree(*given, "bootstrap.shape.max_length=8192")) == []
+    assert problems(cfg) == []
+    of_recipe = ["bootstrap.shape.max_length=8192"]
+    of_recipe += ["bootstrap.start=owner/model"] * (cfg.privacy_hopqa.prompt_set == "full")
+    assert DOMAIN.validate_recipe(tree(*given, *of_recipe)) == []
 
 
 def test_answers_that_would_be_cut_are_refused_where_the_context_is_large_enough() -> None:
@@ -214,10 +218,27 @@ def test_a_recipe_does_not_begin_with_a_model_that_its_run_refuses(
 
 def test_a_recipe_with_complete_prompts_needs_their_context_and_length() -> None:
     for start in (f"bootstrap.start={FOREIGN}", "bootstrap.start=null"):
-        limit, length = DOMAIN.validate_recipe(tree(FULL, start))
+        *first, limit, length = DOMAIN.validate_recipe(tree(FULL, start))
+        assert len(first) == start.endswith("null")
         assert limit.startswith("privacy_hopqa.generation_context_limit_tokens=1024 leaves 1,008 tokens")
         assert length.startswith("bootstrap.shape.max_length=1024 leaves 1,024 tokens")
         assert all(SIZES in one for one in (limit, length))
+
+
+@pytest.mark.parametrize("hardware", ["hardware=cpu", "hardware=gpu"])
+def test_a_recipe_with_complete_prompts_needs_a_model_to_begin_with(
+    hardware: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is made without a word; the compact prompts are for new models."""
+    begun = []
+    monkeypatch.setattr(bootstrap, "_run", lambda *given: begun.append(given) or 0)
+    monkeypatch.setattr(compositions, "visible_devices", lambda: ["0"])
+    given = ["+domain=privacy_hopqa", hardware, f"bootstrap.out={tmp_path / 'out'}"]
+    assert bootstrap.main([*given, PRESET]) == 2
+    check_one_line(capsys.readouterr().err, "set bootstrap.start=MODEL (python -m pipelinerl.pretrained")
+    assert not begun
+    assert bootstrap.main([*given, PRESET, f"bootstrap.start={tmp_path}"]) == 0
+    assert bootstrap.main([*given, "+preset=privacy_hopqa_from_scratch"]) == 0 and len(begun) == 2
 
 
 def test_an_adversary_has_prompts_of_its_own() -> None:
