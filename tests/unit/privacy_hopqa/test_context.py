@@ -241,6 +241,20 @@ def test_a_recipe_with_complete_prompts_needs_a_model_to_begin_with(
     assert bootstrap.main([*given, "+preset=privacy_hopqa_from_scratch"]) == 0 and len(begun) == 2
 
 
+def test_a_recipe_for_gpus_is_not_begun_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = []
+    monkeypatch.setattr(bootstrap, "_run", lambda *given: begun.append(given) or 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    given = ["+domain=privacy_hopqa", "+preset=privacy_hopqa_from_scratch", f"bootstrap.out={tmp_path}"]
+    assert bootstrap.main([*given, "hardware=gpu"]) == 2 and not begun
+    check_one_line(capsys.readouterr().err, "bootstrap: hardware=gpu: no GPU is visible; check CUDA")
+    assert bootstrap.main([*given, "hardware=gpu", "validate=true"]) == 0
+    assert bootstrap.main([*given, "hardware=gpu", "--cfg", "job"]) == 0 and not begun
+    assert bootstrap.main([*given, "hardware=cpu"]) == 0 and len(begun) == 1
+
+
 def test_an_adversary_has_prompts_of_its_own() -> None:
     cfg = tree("+preset=privacy_hopqa_adversary", f"bootstrap.start={FOREIGN}")
     assert DOMAIN.validate_recipe(cfg) == []
