@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PRESET = f"+preset={KEY}_pretrained"
+_LOWEST = {"max_candidate_cards": 6, "chooser_excerpt_chars": 80, "reader_window_chars": 500}
+"""What a stage can still be played with, by the setting that shortens its prompt."""
 _PIECE = re.compile(r"_?[^\W\d_]+|\d{1,3}|[^\w\s]+")
 _QUESTION = "What share of the stores of Harlow Foods passed the audit of their cold chain last year?"
 _LATER = "Which insurance broker serves firms in the region where (1) of the stores passed?"
@@ -81,8 +83,10 @@ def prompt_problems(
     if settings.prompt_set == "compact" and (split := _split_codeword(tokenizer)) is not None:
         yield (
             f"{key}={model}: does not know the codewords of {KEY}.prompt_set=compact, which only models "
-            f"made here were trained on (they have {split[0]} as one token, this one as {split[1]}); use "
-            f"{PRESET}, or {KEY}.prompt_set=full with a context of 4,096 tokens"
+            f"made here were trained on ({split[0]!r} is one token of theirs, {split[1]} of this one's); "
+            f"play complete prompts ({KEY}.prompt_set=full) with {PRESET}, after `python -m "
+            f"pipelinerl.bootstrap +domain={KEY} {PRESET} bootstrap.start={model}` where the model is small: "
+            "without scripted play to imitate it gets no rewards to learn from"
         )
         return
     count, whose = counter(tokenizer), f"the tokenizer of {key}={model}" if tokenizer else "any tokenizer"
@@ -93,10 +97,12 @@ def prompt_problems(
     )
     short = [name for name, tokens in room.items() if tokens < needed]
     for name in short:
+        # Where tokens are counted at their fewest, nothing is known to suffice.
+        lower = [one for one in longest.lower if tokenizer and _suffices(settings, one, count, room[name])]
         yield (
             f"{name} leaves {room[name]:,} tokens for a prompt and its answer: too few for "
             f"{KEY}.prompt_set={settings.prompt_set}, where {longest.what} takes {needed:,} or more with "
-            f"{whose}; {_remedy(settings, 'raise it', longest.lower)}"
+            f"{whose}; {_remedy(settings, 'raise it', lower)}"
         )
     cut = [stage for stage, least in answers.items() if settings.stage_max_tokens(stage) < least]
     if cut and not short:  # the sizes that are named for a short context mend both
@@ -109,11 +115,18 @@ def prompt_problems(
 
 
 def _remedy(settings: PrivacyHopQASettings, mend: str, lower: Sequence[str] = ()) -> str:
-    ways = [f"use {PRESET}, which is sized for complete prompts"] if settings.prompt_set == "full" else []
-    ways.append(mend)
-    if lower:
-        ways.append(f"lower {' or '.join(f'{KEY}.{name}' for name in lower)}")
-    return ", or ".join(ways)
+    """True also where the preset is in use and a key of it was given anew."""
+    said = f"{mend}, or lower {' or '.join(f'{KEY}.{name}' for name in lower)}" if lower else mend
+    return f"{said}; {PRESET} has the sizes for complete prompts" if settings.prompt_set == "full" else said
+
+
+def _suffices(settings: PrivacyHopQASettings, name: str, count: Callable[[str], int], room: int) -> bool:
+    """Whether every call fits where this setting alone is as low as is of use."""
+    lowest = _LOWEST[name]
+    if name == "reader_window_chars":  # windows that are no longer than what they share are refused
+        lowest = max(lowest, settings.reader_window_overlap_chars + 1)
+    lowered = settings.model_copy(update={name: min(lowest, getattr(settings, name))})
+    return all(count(call.prompt) + count(call.answer) < room for call in first_calls(lowered))
 
 
 def _split_codeword(tokenizer: "Tokenizer | None") -> tuple[str, int] | None:

@@ -93,7 +93,7 @@ class PrivacyHopQADomain(BaseDomain):
         return [problem for check in checks for problem in check(cfg, settings)]
 
     def validate_recipe(self, cfg: DictConfig) -> list[str]:
-        """Play that is imitated by a model that cannot read it, or in prompts that do not fit."""
+        """Play that is imitated by a model that cannot read it, by none, or in prompts that do not fit."""
         try:
             settings = settings_of(cfg)
         except ValueError as error:
@@ -104,7 +104,14 @@ class PrivacyHopQADomain(BaseDomain):
         room = _room(settings) | {
             f"bootstrap.shape.max_length={recipe.shape.max_length}": recipe.shape.max_length
         }
-        return [*prompt_problems(settings, "bootstrap.start", recipe.start, room)]
+        found = [*prompt_problems(settings, "bootstrap.start", recipe.start, room)]
+        if settings.prompt_set == "full" and recipe.start is None:
+            found.insert(
+                0,
+                f"bootstrap.start=null: {KEY}.prompt_set=full is in English, which a new model does not "
+                "know; set bootstrap.start=MODEL (python -m pipelinerl.pretrained smollm2 OUT makes one)",
+            )
+        return found
 
     def remedy(self, key: str) -> str | None:
         """What replaces a key of the published recipe that has no counterpart here."""

@@ -17,6 +17,7 @@ from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
 from pipelinerl.domain import load_domain
 from pipelinerl.launcher.arguments import parse
+from pipelinerl.launcher.placement import no_gpu
 
 
 def main(argv: list[str]) -> int:
@@ -26,7 +27,8 @@ def main(argv: list[str]) -> int:
         if arguments.help:
             print(__doc__)
             return 0
-        tree = compose(arguments.overrides, arguments.config_name, arguments.config_dir).tree
+        composition = compose(arguments.overrides, arguments.config_name, arguments.config_dir)
+        tree = composition.tree
         if arguments.show:
             print(OmegaConf.to_yaml(tree), end="")
             return 0
@@ -39,11 +41,13 @@ def main(argv: list[str]) -> int:
         plain = cast(dict[str, Any], OmegaConf.to_container(tree, resolve=True))
         if problems := load_domain(cfg.domain_hooks).validate_recipe(OmegaConf.create(plain)):
             raise ConfigError(problems)
+        if cfg.hardware.kind == "gpu" and not cfg.validate_ and not composition.devices:
+            raise ConfigError(no_gpu())  # a recipe that is sized for GPUs would take days
     except ConfigError as error:
         for problem in error.problems:
             print(f"bootstrap: {problem}", file=sys.stderr)
         return 2
-    out = Path(cfg.bootstrap.out or f"results/bootstrap/{cfg.domain_name}")
+    out = Path(cfg.bootstrap_out)
     if cfg.validate_:
         print(f"the recipe is valid; bootstrap.out={out}")
         return 0

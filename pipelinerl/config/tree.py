@@ -133,6 +133,11 @@ class Config(OpenSection):
     me: dict[str, Any] | None = None
     """The process that reads this tree; filled by `load_tree`."""
 
+    @property
+    def bootstrap_out(self) -> str:
+        """The folder that the recipe of a small model makes."""
+        return self.bootstrap.out or f"results/bootstrap/{self.domain_name}"
+
     @model_validator(mode="after")
     def _open_groups_hold_domain_keys_only(self) -> "Config":
         problems = []

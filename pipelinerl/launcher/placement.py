@@ -20,6 +20,11 @@ RENDEZVOUS_PORT = 29500
 """First port tried for the rendezvous of trainer ranks on several hosts; torch's own default."""
 
 
+def no_gpu() -> str:
+    """What is said of a command for GPUs where none is visible."""
+    return "hardware=gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES, or use hardware=cpu"
+
+
 def split_devices(total: int, fractions: tuple[int, int, int], per_engine: int = 1) -> tuple[int, int, int]:
     """Divide `total` devices in the ratio (actor, preprocessor, finetune).
 
@@ -68,8 +73,8 @@ def layout(cfg: Config, hosts: Sequence[Host]) -> Layout:
     total = sum(len(place.gpus) for place in everything)
     if not total:
         raise ConfigError(
-            "hardware=gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES, use hardware=cpu, or put DRY_RUN=1 "
-            "before the command to see what GPUs would run (hardware.devices=N says how many)"
+            f"{no_gpu()}; DRY_RUN=1 before the command shows what GPUs would run (hardware.devices=N says "
+            "how many)"
         )
     if "actor_llm" not in roles and not cfg.debug.place_inference_workers:
         return Layout([], [], everything)

@@ -34,6 +34,8 @@ def save_unpacked(path: Path, folder: Path) -> int:
         vars(config).pop(name, None)
     config.architectures, config.dtype = [type(model).__name__], torch.bfloat16
     config.save_pretrained(folder)
+    # safetensors lets nobody else read what it writes; the other files have the mode that the umask says.
+    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     assert model.generation_config is not None
     model.generation_config.save_pretrained(folder)
     _save_tokenizer(path, folder, config)

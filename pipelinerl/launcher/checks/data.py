@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pipelinerl.base.errors import suggestion
+from pipelinerl.config.installed import conf_dir
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.checks.dotted import dotted
+from pipelinerl.launcher.checks.sampling import context_key
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
 MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
@@ -87,18 +89,30 @@ def model_problems(cfg: Config) -> Iterator[str]:
                 yield from _capped(path, config)
     elif path.exists():
         yield f"model_path={path}: a file; give the folder that holds config.json"
+    elif cfg.bootstrap.phases and path == Path(cfg.bootstrap_out):
+        yield f"model_path={cfg.model_path}: no such folder; {_recipe_command(cfg)} makes it"
     elif not HUB_NAME.match(cfg.model_path) or Path(path.parts[0]).is_dir():
         yield f"model_path={cfg.model_path}: no such folder; give a model folder or a hub name (owner/model)"
     if cfg.finetune.config_name not in (None, cfg.model_path):
         yield f"finetune.config_name={cfg.finetune.config_name}: differs from model_path; set model_path only"
 
 
+def _recipe_command(cfg: Config) -> str:
+    """The command of the recipe whose result the run begins with, by its bundled preset if there is one."""
+    made = f"python -m pipelinerl.bootstrap +domain={cfg.domain_name}"
+    for file in sorted((conf_dir() / "preset").glob(f"{cfg.domain_name}_*.yaml")):
+        if f"\nmodel_path: {cfg.model_path}\n" in file.read_text():
+            start = " bootstrap.start=MODEL" if file.stem.endswith("_pretrained") else ""
+            return f"{made} +preset={file.stem}{start}"
+    return f"{made} with the keys and presets of this command"
+
+
 def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
     limit = config.get("max_position_embeddings")
     if isinstance(limit, int) and cfg.engine.max_model_len > limit:
         yield (
-            f"engine.max_model_len={cfg.engine.max_model_len}: the model has {limit} positions; "
-            f"set engine.max_model_len={limit} or lower, or give a model with more"
+            f"{context_key(cfg)}={cfg.engine.max_model_len}: the model has {limit} positions; "
+            f"set {context_key(cfg)}={limit} or lower, or give a model with more"
         )
 
 

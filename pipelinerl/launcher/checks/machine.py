@@ -85,8 +85,8 @@ def _vllm(cfg: Config, dry_run: bool) -> Iterator[str]:
     ):
         if kwargs.get(name) not in (None, value):
             yield (
-                f"engine.{name}={value}: vllm_config.vllm_kwargs says {kwargs[name]}; "
-                "set the one in vllm_config.vllm_kwargs only"
+                f"engine.{name}={value}: vllm_config.vllm_kwargs.{name} says {kwargs[name]}; "
+                "give both the same value"
             )
     if kwargs.get("logprobs_mode") not in (None, "processed_logprobs"):
         yield (

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.config.keys import apply, leaves
-from pipelinerl.launcher.checks import imports
+from pipelinerl.launcher.checks import imports, inert
 from pipelinerl.launcher.checks.inert import CONDITIONAL, UNREAD
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import Validate
@@ -237,9 +237,39 @@ def test_a_model_that_cannot_play_the_compact_prompts_is_refused(
     check_one_line(
         said, f"launcher: model_path={tmp_path}: does not know the codewords of privacy_hopqa.prompt"
     )
-    assert "use +preset=privacy_hopqa_pretrained, or privacy_hopqa.prompt_set=full" in said
+    preset = "+preset=privacy_hopqa_pretrained"
+    assert f"play complete prompts (privacy_hopqa.prompt_set=full) with {preset}, after `python" in said
+    assert f"+domain=privacy_hopqa {preset} bootstrap.start={tmp_path}` where the model is small" in said
     shutil.copy2(DOMAINS / "privacy_hopqa/checkpoint/tokenizer.json", tmp_path)
     assert validate(*given) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        (["privacy_hopqa", "+preset=privacy_hopqa_pretrained"], " bootstrap.start=MODEL makes it"),
+        (["reputation_hacking", "+preset=reputation_hacking_pretrained"], " bootstrap.start=MODEL makes it"),
+        (["privacy_hopqa", "+preset=privacy_hopqa_from_scratch"], " makes it"),
+        (
+            ["guessing", "bootstrap.out=/mine", "model_path=/mine"],
+            " with the keys and presets of this command",
+        ),
+    ],
+    ids=lambda given: str(given[-1])[:40],
+)
+def test_a_model_that_a_recipe_has_yet_to_make_is_named_with_its_command(
+    validate: Validate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: list[str], command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no results are
+    monkeypatch.setattr(inert, "check", lambda *_: [])  # a launch reads no key of the recipe
+    domain, *more = given
+    status, said = validate(f"+domain={domain}", "hardware=cpu", *more)
+    assert status == 2
+    preset = f" {more[0]}" if more[0].startswith("+preset") else ""
+    made = f"no such folder; python -m pipelinerl.bootstrap +domain={domain}{preset}{command}"
+    check_one_line(said, made)
+    _, said = validate(f"+domain={domain}", "hardware=cpu", *more, "model_path=/elsewhere")
+    assert "model_path=/elsewhere: no such folder; give a model folder or a hub name" in said
 
 
 def test_complete_prompts_do_not_start_in_the_context_of_the_compact_ones(
@@ -250,7 +280,7 @@ def test_complete_prompts_do_not_start_in_the_context_of_the_compact_ones(
     status, said = validate("+domain=privacy_hopqa", "hardware=cpu", "privacy_hopqa.prompt_set=full")
     assert status == 2
     check_one_line(said, "launcher: privacy_hopqa.generation_context_limit_tokens=1024 leaves 1,008 tokens")
-    assert "use +preset=privacy_hopqa_pretrained" in said
+    assert "raise it; +preset=privacy_hopqa_pretrained has the sizes for complete prompts" in said
 
 
 def test_every_key_with_one_letter_changed_is_refused_with_a_hint(tmp_path: Path) -> None:

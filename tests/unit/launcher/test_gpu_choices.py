@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.config.finetune import Sharding
-from tests.unit.launcher.conftest import ON_GPUS, Placed, Refused
+from tests.support.one_line import check_one_line
+from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused
 
 TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size=2"
 
@@ -51,6 +52,35 @@ def test_back_end_and_order_of_the_steps_agree(
 def test_receiving_ahead_where_it_cannot_be_is_refused(refused: Refused) -> None:
     said = refused(*ON_GPUS, TENSOR_PARALLEL, "weights.ahead=true")
     assert "weights.ahead=true: has no effect here: engines receive ahead from files" in said
+
+
+@pytest.mark.parametrize("preset", [(), ("+preset=reputation_hacking_pretrained",)], ids=["base", "preset"])
+def test_a_context_is_made_to_fit_the_model_by_the_keys_that_are_named(
+    dry_run: DryRun, model: Path, preset: tuple[str, ...]
+) -> None:
+    """The engine's own key follows vLLM's, unless a preset writes both."""
+    (model / "config.json").write_text('{"max_position_embeddings": 128, "vocab_size": 100}')
+    domain = "+domain=reputation_hacking" if preset else "+domain=guessing"
+    lengths = [f"{group}.parameters.max_tokens=64" for group in ("llm", "test_llm")]
+    given = [domain, *ON_GPUS[:1], *ON_GPUS[3:], "hardware.devices=2", *lengths, *preset]
+
+    def refusal(*keys: str) -> str:
+        status, _, err = dry_run(*given, *keys)
+        assert status == 2
+        for line in err.splitlines():
+            check_one_line(line, "launcher: ")
+        return err
+
+    named = "vllm_config.vllm_kwargs.max_model_len=128"
+    assert f"the model has 128 positions; set {named} or lower" in refusal()
+    both = (named, "engine.max_model_len=128")
+    if preset:
+        assert "engine.max_model_len=256: the model has 128 positions; set engine" in refusal(named)
+    said = refusal(both[0 if preset else 1])
+    assert "vllm_config.vllm_kwargs.max_model_len says " in said and "give both the same value" in said
+    for keys in [both] if preset else [both, both[:1]]:
+        status, _, err = dry_run(*given, *keys, "force_restart=true")
+        assert (status, err) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,7 +149,12 @@ def test_the_folder_holds_the_weights_the_tokenizer_and_where_they_came_from(
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", misread)
     out = tmp_path / "models" / "tiny"
-    assert main(["tiny", str(out)]) == 0
+    before_umask = os.umask(0o027)
+    try:
+        assert main(["tiny", str(out)]) == 0
+    finally:
+        os.umask(before_umask)
+    assert {stat.S_IMODE(one.stat().st_mode) for one in out.iterdir()} == {0o640}
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", read)
     assert "licence Apache-2.0" in capsys.readouterr().out
     assert [one.name for one in out.parent.iterdir()] == ["tiny"]  # nothing is left beside it

@@ -14,9 +14,10 @@ from domains.privacy_hopqa.domain import PrivacyHopQADomain
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from domains.privacy_hopqa.teacher.demonstrations import training_world
 from domains.privacy_hopqa.teacher.inprocess import simulate
-from domains.privacy_hopqa.teacher.script import ScriptedModel
+from domains.privacy_hopqa.teacher.script import SKELETONS, ScriptedModel
 from domains.privacy_hopqa.world import chains_of, world_store
 from pipelinerl.bootstrap import __main__ as bootstrap
+from pipelinerl.config import compose as compositions
 from pipelinerl.config.compose import compose
 from tests.support.one_line import check_one_line
 
@@ -25,6 +26,8 @@ DOMAINS = Path(__file__).resolve().parents[3] / "domains"
 MADE_HERE, FOREIGN = str(DOMAINS / "privacy_hopqa/checkpoint"), str(DOMAINS / "guessing/checkpoint")
 FULL = "privacy_hopqa.prompt_set=full"
 LARGE = ("engine.max_model_len=8192", "privacy_hopqa.generation_context_limit_tokens=8192")
+PRESET = "+preset=privacy_hopqa_pretrained"
+SIZES = f"{PRESET} has the sizes for complete prompts"
 ANSWERS = ("hop_plan", "doc_choose", "doc_read", "hop_resolve")
 
 
@@ -55,7 +58,7 @@ def test_complete_prompts_are_refused_in_the_context_of_the_compact_ones(model: 
     check_one_line(
         said, "privacy_hopqa.generation_context_limit_tokens=1024 leaves 1,008 tokens for a prompt"
     )
-    assert "use +preset=privacy_hopqa_pretrained, which is sized for complete prompts, or raise it" in said
+    assert said.endswith(f"; raise it; {SIZES}")  # no smaller setting would do by itself
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,10 @@ def test_complete_prompts_are_refused_in_the_context_of_the_compact_ones(model: 
 )
 def test_sizes_that_hold_the_prompts_are_taken(given: list[str]) -> None:
     cfg = tree(*given)
-    assert problems(cfg) == DOMAIN.validate_recipe(tree(*given, "bootstrap.shape.max_length=8192")) == []
+    assert problems(cfg) == []
+    of_recipe = ["bootstrap.shape.max_length=8192"]
+    of_recipe += ["bootstrap.start=owner/model"] * (cfg.privacy_hopqa.prompt_set == "full")
+    assert DOMAIN.validate_recipe(tree(*given, *of_recipe)) == []
 
 
 def test_answers_that_would_be_cut_are_refused_where_the_context_is_large_enough() -> None:
@@ -88,10 +94,56 @@ def test_what_is_too_large_for_the_context_is_named() -> None:
     (window,) = problems(tree("privacy_hopqa.reader_window_chars=40000"))
     assert "where reading 40,000 characters takes" in window and "+preset" not in window
     assert window.endswith("raise it, or lower privacy_hopqa.reader_window_chars")
-    (cards,) = problems(
-        tree(FULL, *LARGE, "privacy_hopqa.max_candidate_cards=80", "privacy_hopqa.retrieval_top_k=50")
+
+
+def test_only_what_suffices_is_said_to_be_lowered() -> None:
+    """Many cards are too many with the shortest excerpts; fewer with long ones fit either way."""
+    cards, excerpts = "privacy_hopqa.max_candidate_cards", "privacy_hopqa.chooser_excerpt_chars"
+    window = ("privacy_hopqa.reader_window_chars=3000", "privacy_hopqa.reader_window_overlap_chars=0")
+    given = (FULL, *LARGE, *window, "privacy_hopqa.retrieval_top_k=50")
+    (many,) = problems(tree(*given, f"{cards}=80"))
+    assert many.endswith(f"; raise it, or lower {cards}; {SIZES}")
+    (long,) = problems(tree(*given, f"{cards}=30", f"{excerpts}=1500"))
+    assert long.endswith(f"; raise it, or lower {cards} or {excerpts}; {SIZES}")
+    (unknown,) = problems(tree(*given, f"{cards}=80", "model_path=owner/model"))
+    assert unknown.endswith(f"; raise it; {SIZES}")
+
+
+def test_a_window_is_not_said_to_be_lowered_to_less_than_windows_share() -> None:
+    given = (FULL, *LARGE, "privacy_hopqa.reader_window_chars=60000")
+    (said,) = problems(tree(*given, "privacy_hopqa.reader_window_overlap_chars=1000"))
+    assert said.endswith(f"; raise it, or lower privacy_hopqa.reader_window_chars; {SIZES}")
+    (said,) = problems(tree(*given, "privacy_hopqa.reader_window_overlap_chars=59000"))
+    assert said.endswith(f"; raise it; {SIZES}")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["privacy_hopqa.prompt_set=compact", f"model_path={FOREIGN}"],
+        ["hardware=gpu", "privacy_hopqa.prompt_set=compact", f"model_path={FOREIGN}"],
+        ["privacy_hopqa.hop_resolve_max_tokens=16"],
+        ["bootstrap.shape.max_length=1024"],
+        [f"model_path={MADE_HERE}"],
+    ],
+    ids=" ".join,
+)
+def test_no_remedy_is_what_was_already_done(given: list[str]) -> None:
+    """The preset is in use, with a key of it given anew."""
+    cfg = tree(PRESET, f"bootstrap.start={FOREIGN}", *given)
+    said = [*problems(cfg), *DOMAIN.validate_recipe(cfg)]
+    assert said and not any(f"use {PRESET}" in one for one in said)
+    for one in said:
+        assert "prompt_set=full) with" in one or (SIZES in one and ("raise it" in one or "or more" in one))
+
+
+def test_a_codeword_is_told_from_the_sentence_around_it() -> None:
+    (said,) = problems(tree(f"model_path={FOREIGN}"))
+    piece = next(one for one in SKELETONS if counter(tokenizer_of(FOREIGN))(one) > 1)
+    assert f"({piece!r} is one token of theirs, " in said and said.count("'") == 3
+    assert (
+        f"`python -m pipelinerl.bootstrap +domain=privacy_hopqa {PRESET} bootstrap.start={FOREIGN}`" in said
     )
-    assert cards.endswith("lower privacy_hopqa.max_candidate_cards or privacy_hopqa.chooser_excerpt_chars")
 
 
 @pytest.mark.parametrize("bound", ["retrieval_source_chars", "retrieval_answer_chars"])
@@ -166,10 +218,41 @@ def test_a_recipe_does_not_begin_with_a_model_that_its_run_refuses(
 
 def test_a_recipe_with_complete_prompts_needs_their_context_and_length() -> None:
     for start in (f"bootstrap.start={FOREIGN}", "bootstrap.start=null"):
-        limit, length = DOMAIN.validate_recipe(tree(FULL, start))
+        *first, limit, length = DOMAIN.validate_recipe(tree(FULL, start))
+        assert len(first) == start.endswith("null")
         assert limit.startswith("privacy_hopqa.generation_context_limit_tokens=1024 leaves 1,008 tokens")
         assert length.startswith("bootstrap.shape.max_length=1024 leaves 1,024 tokens")
-        assert all("use +preset=privacy_hopqa_pretrained" in one for one in (limit, length))
+        assert all(SIZES in one for one in (limit, length))
+
+
+@pytest.mark.parametrize("hardware", ["hardware=cpu", "hardware=gpu"])
+def test_a_recipe_with_complete_prompts_needs_a_model_to_begin_with(
+    hardware: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is made without a word; the compact prompts are for new models."""
+    begun = []
+    monkeypatch.setattr(bootstrap, "_run", lambda *given: begun.append(given) or 0)
+    monkeypatch.setattr(compositions, "visible_devices", lambda: ["0"])
+    given = ["+domain=privacy_hopqa", hardware, f"bootstrap.out={tmp_path / 'out'}"]
+    assert bootstrap.main([*given, PRESET]) == 2
+    check_one_line(capsys.readouterr().err, "set bootstrap.start=MODEL (python -m pipelinerl.pretrained")
+    assert not begun
+    assert bootstrap.main([*given, PRESET, f"bootstrap.start={tmp_path}"]) == 0
+    assert bootstrap.main([*given, "+preset=privacy_hopqa_from_scratch"]) == 0 and len(begun) == 2
+
+
+def test_a_recipe_for_gpus_is_not_begun_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = []
+    monkeypatch.setattr(bootstrap, "_run", lambda *given: begun.append(given) or 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    given = ["+domain=privacy_hopqa", "+preset=privacy_hopqa_from_scratch", f"bootstrap.out={tmp_path}"]
+    assert bootstrap.main([*given, "hardware=gpu"]) == 2 and not begun
+    check_one_line(capsys.readouterr().err, "bootstrap: hardware=gpu: no GPU is visible; check CUDA")
+    assert bootstrap.main([*given, "hardware=gpu", "validate=true"]) == 0
+    assert bootstrap.main([*given, "hardware=gpu", "--cfg", "job"]) == 0 and not begun
+    assert bootstrap.main([*given, "hardware=cpu"]) == 0 and len(begun) == 1
 
 
 def test_an_adversary_has_prompts_of_its_own() -> None:
