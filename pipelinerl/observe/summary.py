@@ -36,7 +36,7 @@ class Summary:
     rates: dict[str, float]
     """Throughput and staleness by name; what the run did not record is absent."""
     balance: Balance | None
-    """How trainer and engines spent the run, None if it was not recorded."""
+    """How trainer and engines spent the run, None if it was not recorded or over too few steps."""
     compared: dict[str, Totals]
     """Advantages by situation and by role; a kind that no text has is absent."""
 
@@ -147,6 +147,7 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
     evaluations = read_evaluations(output_dir)
     actor, finetune = read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")
     preprocess = read_metrics(output_dir, "preprocess")
+    found = balance(finetune, actor)
     compared = {kind: totals for kind in KINDS if (totals := label_totals(preprocess, kind))}
     return Summary(
         evaluations=evaluations,
@@ -154,6 +155,6 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
         headline=headline_metrics(evaluations, focus.headline if focus else ()),
         counts=reconcile(output_dir),
         rates=run_rates(actor, finetune),
-        balance=balance(finetune, actor),
+        balance=found if found is not None and found.enough else None,
         compared=compared,
     )
