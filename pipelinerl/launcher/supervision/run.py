@@ -21,6 +21,7 @@ from pipelinerl.launcher.supervision.core import (
 )
 from pipelinerl.launcher.supervision.host import STOPPED_DEADLINE_S, Child, ChildHost, LocalHost
 from pipelinerl.launcher.supervision.spec import ChildSpec, Exited, Healthy, News
+from pipelinerl.run_state.restarts import restart_line
 
 log = logging.getLogger(__name__)
 
@@ -181,10 +182,8 @@ class Supervisor(Closing):
                 if action.name in self._running:
                     self._running[action.name].kill()
             elif isinstance(action, RestartChild):
-                self._announce(
-                    f"{action.name}: {action.cause}; restart {action.number} of "
-                    f"{self._specs[action.name].max_restarts} in {action.delay_s:g} s"
-                )
+                most = self._specs[action.name].max_restarts
+                self._announce(restart_line(action.name, action.cause, action.number, most, action.delay_s))
 
     def _spawn(self, spec: ChildSpec, generation: int) -> None:
         name = spec.name
