@@ -28,6 +28,7 @@ from pipelinerl.launcher.checks import imports
 from pipelinerl.launcher.choices import keep_choices, print_choices
 from pipelinerl.launcher.folder import RunFolder, check_writable
 from pipelinerl.launcher.in_flight import choose_in_flight
+from pipelinerl.launcher.made_again import made_again, resumes
 from pipelinerl.launcher.open_backend import open_backend
 from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, start_domain_over
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"launcher: {error}; free some space, then the same command resumes", file=sys.stderr)
         return FAILED
     except Interrupted as error:
-        print(f"launcher: {error}; the same command resumes", file=sys.stderr)
+        print(f"launcher: {error}; {error.resumes}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
         print("launcher: stopped by SIGINT before anything was started", file=sys.stderr)
@@ -156,9 +157,13 @@ def _run(
             if (line := balance.line()) is not None:
                 say(line)
 
+        if (again := made_again(folder.path)) is not None:
+            say(again)
         try:
             supervise(plan, say, tick, backend.others)
-        except (ChildFailed, WaitExpired, Interrupted):
+        except (ChildFailed, WaitExpired, Interrupted) as error:
+            if isinstance(error, Interrupted):
+                error.resumes = resumes(folder.path, plan.cfg.finetune.save_checkpoint_steps)
             for line in reconcile(folder.path).lines():  # where every rollout went, although it ends early
                 print(line, flush=True)
             raise

@@ -118,6 +118,7 @@ class Actor:
             checks.cancel()
             self.finished.cancel()
             await self.pool.stop()
+            self.reporter.stage(self.scheduler)  # the last look was amid an evaluation
             self.reporter.report(self.scheduler, self.writer.size)
 
     async def _unless_failed(self, work: Coroutine[Any, Any, None]) -> None:

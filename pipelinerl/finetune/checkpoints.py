@@ -27,28 +27,9 @@ from pipelinerl.modeling.lora import adapter_tensors, save_adapters
 from pipelinerl.modeling.model import distinct_parameters, persistent_buffers
 from pipelinerl.modeling.sharding import shard_like, whole
 from pipelinerl.modeling.value_head import save_value_head
+from pipelinerl.run_state.saved_steps import MARKER, MODEL, STATE, candidates, step_of
 
-MODEL, STATE, INTERMEDIATE = "current", "training_state", "intermediate"
-MARKER = "checkpoint.json"
-"""Written last into each folder: a folder that has it is complete."""
-
-
-def _step_of(folder: Path) -> int | None:
-    try:
-        return int(json.loads((folder / MARKER).read_text())["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _candidates(root: Path, name: str) -> dict[int, Path]:
-    """Complete folders by step; the published name wins over leftovers."""
-    found: dict[int, Path] = {}
-    for prefix in ("~old-", "~", ""):
-        folder = root / f"{prefix}{name}"
-        step = _step_of(folder)
-        if step is not None:
-            found[step] = folder
-    return found
+INTERMEDIATE = "intermediate"
 
 
 def settle(root: Path) -> int | None:
@@ -56,7 +37,7 @@ def settle(root: Path) -> int | None:
 
     An interrupted save is finished: both end up under the published names, leftovers go.
     """
-    models, states = _candidates(root, MODEL), _candidates(root, STATE)
+    models, states = candidates(root, MODEL), candidates(root, STATE)
     steps = models.keys() & states.keys()
     if not steps:
         return None
@@ -95,7 +76,7 @@ def _half_checkpoint(root: Path) -> str:
     found = []
     for name in (MODEL, STATE):
         marker = root / name / MARKER
-        step = _step_of(root / name)
+        step = step_of(root / name)
         if step is not None:
             found.append(f"{name} is of step {step}")
         elif marker.is_file():

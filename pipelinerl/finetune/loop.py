@@ -18,7 +18,7 @@ from pipelinerl.base.files import write_whole
 from pipelinerl.config import Config
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster
 from pipelinerl.finetune.build import build_learner
-from pipelinerl.finetune.checkpoints import MODEL, STATE, load_state, resume_step, save_checkpoint
+from pipelinerl.finetune.checkpoints import load_state, resume_step, save_checkpoint
 from pipelinerl.finetune.collect import Measured, StaleInQueue, StepRollouts, count_batch, fetch
 from pipelinerl.finetune.compile_later import LaterCompilation
 from pipelinerl.finetune.feed import Feed
@@ -43,6 +43,7 @@ from pipelinerl.run_state.accounting import RolloutLog, log_size
 from pipelinerl.run_state.announcements import TrainerAnnouncements
 from pipelinerl.run_state.epochs import completed_epochs
 from pipelinerl.run_state.resume_point import ResumePoint, stream_end
+from pipelinerl.run_state.saved_steps import MODEL, STATE
 from pipelinerl.run_state.snapshots import KINDS, replayed_texts, wait_for_snapshots
 from pipelinerl.streams import SingleStreamSpec
 

@@ -10,6 +10,7 @@ from types import FrameType
 
 from pipelinerl.base import faults
 from pipelinerl.base.waits import Wait, WaitExpired
+from pipelinerl.launcher.made_again import RESUMES
 from pipelinerl.launcher.plan import Plan
 from pipelinerl.launcher.supervision import STOPPED_DEADLINE_S, ChildFailed, ChildHost, Supervisor
 from pipelinerl.observe.stages import ProgressWatch, progress_trace
@@ -28,6 +29,8 @@ class Interrupted(Exception):
     def __init__(self, number: int) -> None:
         self.name = signal.Signals(number).name
         self.status = 128 + number
+        self.resumes = RESUMES
+        """What can be done about it."""
         super().__init__(f"stopped by {self.name}")
 
 

@@ -15,13 +15,19 @@ from pipelinerl.config.tree import Config
 from pipelinerl.observe.history import metrics_record
 
 STEPS, STEPS_S = 10, 10.0
-"""The first steps of a start that are spoken of, and the seconds that they have to span."""
+"""The fewest steps that are spoken of, and the seconds that those of a start have to span."""
 NOTABLE = 0.2
 """A side that does nothing for less than this share of the time keeps the other one waiting."""
 PAUSE_S, PAUSE_STEPS = 10.0, 3
 """A pause between two steps, such as a compilation, is longer than both: texts pile up meanwhile, so that the
 steps before and after it tell nothing together."""
 SPARE_CORES = 4
+_LAG_BUDGET = {
+    "actor/reserved_texts",
+    "actor/discarded_texts",
+    "actor/problem_queue_size",
+    "actor/trainer_model_version",
+}
 
 Side = Literal["trainer", "engines", "both", "neither"]
 _SENTENCES: dict[Side, str] = {
@@ -41,6 +47,11 @@ class Balance:
     """Of the time of its steps, without updates of engines, checkpoints and compilations."""
     engines_idle: float | None
     """Looks at an engine at which no request was running on it; None if nobody looked."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether it is over enough steps to speak of; the first one is left out of it."""
+        return self.steps + 1 >= STEPS
 
     @property
     def side(self) -> Side:
@@ -106,13 +117,33 @@ def after_last_pause(finetune: Sequence[dict[str, Any]]) -> Sequence[dict[str, A
     return steps[first:]
 
 
-def remedies(cfg: Config, side: Side) -> list[str]:
-    """Keys, with a value or a word, that would help the side that limits in this run."""
+def lag_binds(cfg: Config, actor: Sequence[dict[str, Any]]) -> bool:
+    """Whether `max_lag` held back the actor's next group before most of its versions, and not its slots.
+
+    A rollout may have many texts, so that slots, which count rollouts, say little about a bound in texts.
+    """
+    if cfg.max_lag is None:
+        return False
+    bound, held = _lag_bound(cfg), list[bool]()
+    for before, record in pairwise(record for record in actor if record.keys() >= _LAG_BUDGET):
+        # A record is written when a version has come, before the room that it makes is used.
+        ahead = record["actor/reserved_texts"] - record["actor/discarded_texts"]
+        ahead -= before["actor/trainer_model_version"]
+        held.append(ahead >= bound and not record["actor/problem_queue_size"])
+    return 2 * sum(held) > len(held)
+
+
+def remedies(cfg: Config, side: Side, actor: Sequence[dict[str, Any]] = ()) -> list[str]:
+    """Keys, with a value or a word, that would help the side that limits in this run.
+
+    `actor` are its records, without which only the configuration says whether `max_lag` binds.
+    """
     if side == "trainer":
         return list(_for_the_trainer(cfg))
+    held = lag_binds(cfg, actor)
     if side == "engines":
-        return list(_for_the_engines(cfg))
-    return list(_between(cfg)) if side == "neither" else []
+        return list(_for_the_engines(cfg, held))
+    return list(_between(cfg, held)) if side == "neither" else []
 
 
 def _for_the_trainer(cfg: Config) -> Iterator[str]:
@@ -133,7 +164,7 @@ def _for_the_trainer(cfg: Config) -> Iterator[str]:
         yield f"more GPUs for the trainer, hardware.devices ({cfg.hardware.devices})"
 
 
-def _for_the_engines(cfg: Config) -> Iterator[str]:
+def _for_the_engines(cfg: Config, held: bool) -> Iterator[str]:
     if cfg.engine.kind == "embedded":
         if not cfg.prefix_cache and cfg.max_lag != 0:  # without, a synchronous run resumes bit for bit
             yield "engine.prefix_cache=true"
@@ -150,23 +181,28 @@ def _for_the_engines(cfg: Config) -> Iterator[str]:
             yield "vllm_config.vllm_kwargs.async-scheduling=true"
         if sum(len(job.gpus) for job in cfg.jobs_of("finetune")) > 1:
             yield f"a larger world.actor_fraction ({cfg.world.actor_fraction})"
-    yield from _in_flight(cfg)
+    yield from _in_flight(cfg, held)
 
 
-def _between(cfg: Config) -> Iterator[str]:
-    yield from _in_flight(cfg)
+def _between(cfg: Config, held: bool) -> Iterator[str]:
+    yield from _in_flight(cfg, held)
     if cfg.actor.rollout_workers < _cores() // 2:
         yield f"more actor.rollout_workers ({cfg.actor.rollout_workers})"
 
 
-def _in_flight(cfg: Config) -> Iterator[str]:
+def _in_flight(cfg: Config, held: bool) -> Iterator[str]:
     """What holds back further rollouts: the lag bound, or the slots."""
     slots = cfg.actor.llm_max_rollouts * len(cfg.jobs_of("actor_llm"))
-    update = cfg.derived.texts_per_update
-    if cfg.max_lag is not None and (cfg.max_lag // update + 1) * update <= slots:
-        yield f"max_lag={(cfg.max_lag // update + 1) * update}"
+    if cfg.max_lag is not None and (held or _lag_bound(cfg) <= slots):
+        yield f"max_lag={_lag_bound(cfg)}"
     else:
         yield f"more actor.llm_max_rollouts ({cfg.actor.llm_max_rollouts})"
+
+
+def _lag_bound(cfg: Config) -> int:
+    """Texts that may be ahead of a version (`LagBudget.bound`); as `max_lag` it admits one update more."""
+    update = cfg.derived.texts_per_update
+    return ((cfg.max_lag or 0) // update + 1) * update
 
 
 def _cores() -> int:
@@ -192,13 +228,16 @@ class BalanceWatch:
             return None
         finetune, actor = self._read("finetune"), self._read("actor")
         steps = after_last_pause(finetune)
-        if len(steps) < 2 or (found := balance(steps, _since(actor, steps[0]["time"]))) is None:
+        if len(steps) < 2:
             return None
-        if found.steps + 1 < STEPS or steps[-1]["time"] - steps[0]["time"] < STEPS_S:
+        actor = _since(actor, steps[0]["time"])
+        if (found := balance(steps, actor)) is None:
+            return None
+        if not found.enough or steps[-1]["time"] - steps[0]["time"] < STEPS_S:
             return None
         self._said = True
         self._records.clear()
-        advice = remedies(self._cfg, found.side)
+        advice = remedies(self._cfg, found.side, actor)
         change = f"; to change: {', or '.join(advice)}" if advice else ""
         return f"after {steps[-1]['stats/completed_steps']:.0f} steps: {found}{change}"
 

@@ -55,15 +55,16 @@ def series(records: list[dict[str, Any]], name: str) -> Series:
     return Series(x, np.array([points[step] for step in x], np.float64))
 
 
-def read_status(output_dir: Path) -> dict[str, dict[str, Any]]:
-    """The status files of all roles, by the role's folder."""
+def read_status(output_dir: Path, since: float = 0.0) -> dict[str, dict[str, Any]]:
+    """The status files of all roles, by the role's folder; those last written before `since` are left out."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(Path(output_dir).glob("*/status.json")):
         try:
             status = msgspec.json.decode(path.read_bytes())
         except (msgspec.DecodeError, FileNotFoundError):
             continue
-        found[path.parent.name] = status
+        if status.get("time", 0.0) >= since:
+            found[path.parent.name] = status
     return found
 
 

@@ -112,6 +112,7 @@ class ProgressDisplay(Closing):
         plain: bool = False,
     ) -> None:
         self._output_dir, self._target, self._start = output_dir, target_texts, time.monotonic()
+        self._began = round(time.time(), 3)  # as status files have it
         self._accounting = RolloutAccounting(output_dir)
         self._accounting.update()  # of an earlier start; a damaged file is refused before anything starts
         self._tails = [LineTail(output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")]
@@ -133,7 +134,8 @@ class ProgressDisplay(Closing):
         return status_line(
             self._latest,
             self._accounting.update(),
-            read_status(self._output_dir) | {"launcher": {"waits": current_waits()}},
+            # What roles of an earlier start were at says nothing of those that are about to begin.
+            read_status(self._output_dir, since=self._began) | {"launcher": {"waits": current_waits()}},
             self._target,
             time.monotonic() - self._start,
         )

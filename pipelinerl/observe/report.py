@@ -31,6 +31,7 @@ _RATES = {
     "lag_max_texts": "lag of trained tokens, largest (texts)",
     "multi_version_share_of_texts": "share of texts with several weight versions",
     "tokens_too_old_to_train": "tokens too old to train",
+    "engine_restarts": "engines restarted",
     "engines_left_out_at_the_end": "engines left out of the last update",
     "importance_ratio_mean": "importance ratio (mean)",
     "effective_sample_size_min": "effective sample size, smallest (share)",

@@ -62,5 +62,4 @@ class ProgressWatch:
 
     def _status(self) -> Status:
         """What the roles of this start say; files of an earlier one are left out."""
-        status = read_status(self._output_dir)
-        return {role: fields for role, fields in status.items() if fields.get("time", 0) >= self._began}
+        return read_status(self._output_dir, since=self._began)

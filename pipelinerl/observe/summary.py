@@ -13,6 +13,7 @@ from pipelinerl.observe.comparisons import KINDS, Totals, label_totals
 from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
 from pipelinerl.run_state.accounting import RolloutCounts, reconcile
+from pipelinerl.run_state.restarts import engine_restarts
 
 _FIRST = ("success", "reward")
 _MOST_HEADLINES = 12
@@ -36,7 +37,7 @@ class Summary:
     rates: dict[str, float]
     """Throughput and staleness by name; what the run did not record is absent."""
     balance: Balance | None
-    """How trainer and engines spent the run, None if it was not recorded."""
+    """How trainer and engines spent the run, None if it was not recorded or over too few steps."""
     compared: dict[str, Totals]
     """Advantages by situation and by role; a kind that no text has is absent."""
 
@@ -147,13 +148,16 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
     evaluations = read_evaluations(output_dir)
     actor, finetune = read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")
     preprocess = read_metrics(output_dir, "preprocess")
+    found, rates = balance(finetune, actor), run_rates(actor, finetune)
+    if restarts := engine_restarts(output_dir):
+        rates["engine_restarts"] = float(restarts)
     compared = {kind: totals for kind in KINDS if (totals := label_totals(preprocess, kind))}
     return Summary(
         evaluations=evaluations,
         comparisons=compare(evaluations),
         headline=headline_metrics(evaluations, focus.headline if focus else ()),
         counts=reconcile(output_dir),
-        rates=run_rates(actor, finetune),
-        balance=balance(finetune, actor),
+        rates=rates,
+        balance=found if found is not None and found.enough else None,
         compared=compared,
     )

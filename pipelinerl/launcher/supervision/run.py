@@ -21,6 +21,7 @@ from pipelinerl.launcher.supervision.core import (
 )
 from pipelinerl.launcher.supervision.host import STOPPED_DEADLINE_S, Child, ChildHost, LocalHost
 from pipelinerl.launcher.supervision.spec import ChildSpec, Exited, Healthy, News
+from pipelinerl.run_state.restarts import restart_line
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +30,18 @@ _AFTER_KILL_S = 10.0
 
 
 class ChildFailed(Exception):
-    """A child died and the run cannot go on. The message is one line, with the child's `last_words`."""
+    """A child died and the run cannot go on. The message is one line, with what the child `said`."""
 
-    def __init__(self, name: str, cause: str, last_words: str, log_path: Path) -> None:
+    def __init__(self, name: str, cause: str, said: str, log_path: Path) -> None:
         self.cause, self.log_path = cause, log_path
-        said = f": {last_words}" if last_words else ""
         super().__init__(f"{name}: {cause}{said} (log: {log_path})")
+
+
+def _said(exited: Exited) -> str:
+    """The last words of a child as the end of its cause; those of one that was killed are not why."""
+    if not exited.last_words:
+        return ""
+    return f": {exited.last_words}" if exited.code > 0 else f"; last line: {exited.last_words}"
 
 
 class Supervisor(Closing):
@@ -143,12 +150,11 @@ class Supervisor(Closing):
         actions = self._core.exited(name, generation, exited.code, time.monotonic())
         for action in actions:
             if isinstance(action, GiveUp):
-                raise ChildFailed(name, action.cause, exited.last_words, log_path)
+                raise ChildFailed(name, action.cause, _said(exited), log_path)
             if isinstance(action, GoOnWithout):
                 self.left_out.add(name)
-                said = f": {exited.last_words}" if exited.last_words else ""
                 goes_on = f"the run goes on without it{self._core.still_serve(name)}"
-                self._announce(f"{name}: {action.cause}{said}; {goes_on} (log: {log_path})")
+                self._announce(f"{name}: {action.cause}{_said(exited)}; {goes_on} (log: {log_path})")
         if name in self.ended() and not actions:
             self._announce(f"{name} is done")
         self._carry_out(actions)
@@ -176,10 +182,8 @@ class Supervisor(Closing):
                 if action.name in self._running:
                     self._running[action.name].kill()
             elif isinstance(action, RestartChild):
-                self._announce(
-                    f"{action.name}: {action.cause}; restart {action.number} of "
-                    f"{self._specs[action.name].max_restarts} in {action.delay_s:g} s"
-                )
+                most = self._specs[action.name].max_restarts
+                self._announce(restart_line(action.name, action.cause, action.number, most, action.delay_s))
 
     def _spawn(self, spec: ChildSpec, generation: int) -> None:
         name = spec.name

@@ -9,6 +9,7 @@ import psutil
 import pytest
 from aiohttp import web
 
+from pipelinerl.observe.history import read_status
 from pipelinerl.run_state.accounting import Outcome, reconcile
 from tests.support.actor_run import ActorRun, tiny_model, write_config
 from tests.support.fake_engine import FakeEngine, said
@@ -69,6 +70,20 @@ def test_a_synchronous_run_trains_evaluates_and_accounts_for_every_rollout(tmp_p
     assert counts.adds_up
     assert (counts.started, counts.unfinished) == (12, 12)
     assert counts.eval_ends[Outcome.EVAL_DONE] == 9
+
+
+def test_the_status_after_the_end_is_not_of_the_last_evaluation_under_way(tmp_path: Path, model, answer):
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=1000)
+        with ActorRun(tmp_path) as run:
+            run.until(lambda: len(groups(run)) == 2)
+            engine.delay_s = 2.5  # looked at once a second
+            run.update(engine, 4)
+            run.trainer.training_done()
+            run.until(lambda: read_status(tmp_path)["actor"].get("test_problems") == 3)
+            assert run.end() == (0, "")
+            assert [record["version"] for record in run.read("stats_test")] == [0, 4]
+    assert "test_problems" not in read_status(tmp_path)["actor"]
 
 
 def test_each_odd_answer_is_retried_or_counted_and_the_run_goes_on(tmp_path: Path, model, answer):

@@ -126,7 +126,7 @@ def test_a_status_that_cannot_be_written_stops_nobody(full_device: Path, tmp_pat
 def test_the_launcher_says_that_the_disk_is_full_when_the_last_words_did_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = ChildFailed("actor", "exit status 1", [], tmp_path / "stderr.log")
+    error = ChildFailed("actor", "exit status 1", "", tmp_path / "stderr.log")
     assert "space" not in failure_line(error)
     monkeypatch.setattr(run.shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
     assert failure_line(error).endswith(f"no space is left at {tmp_path}")

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from pipelinerl.finetune.checkpoints import MARKER, settle
+from pipelinerl.finetune.checkpoints import settle
 from pipelinerl.run_state.announcements import AnnouncedVersion, trainer_stream
 from pipelinerl.run_state.epochs import note_problems
 from pipelinerl.run_state.resume_point import ResumePoint
+from pipelinerl.run_state.saved_steps import MARKER
 from pipelinerl.streams import read_stream
 from tests.support.training import Noting, assert_resumes_bit_for_bit, saved, train, trainer
 

@@ -12,6 +12,7 @@ from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config as Tree
 from pipelinerl.observe import balance as module
 from pipelinerl.observe.balance import BalanceWatch, balance, remedies
+from pipelinerl.observe.report import markdown
 from pipelinerl.observe.summary import summarise
 
 
@@ -139,6 +140,49 @@ def test_only_keys_that_would_help_this_run_are_named(
     assert found == expected
 
 
+def budgeted(ahead: int, waiting: int = 0, versions: int = 10, update: int = 8) -> list[dict[str, Any]]:
+    """The actor's records at its versions, with so many texts reserved beyond the one before."""
+    return [
+        {
+            "actor/trainer_model_version": number * update,
+            "actor/reserved_texts": (number - 1) * update + 5.0 + ahead,
+            "actor/discarded_texts": 5,
+            "actor/problem_queue_size": waiting,
+        }
+        for number in range(1, versions + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("max_lag", "actor", "expected"),
+    [
+        (256, budgeted(264), "max_lag=264"),  # 128 slots for rollouts of many texts
+        (256, budgeted(263), "more actor.llm_max_rollouts (64)"),
+        (256, budgeted(280, waiting=3), "more actor.llm_max_rollouts (64)"),  # slots are full as well
+        (256, budgeted(264, versions=1), "more actor.llm_max_rollouts (64)"),
+        (256, [*budgeted(264, versions=4), *budgeted(100, versions=6)], "more actor.llm_max_rollouts (64)"),
+        (None, budgeted(264), "more actor.llm_max_rollouts (64)"),
+    ],
+)
+def test_max_lag_is_named_where_the_records_show_that_it_holds_groups_back(
+    monkeypatch: pytest.MonkeyPatch, max_lag: int | None, actor: list[dict[str, Any]], expected: str
+) -> None:
+    monkeypatch.setattr(module, "_cores", lambda: 2)
+    cfg = config(**TWO_ENGINES, max_lag=max_lag)
+    for side in ("neither", "engines"):
+        assert remedies(cfg, side, actor)[-1] == expected
+
+
+def test_the_launcher_names_max_lag_from_the_actor_s_records(tmp_path: Path) -> None:
+    watch = BalanceWatch(config(output_dir=str(tmp_path), max_lag=256))
+    looks = list(looked(0.5, start=95.0))
+    budget = budgeted(264, versions=len(looks))
+    write(tmp_path, "actor", [one | other for one, other in zip(looks, budget, strict=True)])
+    write(tmp_path, "finetune", list(trained(12, 1.0)))
+    line = watch.line()
+    assert line is not None and "neither trainer nor engines" in line and "; to change: max_lag=264" in line
+
+
 def test_every_key_that_may_be_named_exists() -> None:
     source = Path(module.__file__).read_text()
     for key in (
@@ -199,5 +243,9 @@ def test_the_summary_of_a_run_has_its_balance(tmp_path: Path) -> None:
     write(tmp_path, "actor", list(looked(0.6)))
     found = summarise(tmp_path)
     assert found.to_json()["balance"]["limit"] == "trainer"
+    assert "Over 19 steps the trainer limits" in markdown(found, [], {})
+    (tmp_path / "finetune/metrics.jsonl").unlink()
+    write(tmp_path, "finetune", list(trained(9, 0.0)))  # too few to judge by
+    assert "the trainer limits" not in markdown(summarise(tmp_path), [], {})
     (tmp_path / "finetune/metrics.jsonl").unlink()
     assert summarise(tmp_path).to_json()["balance"] is None

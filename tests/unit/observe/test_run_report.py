@@ -257,12 +257,25 @@ def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
 def test_the_status_line_shows_means_over_recent_groups_with_their_number(
     tmp_path: Path, recent: dict[str, float], shown: str
 ) -> None:
+    display = ProgressDisplay(tmp_path)
     with MetricsWriter(tmp_path, "actor") as actor, StatusFile(tmp_path, "actor") as status:
         actor.log({"actor/success_mean": 1.0, "actor/reward_mean": 7.0}, step=16)  # of the last group alone
         status.set(**recent)
         status.write()
-        line = ProgressDisplay(tmp_path).line()
+        line = display.line()
     assert f" | {shown}" in line and "7.00" not in line
+
+
+def test_the_status_of_an_earlier_start_is_not_shown(tmp_path: Path) -> None:
+    with StatusFile(tmp_path, "actor") as status:
+        status.set(test_problems=60, test_problems_played=54)
+    stopped = json.loads(status.path.read_text())
+    status.path.write_text(json.dumps(stopped | {"time": stopped["time"] - 0.1}))
+    display = ProgressDisplay(tmp_path)
+    assert "evaluating" not in display.line()
+    with StatusFile(tmp_path, "actor") as status:
+        status.set(test_problems=60, test_problems_played=3)
+    assert "evaluating, 3 of 60" in display.line()
 
 
 def test_plain_output_repeats_nothing(tmp_path: Path) -> None:
@@ -339,9 +352,10 @@ def test_an_incomplete_line_of_metrics_is_dropped_with_a_count_and_a_damaged_one
 
 
 def test_a_status_file_reaches_the_line(tmp_path: Path) -> None:
+    display = ProgressDisplay(tmp_path)
     with StatusFile(tmp_path, "actor", interval_s=60) as status, waiting("an engine", 90):
         status.write()
-        assert "waiting" not in ProgressDisplay(tmp_path).line()
+        assert "waiting" not in display.line()
 
 
 @pytest.mark.parametrize("values", [[1.0, 2.0], [0.0, 3.0, 6.0], [1.0, 2.0, 3.0, 4.0, 5.0]])

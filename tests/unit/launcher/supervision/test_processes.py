@@ -165,6 +165,17 @@ def test_a_failure_is_one_line_with_the_last_words_of_the_child(tmp_path: Path) 
     assert not alive(pid)
 
 
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "SIGSEGV")])
+def test_what_a_killed_child_wrote_last_is_not_given_as_the_cause(
+    tmp_path: Path, number: int, end: str
+) -> None:
+    code = f"import os, sys; print('serving', file=sys.stderr, flush=True); os.kill(os.getpid(), {number:d})"
+    with Supervisor([script("engine", tmp_path, code)]) as supervisor, pytest.raises(ChildFailed) as failure:
+        supervisor.start()
+        supervisor.watch()
+    assert str(failure.value).startswith(f"engine: killed by {end}; last line: serving (log: ")
+
+
 def test_a_server_that_is_given_a_broken_line_is_started_once_and_names_it(tmp_path: Path) -> None:
     web = tmp_path / "web.jsonl"
     web.write_text("{\n")

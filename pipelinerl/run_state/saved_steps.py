@@ -1,0 +1,36 @@
+"""Of which steps a run has complete checkpoints: the trainer settles one, the launcher only looks."""
+
+import json
+from pathlib import Path
+
+MODEL, STATE = "current", "training_state"
+MARKER = "checkpoint.json"
+"""Written last into each folder of a checkpoint: a folder that has it is complete."""
+_PREFIXES = ("~old-", "~", "")
+
+
+def step_of(folder: Path) -> int | None:
+    """The step of a complete folder; None for any other."""
+    try:
+        return int(json.loads((folder / MARKER).read_text())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def candidates(root: Path, name: str) -> dict[int, Path]:
+    """Complete folders by step; the published name wins over leftovers of an interrupted save."""
+    found: dict[int, Path] = {}
+    for prefix in _PREFIXES:
+        folder = root / f"{prefix}{name}"
+        step = step_of(folder)
+        if step is not None:
+            found[step] = folder
+    return found
+
+
+def saved_step(output_dir: Path) -> int | None:
+    """The step that a resume starts from, 0 where nothing was saved; None for half a checkpoint."""
+    root = output_dir / "finetune"
+    if not any((root / f"{prefix}{name}").exists() for prefix in _PREFIXES for name in (MODEL, STATE)):
+        return 0
+    return max(candidates(root, MODEL).keys() & candidates(root, STATE).keys(), default=None)
