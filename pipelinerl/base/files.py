@@ -32,6 +32,19 @@ def write_whole(
     os.replace(beside, path)
 
 
+def let_others_read(folder: Path) -> None:
+    """Give safetensors files below `folder` the mode that any new file gets, which the umask decides.
+
+    The library lets nobody but their owner read them: another user could not serve or resume the model.
+    """
+    probe = folder / "~mode"
+    probe.touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(mode)
+
+
 def is_there(path: Path) -> bool:
     """Whether a file is there now, also one that another host has just written to a shared folder.
 

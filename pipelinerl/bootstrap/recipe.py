@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
+from pipelinerl.base.files import let_others_read
 from pipelinerl.base.tokenizing import copy_tokenizer, load_tokenizer
 from pipelinerl.bootstrap.demonstrations import Demonstration, Source, encode
 from pipelinerl.bootstrap.formats import SMALL_CHAT, ChatFormat, chat_format
@@ -201,6 +202,7 @@ def _save(
     """Weights in bfloat16, and `recipe.json`: recipe, gates, losses, seconds and the weights' checksum."""
     model.config._attn_implementation = "sdpa"
     model.to(dtype=torch.bfloat16).save_pretrained(out)
+    let_others_read(out)
     record = {
         "recipe": recipe,
         "gates": [asdict(r) for r in results],

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from pipelinerl.base import faults
 from pipelinerl.base.digests import damaged_file, digests
+from pipelinerl.base.files import let_others_read
 from pipelinerl.base.tokenizing import copy_tokenizer
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.types import TrainingMetrics
@@ -261,6 +262,7 @@ def _save_state(
 
 def _mark(folder: Path, step: int) -> None:
     """Complete: from here on every change of a file in it is damage."""
+    let_others_read(folder)
     (folder / MARKER).write_text(json.dumps({"step": step, "files": digests(folder)}))
 
 

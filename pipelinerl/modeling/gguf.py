@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedConfig
 
+from pipelinerl.base.files import let_others_read
 from pipelinerl.modeling.loading import load_causal_lm
 
 
@@ -34,8 +35,7 @@ def save_unpacked(path: Path, folder: Path) -> int:
         vars(config).pop(name, None)
     config.architectures, config.dtype = [type(model).__name__], torch.bfloat16
     config.save_pretrained(folder)
-    # safetensors lets nobody else read what it writes; the other files have the mode that the umask says.
-    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
+    let_others_read(folder)
     assert model.generation_config is not None
     model.generation_config.save_pretrained(folder)
     _save_tokenizer(path, folder, config)

@@ -286,3 +286,9 @@ def test_the_same_trainer_goes_on_from_a_whole_checkpoint(
 ) -> None:
     shutil.copytree(run_folder, tmp_path / "run")
     assert train(tmp_path / "run", monkeypatch) == 0, capfd.readouterr().err
+
+
+def test_whoever_can_read_a_checkpoint_can_read_its_weights(run_folder: Path) -> None:
+    for half in (run_folder / MODEL, run_folder / STATE):
+        modes = {path.name: path.stat().st_mode for path in half.rglob("*") if path.is_file()}
+        assert set(modes.values()) == {modes["checkpoint.json"]}, modes
