@@ -163,11 +163,8 @@ def figures_of(rows: Sequence[Mapping[str, Any]], table: Mapping[str, Any], goal
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = command_line(__doc__, argv)
-    if options.model is None or not (options.model / "config.json").is_file():
-        print(
-            f"--model {options.model}: no model there; python -m pipelinerl.pretrained smollm2 FOLDER",
-            file=sys.stderr,
-        )
+    if (said := runs.no_model(options.model)) is not None:
+        print(said, file=sys.stderr)
         return 2
     runs.leave_in_order()
     options.work = options.work.absolute()

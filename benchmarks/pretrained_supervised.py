@@ -238,22 +238,18 @@ def task_of(options: argparse.Namespace, seed: int, rate: float) -> Task:
 def main(argv: Sequence[str] | None = None) -> int:
     options = command_line(__doc__, argv)
     end = time.monotonic() + options.limit
-    if options.model is None or not (options.model / "config.json").is_file():
-        print(f"--model {options.model}: no model there; python -m pipelinerl.pretrained smollm2 FOLDER")
+    if (said := runs.no_model(options.model)) is not None:
+        print(said)
         return 2
-    runs.leave_in_order()
-    options.work, options.model = options.work.absolute(), options.model.absolute()
-    options.work.mkdir(parents=True, exist_ok=True)
-    gpu = options.hardware == "gpu"
-    options.out = options.out or (RESULTS if gpu else options.work) / "pretrained_supervised.json"
+    runs.settle(options, "pretrained_supervised")
     options.reinforced = options.reinforced or RESULTS / f"pretrained_{options.hardware}.json"
-    if options.gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = options.gpu
     os.environ["HF_HUB_OFFLINE"] = "1"
     # The first rate of every seed before the second, so that a call that is cut short has a whole table.
     asked = [(seed, rate) for rate in options.rates for seed in options.seeds]
     tasks = [task_of(options, *key) for key in asked if not row_file(options, *key).is_file()]
-    run_all(tasks, slots(options.hardware, options.per_card), end, LEAST_S if gpu else 0.0)
+    run_all(
+        tasks, slots(options.hardware, options.per_card), end, LEAST_S if options.hardware == "gpu" else 0.0
+    )
     if not tasks:
         write_all(options)
     left = [path.stem for key in asked if not (path := row_file(options, *key)).is_file()]

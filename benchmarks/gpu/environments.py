@@ -19,7 +19,6 @@ end. `key=value` are for every run; `--hardware cpu` rehearses at a tiny size wi
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _learning_figure
-from benchmarks._figures import RESULTS, Figure, command_line, report, write_json
+from benchmarks._figures import Figure, command_line, report, write_json
 from benchmarks._learned import figures_of, panel, row_of, table_of
 from benchmarks.environments import find_examples
 from benchmarks.gpu import runs
@@ -194,19 +193,15 @@ def wanted(options: argparse.Namespace) -> list[tuple[str, int]]:
 def main(argv: Sequence[str] | None = None) -> int:
     options = command_line(__doc__, argv, domains=TRIALS)
     end = time.monotonic() + options.limit
-    if not (options.model / "config.json").is_file():
-        print(f"--model {options.model}: no model there; python -m pipelinerl.pretrained smollm2 FOLDER")
+    if (said := runs.no_model(options.model)) is not None:
+        print(said)
         return 2
-    runs.leave_in_order()
-    options.work, options.model = options.work.absolute(), options.model.absolute()
-    options.work.mkdir(parents=True, exist_ok=True)
-    gpu = options.hardware == "gpu"
-    options.out = options.out or (RESULTS if gpu else options.work) / "gpu_environments.json"
-    if options.gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = options.gpu
+    runs.settle(options, "gpu_environments")
     find_examples()
     tasks = [task_of(options, *key) for key in wanted(options)]
-    run_all(tasks, slots(options.hardware, options.per_card), end, LEAST_S if gpu else 0.0)
+    run_all(
+        tasks, slots(options.hardware, options.per_card), end, LEAST_S if options.hardware == "gpu" else 0.0
+    )
     write_all(options)
     keep_metrics(options.work, options.out.with_suffix(".runs.tar.gz"))
     left = wanted(options)

@@ -149,12 +149,13 @@ def run_tasks(place: Place) -> Iterator[Task]:
 
 def row_of(out: Path, given: Sequence[str]) -> dict[str, Any]:
     """What is kept of a finished run: every held-out chain at every evaluation, and its rates."""
-    found = [[texts, {m: values[m] for m in METRICS if m in values}] for texts, values in evaluations(out)]
+    asked = evaluations(out)
+    found = [[texts, {m: values[m] for m in METRICS if m in values}] for texts, values in asked]
     rates, world = runs.report_of(out).get("rates"), out / "world" / "manifest.json"
     fingerprint = json.loads(world.read_text())["fingerprint"] if world.is_file() else None
     row = {"overrides": list(given), "world": fingerprint, "rates": rates, "evaluations": found}
     with runs.survived("the course of its leakage"):
-        row["course"] = course_of(out, evaluations(out)[-1][0])
+        row["course"] = course_of(out, asked[-1][0])
     return row
 
 

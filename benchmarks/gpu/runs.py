@@ -1,7 +1,9 @@
 """A run of the launcher as a benchmark sees it: started, waited for, ended at a limit, and what it wrote."""
 
+import argparse
 import atexit
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks._figures import write_json
+from benchmarks._figures import RESULTS, write_json
 from benchmarks._processes import Logged, stop
 from benchmarks._processes import launcher as launcher  # the other half of LimitedRun(launcher(...), log)
 from pipelinerl.observe.history import read_metrics
@@ -36,6 +38,23 @@ def leave_in_order() -> None:
         raise Terminated
 
     signal.signal(signal.SIGTERM, terminated)
+
+
+def no_model(model: Path | None) -> str | None:
+    """What to say of a `--model` that is none; None of a folder that has one."""
+    if model is not None and (model / "config.json").is_file():
+        return None
+    return f"--model {model}: no model there; python -m pipelinerl.pretrained smollm2 FOLDER"
+
+
+def settle(options: argparse.Namespace, script: str) -> None:
+    """Before the first run of a script: whole paths, its folder and result, the card that `--gpu` names."""
+    leave_in_order()
+    options.work, options.model = options.work.absolute(), options.model.absolute()
+    options.work.mkdir(parents=True, exist_ok=True)
+    options.out = options.out or (RESULTS if options.hardware == "gpu" else options.work) / f"{script}.json"
+    if options.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = options.gpu
 
 
 class LimitedRun(Logged):
