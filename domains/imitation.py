@@ -3,6 +3,8 @@
 Called by rollouts whose run has `finetune.rl.policy_loss=sft`.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from pipelinerl.base.tokenizing import decode, encode
@@ -31,3 +33,15 @@ def text_to_imitate(llm: TrainableLLM, prompt: Prompt, answer: str) -> TrainingT
         prompt_tokens=len(asked),
         output_tokens=len(output),
     )
+
+
+def loss_problems(reward: str, imitates: bool, policy_loss: str) -> Iterator[str]:
+    """One line where a `reward` (key and value) that imitates lacks `policy_loss=sft`, or another has it.
+
+    Texts that nobody sampled have no advantage and no log-probabilities: only that loss reads neither.
+    """
+    if imitates != (policy_loss == "sft"):
+        yield (
+            f"finetune.rl.policy_loss={policy_loss}: {reward} and policy_loss=sft belong together; set both "
+            "or neither"
+        )

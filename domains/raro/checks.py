@@ -6,6 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from domains.imitation import loss_problems
 from domains.raro.config import KEY, RaroSettings, context_problems
 from domains.raro.data import Problem, data_settings, located
 from pipelinerl.base.tokenizing import encode, load_tokenizer
@@ -116,11 +117,7 @@ def _objective(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
             f"finetune.rl.role_weights={dict(rl.role_weights or {})}: {KEY}.reward={settings.reward} trains "
             f"the roles {', '.join(sorted(roles))}; set {wanted}"
         )
-    if (rl.policy_loss == "sft") != (settings.reward == "expert"):
-        yield (
-            f"finetune.rl.policy_loss={rl.policy_loss}: {KEY}.reward=expert and policy_loss=sft belong "
-            "together; set both or neither"
-        )
+    yield from loss_problems(f"{KEY}.reward=expert", settings.reward == "expert", rl.policy_loss)
 
 
 def _buffer(settings: RaroSettings) -> Iterator[str]:

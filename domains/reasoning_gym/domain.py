@@ -5,6 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from domains.imitation import loss_problems
 from domains.loading import loading_problems
 from domains.prompts import template_problems
 from domains.reasoning_gym import demonstrations as answers
@@ -28,7 +29,9 @@ class ReasoningGymDomain(BaseDomain):
     def validate(self, cfg: DictConfig) -> list[str]:
         """The package is installed, each family makes a question with its options, the prompt holds it."""
         found = loading_problems(cfg, LOADER, load_problems, few=("count", "test_count"))
-        return [*template_problems(cfg), *_objective(cfg), *(found or _without_answers(cfg))]
+        imitates = settings_of(cfg).reward == "gold"
+        loss = loss_problems(f"{KEY}.reward=gold", imitates, cfg.finetune.rl.policy_loss)
+        return [*template_problems(cfg), *loss, *(found or _without_answers(cfg))]
 
     def vocabulary(self) -> tuple[str, ...]:
         """What every question has, so that a small model reads what is asked and little else."""
@@ -37,16 +40,6 @@ class ReasoningGymDomain(BaseDomain):
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
         """Answers to questions of training: right ones, or in the phase `careless` mostly wrong ones."""
         return answers.demonstrations(cfg, KEY, seed, phase, answers.MISTAKES)
-
-
-def _objective(cfg: DictConfig) -> Iterator[str]:
-    """Texts that nobody sampled have no advantage and no log-probabilities: only one loss reads neither."""
-    imitates, loss = settings_of(cfg).reward == "gold", cfg.finetune.rl.policy_loss
-    if imitates != (loss == "sft"):
-        yield (
-            f"finetune.rl.policy_loss={loss}: {KEY}.reward=gold and policy_loss=sft belong together; set "
-            "both or neither"
-        )
 
 
 def _without_answers(cfg: DictConfig) -> Iterator[str]:
