@@ -27,12 +27,12 @@ from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.checks import imports
 from pipelinerl.launcher.choices import keep_choices, print_choices
 from pipelinerl.launcher.folder import RunFolder, check_writable
-from pipelinerl.launcher.in_flight import choose_in_flight
 from pipelinerl.launcher.made_again import made_again, resumes
+from pipelinerl.launcher.memory_choice import choose_memory
+from pipelinerl.launcher.memory_plan import MemoryPlan
 from pipelinerl.launcher.open_backend import open_backend
 from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, start_domain_over
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
-from pipelinerl.launcher.sharing import share_one_device
 from pipelinerl.launcher.supervision import ChildFailed
 from pipelinerl.launcher.validate import checked
 from pipelinerl.observe.balance import BalanceWatch
@@ -95,9 +95,7 @@ def launch(argv: Sequence[str]) -> int:
 
 def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plain: bool) -> int:
     output_dir, hosts = fix_output_dir(composition.tree), backend.hosts
-    devices = [device for host in hosts for device in host.devices]
-    share_one_device(composition, devices, dry_run)
-    choose_in_flight(composition, hosts, dry_run)
+    memory = choose_memory(composition, hosts, dry_run)
     domain = load_domain(composition.tree.domain_hooks)
     cfg = checked(composition.tree, domain, hosts, dry_run, composition.user_keys)
     check_writable(output_dir)
@@ -107,7 +105,7 @@ def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plai
         print(f"the configuration is valid; output_dir={output_dir}")
         return COMPLETED
     with RunFolder(output_dir) as folder:
-        return _run(composition, domain, cfg, folder, backend, dry_run, plain)
+        return _run(composition, domain, cfg, folder, backend, memory, dry_run, plain)
 
 
 def _run(
@@ -116,6 +114,7 @@ def _run(
     cfg: Config,
     folder: RunFolder,
     backend: Backend,
+    memory: MemoryPlan | None,
     dry_run: bool,
     plain: bool,
 ) -> int:
@@ -133,7 +132,7 @@ def _run(
         start_domain_over(composition.tree, domain, folder.path)
     setup_logging(folder.path, "launcher", "launcher_0")
     backend.check_paths(folder.path, [cfg.model_path] if Path(cfg.model_path).is_dir() else [])
-    plan = make_plan(composition, domain, folder, backend, dry_run, named)
+    plan = make_plan(composition, domain, folder, backend, dry_run, named, memory)
     print_choices(plan.rows)
     if dry_run:
         print(

@@ -139,6 +139,8 @@ class Sharding:
     which saves half of the gathering."""
     reduce_bfloat16: bool = False
     """Sum gradients over ranks in bfloat16."""
+    offload: bool = False
+    """Keep shards and optimizer state in host memory."""
 
 
 class MemoryDebugConfig(Section):
@@ -159,6 +161,8 @@ class FsdpConfig(Section):
     """Gradients while they are reduced."""
     buffer_dtype: Literal["fp32", "bf16"] = "fp32"
     """Buffers."""
+    cpu_offload: bool = False
+    """Keep shards and optimizer state in host memory, where the optimizer computes; also with one rank."""
 
 
 class LoraConfig(Section):
@@ -185,8 +189,8 @@ class FinetuneConfig(Section):
     """Model family; a value head replaces group baselines by reward minus value."""
     config_name: str | None = None
     """Folder or name of the policy's weights; `model_path`."""
-    optim: Literal["adamw_torch", "adafactor", "lion"] = "adamw_torch"
-    """Optimiser."""
+    optim: Literal["adamw_torch", "adamw_8bit", "adafactor", "lion"] = "adamw_torch"
+    """Optimiser; `adamw_8bit` keeps its moments in 8 bits (GPU only, extra `torchao`)."""
     load_as_bf16: bool = True
     """Compute and send in bfloat16; master weights stay float32."""
     use_flash_attention: bool = True

@@ -1,6 +1,6 @@
 """Configuration of the machine: hardware, placement, jobs, streams, wandb, debug modes."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr
 
@@ -13,6 +13,10 @@ JobKind = Literal[
 ]
 
 
+HALF = 4
+"""The share of engines and of the trainer where nobody says otherwise."""
+
+
 class HardwareConfig(Section):
     """What the run may use. Detected before composition unless given."""
 
@@ -20,19 +24,21 @@ class HardwareConfig(Section):
     """`cpu` or `gpu`; chosen with the group override `hardware=cpu`."""
     threads_per_process: int = Field(1, ge=1)
     """Threads of each torch process on the CPU. More than one per process is ruinous on few cores."""
-    devices: int = Field(0, ge=0)
-    """GPUs of each host that the run may use; 0 = all visible ones."""
+    devices: Annotated[int, Field(ge=0)] | str = 0
+    """GPUs of each host that the run may use; 0 = all visible ones. A dry run and `validate` also imagine
+    cards of a kind: `4xH100-80GB`."""
 
 
 class WorldConfig(Section):
     """Shares of the devices and the ports of the roles."""
 
-    actor_fraction: int = Field(4, ge=0)
-    """Share of the devices for inference engines."""
+    actor_fraction: int | None = Field(None, ge=0)
+    """Share of the devices for inference engines; null for both: divided by what fits and keeps pace, or in
+    halves where that is not known. Null for one: 4."""
     preprocessor_fraction: int = Field(0, ge=0)
     """Share of the devices for reference engines; 0: preprocess scores by itself. On a CPU 1 starts one."""
-    finetune_fraction: int = Field(4, ge=0)
-    """Share of the devices for trainer ranks; they also get what rounding leaves."""
+    finetune_fraction: int | None = Field(None, ge=0)
+    """Share of the devices for trainer ranks, which also get what rounding leaves; null as above."""
     replicas: Literal[1] = 1
     """Kept for old configurations; only 1 is possible."""
     env_replicas: int = Field(1, ge=0)
@@ -63,6 +69,14 @@ class WorldConfig(Section):
     from the last host down. On CPUs each other host has a trainer rank; null = all hosts but the first."""
     interface: str | None = None
     """Network interface of NCCL and gloo between hosts; null = the one that has the host's address."""
+
+    @property
+    def fractions(self) -> tuple[int, int, int]:
+        """Shares of engines, reference engines and trainer."""
+        actor, trainer = (
+            HALF if one is None else one for one in (self.actor_fraction, self.finetune_fraction)
+        )
+        return actor, self.preprocessor_fraction, trainer
 
 
 class Job(Section):
@@ -109,6 +123,8 @@ class DerivedConfig(Section):
     """What the trainer recomputes while its layers are not compiled, or if they never are."""
     compiled_checkpointing: Checkpointing = False
     """What it recomputes in compiled layers."""
+    whole_on_host: bool = False
+    """Whether the copy of sharded weights that is gathered for the engines lies in host memory in between."""
 
 
 class StreamsConfig(Section):

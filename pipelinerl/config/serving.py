@@ -77,7 +77,7 @@ class VllmConfig(Section):
     """HTTP processes of one engine; null = one for each 4 cores that fall to its GPUs, 1 to 8; on a CPU 1."""
     vllm_kwargs: dict[str, Any] = {
         "dtype": "bfloat16",
-        "gpu-memory-utilization": 0.9,
+        "gpu-memory-utilization": None,
         "max-num-seqs": None,
         "max-num-batched-tokens": 8192,
         "logprobs-mode": "processed_logprobs",
@@ -85,12 +85,13 @@ class VllmConfig(Section):
         "async-scheduling": True,
         "enable-chunked-prefill": "",
         "return-tokens-as-token-ids": "",
-        "tensor-parallel-size": 1,
+        "tensor-parallel-size": None,
         "pipeline-parallel-size": 1,
         "generation-config": "vllm",
         "max_model_len": 10000,
     }
-    """Stock flags: a bool becomes `--k` or `--no-k`, an empty string a bare flag, null leaves it out."""
+    """Stock flags: a bool becomes `--k` or `--no-k`, an empty string a bare flag, null leaves it out. On GPUs
+    `gpu-memory-utilization` and `tensor-parallel-size` are chosen by the memory plan where they are null."""
 
     def parallel_size(self, *kinds: Literal["tensor", "pipeline", "data"]) -> int:
         """GPUs of one engine that these kinds of parallelism need, multiplied.
@@ -155,8 +156,9 @@ class WeightsConfig(Section):
     """Largest mean difference that passes in bfloat16, in nats; null = three times what rounding explains."""
     directory: str | None = None
     """Folder in which a run makes one for weight files; null = /dev/shm if it has room, else `output_dir`."""
-    ahead: bool = True
-    """vLLM: receive a version beside the weights that are served, so that only loading it is a pause."""
+    ahead: bool | Literal["auto"] = "auto"
+    """vLLM: receive a version beside the weights that are served, so that only loading it is a pause. `auto`:
+    where the second copy leaves enough room for requests."""
     buffer_mb: int = Field(256, ge=1)
     """NCCL: packets are broadcast when they exceed this size, in MiB. On each GPU `buffers` of them."""
     buffers: int = Field(2, ge=1)

@@ -1,7 +1,7 @@
 """The whole configuration tree as one typed model."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -92,8 +92,9 @@ class Config(OpenSection):
     """Shard as the DeepSpeed stage of `deepspeed_config` would."""
     deepspeed_config: str = "deepspeed_stage3_bf16"
     """Stage whose sharding is imitated."""
-    use_fsdp: bool = False
-    """Shard parameters, gradients and optimizer state."""
+    use_fsdp: bool | Literal["auto"] = "auto"
+    """Shard parameters, gradients and optimizer state. `auto`: where several ranks do not fit otherwise, or
+    recompute less so; the launcher chooses."""
     fsdp: FsdpConfig = FsdpConfig()
     """Data types of sharded training."""
     hardware: HardwareConfig = HardwareConfig()
@@ -171,12 +172,16 @@ class Config(OpenSection):
     @property
     def sharding(self) -> Sharding | None:
         """FSDP as configured, or what a DeepSpeed stage shards: 1 nothing here, 2 all but weights, 3 all."""
-        reduce_bfloat16 = self.fsdp.reduce_dtype == "bf16"
-        if self.use_fsdp:
-            return Sharding(reduce_bfloat16=reduce_bfloat16)
-        if not self.use_deepspeed or "stage1" in self.deepspeed_config:
-            return None
-        return Sharding(keep_gathered="stage2" in self.deepspeed_config, reduce_bfloat16=reduce_bfloat16)
+        return self.sharding_if(self.use_fsdp is True)
+
+    def sharding_if(self, use_fsdp: bool) -> Sharding | None:
+        """The same for a value of `use_fsdp`, which may be open still."""
+        reduced, offload = self.fsdp.reduce_dtype == "bf16", self.fsdp.cpu_offload
+        if self.use_deepspeed:
+            if "stage1" in self.deepspeed_config:
+                return None
+            return Sharding(keep_gathered="stage2" in self.deepspeed_config, reduce_bfloat16=reduced)
+        return Sharding(reduce_bfloat16=reduced, offload=offload) if use_fsdp or offload else None
 
     @property
     def engine_dtype(self) -> str:
@@ -214,7 +219,7 @@ class Config(OpenSection):
         """
         one_gpu = self.vllm_config.parallel_size("tensor", "pipeline") == 1
         can = self.engine.kind == "vllm" and (self.weights.transport == "file" or one_gpu)
-        return can and self.weights.ahead
+        return can and self.weights.ahead is not False
 
     @property
     def prefix_cache(self) -> bool:

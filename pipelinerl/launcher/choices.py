@@ -18,8 +18,11 @@ from pipelinerl.config.hosts import Host
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import NamedService, ServiceSpec
 from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_version
+from pipelinerl.launcher.cards import GIB
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.commands import http_processes
+from pipelinerl.launcher.memory_choice import UTILIZATION
+from pipelinerl.launcher.memory_plan import MemoryPlan
 from pipelinerl.launcher.trainer_choice import TrainerChoice
 from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.observe.wandb_run import wandb_mode
@@ -43,6 +46,7 @@ def choices(
     services: Sequence[ServiceSpec],
     named: Sequence[tuple[NamedService, str]],
     trainer: TrainerChoice,
+    memory: MemoryPlan | None = None,
 ) -> Iterator[Choice]:
     """Rows of the table, in the order in which a run uses them; `named` services with what they said."""
     given = set(composition.user_keys)
@@ -59,12 +63,15 @@ def choices(
     yield Choice("model", model, because, change)
     yield _datasets(cfg, composition)
     yield _engine(cfg)
+    yield from _memory(cfg, composition, memory, why)
     yield from _http_processes(cfg, hosts, why)
     key, in_flight = "actor.llm_max_rollouts", f"{cfg.actor.llm_max_rollouts} for each engine"
     yield Choice("rollouts at once", in_flight, why(key, composition.reasons.get(key, "profile")), f"{key}=N")
     ahead = ", received ahead" if cfg.weights_ahead else ""
     sent = f"{cfg.weights.transport}{ahead}, KV cache {cfg.weights.kv}"
     because = why("weights.transport", f"engine.kind={cfg.engine.kind}")
+    if (no_copy := composition.reasons.get("weights.ahead")) is not None:
+        because += f"; {no_copy}"
     yield Choice("weight updates", sent, because, "weights.kv=keep|recompute")
     step = f"{cfg.derived.texts_per_step} texts, {cfg.attempts} rollouts a problem"
     key = "finetune.gradient_accumulation_passes"
@@ -72,7 +79,7 @@ def choices(
     limits = f"{cfg.finetune.last_step} steps" + (f" or {epochs} epochs" if epochs is not None else "")
     yield Choice("optimizer step", f"{step}, {limits}", why(key, "profile"), f"{key}=N")
     if cfg.trainer_on_gpu and cfg.jobs_of("finetune"):
-        yield _trainer(cfg, why)
+        yield _trainer(cfg, why, composition.reasons.get("use_fsdp", "default"))
         yield from _layers(trainer, why)
     yield _lag(cfg)
     yield _evaluation(cfg)
@@ -126,9 +133,38 @@ def _engine(cfg: Config) -> Choice:
     if not VllmVersion.parse(version).reports_versions:
         text += ", the weight versions of tokens are lower bounds"
     if cfg.hardware.kind == "gpu":
-        memory = cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization")
-        text += f", {memory} of each card's memory"
+        share = cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization")
+        text += f", {share} of each card's memory"
     return Choice("engines", text, source, "vllm_config.version=V")
+
+
+def _memory(
+    cfg: Config, composition: Composition, memory: MemoryPlan | None, why: Callable[[str, str], str]
+) -> Iterator[Choice]:
+    """How the cards are divided, and what lies on them."""
+    trainers, engines = cfg.jobs_of("finetune"), cfg.jobs_of("actor_llm")
+    if cfg.hardware.kind != "gpu" or not (trainers and engines):
+        return
+    ranks, key = sum(len(job.gpus) for job in trainers), "world.actor_fraction"
+    each = f" of {len(engines[0].gpus)} GPUs" if len(engines[0].gpus) > 1 else ""
+    shown = f"{len(engines)} engines{each}, {ranks} trainer ranks"
+    if memory is not None and memory.shared:
+        yield Choice("division of GPUs", "one for engine and trainer", "there is one", "hardware.devices=N")
+    else:
+        because = why(key, composition.reasons.get(key, "halves, less what rounding leaves"))
+        yield Choice("division of GPUs", shown, because, f"{key}=N world.finetune_fraction=M")
+    if memory is None:
+        unknown = "the card's memory or the model's sizes cannot be read"
+        change = (
+            "hardware.devices=4xH100-80GB imagines cards" if not composition.devices else "model_path=DIR"
+        )
+        yield Choice("bytes of GPUs", "not planned", unknown, change)
+        return
+    changes = {"engine": UTILIZATION, "trainer": "finetune.seq_length"}
+    for role, parts in memory.lines():
+        listed = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size > GIB / 20)
+        total = f"{sum(parts.values()) / GIB:.1f} of {memory.card.total / GIB:.1f} GiB"
+        yield Choice(f"bytes for {role}", f"{total}: {listed}", str(memory.card), f"{changes[role]}=N")
 
 
 def _http_processes(cfg: Config, hosts: Sequence[Host], why: Callable[[str, str], str]) -> Iterator[Choice]:
@@ -141,15 +177,18 @@ def _http_processes(cfg: Config, hosts: Sequence[Host], why: Callable[[str, str]
     yield Choice("HTTP processes", f"{number} for each engine", why(key, profile), f"{key}=N")
 
 
-def _trainer(cfg: Config, why: Callable[[str, str], str]) -> Choice:
+def _trainer(cfg: Config, why: Callable[[str, str], str], chosen: str) -> Choice:
     """What is sharded; a CPU has no such choice."""
     gpus, sharding = sum(len(job.gpus) for job in cfg.jobs_of("finetune")), cfg.sharding
     if sharding is None:
         shared = "nothing sharded"
     else:
         shared = "all but weights sharded" if sharding.keep_gathered else "all sharded"
-    because = f"deepspeed_config={cfg.deepspeed_config}" if cfg.use_deepspeed else why("use_fsdp", "default")
-    return Choice("trainer", f"{gpus} GPUs, {shared}", because, "use_fsdp=true")
+        shared += ", states in host memory" if sharding.offload else ""
+    if cfg.derived.whole_on_host:
+        shared += ", the engines' copy in host memory"
+    because = f"deepspeed_config={cfg.deepspeed_config}" if cfg.use_deepspeed else why("use_fsdp", chosen)
+    return Choice("trainer", f"{gpus} GPUs, {shared}", because, "use_fsdp=true|false")
 
 
 def _layers(trainer: TrainerChoice, why: Callable[[str, str], str]) -> Iterator[Choice]:

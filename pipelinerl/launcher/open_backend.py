@@ -6,8 +6,9 @@ from pydantic import ValidationError
 from pipelinerl.base.errors import ConfigError, explain
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.hosts import imagined_hosts, this_host
-from pipelinerl.config.machine import WorldConfig
+from pipelinerl.config.machine import HALF, WorldConfig
 from pipelinerl.launcher.backend import Backend, Imagined
+from pipelinerl.launcher.cards import imagined_cards
 
 
 def open_backend(composition: Composition, dry_run: bool) -> Backend:
@@ -39,19 +40,26 @@ def usable_devices(composition: Composition, dry_run: bool, elsewhere: bool = Fa
     if tree.hardware.kind != "gpu":
         return []
     found = composition.devices
+    if (imagined := imagined_cards(tree.hardware.devices)) is not None:
+        if not (dry_run or tree.validate):
+            raise ConfigError(
+                f"hardware.devices={tree.hardware.devices}: such cards are imagined; put DRY_RUN=1 before "
+                "the command, or give a number"
+            )
+        return [str(index) for index in range(imagined[0])]
     wanted = _number(tree, "hardware.devices", "; CUDA_VISIBLE_DEVICES says which")
     if elsewhere and wanted:
         return [str(index) for index in range(wanted)]
     if dry_run and not found:
-        roles = ("actor", "preprocessor", "finetune")
-        shares = sum(_number(tree, f"world.{role}_fraction") for role in roles)
+        roles = (("actor", HALF), ("preprocessor", 0), ("finetune", HALF))
+        shares = sum(_number(tree, f"world.{role}_fraction", null=null) for role, null in roles)
         return [str(index) for index in range(wanted or max(shares, 2))]
     return found[:wanted] if wanted else found
 
 
-def _number(tree: DictConfig, key: str, more: str = "") -> int:
-    """A count of the tree, which is not typed yet; ConfigError for anything else."""
+def _number(tree: DictConfig, key: str, more: str = "", null: int = 0) -> int:
+    """A count of the tree, which is not typed yet, `null` for null; ConfigError for anything else."""
     value = OmegaConf.select(tree, key)
     if not isinstance(value, int | None) or isinstance(value, bool):
         raise ConfigError(f"{key}={value}: give a whole number{more}")
-    return value or 0
+    return null if value is None else value

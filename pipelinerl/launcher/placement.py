@@ -133,7 +133,8 @@ def _on_gpus(cfg: Config, everything: Sequence[Place], per_engine: int) -> Layou
     if alone is not None and alone >= len(everything):
         raise _all_for_engines(alone, len(everything))
     rest = everything[: len(everything) - (alone or 0)]
-    fractions = (0 if alone else world.actor_fraction, world.preprocessor_fraction, world.finetune_fraction)
+    engines, references, ranks = world.fractions
+    fractions = (0 if alone else engines, references, ranks)
     total = sum(len(place.gpus) for place in rest)
     actor, reference, trainer = split_devices(total, fractions, per_engine)
     if trainer < trains:

@@ -16,9 +16,11 @@ from pipelinerl.config.machine import Job, roles_of
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, NamedService, ServiceSpec
 from pipelinerl.launcher.backend import Backend
+from pipelinerl.launcher.cards import CardOf, card_memory
 from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands, write_accelerate_config
 from pipelinerl.launcher.folder import RunFolder
+from pipelinerl.launcher.memory_plan import MemoryPlan
 from pipelinerl.launcher.placement import STREAMS_SERVICE, derive, place
 from pipelinerl.launcher.services import is_spread, write_token
 from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
@@ -56,10 +58,12 @@ def make_plan(
     backend: Backend,
     dry_run: bool,
     named: Sequence[tuple[NamedService, str]] = (),
+    memory: MemoryPlan | None = None,
 ) -> Plan:
     """Let the domain prepare, place every process, write the resolved tree and every `start.sh`.
 
-    `named` is what `asked_services` gave. Streams of an earlier attempt are set aside, except in a dry run.
+    `named` is what `asked_services` gave, `memory` what was planned for the cards. Streams of an earlier
+    attempt are set aside, except in a dry run.
     """
     tree, hosts = composition.tree, backend.hosts
     try:
@@ -82,7 +86,9 @@ def make_plan(
         tree.jobs = [job.model_dump() for job in jobs]
         tree.derived = derive(cfg, jobs).model_dump()
     devices = next((hosts[job.node_rank].devices for job in jobs if job.kind == "finetune"), ())
-    trainer = choose_trainer(typed(tree), devices, dry_run)
+    card_of: CardOf = (lambda device: memory.card) if memory is not None else card_memory
+    on_host = memory is not None and memory.trainer is not None and memory.trainer.whole_on_host
+    trainer = choose_trainer(typed(tree), devices, dry_run, card_of, on_host)
     with open_dict(tree):
         tree.derived.update(trainer.derived)
     final, checkpoint = typed(tree), folder.checkpoint
@@ -97,7 +103,7 @@ def make_plan(
     write_accelerate_config(folder.path)
     for child in children:
         write_start_script(child)
-    rows = list(choices(final, composition, folder.path, hosts, checkpoint, services, named, trainer))
+    rows = list(choices(final, composition, folder.path, hosts, checkpoint, services, named, trainer, memory))
     return Plan(cfg=final, children=children, rows=rows)
 
 

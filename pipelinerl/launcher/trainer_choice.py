@@ -4,18 +4,17 @@ The launcher's plan asks once and writes the answer into section `derived`; the 
 reasons.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipelinerl.config.finetune import COMPILE_WORTH_S, Checkpointing
 from pipelinerl.config.tree import Config
+from pipelinerl.launcher.cards import CardOf, card_memory
 from pipelinerl.launcher.decoder_shape import decoder_shape, has_experts, model_config
-from pipelinerl.launcher.sharing import CardMemory, card_memory
+from pipelinerl.launcher.memory_plan import ROOM
 from pipelinerl.launcher.trainer_memory import least_recomputed, reference_bytes, state_bytes
 
-ROOM = 0.85
-"""Share of a card's free memory that is planned with: allocators leave gaps, texts of a row may be many."""
 GB = 1e9
 
 
@@ -28,6 +27,7 @@ class TrainerChoice:
     compiled_checkpointing: Checkpointing
     because_compile: str
     because_checkpointing: str
+    whole_on_host: bool = False
 
     @property
     def derived(self) -> dict[str, Any]:
@@ -35,6 +35,7 @@ class TrainerChoice:
             "compile": self.compile,
             "gradient_checkpointing": self.gradient_checkpointing,
             "compiled_checkpointing": self.compiled_checkpointing,
+            "whole_on_host": self.whole_on_host,
         }
 
 
@@ -46,9 +47,12 @@ def choose_trainer(
     cfg: Config,
     devices: Sequence[str],
     dry_run: bool,
-    memory_of: Callable[[str], CardMemory | None] = card_memory,
+    memory_of: CardOf = card_memory,
+    whole_on_host: bool = False,
 ) -> TrainerChoice:
     """What the trainer of a placed run does; `devices` are the ids that its `job.gpus` counts.
+
+    `whole_on_host` is what the memory plan says of the copy that is gathered for the engines.
 
     A partial run may have no trainer. A dry run, perhaps on another machine, asks neither a hub for the
     model's sizes nor a card for its memory unless they are there.
@@ -57,8 +61,8 @@ def choose_trainer(
         return NO_TRAINER
     config = model_config(cfg.policy_path, ask_hub=not dry_run) if cfg.trainer_on_gpu else None
     compiles, because_compile = _compile(cfg, config)
-    eager, compiled, because = _checkpointing(cfg, config, devices, memory_of)
-    return TrainerChoice(compiles, eager, compiled, because_compile, because)
+    eager, compiled, because = _checkpointing(cfg, config, _room(cfg, devices, memory_of), whole_on_host)
+    return TrainerChoice(compiles, eager, compiled, because_compile, because, whole_on_host)
 
 
 def _compile(cfg: Config, config: dict[str, Any] | None) -> tuple[bool | Literal["later"], str]:
@@ -75,10 +79,7 @@ def _compile(cfg: Config, config: dict[str, Any] | None) -> tuple[bool | Literal
 
 
 def _checkpointing(
-    cfg: Config,
-    config: dict[str, Any] | None,
-    devices: Sequence[str],
-    memory_of: Callable[[str], CardMemory | None],
+    cfg: Config, config: dict[str, Any] | None, room: float | None, whole_on_host: bool
 ) -> tuple[Checkpointing, Checkpointing, str]:
     """What is recomputed in layers as they are and in compiled ones, and why."""
     tune = cfg.finetune
@@ -89,7 +90,7 @@ def _checkpointing(
         return False, False, "on a CPU"
     if tune.reentrant_checkpointing:
         return True, True, "finetune.reentrant_checkpointing=true"
-    shape, room = decoder_shape(config), _room(cfg, devices, memory_of)
+    shape = decoder_shape(config)
     if not tune.load_as_bf16 or not tune.use_flash_attention:
         return True, True, "not measured for attention text by text"
     if shape is not None and shape.experts:
@@ -98,7 +99,7 @@ def _checkpointing(
         unknown = "the card's memory" if room is None else f"the sizes of {cfg.policy_path}"
         return True, True, f"{unknown} cannot be read"
     ranks = cfg.derived.trainer_ranks
-    state = state_bytes(shape, tune, ranks, cfg.sharding)
+    state = state_bytes(shape, tune, ranks, cfg.sharding, whole_on_host)
     if any(job.gpus for job in cfg.jobs_of("preprocessor")):  # scores a reference on the trainer's last card
         state += reference_bytes(shape)
     plain, compiled = (
@@ -108,8 +109,10 @@ def _checkpointing(
     return plain, compiled, f"{sizes}, rows of {tune.seq_length} tokens"
 
 
-def _room(cfg: Config, devices: Sequence[str], memory_of: Callable[[str], CardMemory | None]) -> float | None:
+def _room(cfg: Config, devices: Sequence[str], memory_of: CardOf) -> float | None:
     """Bytes that each rank may plan with, None if some card does not tell."""
+    if not cfg.trainer_on_gpu:
+        return None
     trainer = cfg.jobs_of("finetune")[0]  # on each of its hosts the trainer has as many
     found = [memory_of(devices[index]) if index < len(devices) else None for index in trainer.gpus]
     cards = [card for card in found if card is not None]

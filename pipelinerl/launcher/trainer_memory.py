@@ -6,23 +6,38 @@ Estimates lie 0 to 14 % above what was measured (`docs/gpu.md`, "Measured").
 from pipelinerl.config.finetune import Checkpointing, FinetuneConfig, Sharding
 from pipelinerl.launcher.decoder_shape import DecoderShape
 
-OPTIMISER_BYTES = {"adamw_torch": 8, "lion": 4, "adafactor": 1}
-"""Float32 state of a weight."""
+OPTIMISER_BYTES = {"adamw_torch": 8.0, "adamw_8bit": 2.1, "lion": 4.0, "adafactor": 1.0}
+"""State of a weight; in 8 bits each block of 256 has a scale of its own."""
 OTHER = 1.1e9
 """Log-probabilities of one row, whose blocks are chosen so that they need less."""
 
 
-def state_bytes(shape: DecoderShape, tune: FinetuneConfig, ranks: int, sharding: Sharding | None) -> float:
-    """Weights, gradients and optimizer state of one rank that computes in bfloat16."""
+def state_bytes(
+    shape: DecoderShape,
+    tune: FinetuneConfig,
+    ranks: int,
+    sharding: Sharding | None,
+    whole_on_host: bool = False,
+) -> float:
+    """Weights, gradients and optimizer state of one rank that computes in bfloat16.
+
+    `whole_on_host`: the copy that the main rank gathers for the engines lies in host memory while it trains.
+    """
     size = shape.parameters
     if tune.lora.enabled:
         return 4.0 * size  # frozen: bfloat16, and a merged copy for the engines
     exact = 4 + 4 + OPTIMISER_BYTES[tune.optim]
-    if sharding is None or ranks == 1:
-        return float((2 + exact) * size)
-    # The main rank gathers a whole copy in bfloat16 for the engines.
+    if sharding is None or (ranks == 1 and not sharding.offload):
+        return (2 + exact) * size
+    shards = 0.0 if sharding.offload else exact * size / ranks
+    copy = 2.0 * size
+    gathering = shards + copy  # nothing else is there while weights are gathered
+    # Weights and gradients in bfloat16 of what is whole at a time: two layers, embedding and head.
+    embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    whole = 4.0 * (embeddings + 2 * (size - embeddings) / shape.layers)
     kept = 2.0 * size if sharding.keep_gathered else 0.0
-    return exact * size / ranks + kept + 2.0 * size
+    training = shards + whole + kept + (0.0 if whole_on_host else copy)
+    return max(training, gathering)
 
 
 def reference_bytes(shape: DecoderShape) -> float:
@@ -36,6 +51,8 @@ def kept_bytes(shape: DecoderShape, mode: Checkpointing, compiled: bool) -> floa
     Compiled layers keep what matrix products write, some of it twice; others also float32 copies of what is
     normalised. `selective` keeps attention and narrow products.
     """
+    # A token passes through some experts, each with the hidden state as its input once more.
+    mlp = max(shape.mlp, shape.active_experts * (shape.expert_mlp + shape.hidden) + shape.shared_mlp)
     inputs = 2.0 * shape.hidden
     if mode is True:
         return inputs
@@ -43,9 +60,9 @@ def kept_bytes(shape: DecoderShape, mode: Checkpointing, compiled: bool) -> floa
         residuals = shape.hidden if compiled else 2 * shape.hidden
         return inputs + 2.0 * (2 * shape.queries + 2 * shape.keys + residuals)
     if compiled:
-        everything = 6.0 * (shape.hidden + shape.mlp + shape.queries + 2 * shape.keys)
+        everything = 6.0 * (shape.hidden + mlp + shape.queries + 2 * shape.keys)
     else:
-        everything = 16.0 * shape.hidden + 8.0 * shape.mlp + 12.0 * (shape.queries + shape.keys)
+        everything = 16.0 * shape.hidden + 8.0 * mlp + 12.0 * (shape.queries + shape.keys)
     return inputs + everything if mode is False else inputs + everything * (1 - 1 / mode)
 
 

@@ -109,7 +109,7 @@ CONDITIONAL = (
         lambda c: c.engine.kind != "vllm" or c.weights.ahead != c.weights_ahead,
         "engines receive ahead from files, or over NCCL on one GPU each; the embedded one always reads ahead",
     ),
-    Inert("fsdp", lambda c: not (c.use_fsdp or c.use_deepspeed), "nothing is sharded; set use_fsdp=true"),
+    Inert("fsdp", lambda c: c.sharding is None, "nothing is sharded; set use_fsdp=true"),
     Inert("deepspeed_config", lambda c: not c.use_deepspeed, "nothing is sharded; set use_deepspeed=true"),
     _switched_off("wandb.use_wandb", "wandb.use_wandb=false"),
     _switched_off(

@@ -29,8 +29,8 @@ def check(cfg: Config, hosts: Sequence[Host], dry_run: bool) -> Iterator[str]:
     if kind == "gpu" and engine.count != 1:
         yield f"engine.count={engine.count}: on GPUs world.actor_fraction decides; leave it at 1"
     devices = min((len(host.devices) for host in hosts if host.devices), default=0)
-    if kind == "gpu" and not dry_run and cfg.hardware.devices > devices:
-        given = cfg.hardware.devices
+    given = cfg.hardware.devices
+    if kind == "gpu" and not dry_run and isinstance(given, int) and given > devices:
         yield f"hardware.devices={given}: only {devices} visible; lower it or check CUDA_VISIBLE_DEVICES"
     if engine.kind == "vllm":
         yield from _vllm(cfg, dry_run)

@@ -29,7 +29,7 @@ def _batches(cfg: Config) -> Iterator[str]:
             f"watchdog.progress_deadline_s={cfg.watchdog.progress_deadline_s:g}: one rollout may take "
             f"actor.rollout_deadline_s={cfg.actor.rollout_deadline_s:g}; raise the former or lower the latter"
         )
-    if cfg.use_fsdp and cfg.use_deepspeed:
+    if cfg.use_fsdp is True and cfg.use_deepspeed:
         yield "use_fsdp=true and use_deepspeed=true: two ways of sharding; choose one"
     if cfg.fsdp.param_dtype == "bf16" and not tune.load_as_bf16:
         yield "fsdp.param_dtype=bf16: set finetune.load_as_bf16=true, which decides how weights compute"
@@ -50,14 +50,14 @@ def _batches(cfg: Config) -> Iterator[str]:
     elif tune.compile is True and not tune.use_flash_attention:
         yield "finetune.compile=true: would compile for each text; set finetune.use_flash_attention=true"
     for key in ("use_fsdp", "use_deepspeed"):
-        if getattr(cfg, key) and cfg.hardware.kind == "cpu":
+        if getattr(cfg, key) is True and cfg.hardware.kind == "cpu":
             yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"
 
 
 def _sharding(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
     # Torch's Adafactor takes no shards; a lone rank has none, whatever the keys say.
     if cfg.finetune.optim == "adafactor" and cfg.sharding is not None and derived.trainer_ranks > 1:
-        key = "use_fsdp" if cfg.use_fsdp else "use_deepspeed"
+        key = "use_deepspeed" if cfg.use_deepspeed else "use_fsdp"
         yield (
             "finetune.optim=adafactor: cannot train a sharded policy; set finetune.optim=adamw_torch or lion "
             f"or {key}=false"

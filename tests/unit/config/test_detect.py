@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.config.detect import visible_devices
-from pipelinerl.launcher.sharing import CardMemory, card_memory
+from pipelinerl.launcher.cards import Card, card_memory
 
 
 @pytest.fixture
@@ -54,5 +54,6 @@ def test_there_is_no_gpu_without_the_driver_s_program_or_when_it_fails(
 
 
 def test_the_card_is_asked_for_its_memory(driver: Callable[[str], None]) -> None:
-    driver('echo "143771, 143000"')
-    assert card_memory("0") == CardMemory(143771 * 2**20, 143000 * 2**20)
+    driver('echo "143771, 143000, NVIDIA H200"')
+    assert card_memory("0") == Card(143771 * 2**20, 143000 * 2**20, "NVIDIA H200")
+    assert Card(1, 1, "NVIDIA H200").speed[1] == 4.8e12

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.config.compose import compose
-from pipelinerl.launcher.in_flight import KEY, choose_in_flight
-from pipelinerl.launcher.sharing import GIB, CardMemory
+from pipelinerl.launcher.cards import GIB, Card
+from pipelinerl.launcher.memory_choice import IN_FLIGHT as KEY
+from pipelinerl.launcher.memory_choice import choose_memory
 from tests.support.one_host import one_host
 from tests.unit.launcher.conftest import ON_GPUS, Placed
 
 BATCH, LENGTH = "finetune.gradient_accumulation_passes", "vllm_config.vllm_kwargs.max_model_len"
-H200, A10 = (CardMemory(total=n * GIB, free=n * GIB) for n in (140, 24))
+H200, A10 = (Card(total=n * GIB, free=n * GIB) for n in (140, 24))
 SIZES = {
     "num_hidden_layers": 28,
     "hidden_size": 2048,
@@ -26,11 +27,11 @@ SIZES = {
 
 
 def chosen(
-    model: Path, *overrides: str, devices: int = 2, card: CardMemory | None = H200
+    model: Path, *overrides: str, devices: int = 2, card: Card | None = H200
 ) -> tuple[int | None, str]:
     (model / "config.json").write_text(json.dumps(SIZES))
     made = compose(["+domain=guessing", "hardware=gpu", f"model_path={model}", f"{LENGTH}=2048", *overrides])
-    choose_in_flight(made, one_host(devices), True, lambda device: card)
+    choose_memory(made, one_host(devices), True, lambda device: card)
     return made.tree.actor.llm_max_rollouts, made.reasons.get(KEY, "")
 
 
@@ -38,7 +39,7 @@ def chosen(
     ("overrides", "devices", "number", "because"),
     [
         ((f"{BATCH}=256",), 2, 256, "256 texts of an update for 1 engines"),
-        ((f"{BATCH}=256",), 8, 64, "256 texts of an update for 4 engines"),
+        ((f"{BATCH}=256",), 8, 64, "256 texts of an update for 6 engines, at least 64"),
         ((f"{BATCH}=128", "max_lag=256"), 2, 384, "384 texts of max_lag=256 for 1 engines"),
         (
             (f"{BATCH}=256", "max_lag=1024"),
@@ -58,7 +59,7 @@ def test_as_many_as_the_next_update_takes_are_shared_out(
 
 
 def test_no_more_than_the_cache_of_an_engine_holds(model: Path) -> None:
-    number, because = chosen(model, f"{BATCH}=512", card=A10)
+    number, because = chosen(model, f"{BATCH}=512", "finetune.lora.enabled=true", card=A10)
     assert number is not None and 64 < number < 200 and because == "room for their keys and values"
     assert chosen(model, f"{BATCH}=512", card=None)[0] == 512
 

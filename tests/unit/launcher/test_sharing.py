@@ -11,24 +11,26 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import Composition, compose
 from pipelinerl.config.files import typed
 from pipelinerl.domain import load_domain
+from pipelinerl.launcher.cards import GIB, Card, CardOf
 from pipelinerl.launcher.commands import commands
+from pipelinerl.launcher.memory_choice import choose_memory
 from pipelinerl.launcher.placement import place
-from pipelinerl.launcher.sharing import (
-    GIB,
-    CardMemory,
-    engine_share,
-    model_parameters,
-    share_one_device,
-)
+from pipelinerl.launcher.sharing import engine_share, model_parameters
 from tests.support.one_host import one_host
 
-CARD = CardMemory(total=141 * GIB, free=140 * GIB)
+CARD = Card(total=141 * GIB, free=140 * GIB)
 
 
 @pytest.fixture
 def small_model(model: Path) -> Path:
     save_file({"a": torch.zeros(100, 20), "b": torch.zeros(3)}, model / "model.safetensors")
     return model
+
+
+def share_one_device(
+    made: Composition, devices: list[str], dry_run: bool = False, memory_of: CardOf = lambda device: CARD
+) -> None:
+    choose_memory(made, one_host(len(devices)), dry_run, memory_of)
 
 
 def composition(model: Path, *overrides: str) -> Composition:
@@ -74,25 +76,27 @@ def test_a_shard_that_is_absent_is_named(small_model: Path) -> None:
 
 
 @pytest.mark.parametrize("billions", [0.05, 0.6, 1.7, 4.0])
-def test_both_fit_into_the_card(billions: float) -> None:
+def test_both_fit_into_the_card(monkeypatch: pytest.MonkeyPatch, billions: float) -> None:
     parameters = int(billions * 1e9)
-    share = engine_share(CARD, parameters)
+    monkeypatch.setattr("pipelinerl.launcher.sharing.model_parameters", lambda model: parameters)
+    share = engine_share(CARD, Path("anything"))
     trainer = 16 * parameters + 0.12 * CARD.total
     assert 0 < share <= 0.9
     assert share * CARD.total + trainer <= CARD.free
     assert share * CARD.total > 2 * parameters
 
 
-def test_a_model_too_large_for_both_is_refused() -> None:
+def test_a_model_too_large_for_both_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelinerl.launcher.sharing.model_parameters", lambda model: int(8e9))
     with pytest.raises(ConfigError, match=r"do not fit into 140 GiB free; use a smaller model or two GPUs"):
-        engine_share(CARD, int(8e9))
+        engine_share(CARD, Path("anything"))
 
 
 def test_a_shared_card_uses_files_and_leaves_the_trainer_its_part(small_model: Path) -> None:
     made = composition(small_model)
     share_one_device(made, ["0"], memory_of=lambda device: CARD)
     assert made.tree.weights.transport == "file"
-    assert made.tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == engine_share(CARD, 2003)
+    assert made.tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == engine_share(CARD, small_model)
 
 
 def test_what_the_user_gave_stays(small_model: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from pipelinerl.config import Config, Job
 from pipelinerl.config.finetune import Checkpointing, Sharding
+from pipelinerl.launcher.cards import GIB, Card
 from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape
-from pipelinerl.launcher.sharing import GIB, CardMemory
 from pipelinerl.launcher.trainer_choice import TrainerChoice, choose_trainer
 from pipelinerl.launcher.trainer_memory import needed_bytes, state_bytes
 from tests.unit.launcher.conftest import ON_GPUS, ROOT, Placed
@@ -23,7 +23,7 @@ SIZES = {
 MODES: dict[str, Checkpointing] = {"full": True, "every-2": 2, "selective": "selective", "none": False}
 MEASURED = json.loads((ROOT / "benchmarks/results/gpu_trainer_rows.json").read_text())["rows"]
 ROWS = [row for row in MEASURED if row["name"].startswith("trainer/") and row["name"].count("/") == 2]
-H200, H100, A10 = (CardMemory(total=n * GIB, free=n * GIB) for n in (140, 80, 24))
+H200, H100, A10 = (Card(total=n * GIB, free=n * GIB) for n in (140, 80, 24))
 Choose = Callable[..., TrainerChoice]
 
 
@@ -63,7 +63,7 @@ def test_the_estimate_of_two_shards_lies_above_what_was_measured() -> None:
 def choose(tmp_path: Path) -> Choose:
     """The choice for a model of some size on a trainer's cards."""
 
-    def run(size: str, card: CardMemory | None = H200, trainers: int = 1, **changes: object) -> TrainerChoice:
+    def run(size: str, card: Card | None = H200, trainers: int = 1, **changes: object) -> TrainerChoice:
         config = described(size) if size in SIZES else json.loads(size)
         (tmp_path / "config.json").write_text(json.dumps(config))
         top = {key: changes.pop(key) for key in ("use_fsdp", "world", "engine_gpus") if key in changes}
@@ -95,7 +95,7 @@ def choose(tmp_path: Path) -> Choose:
     ],
 )
 def test_as_little_is_recomputed_as_fits(
-    choose: Choose, size: str, card: CardMemory, plain: Checkpointing, compiled: Checkpointing
+    choose: Choose, size: str, card: Card, plain: Checkpointing, compiled: Checkpointing
 ) -> None:
     found = choose(size, card)
     assert (found.gradient_checkpointing, found.compiled_checkpointing) == (plain, compiled)

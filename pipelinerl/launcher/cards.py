@@ -1,0 +1,79 @@
+"""GPUs as the memory plan sees them: bytes in all and free, and how fast they are.
+
+Real cards are asked with `nvidia-smi`; a dry run may imagine others: `hardware.devices=4xH100-80GB`.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.detect import nvidia_smi
+
+GIB = 2**30
+_MIB = 2**20
+_KINDS = {
+    # name: bfloat16 FLOP/s without sparsity and bytes per second of its memory, from the vendor's data sheets
+    "B200": (2250e12, 8.0e12),
+    "H200": (990e12, 4.8e12),
+    "H100": (990e12, 3.35e12),
+    "A100": (312e12, 2.0e12),
+    "L40S": (362e12, 0.864e12),
+    "L4": (121e12, 0.3e12),
+    "A10": (125e12, 0.6e12),
+}
+_USABLE_MIB = {24: 23028, 40: 40960, 48: 46068, 80: 81559, 96: 97871, 141: 143771, 180: 183359}
+"""What the driver reports of cards that are sold with so many GB."""
+_IMAGINED = re.compile(r"(?P<count>\d+)x(?P<name>[A-Za-z0-9]+)-(?P<gb>\d+)GB", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU; sizes in bytes."""
+
+    total: int
+    free: int
+    name: str = ""
+    """As the driver says it; empty where it is not known."""
+
+    @property
+    def speed(self) -> tuple[float, float]:
+        """bfloat16 FLOP/s and bytes per second of its memory; those of an H100 where the name is not known.
+
+        Only their ratio matters, to divide cards between engines and trainer.
+        """
+        return next((speed for kind, speed in _KINDS.items() if kind in self.name.upper()), _KINDS["H100"])
+
+    def __str__(self) -> str:
+        return f"{self.name or 'GPU'}, {self.total / GIB:.0f} GiB"
+
+
+CardOf = Callable[[str], Card | None]
+"""The card with a device's id, as `CUDA_VISIBLE_DEVICES` names it; None if nothing is known of it."""
+
+
+def card_memory(device: str) -> Card | None:
+    """What `nvidia-smi` says about a device; None if it says nothing."""
+    said = nvidia_smi(
+        "--query-gpu=memory.total,memory.free,name", "--format=csv,noheader,nounits", "-i", device
+    )
+    try:
+        total, free, name = (said or "").strip().split(",", 2)
+        return Card(int(total) * _MIB, int(free) * _MIB, name.strip())
+    except ValueError:
+        return None
+
+
+def imagined_cards(devices: object) -> tuple[int, Card] | None:
+    """The number and the kind of cards in `4xH100-80GB`; None for anything that is no such text.
+
+    Raises ConfigError for a number that is 0.
+    """
+    found = _IMAGINED.fullmatch(str(devices))
+    if found is None:
+        return None
+    count, gb = int(found["count"]), int(found["gb"])
+    if not count or not gb:
+        raise ConfigError(f"hardware.devices={devices}: imagine at least one card with some memory")
+    total = _USABLE_MIB.get(gb, gb * 953) * _MIB  # others: what they are sold with, in units of 1e9 bytes
+    return count, Card(total, total, f"{found['name'].upper()}-{gb}GB")

@@ -1,0 +1,270 @@
+"""Writes what the memory plan decides into the run's tree, with the reasons; refuses what does not fit.
+
+Called by the launcher before the configuration is checked. Where the model's sizes or the cards cannot be
+read the usual values are written: halves of the cards, 0.9 of an engine's card, nothing sharded.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.compose import Composition
+from pipelinerl.config.files import typed
+from pipelinerl.config.hosts import Host
+from pipelinerl.config.machine import roles_of
+from pipelinerl.config.tree import Config
+from pipelinerl.launcher.cards import GIB, Card, CardOf, card_memory, imagined_cards
+from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, model_config
+from pipelinerl.launcher.engine_memory import MOST_SHARE
+from pipelinerl.launcher.memory_plan import (
+    FEWEST,
+    MOST,
+    Asked,
+    DoesNotFit,
+    MemoryPlan,
+    memory_plan,
+    wanted_requests,
+)
+from pipelinerl.launcher.placement import Place, derive, layout
+from pipelinerl.launcher.sharing import engine_share, without_sizes
+
+UTILIZATION = "vllm_config.vllm_kwargs.gpu-memory-utilization"
+TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size"
+AHEAD, FSDP, TRANSPORT = "weights.ahead", "use_fsdp", "weights.transport"
+ACTOR, FINETUNE = "world.actor_fraction", "world.finetune_fraction"
+IN_FLIGHT = "actor.llm_max_rollouts"
+MOST_CARDS = 8
+"""Of a host, when more cards are proposed."""
+
+
+def choose_memory(
+    composition: Composition, hosts: Sequence[Host], dry_run: bool, card_of: CardOf = card_memory
+) -> MemoryPlan | None:
+    """Decide what the tree leaves open and write it there; the plan, or None where nothing is known.
+
+    A dry run, perhaps on another machine, asks no hub for the model's sizes. Raises ConfigError for what does
+    not fit, with the smallest change that does.
+    """
+    tree = composition.tree
+    imagined = imagined_cards(tree.hardware.devices)
+    if tree.hardware.kind == "gpu":
+        _share_transport(composition, hosts)
+    try:
+        cfg = typed(tree)
+        cards = [imagined[1]] * imagined[0] if imagined else _cards(cfg, hosts, card_of)
+        config = model_config(cfg.policy_path, ask_hub=not dry_run) if cards else None
+        asked = Asked(derive(cfg, []).texts_per_update, _given_requests(tree), len(hosts) == 1)
+        plan = _plan(cfg, decoder_shape(config), cards, asked)
+    except DoesNotFit:
+        raise
+    except ValueError:  # a ConfigError, or a flag that is no number: the checks, which come next, say it
+        return None
+    if tree.hardware.kind == "gpu":
+        _write(composition, plan, _usual_share(cfg, hosts, cards, dry_run) if plan is None else 0.0)
+    _choose_in_flight(composition, hosts, plan)
+    return plan
+
+
+def _cards(cfg: Config, hosts: Sequence[Host], card_of: CardOf) -> list[Card]:
+    """The cards of every host; none if they cannot be asked. Those of other hosts count as the launcher's."""
+    if cfg.hardware.kind != "gpu" or cfg.engine.kind != "vllm":
+        return []
+    here = [card_of(device) for device in hosts[0].devices]
+    known = [card for card in here if card is not None]
+    if not known or len(known) < len(here):
+        return []
+    return known + [known[0]] * sum(len(host.devices) for host in hosts[1:])
+
+
+def _given_requests(tree: DictConfig) -> int | None:
+    """Requests in flight that the tree asks for; typed, null would be the number of a CPU."""
+    given = OmegaConf.select(tree, IN_FLIGHT), OmegaConf.select(tree, "vllm_config.vllm_kwargs.max-num-seqs")
+    return next((one for one in given if isinstance(one, int)), None)
+
+
+def _plan(cfg: Config, shape: DecoderShape | None, cards: Sequence[Card], asked: Asked) -> MemoryPlan | None:
+    if shape is None or not cards:
+        return None
+    try:
+        return memory_plan(cfg, shape, cards, asked)
+    except DoesNotFit as error:
+        changes = list(smallest_changes(cfg, shape, cards, asked))
+        what = f"{cfg.policy_path} on {len(cards)} x {cards[0]} does not fit: {error.problems[0]}"
+        remedy = f"set {', or '.join(changes[:3])}" if changes else "use a smaller model or larger cards"
+        raise DoesNotFit(f"{what}; {remedy}") from None
+
+
+def smallest_changes(cfg: Config, shape: DecoderShape, cards: Sequence[Card], asked: Asked) -> Iterator[str]:
+    """Overrides each of which alone makes a plan fit, the smallest change first."""
+    shortest = -(-cfg.engine.max_model_len // 256) * 256
+    tried: list[tuple[str, dict[str, Any]]] = []
+    if cfg.weights.ahead is True:
+        tried.append(("weights.ahead=false", {"weights": {"ahead": False}}))
+    if cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization") is not None:
+        tried.append(
+            (f"{UTILIZATION}=null", {"vllm_config": {"vllm_kwargs": {"gpu-memory-utilization": None}}})
+        )
+    if cfg.use_fsdp is False and not cfg.use_deepspeed:
+        tried.append(("use_fsdp=auto", {"use_fsdp": "auto"}))
+    if (cfg.world.actor_fraction, cfg.world.finetune_fraction) != (None, None):
+        null = {"world": {"actor_fraction": None, "finetune_fraction": None}}
+        tried.append((f"{ACTOR}=null {FINETUNE}=null", null))
+    if cfg.finetune.gradient_checkpointing not in ("auto", True):
+        key = "finetune.gradient_checkpointing"
+        tried.append((f"{key}=auto", {"finetune": {"gradient_checkpointing": "auto"}}))
+    if cfg.finetune.optim == "adamw_torch":
+        tried.append(("finetune.optim=adamw_8bit", {"finetune": {"optim": "adamw_8bit"}}))
+    if shortest < cfg.finetune.seq_length:
+        tried.append((f"finetune.seq_length={shortest}", {"finetune": {"seq_length": shortest}}))
+    for key, change in tried:
+        if _fits(cfg, change, shape, cards, asked):
+            yield key
+    for count in range(len(cards) + 1, MOST_CARDS + 1) if asked.one_host else ():
+        if _fits(cfg, {}, shape, [cards[0]] * count, asked):
+            yield f"hardware.devices={count} (more cards)"
+            break
+    for key, change in (
+        ("finetune.lora.enabled=true", {"finetune": {"lora": {"enabled": True}}}),
+        ("fsdp.cpu_offload=true", {"fsdp": {"cpu_offload": True}}),
+    ):
+        if _fits(cfg, change, shape, cards, asked):
+            yield key
+
+
+def _fits(
+    cfg: Config, change: dict[str, Any], shape: DecoderShape, cards: Sequence[Card], asked: Asked
+) -> bool:
+    try:
+        memory_plan(_changed(cfg, change), shape, cards, asked)
+    except ConfigError:
+        return False
+    return True
+
+
+def _changed(model: Any, change: dict[str, Any]) -> Any:
+    """A copy of a section with some of its values, also nested ones, replaced."""
+    new = {}
+    for key, value in change.items():
+        old = getattr(model, key)
+        if isinstance(value, dict):
+            new[key] = {**old, **value} if isinstance(old, dict) else _changed(old, value)
+        else:
+            new[key] = value
+    return model.model_copy(update=new)
+
+
+def _share_transport(composition: Composition, hosts: Sequence[Host]) -> None:
+    """Weights travel through files where engine and trainer share a card, on which NCCL cannot connect them.
+
+    Raises ConfigError where NCCL was asked for.
+    """
+    tree = composition.tree
+    if not _shares(tree, hosts):
+        return
+    if TRANSPORT not in composition.user_keys:
+        OmegaConf.update(tree, TRANSPORT, "file")
+    elif tree.weights.transport == "nccl":
+        raise ConfigError("weights.transport=nccl: NCCL does not connect processes on one GPU; set file")
+
+
+def _shares(tree: DictConfig, hosts: Sequence[Host]) -> bool:
+    one = sum(len(host.devices) for host in hosts) == 1
+    return (
+        one and bool(tree.world.share_device) and {"actor_llm", "finetune"} <= roles_of(str(tree.debug.mode))
+    )
+
+
+def _usual_share(cfg: Config, hosts: Sequence[Host], cards: Sequence[Card], dry_run: bool) -> float:
+    """The engine's share of a card where the model's layers are not known."""
+    shared = sum(len(host.devices) for host in hosts) == 1 and cfg.world.share_device
+    given = cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization") is not None
+    if not shared or given or dry_run or not {"actor_llm", "finetune"} <= cfg.debug.roles:
+        return MOST_SHARE
+    if not cards:
+        raise without_sizes("the card's memory")
+    return engine_share(cards[0], Path(cfg.model_path))
+
+
+def _write(composition: Composition, plan: MemoryPlan | None, usual_share: float) -> None:
+    tree = composition.tree
+
+    def fill(key: str, value: Any, because: str = "") -> None:
+        if OmegaConf.select(tree, key) in (None, "auto"):
+            OmegaConf.update(tree, key, value, force_add=True)
+            if because:
+                composition.reasons[key] = because
+
+    if plan is None:
+        fill(FSDP, False, "the sizes of model or card are not known")
+        fill(TENSOR_PARALLEL, 1)
+        fill(UTILIZATION, usual_share)
+        return
+    if plan.divided:
+        ranks = plan.trainer.ranks if plan.trainer else 0
+        because = "the division that fits and samples and trains most tokens"
+        fill(ACTOR, plan.engines * (plan.engine.cards if plan.engine else 1), because)
+        fill(FINETUNE, ranks, because)
+    if plan.engine is not None:
+        fill(TENSOR_PARALLEL, _tensor_parallel(tree, plan.engine.cards), "the weights fit on so many cards")
+        fill(UTILIZATION, plan.engine.share, f"what {plan.card} leaves beside the second copy")
+        fill(
+            AHEAD, plan.engine.ahead, "" if plan.engine.ahead else "no room for a second copy of the weights"
+        )
+    if plan.trainer is not None:
+        sharded = plan.trainer.sharding is not None
+        fill(FSDP, sharded and not tree.use_deepspeed, _because_sharded(plan))
+
+
+def _tensor_parallel(tree: DictConfig, cards: int) -> int:
+    kwargs = tree.vllm_config.vllm_kwargs
+    other = int(kwargs.get("pipeline-parallel-size") or 1) * int(kwargs.get("data-parallel-size") or 1)
+    return max(1, cards // other)
+
+
+def _because_sharded(plan: MemoryPlan) -> str:
+    trainer = plan.trainer
+    assert trainer is not None
+    if trainer.ranks == 1:
+        return "one rank"
+    needed = sum(trainer.parts.values()) / GIB
+    if trainer.sharding is None:
+        return f"each rank holds all of it in {needed:.0f} of {plan.card.total / GIB:.0f} GiB"
+    return f"{needed:.0f} of {plan.card.total / GIB:.0f} GiB with shards; more, or more recomputed, without"
+
+
+def _choose_in_flight(composition: Composition, hosts: Sequence[Host], plan: MemoryPlan | None) -> None:
+    """Rollouts under way at each engine on GPUs, where nobody said.
+
+    As many as texts may be produced before the next update (`max_lag`, or those of one update where that is
+    null), shared out over the engines, but no more than have room in an engine's cache.
+    """
+    tree = composition.tree
+    if OmegaConf.select(tree, IN_FLIGHT) is not None:
+        return
+    try:
+        cfg = typed(tree)
+        places = layout(cfg, hosts)
+        engines = len(places.engines or [Place(0, [])])
+        update = derive(cfg, places.trainer_jobs).texts_per_update
+    except ValueError:  # a ConfigError, or a flag that is no number: the checks, which come next, say it
+        return
+    texts = update if cfg.max_lag is None else (cfg.max_lag // update + 1) * update
+    source = "an update" if cfg.max_lag is None else f"max_lag={cfg.max_lag}"
+    number, because = (
+        wanted_requests(cfg, update, engines),
+        f"{texts} texts of {source} for {engines} engines",
+    )
+    if number == MOST and texts > MOST * engines:
+        because += f", at most {MOST}"
+    most = cfg.vllm_config.vllm_kwargs.get("max-num-seqs")
+    if isinstance(most, int) and most < number:
+        number, because = most, "vllm_config.vllm_kwargs.max-num-seqs"
+    elif plan is not None and plan.engine is not None and plan.engine.requests < number:
+        number, because = plan.engine.requests, "room for their keys and values"
+    if number < FEWEST and number != most:
+        number, because = min(FEWEST, most or FEWEST), f"{because}, at least {FEWEST}"
+    OmegaConf.update(tree, IN_FLIGHT, number)
+    composition.reasons[IN_FLIGHT] = because

@@ -1,0 +1,346 @@
+"""What fits on which GPU: engines, trainer ranks and their bytes, planned before anything starts.
+
+A pure function of the configuration, the model's shape and the cards of one host. `memory_choice` asks it and
+writes what it decides into the run's tree; tests ask it for models and cards that are not there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.finetune import Checkpointing, Sharding
+from pipelinerl.config.tree import Config
+from pipelinerl.launcher.cards import GIB, Card
+from pipelinerl.launcher.decoder_shape import DecoderShape
+from pipelinerl.launcher.engine_memory import (
+    FIXED,
+    MOST_SHARE,
+    UNCOUNTED,
+    EngineWork,
+    requests_held,
+    seconds_per_token,
+    step_bytes,
+    token_bytes,
+    weight_bytes,
+)
+from pipelinerl.launcher.placement import split_devices
+from pipelinerl.launcher.trainer_memory import OTHER, needed_bytes, reference_bytes, state_bytes
+
+FEWEST, MOST = 64, 512
+"""Requests in flight at an engine: fewer leave its card idle, more were not measured."""
+FITS = 0.95
+"""Share of a card's free memory that a trainer may need: CUDA contexts and NCCL take some of the rest."""
+ROOM = 0.85
+"""Share of it that is planned with where there is a choice: texts of a row may be many."""
+MFU = 0.38
+MFU_OF_EXPERTS = 0.2
+"""What a trainer reaches of a card, for dividing cards only (`docs/gpu.md`)."""
+
+
+class DoesNotFit(ConfigError):
+    """A plan that no card can hold; the message has the numbers."""
+
+
+class EnginePlan(NamedTuple):
+    """One engine: each of its cards has the same bytes."""
+
+    cards: int
+    share: float
+    """`gpu-memory-utilization`."""
+    ahead: bool
+    """Whether versions are received into a second copy."""
+    requests: int
+    """Requests of the usual length that its cache holds, at most those that are wanted."""
+    parts: Mapping[str, float]
+    """Bytes of a card by what they are for."""
+
+
+class TrainerPlan(NamedTuple):
+    """The trainer; the main rank needs most, and every rank is planned as it."""
+
+    ranks: int
+    sharding: Sharding | None
+    whole_on_host: bool
+    """Whether the copy that is gathered for the engines lies in host memory meanwhile."""
+    recomputed: Checkpointing
+    """What is recomputed once layers are compiled."""
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Who gets which cards, and what lies on them."""
+
+    card: Card
+    engines: int
+    engine: EnginePlan | None
+    trainer: TrainerPlan | None
+    shared: bool = False
+    """Whether engine and trainer have one card together."""
+    divided: bool = False
+    """Whether the division of the cards was free, and chosen."""
+
+    def lines(self) -> Iterator[tuple[str, Mapping[str, float]]]:
+        """Each kind of card, and its bytes by what they are for."""
+        if self.engine is not None:
+            yield "engine", self.engine.parts
+        if self.trainer is not None:
+            yield "trainer", self.trainer.parts
+
+
+class Asked(NamedTuple):
+    """What the plan has to know beside the configuration."""
+
+    texts_per_update: int
+    in_flight: int | None = None
+    """`actor.llm_max_rollouts` or `max-num-seqs` where the user gave one."""
+    one_host: bool = True
+    """Whether the cards are those of one host, which alone are divided freely."""
+
+
+def wanted_requests(cfg: Config, texts_per_update: int, engines: int) -> int:
+    """Rollouts that an engine could have under way: what the age of weights admits, shared out."""
+    lag = cfg.max_lag
+    texts = texts_per_update if lag is None else (lag // texts_per_update + 1) * texts_per_update
+    return min(MOST, -(-texts // engines))
+
+
+def memory_plan(cfg: Config, shape: DecoderShape, cards: Sequence[Card], asked: Asked) -> MemoryPlan:
+    """The plan for the cards of a run.
+
+    Raises DoesNotFit with the numbers, or ConfigError for wrong keys.
+
+    What the configuration leaves open (null, `auto`) is chosen; what it says is kept, and refused if it does
+    not fit. Of several divisions of the cards the one that samples and trains most tokens a second is taken.
+    """
+    card = Card(min(one.total for one in cards), min(one.free for one in cards), cards[0].name)
+    planner = _Planner(cfg, shape, card, asked)
+    roles = cfg.debug.roles
+    trains = "finetune" in roles
+    if "actor_llm" not in roles and not cfg.debug.place_inference_workers:
+        return MemoryPlan(card=card, engines=0, engine=None, trainer=planner.trainer(len(cards)))
+    if len(cards) == 1 and trains:
+        return planner.shared()
+    return planner.divided(len(cards), trains)
+
+
+class _Planner:
+    """The steps of `memory_plan`, for one kind of card."""
+
+    def __init__(self, cfg: Config, shape: DecoderShape, card: Card, asked: Asked) -> None:
+        self._cfg, self._shape, self._card, self._asked = cfg, shape, card, asked
+        self._kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
+        self._copies = cfg.vllm_config.parallel_size("data")
+
+    def divided(self, total: int, trains: bool) -> MemoryPlan:
+        """Engines on some cards, trainer ranks on the others."""
+        world = self._cfg.world
+        given = world.actor_fraction is not None or world.finetune_fraction is not None
+        free = self._asked.one_host and trains and not given and not world.preprocessor_fraction
+        best: tuple[float, MemoryPlan] | None = None
+        problem: DoesNotFit | None = None
+        for cards in self._cards_of_an_engine(total - trains):
+            splits = range(cards, total - trains + 1, cards) if free else [self._as_asked(total, cards)]
+            for used in splits:
+                engines, ranks = max(1, used // cards), total - used if trains else 0
+                try:
+                    engine = self.engine(cards, engines)
+                    trainer = self.trainer(ranks) if trains else None
+                except DoesNotFit as error:
+                    problem = problem or error
+                    continue
+                plan = MemoryPlan(
+                    card=self._card, engines=engines, engine=engine, trainer=trainer, divided=free
+                )
+                speed = min(engines / self._sampling(engine), self._training(ranks) if trains else 1e30)
+                # Of equals the one with fewer engines, whose samples are younger.
+                if best is None or speed > 1.001 * best[0]:
+                    best = speed, plan
+            if best is not None:
+                return best[1]
+        raise problem or DoesNotFit(f"{_cards(total)} of {self._card} leave none for an engine")
+
+    def _cards_of_an_engine(self, most: int) -> Iterator[int]:
+        """Sizes of an engine: that which is given, or one card and then more, as heads can be divided."""
+        if self._kwargs.get("tensor-parallel-size") is not None:
+            yield self._cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
+            return
+        other = self._cfg.vllm_config.parallel_size("pipeline", "data")
+        size = 1
+        while size * other <= max(1, most):
+            yield size * other
+            size *= 2
+
+    def _as_asked(self, total: int, cards: int) -> int:
+        return split_devices(total, self._cfg.world.fractions, cards)[0]
+
+    def _work(self, cards: int) -> EngineWork:
+        batched = self._kwargs.get("max-num-batched-tokens")
+        return EngineWork(
+            max_model_len=self._cfg.engine.max_model_len,
+            batched_tokens=int(batched) if batched else 8192,
+            cards=max(1, cards // self._copies),
+            bytes_per_number=4 if self._cfg.engine_dtype == "float32" else 2,
+            cache_bytes_per_number=1 if "fp8" in str(self._kwargs.get("kv-cache-dtype")) else 2,
+        )
+
+    def engine(self, cards: int, engines: int, beside: float = 0.0) -> EnginePlan:
+        """An engine of so many cards, one of `engines`; `beside` bytes of each card are a trainer's."""
+        cfg, shape, card, work = self._cfg, self._shape, self._card, self._work(cards)
+        wanted, weights = self._wanted(engines), weight_bytes(shape, work)
+        requests = self._asked.in_flight or max(FEWEST, wanted)
+        # Over NCCL the second copy lies on the card; from files, in host memory.
+        can = work.cards == 1 or cfg.weights.transport == "file"
+        copy = weights if cfg.weights.transport == "nccl" else 0.0
+        ways = [True, False] if cfg.weights.ahead == "auto" else [bool(cfg.weights.ahead)]
+        found: list[EnginePlan] = []
+        for ahead in ways if can else [False]:
+            second = copy if ahead and cfg.updates_engines else 0.0
+            share = self._share(card.free - beside - second - UNCOUNTED)
+            held = requests_held(shape, work, share * card.total, requests)
+            if held and share * card.total + second + UNCOUNTED / 2 + beside <= card.free:
+                steps = step_bytes(shape, work, requests) + FIXED
+                parts = {
+                    "weights": weights,
+                    "second copy": second,
+                    "activations and graphs": steps,
+                    "keys and values": share * card.total - weights - steps,
+                    "outside vLLM's share": UNCOUNTED,
+                }
+                found.append(EnginePlan(cards, share, ahead, held * self._copies, parts))
+        if not found:
+            raise self._engine_too_small(work, beside)
+        # Without a second copy an update pauses longer, which costs less than half of the requests does.
+        most = max(one.requests for one in found)
+        return next(one for one in found if 2 * one.requests >= most)
+
+    def _wanted(self, engines: int) -> int:
+        return wanted_requests(self._cfg, self._asked.texts_per_update, engines)
+
+    def _engine_too_small(self, work: EngineWork, beside: float) -> DoesNotFit:
+        cfg, shape, card = self._cfg, self._shape, self._card
+        weights, request = weight_bytes(shape, work), token_bytes(shape, work) * work.max_model_len
+        over_nccl = cfg.weights.ahead is True and cfg.weights.transport == "nccl" and work.cards == 1
+        second = weights if over_nccl and cfg.updates_engines else 0.0
+        other = step_bytes(shape, work, FEWEST) + FIXED
+        needed = weights + second + other + request + UNCOUNTED
+        copy = f"second copy {second / GIB:.0f}, " if second else ""
+        given = self._kwargs.get("gpu-memory-utilization")
+        said = "" if given is None else f" (gpu-memory-utilization={given})"
+        return DoesNotFit(
+            f"an engine on {_cards(work.cards)} of {card} needs {needed / GIB:.0f} GiB of each "
+            f"(weights {weights / GIB:.0f}, {copy}activations {other / GIB:.0f}, a request of "
+            f"{work.max_model_len} tokens {request / GIB:.1f}, beside vLLM's share {UNCOUNTED / GIB:.0f}); "
+            f"{max(0.0, card.free - beside) / GIB:.0f} GiB are free{said}"
+        )
+
+    def _share(self, room: float) -> float:
+        """`gpu-memory-utilization` as it is given, or the largest that leaves what has to stay beside it."""
+        given = self._kwargs.get("gpu-memory-utilization")
+        if given is not None:
+            return float(given)
+        return max(0.0, int(min(MOST_SHARE, room / self._card.total) * 100) / 100)
+
+    def trainer(self, ranks: int, beside: float = 0.0) -> TrainerPlan:
+        """Ranks of a trainer; `beside` bytes of each card are an engine's. Raises DoesNotFit."""
+        room = self._card.free - beside
+        ways = list(self._ways_of_sharding(ranks))
+        modes: tuple[Checkpointing, ...] = (False, "selective", True)
+        if self._cfg.finetune.gradient_checkpointing != "auto":
+            modes = (self._cfg.finetune.gradient_checkpointing,)
+        elif self._shape.experts:
+            modes = (True,)  # what experts keep was not measured
+        # As little recomputation as fits decides first, then the simpler way of keeping states.
+        for mode in modes:
+            for sharding, on_host in ways:
+                last = mode == modes[-1]
+                parts = self._trainer_parts(ranks, sharding, on_host, mode)
+                if sum(parts.values()) <= (FITS if last else ROOM) * room:
+                    return TrainerPlan(ranks, sharding, on_host, mode, parts)
+        sharding, on_host = ways[-1]
+        parts = self._trainer_parts(ranks, sharding, on_host, modes[-1])
+        listed = ", ".join(f"{name} {size / GIB:.0f}" for name, size in parts.items() if size > GIB / 2)
+        raise DoesNotFit(
+            f"a trainer on {_cards(ranks)} of {self._card} needs {sum(parts.values()) / GIB:.0f} GiB of each "
+            f"({listed}); {FITS * room / GIB:.0f} GiB can be used"
+        )
+
+    def _ways_of_sharding(self, ranks: int) -> Iterator[tuple[Sharding | None, bool]]:
+        """Whole or sharded, and where sharded with the gathered copy on the card or in host memory."""
+        cfg = self._cfg
+        chosen = cfg.sharding_if(True) if cfg.use_fsdp == "auto" else cfg.sharding
+        if ranks == 1 and not (chosen and chosen.offload):
+            yield None, False
+            return
+        if cfg.use_fsdp == "auto" and not (chosen and chosen.offload):
+            yield None, False
+        if chosen is None:
+            if cfg.use_fsdp != "auto":
+                yield None, False
+            return
+        yield chosen, False
+        yield chosen, True
+
+    def _trainer_parts(
+        self, ranks: int, sharding: Sharding | None, on_host: bool, mode: Checkpointing
+    ) -> dict[str, float]:
+        cfg, shape = self._cfg, self._shape
+        state = state_bytes(shape, cfg.finetune, ranks, sharding, on_host)
+        rows = needed_bytes(shape, mode, True, cfg.finetune.seq_length, 0.0) - OTHER
+        reference = 0.0
+        # Without reference engines preprocess scores on the trainer's last card.
+        if cfg.finetune.rl.uses_reference and not cfg.world.preprocessor_fraction:
+            reference = reference_bytes(shape)
+        return {
+            "weights, gradients, optimizer": state,
+            f"rows of {cfg.finetune.seq_length} tokens": rows,
+            "log-probabilities": OTHER,
+            "reference": reference,
+        }
+
+    def shared(self) -> MemoryPlan:
+        """Engine and trainer on one card: the trainer's part first, the engine has the rest."""
+        cfg, card = self._cfg, self._card
+        if (given := self._kwargs.get("gpu-memory-utilization")) is not None:
+            trainer = self.trainer(1, float(given) * card.total + UNCOUNTED)
+            engine = self.engine(1, 1, sum(trainer.parts.values()))
+            return MemoryPlan(card=card, engines=1, engine=engine, trainer=trainer, shared=True)
+        wanted = self._wanted(1)
+        modes: tuple[Literal["selective"] | bool, ...] = (False, "selective", True)
+        if cfg.finetune.gradient_checkpointing != "auto" or self._shape.experts:
+            modes = (True,)
+        problem: DoesNotFit | None = None
+        for mode in modes:
+            parts = self._trainer_parts(1, None, False, mode)
+            needed = sum(parts.values()) / (ROOM if mode is not True else FITS)
+            try:
+                engine = self.engine(1, 1, needed)
+            except DoesNotFit as error:
+                problem = error
+                continue
+            if mode is True or engine.requests >= wanted:
+                trainer = TrainerPlan(1, None, False, mode, parts)
+                return MemoryPlan(card=card, engines=1, engine=engine, trainer=trainer, shared=True)
+        assert problem is not None
+        size = sum(self._trainer_parts(1, None, False, True).values()) / GIB
+        raise DoesNotFit(
+            f"world.share_device=true: trainer ({size:.0f} GiB) and engine do not fit into "
+            f"{card.free / GIB:.0f} GiB free: {problem.problems[0]}"
+        )
+
+    def _sampling(self, engine: EnginePlan) -> float:
+        """Seconds of one engine for a sampled token."""
+        _, bandwidth = self._card.speed
+        return seconds_per_token(self._shape, self._work(engine.cards), engine.requests, bandwidth)
+
+    def _training(self, ranks: int) -> float:
+        """Sampled tokens a second of the trainer, if prompts are as long as answers and groups share them."""
+        flops, _ = self._card.speed
+        computed = 1 + 1 / self._cfg.attempts if self._cfg.finetune.shares_prefixes else 2.0
+        mfu = MFU_OF_EXPERTS if self._shape.experts else MFU
+        return ranks * mfu * flops / (computed * 6 * self._shape.active_parameters)
+
+
+def _cards(count: int) -> str:
+    return f"{count} card{'s' * (count > 1)}"

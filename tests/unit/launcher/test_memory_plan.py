@@ -1,0 +1,241 @@
+"""What fits on which cards: a table of models, cards and numbers of them; what is chosen and what is refused."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.compose import Composition, compose
+from pipelinerl.config.tree import Config
+from pipelinerl.launcher.cards import GIB, Card, imagined_cards
+from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape
+from pipelinerl.launcher.memory_choice import choose_memory, smallest_changes
+from pipelinerl.launcher.memory_plan import Asked, DoesNotFit, MemoryPlan, memory_plan
+from tests.support.one_host import one_host
+from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed
+
+# layers, hidden, mlp, heads, key heads, head size, vocabulary, tied, billions of parameters as published
+MODELS: dict[str, tuple[int, int, int, int, int, int, int, bool, float]] = {
+    "0.5B": (24, 896, 4864, 14, 2, 64, 151936, True, 0.49),
+    "1.5B": (28, 1536, 8960, 12, 2, 128, 151936, True, 1.54),
+    "3B": (36, 2048, 11008, 16, 2, 128, 151936, True, 3.09),
+    "4B": (36, 2560, 9728, 32, 8, 128, 151936, True, 4.02),
+    "7B": (28, 3584, 18944, 28, 4, 128, 152064, False, 7.62),
+    "8B": (36, 4096, 12288, 32, 8, 128, 151936, False, 8.19),
+    "14B": (40, 5120, 17408, 40, 8, 128, 151936, False, 14.77),
+    "32B": (64, 5120, 25600, 64, 8, 128, 151936, False, 32.76),
+    "30B-A3B": (48, 2048, 6144, 32, 4, 128, 151936, False, 30.53),
+}
+EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+# Smallest number of cards, of 1, 2, 4 and 8, on which each model trains with every key at its default; one
+# card with world.share_device=true. 0: on none of them.
+SMALLEST = {
+    "0.5B": {24: 1, 48: 1, 80: 1, 141: 1},
+    "1.5B": {24: 4, 48: 1, 80: 1, 141: 1},
+    "3B": {24: 8, 48: 4, 80: 1, 141: 1},
+    "4B": {24: 0, 48: 4, 80: 2, 141: 1},
+    "7B": {24: 0, 48: 8, 80: 4, 141: 4},
+    "8B": {24: 0, 48: 8, 80: 4, 141: 4},
+    "14B": {24: 0, 48: 0, 80: 8, 141: 4},
+    "32B": {24: 0, 48: 0, 80: 0, 141: 0},
+    "30B-A3B": {24: 0, 48: 0, 80: 0, 141: 8},
+}
+CELLS = [(model, gb, count) for model in MODELS for gb in (24, 48, 80, 141) for count in (1, 2, 4, 8)]
+
+
+def described(model: str) -> dict[str, Any]:
+    layers, hidden, mlp, heads, keys, head, vocabulary, tied, _ = MODELS[model]
+    sizes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": mlp}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": keys, "head_dim": head}
+    sizes |= {"vocab_size": vocabulary, "tie_word_embeddings": tied}
+    return sizes | (EXPERTS if model == "30B-A3B" else {})
+
+
+def shape(model: str) -> DecoderShape:
+    found = decoder_shape(described(model))
+    assert found is not None
+    return found
+
+
+def card(gb: int) -> Card:
+    found = imagined_cards(f"1xH100-{gb}GB")
+    assert found is not None
+    return found[1]
+
+
+def configured(**changes: Any) -> Config:
+    world = {"share_device": True} | changes.pop("world", {})
+    return Config.model_validate({"world": world, "engine": {"max_model_len": 10000}} | changes)
+
+
+def planned(model: str, gb: int, count: int, **changes: Any) -> MemoryPlan:
+    files = (
+        {"weights": {"transport": "file"}} if count == 1 else {}
+    )  # as the launcher sets it for a shared card
+    return memory_plan(configured(**files | changes), shape(model), [card(gb)] * count, Asked(1024))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_parameters_are_those_that_are_published(model: str) -> None:
+    assert shape(model).parameters / 1e9 == pytest.approx(MODELS[model][-1], rel=0.02)
+
+
+@pytest.mark.parametrize(("model", "gb", "count"), CELLS)
+def test_each_cell_is_a_plan_that_adds_up_or_a_refusal(model: str, gb: int, count: int) -> None:
+    try:
+        plan = planned(model, gb, count)
+    except DoesNotFit as error:
+        assert not SMALLEST[model][gb] or count < SMALLEST[model][gb]
+        assert len(error.problems) == 1 and re.search(r"needs? \d+ GiB|\(\d+ GiB\)", error.problems[0])
+        return
+    assert 0 < SMALLEST[model][gb] <= count
+    assert plan.engine is not None and plan.trainer is not None
+    total = card(gb).total
+    engine, trainer = sum(plan.engine.parts.values()), sum(plan.trainer.parts.values())
+    if plan.shared:
+        assert count == 1 and engine + trainer <= total
+    else:
+        assert plan.engines * plan.engine.cards + plan.trainer.ranks == count
+        assert engine <= total and trainer <= 0.95 * total
+    size = shape(model).parameters
+    # Two bytes of each weight for the engine, over its cards, and twice that while a version is received.
+    assert plan.engine.parts["weights"] * plan.engine.cards == pytest.approx(2 * size)
+    own_copy = plan.engine.ahead and not plan.shared
+    assert plan.engine.parts["second copy"] == (plan.engine.parts["weights"] if own_copy else 0)
+    assert plan.engine.parts["keys and values"] > 0 and plan.engine.requests >= 1
+    # Master, gradient and two moments in float32, over the ranks if they are sharded, and the bfloat16 copy.
+    ranks = plan.trainer.ranks if plan.trainer.sharding else 1
+    assert plan.trainer.parts["weights, gradients, optimizer"] >= 16 * size / ranks + 2 * size * (ranks == 1)
+
+
+def test_what_the_first_runs_at_these_sizes_showed() -> None:
+    """8B on four cards of 80 GB needs three sharded ranks; on larger ones engines and trainer keep pace."""
+    eight = planned("8B", 80, 4)
+    assert eight.engine is not None and eight.trainer is not None
+    assert (eight.engines, eight.engine.cards, eight.trainer.ranks) == (1, 1, 3)
+    assert eight.engine.ahead and 0.70 <= eight.engine.share <= 0.80
+    assert eight.trainer.sharding is not None
+    small = planned("1.5B", 141, 4, engine={"max_model_len": 1088})
+    assert small.trainer is not None and small.trainer.sharding is None and small.engines == 2
+
+
+def test_an_engine_without_room_for_a_second_copy_takes_versions_within_the_pause() -> None:
+    tight = {"vllm_config": {"vllm_kwargs": {"gpu-memory-utilization": 0.9}}}
+    plan = planned("8B", 80, 4, **tight)
+    assert plan.engine is not None and not plan.engine.ahead and plan.engine.share == 0.9
+    with pytest.raises(DoesNotFit, match=r"second copy 15.*80 GiB are free \(gpu-memory-utilization=0\.9\)"):
+        planned("8B", 80, 4, weights={"ahead": True}, **tight)
+
+
+def test_an_engine_is_divided_where_one_card_cannot_hold_it() -> None:
+    plan = planned(
+        "32B",
+        48,
+        8,
+        finetune={"lora": {"enabled": True}, "seq_length": 10240},
+        use_fsdp=False,
+        debug={"mode": "actor", "place_inference_workers": True},
+    )
+    assert plan.engine is not None and plan.engine.cards == 2 and not plan.engine.ahead
+
+
+@pytest.mark.parametrize(
+    ("model", "gb", "count", "first"),
+    [
+        ("3B", 48, 2, "finetune.optim=adamw_8bit"),
+        ("8B", 80, 2, "hardware.devices=4 (more cards)"),
+        ("8B", 80, 1, "hardware.devices=4 (more cards)"),
+    ],
+)
+def test_the_smallest_change_comes_first_and_fits(model: str, gb: int, count: int, first: str) -> None:
+    cfg, cards = configured(), [card(gb)] * count
+    assert next(smallest_changes(cfg, shape(model), cards, Asked(1024))) == first
+
+
+def folder(model: Path, name: str) -> Path:
+    (model / "config.json").write_text(json.dumps(described(name) | {"max_position_embeddings": 32768}))
+    return model
+
+
+def chosen(model: Path, gb: int, devices: int, *overrides: str) -> Composition:
+    made = compose(["+domain=guessing", "hardware=gpu", f"model_path={model}", *overrides])
+    choose_memory(made, one_host(devices), True, lambda device: card(gb))
+    return made
+
+
+def test_what_is_open_is_written_with_its_reason_and_what_is_given_stays(model: Path) -> None:
+    tree = chosen(folder(model, "8B"), 80, 4).tree
+    kwargs = tree.vllm_config.vllm_kwargs
+    assert (tree.world.actor_fraction, tree.world.finetune_fraction, tree.use_fsdp) == (1, 3, True)
+    assert tree.weights.ahead is True and kwargs["tensor-parallel-size"] == 1
+    given = (
+        "world.actor_fraction=2",
+        "world.finetune_fraction=2",
+        "use_fsdp=false",
+        "weights.ahead=false",
+        "vllm_config.vllm_kwargs.gpu-memory-utilization=0.5",
+    )
+    made = chosen(folder(model, "0.5B"), 80, 4, *given)
+    assert (made.tree.world.actor_fraction, made.tree.use_fsdp, made.tree.weights.ahead) == (2, False, False)
+    assert made.tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == 0.5
+    assert not {"use_fsdp", "weights.ahead", "world.actor_fraction"} & made.reasons.keys()
+
+
+def test_unknown_cards_and_models_get_the_usual_values(model: Path) -> None:
+    made = compose(["+domain=guessing", "hardware=gpu", f"model_path={folder(model, '8B')}"])
+    assert choose_memory(made, one_host(4), True, lambda device: None) is None
+    kwargs = made.tree.vllm_config.vllm_kwargs
+    assert (kwargs["gpu-memory-utilization"], kwargs["tensor-parallel-size"]) == (0.9, 1)
+    assert made.tree.use_fsdp is False and made.tree.world.actor_fraction is None
+
+
+def refusal(dry_run: DryRun, *arguments: str) -> str:
+    status, _, err = dry_run("+domain=guessing", *ON_GPUS, *arguments)
+    assert status == 2 and err.count("\n") == 1
+    return err
+
+
+def test_the_dry_run_plans_imagined_cards_and_refuses_in_one_line(
+    placed: Placed, dry_run: DryRun, model: Path
+) -> None:
+    folder(model, "8B")
+    cfg, out = placed(*ON_GPUS, "hardware.devices=4xH100-80GB")
+    assert cfg.derived.trainer_ranks == 3 and "bytes for engine" in out and "15.3" in out
+    said = refusal(dry_run, "hardware.devices=2xH100-80GB", "force_restart=true")
+    assert "on 2 x H100-80GB, 80 GiB does not fit: a trainer on 1 card" in said
+    assert "set hardware.devices=4 (more cards)" in said
+
+
+@pytest.mark.parametrize("given", ["4xH100-80", "0xH100-80GB", "H100"])
+def test_cards_that_cannot_be_imagined_are_refused(dry_run: DryRun, given: str) -> None:
+    assert "hardware.devices=" in refusal(dry_run, f"hardware.devices={given}")
+
+
+def test_imagined_cards_start_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pipelinerl.launch import main
+
+    arguments = [f"model_path={model}", f"output_dir={tmp_path / 'run'}", "hardware=gpu"]
+    assert main(["+domain=guessing", *arguments, "hardware.devices=4xH100-80GB"]) == 2
+    assert "such cards are imagined; put DRY_RUN=1 before the command" in capsys.readouterr().err
+
+
+def measured() -> Sequence[dict[str, Any]]:
+    path = Path(__file__).resolve().parents[3] / "benchmarks/results/gpu_sizes.json"
+    return json.loads(path.read_text())["cells"] if path.is_file() else []
+
+
+@pytest.mark.parametrize("cell", measured(), ids=lambda cell: f"{cell['arm']} {cell['role']}")
+def test_estimates_lie_at_most_a_tenth_above_what_cards_showed(cell: dict[str, Any]) -> None:
+    assert 1.0 <= cell["predicted_gib"] / cell["peak_gib"] <= 1.10
+
+
+def test_a_card_is_imagined_with_the_memory_that_its_driver_reports() -> None:
+    assert card(80).total / GIB == pytest.approx(79.6, abs=0.1)
+    with pytest.raises(ConfigError, match="imagine at least one card"):
+        imagined_cards("0xH100-80GB")
