@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pipelinerl.config import Config
+from pipelinerl.config.finetune import Sharding
 from pipelinerl.finetune.optimiser import build_optimiser
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.schedulers import build_scheduler
@@ -33,9 +34,11 @@ def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path, resumes: bo
     """
     finetune, derived = cfg.finetune, cfg.derived
     compiled = derived.compile is True
+    # Sharding moves one layer after the other to the card, which could not hold all of them in float32.
+    on_card = cfg.trainer_on_gpu and sharding_of(cfg, ranks) is None
     model = load_model(
         cfg.policy_path if finetune.lora.enabled else model_path,
-        torch.device("cuda", ranks.local_index) if cfg.trainer_on_gpu else torch.device("cpu"),
+        torch.device("cuda", ranks.local_index) if on_card else torch.device("cpu"),
         finetune.trust_remote_code,
         gradient_checkpointing=derived.compiled_checkpointing if compiled else derived.gradient_checkpointing,
         reentrant_checkpointing=finetune.reentrant_checkpointing,
@@ -59,7 +62,7 @@ def learner_of(
     """Sharding, optimizer, scheduler (horizon `max_train_steps`) and compute type of a float32 policy."""
     finetune = cfg.finetune
     policy = Policy(model, value_head)
-    sharding = cfg.sharding if ranks.count > 1 else None
+    sharding = sharding_of(cfg, ranks)
     if sharding is not None:
         shard_policy(policy, sharding, finetune.load_as_bf16)
         log.info("policy sharded over %d ranks: %s", ranks.count, sharding)
@@ -78,5 +81,18 @@ def learner_of(
     masters = MasterWeights(model) if finetune.load_as_bf16 and sharding is None else None
     threshold = finetune.gradient_clipping_threshold
     return Learner(
-        policy, optimiser, scheduler, finetune.rl, ranks, masters, threshold, finetune.load_as_bf16
+        policy,
+        optimiser,
+        scheduler,
+        finetune.rl,
+        ranks,
+        masters,
+        threshold,
+        finetune.load_as_bf16,
+        cfg.derived_ is not None and cfg.derived_.whole_on_host,
     )
+
+
+def sharding_of(cfg: Config, ranks: Ranks) -> Sharding | None:
+    """How the policy is shared by these ranks; None where each holds all of it."""
+    return cfg.sharding if ranks.count > 1 else None

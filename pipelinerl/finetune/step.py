@@ -1,7 +1,8 @@
 """One optimizer step: gradients of micro-batches add up to the gradient of the whole step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -55,6 +56,8 @@ class Learner:
     gradient_clipping_threshold: float | None = None
     bfloat16: bool = False
     """Whether the policy computes in bfloat16."""
+    whole_on_host: bool = False
+    """Whether the copy of sharded weights for the engines is gathered into host memory."""
 
     probe: np.ndarray | None = None
     """Ids on which engines and this policy are compared, int32 `[N, P]`; drawn at the first use."""
@@ -136,8 +139,10 @@ class Learner:
         """
         if not self.sharded:
             return
-        main, self._gathered = self.ranks.is_main, []
-        self._gathered = [(name, tensor) for name, tensor in gathered_weights(self.policy) if main]
+        earlier, self._gathered = dict(self._gathered) if self.whole_on_host else {}, []
+        keep = partial(_on_host, earlier) if self.whole_on_host else lambda name, tensor: tensor
+        main, gathered = self.ranks.is_main, gathered_weights(self.policy)
+        self._gathered = [(name, keep(name, tensor)) for name, tensor in gathered if main]
         probe = self.probe_ids()
         self._scored, self._rounding = {probe.tobytes(): self._score_rows(probe)}, None
         self._rounding = self.probe_rounding()
@@ -245,3 +250,11 @@ class Learner:
 
     def _move(self, array: np.ndarray) -> torch.Tensor:
         return to_device(array, self.device)
+
+
+def _on_host(earlier: Mapping[str, torch.Tensor], name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned host memory, in that of the earlier version if there was one: pinning takes long."""
+    kept = earlier.get(name)
+    if kept is None:
+        kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+    return kept.copy_(tensor)

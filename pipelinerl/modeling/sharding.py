@@ -22,12 +22,15 @@ from pipelinerl.modeling.policy import Policy
 
 
 def shard_policy(policy: Policy, sharding: Sharding, bfloat16: bool) -> None:
-    """Shard in place over all ranks; to be called before the optimizer is built."""
+    """Shard in place over all ranks; to be called before the optimizer is built.
+
+    A policy that lies in host memory is moved to the rank's card, layer by layer, where it has one.
+    """
     computing = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bfloat16 else None,
         reduce_dtype=torch.bfloat16 if sharding.reduce_bfloat16 else torch.float32,
     )
-    device = next(policy.parameters()).device.type
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     for layer in decoder_layers(policy.model):
         fully_shard(layer, mesh=mesh, mp_policy=computing, reshard_after_forward=not sharding.keep_gathered)

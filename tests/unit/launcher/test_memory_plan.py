@@ -1,4 +1,4 @@
-"""What fits on which cards: a table of models, cards and numbers of them; what is chosen and what is refused."""
+"""What fits on which cards: a table of models and cards, what is chosen and what is refused."""
 
 import json
 import re
