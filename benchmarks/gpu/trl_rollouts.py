@@ -1,5 +1,6 @@
-"""Rollouts of one call for `benchmarks.gpu.trl`; imported by this project's actor."""
+"""Rollouts of one call for `benchmarks.gpu.trl` and `.sizes`; imported by this project's actor."""
 
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -17,6 +18,16 @@ def load_problems(dataset_names: list[str], workload: str) -> list[dict[str, Any
         {"id": f"{name}-{index}", "dataset": name, "prompt": text}
         for name in dataset_names
         for index, text in enumerate(prompts(WORKLOADS[workload]))
+    ]
+
+
+def load_sized(dataset_names: list[str], tokens: int) -> list[dict[str, Any]]:
+    """The same for prompts of so many tokens."""
+    work = replace(WORKLOADS["gpu"], prompt=tokens)
+    return [
+        {"id": f"{name}-{index}", "dataset": name, "prompt": text}
+        for name in dataset_names
+        for index, text in enumerate(prompts(work, 1024))
     ]
 
 

@@ -39,6 +39,7 @@ LONGEST_PROBE_INTERVAL_S = 5.0
 WANDB_RESTARTS = 2
 WANDB_SILENT_S = 60.0
 ENGINES = ("actor_llm", "preprocessor_llm")
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
 NEEDED_BY_ROLLOUTS = ("actor_llm", "environment", "service")
 ACCELERATE_CONFIG = Path("conf", "accelerate.yaml")
 """What `accelerate launch` reads instead of the user's own file, in the run's folder."""
@@ -196,6 +197,9 @@ class _Run:
             # The user's home may be another one on other hosts, or none.
             caches = {} if job.node_rank else compiler_caches()
             env = {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus(job)), **caches}
+            if job.kind == "finetune" and ALLOCATOR not in os.environ:
+                # Optimizer states come after the first row's activations, in whose gaps they would not fit.
+                env[ALLOCATOR] = "expandable_segments:True"
         if job.kind == "environment":
             return self._server(job, argv, env)
         if job.kind == "actor":

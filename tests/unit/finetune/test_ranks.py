@@ -79,7 +79,7 @@ def test_a_rank_takes_the_card_of_its_number_on_its_own_host(monkeypatch: pytest
     monkeypatch.setattr(build, "load_model", load)
     second = Ranks()
     second.index, second.count = 1, 2
-    cfg: Any = MagicMock(trainer_on_gpu=True)
+    cfg: Any = MagicMock(trainer_on_gpu=True, sharding=None)
     with pytest.raises(RuntimeError, match="far enough"):
         build.build_learner(cfg, second, "model")
     assert taken == [torch.device("cuda", 0)]

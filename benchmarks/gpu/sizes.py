@@ -1,0 +1,309 @@
+"""Runs at the sizes that people train, every key at its default: what was planned beside what cards showed.
+
+    python -m benchmarks.gpu.sizes [--only ARM ...] [--steps 4] [--limit 400.0] [--work results/gpu_sizes]
+                                   [--devices 0,1,2,3] [--context 1024] [--hardware gpu|cpu] [--out FILE]
+                                   [key=value ...]
+
+Random weights of published shapes; the work is one call a rollout, with a prompt of `--context` tokens and
+as many sampled, in groups of 8. An arm is a model and the number of cards it gets of `--devices`; nothing but
+the work is configured. Of each arm the JSON has the launcher's plan (bytes of an engine's and of a trainer's
+card), the peaks that the driver and torch's allocator showed, the first trained step, the pause of each
+update, MFU, row fill and parity with its limit. `--limit` seconds are for each arm; one that is stopped there
+keeps what it has shown. Arms that have a file in `--work` are not run again; `key=value` are for every run.
+`--hardware cpu` rehearses an arm at a tiny size with the embedded engine.
+"""
+
+import json
+import multiprocessing
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, machine, report, write_json
+from benchmarks.gpu import runs
+from benchmarks.gpu.runs import LimitedRun
+from benchmarks.gpu.served import TOKENIZER
+from benchmarks.gpu.trl import on_loopback
+from pipelinerl.observe.history import read_metrics
+from pipelinerl.observe.report_page import CHOICES
+
+GROUP = 8
+DENSE = {
+    # layers, hidden, mlp, heads, key heads, head size, whether embedding and head are one
+    "1.7B": (28, 2048, 6144, 16, 8, 128, True),
+    "4B": (36, 2560, 9728, 32, 8, 128, True),
+    "8B": (36, 4096, 12288, 32, 8, 128, False),
+    "tiny": (2, 64, 128, 4, 2, 16, True),
+}
+EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
+SLICE = (6, 2048, 6144, 32, 4, 128, False)
+"""Six layers of Qwen3-30B-A3B."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One run."""
+
+    model: str
+    cards: int
+    texts: int
+    """Of an optimizer step."""
+    goals: Mapping[str, float]
+    """Least MFU in percent, largest pause of an update in milliseconds, latest first step in seconds."""
+    overrides: tuple[str, ...] = ()
+
+
+ARMS = {
+    "8B on four": Arm("8B", 4, 192, {"mfu": 42, "pause": 60, "first": 200}),
+    "4B on two": Arm("4B", 2, 64, {"pause": 60}),
+    "experts on two": Arm("experts", 2, 64, {"mfu": 25, "pause": 100}),
+    "4B shared": Arm("4B", 1, 64, {}, ("world.share_device=true",)),
+    "1.7B on two": Arm("1.7B", 2, 128, {"pause": 60, "first": 100}),
+    "1.7B on four": Arm("1.7B", 4, 256, {"pause": 60}),
+}
+
+
+def model_config(size: str) -> Any:
+    """The configuration of one of the shapes, in bfloat16."""
+    from transformers import Qwen3Config, Qwen3MoeConfig
+
+    layers, hidden, mlp, heads, keys, head, tied = SLICE if size == "experts" else DENSE[size]
+    kind, name = (Qwen3MoeConfig, "Qwen3Moe") if size == "experts" else (Qwen3Config, "Qwen3")
+    return kind(
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_attention_heads=heads,
+        num_key_value_heads=keys,
+        head_dim=head,
+        vocab_size=2048 if size == "tiny" else 151_936,
+        tie_word_embeddings=tied,
+        max_position_embeddings=40960,
+        rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"},
+        architectures=[f"{name}ForCausalLM"],
+        dtype="bfloat16",
+        **(EXPERTS if size == "experts" else {}),
+    )
+
+
+def make_model(size: str, folder: Path) -> None:
+    """Random weights with the small tokenizer, in `folder`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(model_config(size))
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(TOKENIZER / name, folder)
+
+
+def model_in(size: str, folder: Path) -> Path:
+    """The model, made unless it is there; by a process of its own, whose memory on the card is free then."""
+    if not (folder / "chat_template.jinja").is_file():
+        maker = multiprocessing.get_context("spawn").Process(target=make_model, args=(size, folder))
+        maker.start()
+        maker.join()
+        if maker.exitcode:
+            raise SystemExit(f"the model could not be made: exit status {maker.exitcode}")
+    return folder
+
+
+def overrides(arm: Arm, model: Path, context: int, cpu: bool) -> list[str]:
+    """The work, and nothing of the machine."""
+    serving = "engine.max_model_len" if cpu else "vllm_config.vllm_kwargs.max_model_len"
+    texts = 16 if cpu else arm.texts
+    return [
+        f"hardware={'cpu' if cpu else 'gpu'}",
+        f"model_path={model}",
+        "dataset_loader=benchmarks.gpu.trl_rollouts.load_sized",
+        f"dataset_loader_params={{tokens:{context}}}",
+        "train_dataset_names=[train]",
+        "actor.rollout_policy=benchmarks.gpu.trl_rollouts.generate_rollout",
+        f"llm.parameters.max_tokens={context}",
+        "llm.parameters.ignore_eos=true",
+        f"{serving}={2 * context + 64}",
+        f"max_lag={2 * texts}",
+        "eval_every_n_versions=0",
+        f"finetune.attempts={GROUP}",
+        f"finetune.gradient_accumulation_passes={texts}",
+        "finetune.save_checkpoint_steps=100000",
+        "finetune.memory_debug.enabled=true",
+    ]
+
+
+@contextmanager
+def memory_watch(log: Path, devices: Sequence[str]) -> Iterator[None]:
+    """Writes what the driver says of each card's memory, twice a second."""
+    query = ["nvidia-smi", "--query-gpu=index,memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
+    with log.open("w") as out:
+        try:
+            watch = subprocess.Popen([*query, "-lms", "500", "-i", ",".join(devices)], stdout=out)
+        except OSError:  # no driver, as in a rehearsal
+            yield
+            return
+        try:
+            yield
+        finally:
+            watch.terminate()
+            watch.wait(10)
+
+
+def peaks(log: Path) -> dict[str, float]:
+    """Most MiB of each card by its index."""
+    found: dict[str, float] = {}
+    for line in log.read_text().splitlines():
+        index, _, rest = line.partition(",")
+        used = rest.split(",")[0].strip()
+        if used.isdigit():
+            found[index.strip()] = max(found.get(index.strip(), 0.0), float(used))
+    return found
+
+
+def run_arm(name: str, options: Any, devices: Sequence[str]) -> dict[str, Any]:
+    """Run one arm and read what it left; what it did not reach is missing from the row."""
+    arm, work, cpu = ARMS[name], options.work / name.replace(" ", "_"), options.hardware == "cpu"
+    work.mkdir(parents=True, exist_ok=True)
+    size = "tiny" if cpu else arm.model
+    model = model_in(size, options.work / f"model_{size}")
+    out, used = runs.fresh(work / "run"), devices[: arm.cards]
+    words = [
+        *overrides(arm, model, options.context, cpu),
+        *(() if cpu else arm.overrides),
+        *options.overrides,
+    ]
+    env = on_loopback() | ({} if cpu else {"CUDA_VISIBLE_DEVICES": ",".join(used)})
+    begun = time.time()
+    with memory_watch(work / "cards.csv", used):
+        run = LimitedRun(runs.launcher(out, words), work / "run.log", env)
+        try:
+            run.until(lambda: len(_steps(out)) >= options.steps, options.limit)
+        finally:
+            ended = run.process.poll()
+            run.stop()
+    runs.keep(out, work / "kept.json")
+    row = {
+        "arm": name,
+        "cards": arm.cards,
+        "model": arm.model,
+        "texts": arm.texts,
+        "context": options.context,
+    }
+    row |= {"overrides": list(options.overrides), "machine": machine(), "begun": begun, "exit": ended}
+    row |= read_run(out, begun) | {"peaks_mib": peaks(work / "cards.csv"), "said": run.said(6)}
+    write_json(work / "row.json", row)
+    return row
+
+
+def _steps(out: Path) -> list[dict[str, Any]]:
+    return [row for row in read_metrics(out, "finetune") if "throughput/sec_per_pass" in row]
+
+
+def read_run(out: Path, begun: float) -> dict[str, Any]:
+    """What the run planned and showed: the table of choices, each step, each update."""
+    steps = _steps(out)
+    begins = ("throughput/", "weights/", "memory/", "stats/completed_steps", "stats/samples", "rl/ess")
+    choices = out / CHOICES
+    return {
+        "plan": json.loads(choices.read_text()) if choices.is_file() else [],
+        "first_step_s": steps[0]["time"] - begun if steps else None,
+        "steps": [
+            {"at": row["time"] - begun}
+            | {
+                key: value
+                for key, value in row.items()
+                if key.startswith(kept) and isinstance(value, (int, float))
+            }
+            for row in steps
+        ],
+    }
+
+
+def planned_gib(row: Mapping[str, Any], role: str) -> float | None:
+    """What the table of choices says of a card of this role."""
+    for choice in row["plan"]:
+        if choice["subject"] == f"bytes for {role}":
+            return float(choice["chosen"].split(" of ")[0])
+    return None
+
+
+def cells(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Prediction beside peak: of an engine's card by the driver, of a trainer's by torch's allocator."""
+    for name, row in rows.items():
+        memory = [
+            step["memory/device_peak_bytes"] for step in row["steps"] if "memory/device_peak_bytes" in step
+        ]
+        engine, trainer = planned_gib(row, "engine"), planned_gib(row, "trainer")
+        if trainer is not None and memory:
+            peak = max(memory) / 2**30
+            yield {"arm": name, "role": "trainer", "predicted_gib": trainer, "peak_gib": round(peak, 2)}
+        if engine is not None and row["peaks_mib"] and row["steps"] and row["cards"] > 1:
+            peak = _engine_peak(row)
+            yield {"arm": name, "role": "engine", "predicted_gib": engine, "peak_gib": round(peak / 1024, 2)}
+
+
+def _engine_peak(row: Mapping[str, Any]) -> float:
+    """Engines have the first cards of a host."""
+    return float(row["peaks_mib"][min(row["peaks_mib"], key=int)])
+
+
+def figures_of(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
+    """First step, pauses, MFU and row fill of each arm, and its predictions over what was seen."""
+    for name, row in rows.items():
+        goals, steps = ARMS[name].goals, row["steps"]
+        if row["first_step_s"] is not None:
+            yield at_most(f"{name}: first trained step", row["first_step_s"], "s", goals.get("first"))
+        pauses = [1e3 * s["weights/max_paused_s"] for s in steps if s.get("weights/max_paused_s")]
+        if pauses[1:]:
+            median = statistics.median(pauses[1:])
+            yield at_most(f"{name}: update's pause, median", median, "ms", goals.get("pause"))
+            yield Figure(f"{name}: first pause", pauses[0], "ms")
+        later = steps[1:] or steps
+        for key, label, unit, scale in (
+            ("throughput/mfu_unique", "MFU of computed tokens", "%", 100),
+            ("throughput/row_fill", "rows are full", "%", 100),
+            ("weights/parity_mean_abs", "parity, mean", "nats", 1),
+            ("weights/parity_limit", "parity, limit", "nats", 1),
+        ):
+            values = [scale * step[key] for step in (later if "mfu" in key else steps) if key in step]
+            if values:
+                shown = max(values) if key.startswith("weights") else statistics.median(values)
+                goal = goals.get("mfu") if "mfu" in key else None
+                yield at_least(f"{name}: {label}", shown, unit, goal)
+    for cell in cells(rows):
+        ratio = 100 * (cell["predicted_gib"] / cell["peak_gib"] - 1)
+        yield at_most(f"{cell['arm']}: {cell['role']}'s card, planned above its peak", ratio, "%", 10)
+
+
+def main() -> int:
+    options = command_line(__doc__, only=ARMS)
+    options.work = options.work.absolute()
+    runs.leave_in_order()
+    devices = options.devices.split(",")
+    out = options.out or (RESULTS if options.hardware == "gpu" else options.work) / "gpu_sizes.json"
+    for name in options.only or ARMS:
+        if not (options.work / name.replace(" ", "_") / "row.json").is_file():
+            with runs.survived(name):
+                run_arm(name, options, devices)
+    found = {
+        name: json.loads(path.read_text())
+        for name in ARMS
+        if (path := options.work / name.replace(" ", "_") / "row.json").is_file()
+    }
+    missed = report("gpu_sizes", list(figures_of(found)), {"context": options.context}, out)
+    whole = json.loads(out.read_text()) | {"cells": list(cells(found)), "rows": found}
+    write_json(out, whole)
+    return 1 if missed or not set(options.only or ARMS) <= set(found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
