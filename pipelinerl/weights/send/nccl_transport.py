@@ -137,8 +137,8 @@ class NcclTransport(Transport):
             size = elements * self.dtype.itemsize / 2**30
             raise PermanentUpdateError(
                 f"no memory is left on the trainer's {self.device} for weights.buffers={self._buffers} "
-                f"packets of {size:.2f} GiB (weights.buffer_mb={self._limit // 2**20}, or the largest tensor); "
-                "lower weights.buffers or weights.buffer_mb, or finetune.seq_length"
+                f"packets of {size:.2f} GiB (weights.buffer_mb={self._limit // 2**20}, or the largest "
+                "tensor); lower weights.buffers or weights.buffer_mb, or finetune.seq_length"
             ) from error
 
     def arrived(self, staged: StagedUpdate, url: str) -> bool:

@@ -14,13 +14,13 @@ from pipelinerl.weights.send.version_update import WeightUpdateError
 from pipelinerl.weights.wire import PermanentUpdateError, lacks_memory, permanent_words
 
 AHEAD = (
-    "weights.ahead=true needs 15.3 GiB on the engine's GPU for a second copy of the weights, 12.5 GiB are free; "
-    "set it to false, or lower vllm_config.vllm_kwargs.gpu-memory-utilization"
+    "weights.ahead=true needs 15.3 GiB on the engine's GPU for a second copy of the weights, 12.5 GiB are "
+    "free; set it to false, or lower vllm_config.vllm_kwargs.gpu-memory-utilization"
 )
 MEMORY = "vllm_config.vllm_kwargs.gpu-memory-utilization"
 CUDA = (
-    "CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 79.18 GiB of which 1.17 GiB is "
-    "free. Process 71 has 78.00 GiB memory in use."
+    "CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 79.18 GiB of which 1.17 "
+    "GiB is free. Process 71 has 78.00 GiB memory in use."
 )
 
 
@@ -111,7 +111,7 @@ def test_what_no_restart_mends_is_told_without_what_vllm_wraps_it_in(
     [
         "NCCL error: remote process exited or there was a network error",
         "NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
-        "start_weight_update called while a weight update is already active. Call finish_weight_update first.",
+        "start_weight_update called while a weight update is already active.",
         "NCCL weight transfer not initialized. Call init_transfer_engine() first.",
         "/dev/shm/x/weights-00000064.safetensors has checksum crc32:0, crc32:1 was announced",
         "CUDA error: an illegal memory access was encountered",
