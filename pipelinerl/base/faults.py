@@ -1,4 +1,5 @@
-"""Fault points: named places at which a test halts a process or makes its disk run full. Never part of a run.
+"""Fault points: named places at which a test halts a process, or takes its disk or memory away. Never part of
+a run.
 
     PIPELINERL_FAULT=finetune:mid_checkpoint:hold PIPELINERL_FAULT_FOLDER=DIR python -m pipelinerl.launch ...
 
@@ -32,7 +33,7 @@ POINTS = (
     "finetune:between_swaps",
     "streams:write",
 )
-ACTIONS = ("hold", "kill", "stop", "full_disk")
+ACTIONS = ("hold", "kill", "stop", "full_disk", "no_memory")
 HIT, RELEASE = "hit", "release"
 HOLD_DEADLINE_S = 120.0
 _HOLD_INTERVAL_S = 0.01
@@ -85,7 +86,7 @@ def problem() -> str | None:
 
 
 def hit(point: str) -> None:
-    """The process is at `point`. Raises OSError (disk full), or halts, only when a test asked for it."""
+    """The process is at `point`. Halts, or raises OSError or MemoryError, only when a test asked for it."""
     if _asked is not None:
         _consider(parse(_asked, os.environ.get(FOLDER)), point)
 
@@ -98,6 +99,8 @@ def _consider(fault: Fault, point: str) -> None:
         return
     if fault.action == "full_disk":  # stays full, in every process
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), point)
+    if fault.action == "no_memory":
+        raise MemoryError(point)
     if _taken(fault):
         return
     if fault.action == "kill":

@@ -15,7 +15,8 @@ from pipelinerl.run_state.replacements import ask_for_replacement
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.nccl_transport import NcclTransport
 from pipelinerl.weights.send.parity import ParityLimits, check_parity, mean_limit
-from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.publisher import RENDEZVOUS, Publisher
+from pipelinerl.weights.send.refusals import Failure, same_words
 from pipelinerl.weights.send.transport import Transport
 from pipelinerl.weights.send.version_update import UpdateReport, WeightUpdateError
 from pipelinerl.weights.wire import weights_directory
@@ -59,15 +60,25 @@ class EngineBroadcaster(Broadcaster):
         urls = [job.url for job in cfg.jobs_of("actor_llm")]
         lost = LostEngines(self._output_dir).take
         self._publisher = Publisher(urls, transport, cfg.weights.kv, lost=lost)
+        # What engines refused for which they were replaced and not updated since, by engine and step.
+        self._refused: dict[tuple[str, str], str] = {}
         self._updates = 0
         self._unchecked = FIRST_UPDATES
 
     def start(self) -> None:
         with waiting("the engines to be ready", self._deadline_s):
-            self._publisher.wait_ready(self._deadline_s)
+            try:
+                self._publisher.wait_ready(self._deadline_s)
+            except WeightUpdateError as error:
+                if error.step != RENDEZVOUS:
+                    raise
+                self._repair(error)  # the first update makes it anew
 
     def publish(self, version: int) -> dict[str, float]:
-        """An engine that fails is replaced by the supervisor; until the deadline the others are tried."""
+        """An engine that fails is replaced by the supervisor; until the deadline the others are tried.
+
+        WeightUpdateError at once for what no replacement mends.
+        """
         with waiting(f"the engines to take version {version}", self._deadline_s) as wait:
             while True:
                 try:
@@ -77,15 +88,29 @@ class EngineBroadcaster(Broadcaster):
                     parity = self._parity()
                     break
                 except WeightUpdateError as error:
-                    mismatch = error.step == "parity" and error.broken
-                    if wait.expired or mismatch:
+                    if wait.expired:
                         raise
-                    if error.broken:
-                        ask_for_replacement(self._output_dir, error.broken, str(error))
-                    log.warning("%s; trying again", error)
+                    self._repair(error)
                     time.sleep(RETRY_INTERVAL_S)
+        self._refused = {key: said for key, said in self._refused.items() if key[0] not in report.paused_s}
         self._updates += 1
         return _report_metrics(report) | parity
+
+    def _repair(self, error: WeightUpdateError) -> None:
+        """Have broken engines replaced; raises the error, or a clearer one, where that would not help."""
+        if error.permanent or (error.step == "parity" and error.broken):
+            raise error
+        refused = {(one.engine, one.step): one.words for one in error.failures if one.engine in error.broken}
+        # One that was lost may be why another one refuses, and both may be well the next time.
+        if all(one.refused for one in error.failures):
+            for (engine, step), words in refused.items():
+                if same_words(self._refused.get((engine, step), ""), words):
+                    again = f"{words}; a new process of the engine refused it in the same words"
+                    raise WeightUpdateError([Failure(engine, step, again)]) from error
+            self._refused |= refused
+        if error.broken:
+            ask_for_replacement(self._output_dir, error.broken, str(error))
+        log.warning("%s; trying again", error)
 
     def refresh(self) -> bool:
         version, stale = self._publisher.version, self._publisher.stale_engines()

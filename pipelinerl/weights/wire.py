@@ -1,4 +1,5 @@
-"""What both ends of a weight update agree on: files and where they lie, the marks beside them, packets.
+"""What both ends of a weight update agree on: files and where they lie, the marks beside them, packets, and
+how a refusal says that no restart can mend it.
 
 Imported by `send`, `receive`, the embedded engine, and by the launcher, which removes what a killed trainer
 left; no torch here.
@@ -22,8 +23,38 @@ OWNER = "owner"
 """File in a run's folder there that its launcher keeps locked."""
 OF_A_RUN = "pipelinerl-"
 """How the name of a run's folder begins, beside those of other runs and what else lies there."""
+_PERMANENT = "<<permanent: ", ">>"
+# As torch says it of a GPU and of the host.
+_NO_MEMORY = ("out of memory", "can't allocate memory")
 # Two versions are kept while a third is written.
 COPIES = 3
+
+
+class PermanentUpdateError(ValueError):
+    """An update that a new process of this run would refuse too; the message has the key and the remedy.
+
+    vLLM hands an error of a worker on as text inside other text, without its class. So `str` puts `words`
+    between two marks, by which `permanent_words` finds them.
+    """
+
+    def __init__(self, words: str) -> None:
+        self.words = " ".join(words.split())
+        super().__init__(self.words)
+
+    def __str__(self) -> str:
+        return self.words.join(_PERMANENT)
+
+
+def permanent_words(text: str) -> str | None:
+    """The words of a PermanentUpdateError in a text that holds its `str`; None without one."""
+    begin, end = _PERMANENT
+    _, found, after = text.partition(begin)
+    return after.partition(end)[0] if found else None
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether it is about memory of a GPU or of the host."""
+    return isinstance(error, MemoryError) or any(one in str(error) for one in _NO_MEMORY)
 
 
 def shared_directory(output_dir: Path) -> Path:

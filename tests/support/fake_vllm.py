@@ -72,6 +72,8 @@ class FakeVllm:
         self.calls: list[str] = []
         self.faults: dict[str, list[int]] = {}
         """Path to the statuses of its next answers; 0 closes the connection without one."""
+        self.refuses: dict[str, str] = {}
+        """Path to the error with which it answers 500, also as a new process."""
         self.hangs: set[str] = set()
         self.released = threading.Event()
         self._resumed = threading.Condition()
@@ -96,6 +98,8 @@ class FakeVllm:
             self.released.wait(100)
         if self.faults.get(path):
             raise Refused(self.faults[path].pop(0), f"fault at {path}")
+        if path in self.refuses:
+            raise Refused(500, self.refuses[path])
         if self.dead:
             raise Refused(503 if path == "/health" else 500, "EngineDeadError")
         if path in ROUTES:

@@ -20,17 +20,22 @@ from xxhash import xxh3_64_hexdigest
 from pipelinerl.base import faults
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.inference.embedded.update_state import OutOfOrder, State, UpdateState
-from pipelinerl.weights.wire import read_checked
+from pipelinerl.weights.wire import PermanentUpdateError, lacks_memory, read_checked
 
 # Longest wait for another read of weights to end.
 READ_DEADLINE_S = 60.0
+SAME_MODEL = "engine and trainer have to be given one model (model_path) and one type (engine.dtype)"
 
 # Runs a function in the engine thread between two steps; waits for its result.
 BetweenSteps = Callable[[Callable[[], Any]], Any]
 
 
 class WeightsRefused(ValueError):
-    """The file is not what was announced or does not fit the model; no tensor has changed."""
+    """The file is not what was announced; no tensor has changed."""
+
+
+class WeightsUnfit(WeightsRefused, PermanentUpdateError):
+    """The model or this host cannot take them, nor could another process; no tensor has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class WeightLoader:
     def read(self, info: FileUpdateInfo) -> PreparedWeights:
         """All weights of the file, checked against size, checksum, names, shapes and dtypes.
 
-        Raises WeightsRefused with the first mismatch.
+        Raises WeightsRefused with the first mismatch, WeightsUnfit for one of the model's own.
         """
         path = Path(info.path)
         try:
@@ -76,6 +81,11 @@ class WeightLoader:
             raise WeightsRefused(str(error)) from None
         self._check(tensors)
         return PreparedWeights(info, self._lay_out(tensors))
+
+    @property
+    def bytes(self) -> int:
+        """Of the storages, which a version needs once more."""
+        return sum(one.nbytes for one in self._storages)
 
     @torch.no_grad()
     def switch(self, weights: PreparedWeights) -> None:
@@ -96,15 +106,16 @@ class WeightLoader:
         missing = sorted(self._parameters.keys() - tensors.keys())
         extra = sorted(tensors.keys() - self._parameters.keys())
         if missing or extra:
-            raise WeightsRefused(
-                f"names differ from the model's: missing {_some(missing)}, not in the model {_some(extra)}"
+            raise WeightsUnfit(
+                f"names differ from the model's: missing {_some(missing)}, not in the model {_some(extra)}; "
+                f"{SAME_MODEL}"
             )
         for name, parameter in self._parameters.items():
             tensor = tensors[name]
             if tensor.shape != parameter.shape or tensor.dtype != parameter.dtype:
-                raise WeightsRefused(
+                raise WeightsUnfit(
                     f"{name} is {tensor.dtype} {tuple(tensor.shape)}, "
-                    f"the model has {parameter.dtype} {tuple(parameter.shape)}"
+                    f"the model has {parameter.dtype} {tuple(parameter.shape)}; {SAME_MODEL}"
                 )
 
     @torch.no_grad()
@@ -142,14 +153,15 @@ class WeightUpdates:
     def prepare(self, info: FileUpdateInfo) -> None:
         """Read and check the announced weights, and keep them for `update`.
 
-        Raises OutOfOrder, or WeightsRefused; nothing is kept then.
+        Raises OutOfOrder, WeightsRefused or WeightsUnfit; nothing is kept then.
         """
         with self._alone():
             self._prepared = None
             # Before the read: a call out of order is refused without touching the file.
             self._between_steps(lambda: self._state.preparing(info.version))
-            faults.hit("engine:mid_prepare")
-            self._prepared = self.loader.read(info)
+            with self._memory():
+                faults.hit("engine:mid_prepare")
+                self._prepared = self.loader.read(info)
             # An update that did not wait for the read, or the end of the transport, makes it useless. This
             # only looks at the state, from this thread: between two steps it would answer when a step begins,
             # and the pause that follows would have to wait for all of it.
@@ -162,13 +174,14 @@ class WeightUpdates:
     def update(self, info: FileUpdateInfo) -> None:
         """Put the announced weights in the place of those in use.
 
-        Raises OutOfOrder, or WeightsRefused when nothing was changed.
+        Raises OutOfOrder, WeightsRefused or WeightsUnfit when nothing was changed.
         """
         # From here on another update, a pause and a resume are out of order, until the read has ended.
         self._between_steps(lambda: self._state.loading(info.version))
-        faults.hit("engine:mid_update")
         try:
-            weights = self._take(info)
+            with self._memory():
+                faults.hit("engine:mid_update")
+                weights = self._take(info)
         # Whatever hindered the read, nothing has changed. An engine that stayed in LOADING could be neither
         # resumed nor updated again.
         except BaseException:
@@ -200,6 +213,20 @@ class WeightUpdates:
                 return prepared
             del prepared  # its memory is needed for the read
             return self.loader.read(info)
+
+    @contextmanager
+    def _memory(self) -> Iterator[None]:
+        """A version lies beside the weights in use; WeightsUnfit where this host has no room for it."""
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not lacks_memory(error):
+                raise
+            size = self.loader.bytes / 2**30
+            raise WeightsUnfit(
+                f"the host has no memory for a second copy of the weights ({size:.2g} GiB, while it is read "
+                "twice that); lower engine.count or engine.max_num_seqs, or choose a smaller model_path"
+            ) from error
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -28,7 +28,7 @@ from pipelinerl.weights.receive.vllm_file import (
     checked_tensors,
     reload_layerwise,
 )
-from pipelinerl.weights.wire import packets, read_mark
+from pipelinerl.weights.wire import PermanentUpdateError, lacks_memory, packets, read_mark
 
 log = init_logger(f"vllm.{__name__}")  # vLLM writes out only what its own loggers say
 # In /finish_weight_update, which is asked for only when everything should have arrived.
@@ -58,7 +58,7 @@ class _Ahead:
         self._received = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Begins to receive and returns; raises ValueError for an update that cannot be."""
+        """Begins to receive and returns; PermanentUpdateError for an update that cannot be."""
         self._received = in_thread(self.receiver(self.parse_update_info(update_info)))
 
     def finish_weight_update(self) -> None:
@@ -113,7 +113,7 @@ class FileAheadEngine(_Ahead, FileWeightTransferEngine):
                 tensors = checked_tensors(update_info)
                 if self.device.type != "cpu":
                     torch.accelerator.set_device_index(self.device)
-                    tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+                    tensors = _pinned(tensors)
             except Exception as error:
                 write_whole(mark, f"{type(error).__name__}: {error}")
                 raise
@@ -137,7 +137,7 @@ class NcclAheadEngine(_Ahead, NCCLWeightTransferEngine):
         group = self.model_update_group
         if group is None:
             raise ValueError("update_weights before init_weight_transfer_engine: there is no group yet")
-        dtypes = [getattr(torch, name) for name in update_info.dtype_names]
+        dtypes = [_dtype(name) for name in update_info.dtype_names]
         shapes = [torch.Size(shape) for shape in update_info.shapes]
         sizes = [shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
         ends = list(accumulate(sizes, initial=0))
@@ -167,9 +167,33 @@ class NcclAheadEngine(_Ahead, NCCLWeightTransferEngine):
                 self._buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
             except torch.cuda.OutOfMemoryError:
                 free = torch.cuda.mem_get_info(self.device)[0]
-                raise ValueError(
+                raise PermanentUpdateError(
                     f"weights.ahead=true needs {size / 2**30:.1f} GiB on the engine's GPU for a second "
                     f"copy of the weights, {free / 2**30:.1f} GiB are free; set it to false, or lower "
                     "vllm_config.vllm_kwargs.gpu-memory-utilization"
                 ) from None
         return self._buffer
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise PermanentUpdateError(
+            f"tensors of type {name} were announced, which the engine's torch {torch.__version__} does not "
+            "have; set vllm_config.vllm_kwargs.dtype to bfloat16 or float32"
+        )
+    return found
+
+
+def _pinned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies in page-locked memory, which a GPU reads while it computes."""
+    try:
+        return {name: tensor.pin_memory() for name, tensor in tensors.items()}
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
+        size = sum(one.nbytes for one in tensors.values())
+        raise PermanentUpdateError(
+            f"weights.ahead=true needs {size / 2**30:.1f} GiB of page-locked host memory for a "
+            "second copy of the weights; set it to false, or raise the limit of the engine's host (ulimit -l)"
+        ) from None

@@ -5,7 +5,8 @@ vLLM's workers import this module when an engine is started with `--weight-trans
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,11 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from pipelinerl.weights.wire import read_checked
+from pipelinerl.weights.wire import PermanentUpdateError, lacks_memory, read_checked
+
+# What vLLM's loaders raise for a name or a shape that the model does not have; the same tensors are refused
+# again. Errors of CUDA and NCCL are RuntimeErrors, and a new process may do better.
+UNFIT = (KeyError, AssertionError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError)
 
 
 @dataclass
@@ -83,14 +88,36 @@ def checked_tensors(info: FileUpdateInfo) -> dict[str, torch.Tensor]:
 def reload_layerwise(engine: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Load a version, on whatever device, the way vLLM loads a checkpoint; returns when the model has it."""
     model, device = engine.model, engine.device
-    initialize_layerwise_reload(model)
-    # In the order of the layers: vLLM keeps what it has of a layer until it has all of it.
-    in_order = sorted(tensors, key=lambda one: _layer_order(one[0]))
-    model.load_weights((name, tensor.to(device, non_blocking=True)) for name, tensor in in_order)
-    finalize_layerwise_reload(model, engine.model_config)
-    _restore_tie(model)
+    with _refused_for_good(model):
+        initialize_layerwise_reload(model)
+        # In the order of the layers: vLLM keeps what it has of a layer until it has all of it.
+        in_order = sorted(tensors, key=lambda one: _layer_order(one[0]))
+        model.load_weights((name, tensor.to(device, non_blocking=True)) for name, tensor in in_order)
+        finalize_layerwise_reload(model, engine.model_config)
+        _restore_tie(model)
     if device.type != "cpu":
         torch.accelerator.synchronize()
+
+
+@contextmanager
+def _refused_for_good(model: torch.nn.Module) -> Iterator[None]:
+    """PermanentUpdateError, with its class, for what the loaders of vLLM raise of the tensors themselves."""
+    try:
+        yield
+    except UNFIT as error:
+        what = f"{type(error).__name__}: {error}" if str(error) else f"{type(error).__name__} without a word"
+        raise PermanentUpdateError(
+            f"vLLM's {type(model).__name__} does not load the trainer's tensors ({what}); engine and trainer "
+            "have to be given one model (model_path), of an architecture that this vLLM loads by those names"
+        ) from error
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
+        first = str(error).partition(". ")[0]
+        raise PermanentUpdateError(
+            f"the engine has no memory left to load a version ({first}); lower "
+            "vllm_config.vllm_kwargs.gpu-memory-utilization"
+        ) from error
 
 
 def _layer_order(name: str) -> list[tuple[int, str]]:

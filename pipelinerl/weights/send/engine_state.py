@@ -106,9 +106,16 @@ class EngineState:
         return Counters(time.monotonic(), values.get(STARTED), values.get(GENERATED))
 
     def member(self) -> Member:
-        """What a transport has to know. CallFailed if the engine does not say how many ranks it has."""
+        """What a transport has to know. CallFailed if the engine does not say it."""
         ranks = json.loads(call("GET", self.url, "/get_world_size", self._deadline_s))["world_size"]
-        return Member(self.url, int(ranks), self._said("/version", "version"))
+        try:
+            version = json.loads(call("GET", self.url, "/version", self._deadline_s))["version"]
+        except CallFailed as error:
+            # Only the lack of the route says that it is no vLLM; a busy one may be late with its answer.
+            if error.status != 404:
+                raise
+            version = None
+        return Member(self.url, int(ranks), version)
 
     def _said(self, path: str, key: str, otherwise: Any = None) -> Any:
         """A field of an answer; `otherwise` from an engine that does not answer or has no such route."""

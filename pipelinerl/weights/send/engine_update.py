@@ -19,6 +19,7 @@ from pipelinerl.base import faults
 from pipelinerl.base.http import CallFailed, Connection, call, encode
 from pipelinerl.base.threads import in_thread
 from pipelinerl.weights.send.engine_state import EngineState
+from pipelinerl.weights.send.refusals import Failure
 from pipelinerl.weights.send.transport import TransportError
 from pipelinerl.weights.wire import PREPARE_ROUTE
 
@@ -56,6 +57,7 @@ class EngineUpdate:
         self.paused_s = 0.0
         self.finished = False  # the engine has confirmed the new version
         self.was_cut = False
+        self._said_so = False  # the engine has refused in another way than by an HTTP status
         self._silent = False  # the last call had no answer, and not because it was cut
         self._engine, self._deadlines, self._ahead = engine, deadlines, ahead
         self._connection = Connection(engine.url)
@@ -64,6 +66,13 @@ class EngineUpdate:
     def lost(self) -> bool:
         """Whether the step that failed had no answer; otherwise the engine runs and has refused it."""
         return self.error is not None and self.error.status is None
+
+    @property
+    def failure(self) -> Failure | None:
+        """The step that failed and its cause."""
+        if self.error is None:
+            return None
+        return Failure(self.url, self.step, self.error, answered=self._said_so)
 
     def prepare(self, body: bytes, deadline_s: float) -> None:
         """Let an engine that offers it read the version while it generates."""
@@ -108,12 +117,14 @@ class EngineUpdate:
         try:
             while not arrived():
                 if time.perf_counter() - started > deadline_s:
-                    raise TransportError(f"the version has not arrived within {deadline_s:g} s")
+                    self.error = CallFailed(None, f"the version has not arrived within {deadline_s:g} s")
+                    break
                 if self.was_cut:
-                    raise TransportError("given up")
+                    self.error = CallFailed(None, "given up")
+                    break
                 time.sleep(ARRIVED_INTERVAL_S)
         except TransportError as error:
-            self.error = CallFailed(None, str(error))
+            self.error, self._said_so = CallFailed(None, str(error)), True
         self.seconds["update"] = time.perf_counter() - started
 
     def finish(self, version: int, given_up: bool = False) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from pipelinerl.base.files import write_whole
 from pipelinerl.weights.send.transport import Member, NamedTensor, StagedUpdate, Transport, TransportError
-from pipelinerl.weights.wire import OF_A_RUN, checksum, read_mark
+from pipelinerl.weights.wire import COPIES, OF_A_RUN, PermanentUpdateError, checksum, read_mark
 
 VERSIONS_KEPT = 2
 
@@ -30,17 +30,23 @@ class FileTransport(Transport):
         self._ranks: dict[str, int] = {}
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
-        """The name under which an engine says what it has read ahead; TransportError for one that cannot."""
+        """The name under which an engine says what it has read ahead.
+
+        Raises PermanentUpdateError for an engine that cannot.
+        """
         if not self.ahead:
             return [{} for _ in members]
         for one in members:
             if one.version is None:
-                raise TransportError(f"{one.url} is no vLLM; weights.ahead needs vLLM, set it to false")
+                raise PermanentUpdateError(f"{one.url} is no vLLM; weights.ahead needs vLLM, set it to false")
         self._ranks |= {one.url: one.ranks for one in members}
         return [{"reader": _reader(one.url)} for one in members]
 
     def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
-        """Write the version's file, and remove that of the version before the last."""
+        """Write the version's file, and remove that of the version before the last.
+
+        Raises PermanentUpdateError for a folder without room.
+        """
         tensors = {
             name: tensor.detach().to(device="cpu", dtype=self.dtype).contiguous()
             for name, tensor in named_tensors
@@ -49,7 +55,13 @@ class FileTransport(Transport):
         path = self.directory / f"weights-{version:08d}.safetensors"
         # With its marks: a version that is published again has to be read again.
         _remove(path)
-        write_whole(path, data)
+        try:
+            write_whole(path, data)
+        except OSError as error:
+            raise PermanentUpdateError(
+                f"{self.directory} does not take a version of {len(data) / 2**30:.3g} GiB ({error}); set "
+                f"weights.directory to a folder with room for {COPIES} of them"
+            ) from error
         self._written = [*(one for one in self._written if one != path), path]
         # The one before stays: an engine that hung may still be reading it.
         while len(self._written) > VERSIONS_KEPT:

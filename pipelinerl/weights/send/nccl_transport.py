@@ -18,7 +18,7 @@ import torch
 from pipelinerl.base.ports import LOOPBACK, ReservedPorts
 from pipelinerl.inference.vllm import VllmVersion, packing, trainer_endpoint
 from pipelinerl.weights.send.transport import Member, NamedTensor, StagedUpdate, Transport, TransportError
-from pipelinerl.weights.wire import packets
+from pipelinerl.weights.wire import PermanentUpdateError, lacks_memory, packets
 
 POLL_S = 0.0002
 PORTS_TRIED = 200
@@ -105,7 +105,10 @@ class NcclTransport(Transport):
         return StagedUpdate(info, size, layout, tuple(tensor for _, tensor in named))
 
     def send(self, staged: StagedUpdate, deadline_s: float) -> None:
-        """Broadcast every packet; TransportError at the deadline, after `abort`, or when NCCL fails."""
+        """Broadcast every packet; TransportError at the deadline, after `abort`, or when NCCL fails.
+
+        PermanentUpdateError where this GPU has no memory for the packets.
+        """
         communicator = self._communicator
         if communicator is None:
             raise TransportError("no group of engines; the rendezvous comes first")
@@ -115,7 +118,7 @@ class NcclTransport(Transport):
         cuts = list(packets(sizes, self._limit))
         elements = max((sum(sizes[start:stop]) for start, stop in cuts), default=0) // self.dtype.itemsize
         if not self._lanes or len(self._lanes[0].buffer) < elements:
-            self._lanes = [_Lane(elements, self.dtype, self.device) for _ in range(self._buffers)]
+            self._lanes = self._make_lanes(elements)
         for number, (start, stop) in enumerate(cuts):
             # One lane is filled while another is broadcast.
             lane = self._lanes[number % len(self._lanes)]
@@ -123,6 +126,20 @@ class NcclTransport(Transport):
             lane.send(communicator, staged.tensors[start:stop])
         for lane in self._lanes:
             self._wait(lane, end)
+
+    def _make_lanes(self, elements: int) -> "list[_Lane]":
+        self._lanes = []  # smaller ones would lie beside the new ones
+        try:
+            return [_Lane(elements, self.dtype, self.device) for _ in range(self._buffers)]
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
+            size = elements * self.dtype.itemsize / 2**30
+            raise PermanentUpdateError(
+                f"no memory is left on the trainer's {self.device} for weights.buffers={self._buffers} "
+                f"packets of {size:.2f} GiB (weights.buffer_mb={self._limit // 2**20}, or the largest "
+                "tensor); lower weights.buffers or weights.buffer_mb, or finetune.seq_length"
+            ) from error
 
     def arrived(self, staged: StagedUpdate, url: str) -> bool:
         """A broadcast has ended everywhere when `send` has returned, which is waited for as well."""
@@ -147,7 +164,7 @@ class NcclTransport(Transport):
         for port in range(first, min(first + PORTS_TRIED, 65536)):
             if self._ports.take(port):
                 return port
-        raise TransportError(
+        raise PermanentUpdateError(
             f"world.actor_group_port={first}: {PORTS_TRIED} ports from here are taken; choose another"
         )
 
@@ -190,16 +207,18 @@ class _Lane:
 
 
 def _packed_at_init(members: Sequence[Member]) -> bool:
-    """Where the engines expect the packing. TransportError for engines that are no vLLM, or differ in it."""
+    """Where the engines expect the packing. PermanentUpdateError where one is no vLLM, or they differ."""
     places = set()
     for one in members:
         if one.version is None:
-            raise TransportError(f"{one.url} does not say its version; weights.transport=nccl needs vLLM")
+            raise PermanentUpdateError(
+                f"{one.url} does not say its version; weights.transport=nccl needs vLLM"
+            )
         places.add(VllmVersion.parse(one.version).packed_at_init)
     # Until 0.31 each update_info has the packing, since 0.32 init_info; each refuses the other's place.
     if len(places) > 1:
         versions = ", ".join(sorted({str(one.version) for one in members}))
-        raise TransportError(f"engines of vLLM {versions} cannot share a group; run one version")
+        raise PermanentUpdateError(f"engines of vLLM {versions} cannot share a group; run one version")
     return places.pop()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.refusals import Failure
 from pipelinerl.weights.send.version_update import WeightUpdateError
 
 PROBE_SEQUENCES = 4
@@ -76,5 +77,5 @@ def check_parity(
             found_text = f"{result.max_abs:.2g} at most and {result.mean_abs:.2g} on average"
             allowed = f"allowed: max {limits.max_abs}, mean {limits.mean_abs}"
             reason = f"log-probabilities differ by {found_text}; {allowed}"
-            raise WeightUpdateError(engine, "parity", reason, [engine])
+            raise WeightUpdateError([Failure(engine, "parity", reason)], [engine])
     return results

@@ -20,8 +20,15 @@ from pipelinerl.inference.requests import scoring_body
 from pipelinerl.inference.vllm import pause_routes
 from pipelinerl.weights.send.engine_state import EngineState, offers_prepare
 from pipelinerl.weights.send.engine_update import PublishDeadlines
+from pipelinerl.weights.send.refusals import Failure
 from pipelinerl.weights.send.transport import NamedTensor, StagedUpdate, Transport, TransportError
-from pipelinerl.weights.send.version_update import UpdateReport, VersionUpdate, WeightUpdateError
+from pipelinerl.weights.send.version_update import (
+    TRAINER,
+    UpdateReport,
+    VersionUpdate,
+    WeightUpdateError,
+)
+from pipelinerl.weights.wire import PermanentUpdateError
 
 KvPolicy = Literal["keep", "recompute"]
 READY_INTERVAL_S = 0.1
@@ -68,7 +75,7 @@ class Publisher:
             if time.monotonic() > end:
                 problems = "; ".join(f"{url}: {why}" for url, why in missing.items())
                 reason = f"{deadline_s:g} s passed ({problems})"
-                raise WeightUpdateError(next(iter(missing)), "wait for engines", reason)
+                raise WeightUpdateError([Failure(next(iter(missing)), "wait for engines", reason)])
             time.sleep(READY_INTERVAL_S)
             self._leave_out_lost()
             missing = {url: why for url, why in missing.items() if url in self.engines}
@@ -101,7 +108,10 @@ class Publisher:
         report = UpdateReport(version, 0)
         # Staged while the engines answer; both before anybody is paused.
         looks = [in_thread(one.look) for one in self.engines.values()]
-        staged = self._transport.stage(version, named_tensors)
+        try:
+            staged = self._transport.stage(version, named_tensors)
+        except PermanentUpdateError as error:
+            raise WeightUpdateError([Failure(TRAINER, "stage", error)]) from error
         for look in looks:
             look.result()
         engines = self._participants(report)
@@ -141,7 +151,7 @@ class Publisher:
             try:
                 scores[url] = read_prompt_logprobs(answer.result(), prompt)
             except (CallFailed, ValueError) as error:
-                raise WeightUpdateError(url, "parity", str(error)) from error
+                raise WeightUpdateError([Failure(url, "parity", error)]) from error
         return scores
 
     def mark_broken(self, url: str) -> None:
@@ -161,7 +171,7 @@ class Publisher:
         if not engines:
             reasons = "; ".join(f"{url}: {reason}" for url, reason in report.excluded.items())
             reason = f"no engine can take part ({reasons})"
-            raise WeightUpdateError(next(iter(self.engines)), "health", reason)
+            raise WeightUpdateError([Failure(next(iter(self.engines)), "health", reason)])
         new = [one for one in engines if one.has_restarted(self.version)]
         for one in new:
             one.served = None
@@ -188,14 +198,14 @@ class Publisher:
         try:
             members = [one.member() for one in engines]
             infos = self._transport.init_info(members)
-        except (CallFailed, TransportError) as error:
-            raise WeightUpdateError(engines[0].url, RENDEZVOUS, str(error)) from error
+        except (CallFailed, TransportError, PermanentUpdateError) as error:
+            raise WeightUpdateError([Failure(engines[0].url, RENDEZVOUS, error)]) from error
         joined = in_thread(self._transport.join, deadline)
         waits: dict[str, Future[Any]] = {
             one.url: in_thread(call, "POST", one.url, f"/{RENDEZVOUS}", deadline, {"init_info": info})
             for one, info in zip(engines, infos, strict=True)
         }
-        waits["the trainer"] = joined
+        waits[TRAINER] = joined
         wait(waits.values(), deadline, return_when=FIRST_EXCEPTION)
         late = [who for who, one in waits.items() if not one.done()]
         failed = [who for who, one in waits.items() if one.done() and one.exception() is not None]
@@ -205,8 +215,9 @@ class Publisher:
             stuck = [who for who in late if who in self.engines]
             for url in stuck if self._transport.collective else ():
                 self.mark_broken(url)
-            reason = str(waits[failed[0]].exception()) if failed else f"no answer within {deadline:g} s"
-            raise WeightUpdateError((failed or late)[0], RENDEZVOUS, reason, stuck)
+            causes = {who: waits[who].exception() or "" for who in failed}
+            causes = causes or {late[0]: f"no answer within {deadline:g} s"}
+            raise WeightUpdateError([Failure(who, RENDEZVOUS, why) for who, why in causes.items()], stuck)
         self._group = {one.url for one in engines}
         for one, member in zip(engines, members, strict=True):
             one.vllm = member.version

@@ -34,7 +34,7 @@ class Member:
 
 
 class TransportError(RuntimeError):
-    """The transport could not send or join, within its deadline or at all."""
+    """The transport could not send or join; another try may. Where none can it is a PermanentUpdateError."""
 
 
 class Transport(Protocol):

@@ -5,7 +5,7 @@ Called by `publisher` for each version. `Transport.ahead` decides the order of t
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
@@ -13,19 +13,40 @@ from pipelinerl.base.http import encode
 from pipelinerl.base.threads import in_thread
 from pipelinerl.weights.send.engine_state import EngineState
 from pipelinerl.weights.send.engine_update import EngineUpdate, PublishDeadlines
+from pipelinerl.weights.send.refusals import Failure
 from pipelinerl.weights.send.transport import StagedUpdate, Transport
+from pipelinerl.weights.wire import PermanentUpdateError
 
 # The slowest transport that still counts as working.
 BYTES_PER_SECOND = 1e9
+OTHERS_SAY_S = 1.0
+TRAINER = "the trainer"
+"""Stands where an engine's URL would, for what fails on this side."""
 
 
 class WeightUpdateError(RuntimeError):
-    """An update failed at `step` of `engine`; `body` is what the engine said, `broken` whom it cost."""
+    """An update failed; the first of `failures` is what ended it, `broken` are the engines that it cost.
 
-    def __init__(self, engine: str, step: str, body: str, broken: Collection[str] = ()) -> None:
-        self.engine, self.step, self.body, self.broken = engine, step, body, sorted(broken)
-        lost = f"; broken: {', '.join(self.broken)}" if self.broken else ""
-        super().__init__(f"weight update failed at {step} of {engine}: {body}{lost}")
+    One line: each engine's problem once, engines with the same one together.
+    """
+
+    def __init__(self, failures: Sequence[Failure], broken: Collection[str] = ()) -> None:
+        """With a permanent failure among them only those are told: they end the run."""
+        # The cause first: that an engine was lost may be why others refuse.
+        self.failures = [one for one in failures if one.permanent] or sorted(
+            failures, key=lambda f: f.refused
+        )
+        first = self.failures[0]
+        self.engine, self.step, self.body = first.engine, first.step, first.words
+        self.permanent = first.permanent
+        """Whether another process would refuse it as well."""
+        self.broken = sorted(broken)
+        said: dict[tuple[str, str], list[str]] = {}
+        for one in self.failures:
+            said.setdefault((one.step, one.words), []).append(one.engine)
+        problems = (f"{step} of {' and '.join(who)}: {words}" for (step, words), who in said.items())
+        lost = f"; broken: {', '.join(self.broken)}" if self.broken and not self.permanent else ""
+        super().__init__(f"weight update failed at {'; at '.join(problems)}{lost}")
 
 
 class SenderStuck(RuntimeError):
@@ -119,7 +140,7 @@ class VersionUpdate:
             fatal = failed
         if fatal:
             self._each(lambda one: one.resume() if one.paused_at else None)
-            raise WeightUpdateError(fatal[0].url, fatal[0].step, str(fatal[0].error))
+            raise WeightUpdateError([one.failure for one in fatal if one.failure])
 
     def _account(self, failure: BaseException | None) -> None:
         """Times, whom it cost, and the error if there was one."""
@@ -130,12 +151,14 @@ class VersionUpdate:
             report.paused_s[one.url] = one.paused_s
         report.broken = [one.url for one in self._engines if not one.finished]
         report.group_lost = failure is not None and self._transport.collective
-        # The cause first: engines that were cut, and the sender that was aborted, only followed.
-        for one in self._engines:
-            if one.error is not None and not one.was_cut:
-                raise WeightUpdateError(one.url, one.step, str(one.error), report.broken) from failure
-        if failure is not None:
-            raise WeightUpdateError("the trainer", "send", str(failure), report.broken) from failure
+        # Engines that were cut, and a sender that was aborted, only followed.
+        failures = [one.failure for one in self._engines if one.failure and not one.was_cut]
+        sender = [] if failure is None else [Failure(TRAINER, "send", failure)]
+        # One that had no memory to begin with is why engines waited in vain.
+        if isinstance(failure, PermanentUpdateError) or not failures:
+            failures = sender
+        if failures:
+            raise WeightUpdateError(failures, report.broken) from failure
 
     def _send_while(self, work: Callable[[EngineUpdate], None]) -> BaseException | None:
         """Sender and engines beside each other; returns what the sender died of, if it did."""
@@ -150,6 +173,9 @@ class VersionUpdate:
             # Where all depend on all, the others would wait for the failed one until their deadlines.
             if failed and self._transport.collective and not given_up:
                 given_up = True
+                # The run ends for it, so that others may say whether theirs is the same.
+                if any(one.failure is not None and one.failure.permanent for one in self._engines):
+                    wait(pending - {sent}, OTHERS_SAY_S)
                 self._transport.abort()
                 for one in self._engines:
                     if one.step == "update" and one.error is None:

@@ -92,6 +92,13 @@ def test_a_full_disk_stays_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         assert error.value.errno == errno.ENOSPC
 
 
+def test_memory_is_gone_in_every_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ask(monkeypatch, tmp_path, "engine:mid_update:no_memory")
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="engine:mid_update"):
+            faults.hit("engine:mid_update")
+
+
 def test_every_point_stands_somewhere_in_the_code() -> None:
     code = "\n".join(path.read_text() for path in (ROOT / "pipelinerl").rglob("*.py"))
     started = {f"{role}:start" for role in re.findall(r'run_role\(\s*"(\w+)"', code)}

@@ -31,6 +31,7 @@ from pipelinerl.run_state.announcements import WeightUpdateSuccess, parse_messag
 from pipelinerl.streams import SingleStreamSpec, files, read_stream, write_to_streams
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.refusals import Failure
 from pipelinerl.weights.send.version_update import WeightUpdateError
 from tests.support import tiny_model
 from tests.support.builders import trainer_config, write_steps
@@ -54,7 +55,7 @@ class Engines:
 
     def publish(self, version: int) -> dict[str, float]:
         if version in self.refused:
-            raise WeightUpdateError("http://engine", "update", "HTTP 500: no")
+            raise WeightUpdateError([Failure("http://engine", "update", "HTTP 500: no")])
         return {}
 
     def refresh(self) -> bool:

@@ -14,7 +14,7 @@ from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.embedded import weight_updates
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.inference.embedded.update_state import OutOfOrder, State, UpdateState
-from pipelinerl.inference.embedded.weight_updates import WeightUpdates
+from pipelinerl.inference.embedded.weight_updates import WeightsUnfit, WeightUpdates
 from pipelinerl.weights.send.engine_state import offers_prepare
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.wire import PREPARE_ROUTE
@@ -176,15 +176,26 @@ async def test_whatever_hinders_an_update_s_read_leaves_an_engine_that_can_be_re
     case = Updates(tmp_path, monkeypatch)
     before = case.module.weight.detach().clone()
     monkeypatch.setattr(weight_updates, "READ_DEADLINE_S", 0.01)
-    monkeypatch.setattr(
-        case.updates.loader, "read", lambda info: (_ for _ in ()).throw(MemoryError(info.path))
-    )
-    case.state.pause()
-    case.state.start()
-    with pytest.raises(MemoryError):
-        case.updates.update(case.info(1, 1.0))
-    assert case.state.state is State.REFUSED and torch.equal(case.module.weight, before)
-    case.state.resume()
+
+    def read(_: object) -> None:
+        raise next(errors)
+
+    torchs = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried ..."
+    errors = iter([KeyError("w"), RuntimeError("something else"), MemoryError(), RuntimeError(torchs)])
+    monkeypatch.setattr(case.updates.loader, "read", read)
+    no_memory = "the host has no memory for a second copy .* lower engine.count"
+    for kind, said in (
+        (KeyError, "w"),
+        (RuntimeError, "something else"),
+        (WeightsUnfit, no_memory),
+        (WeightsUnfit, no_memory),
+    ):
+        case.state.pause()
+        case.state.start()
+        with pytest.raises(kind, match=said):
+            case.updates.update(case.info(1, 1.0))
+        assert case.state.state is State.REFUSED and torch.equal(case.module.weight, before)
+        case.state.resume()
     case.state.pause()
     case.state.start()
     with case.updates._reading, pytest.raises(TimeoutError, match="another read of weights did not end"):

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.weights.send.file_transport import FileTransport
-from pipelinerl.weights.wire import checksum
+from pipelinerl.weights.wire import checksum, permanent_words
 from tests.support.engine_harness import build_llama, full_logprobs, random_prompt, reference, running_engine
 
 
@@ -115,6 +116,11 @@ async def test_a_damaged_file_is_refused_before_any_tensor_changes(
             tensors = dict(reference(untied_model).named_parameters())
         elif change == "shape":
             tensors["model.norm.weight"] = torch.ones(3)
+        elif change == "dtype":
+            path = Path(transport.stage(1, tensors.items()).info["path"])
+            save_file({name: one.detach().half() for name, one in tensors.items()}, path)
+            size, found = path.stat().st_size, checksum(path.read_bytes())
+            return {"path": str(path), "version": "1", "bytes": size, "checksum": found}
         info = transport.stage(1, tensors.items()).info
         path = Path(info["path"])
         data = bytearray(path.read_bytes())
@@ -131,14 +137,18 @@ async def test_a_damaged_file_is_refused_before_any_tensor_changes(
         path.write_bytes(data)
         return info
 
+    unfit = ("names", "shape", "dtype")
     async with running_engine(tied_model) as engine:
         await engine.post("/init_weight_transfer_engine", {"init_info": {}})
         await engine.update(transport.stage(0, reference(tied_model).named_parameters()).info)
         expected = await engine.client.prompt_logprobs(prompt)
-        for change in ("truncated", "altered", "not safetensors", "missing", "names", "shape"):
+        for change in ("truncated", "altered", "not safetensors", "missing", *unfit):
             await engine.post("/pause?mode=keep&clear_cache=false")
             await engine.post("/start_weight_update")
-            await engine.post("/update_weights", {"update_info": staged(change)}, expect=400)
+            said = await engine.post("/update_weights", {"update_info": staged(change)}, expect=400)
+            words = permanent_words(said["error"]["message"])
+            assert (words is not None) == (change in unfit), said
+            assert words is None or "given one model (model_path)" in words
             await engine.post("/start_weight_update", expect=409)  # not after a failure
             await engine.post("/finish_weight_update", {"weight_version": "1"}, expect=409)
             await engine.post("/resume")

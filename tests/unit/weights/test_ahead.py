@@ -14,7 +14,7 @@ from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.transport import Member, TransportError
 from pipelinerl.weights.send.version_update import WeightUpdateError
-from pipelinerl.weights.wire import read_mark
+from pipelinerl.weights.wire import PermanentUpdateError, read_mark
 from tests.support.fake_vllm import FakeVllm, Meeting, serving
 from tests.support.processes import until
 from tests.unit.weights.test_vllm_updates import (
@@ -106,7 +106,7 @@ class Reader(FakeVllm):
     """An engine that reads files ahead: it only says so, at once."""
 
     reader = ""
-    damaged = False
+    said = ""
 
     def init(self, query: str, body: Any) -> Any:
         self.reader = body["init_info"]["reader"]
@@ -114,7 +114,7 @@ class Reader(FakeVllm):
 
     def update(self, query: str, body: Any) -> Any:
         mark = read_mark(Path(body["update_info"]["path"]), self.reader, 0)
-        mark.write_text("ValueError: it is damaged" if self.damaged else "")
+        mark.write_text(self.said)
         self._received = in_thread(dict[str, torch.Tensor])
         return {}
 
@@ -125,11 +125,16 @@ def test_an_engine_that_cannot_read_a_file_does_not_cost_the_others(tmp_path: Pa
         publisher = Publisher([one, two], FileTransport(tmp_path, ahead=True), deadlines=DEADLINES)
         publisher.wait_ready(100)
         publisher.publish(1, tensors(1))
-        first.damaged = True
+        first.said = "ValueError: it is damaged"
         with pytest.raises(WeightUpdateError, match=r"update of .*it is damaged") as error:
             publisher.publish(2, tensors(2))
         assert error.value.broken == [one] and first.paused and first.label == "1"
         assert second.label == "2" and not second.paused
+        assert not error.value.permanent and error.value.failures[0].refused
+        second.said = f"PermanentUpdateError: {PermanentUpdateError('no page-locked memory')}"
+        with pytest.raises(WeightUpdateError, match=f"update of {two}: no page-locked memory$") as error:
+            publisher.publish(3, tensors(3))
+        assert error.value.permanent
         publisher.close()
 
 
@@ -165,5 +170,5 @@ def test_marks_go_with_their_version(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_is_no_vllm_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TransportError, match=r"http://h:1 is no vLLM; weights\.ahead needs vLLM"):
+    with pytest.raises(PermanentUpdateError, match=r"http://h:1 is no vLLM; weights\.ahead needs vLLM"):
         FileTransport(tmp_path, ahead=True).init_info([Member("http://h:1", 1, None)])

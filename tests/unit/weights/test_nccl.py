@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipelinerl.base.threads import in_thread
 from pipelinerl.weights.send.nccl_transport import PORTS_TRIED, NcclTransport
 from pipelinerl.weights.send.transport import Member, TransportError
-from pipelinerl.weights.wire import packets
+from pipelinerl.weights.wire import PermanentUpdateError, packets
 from tests.support.fake_group import FakeGroup, unpack
 
 CPU = torch.device("cpu")
@@ -118,7 +118,7 @@ def test_packing_is_agreed_on_where_the_version_expects_it() -> None:
 )
 def test_engines_that_cannot_share_a_group_are_refused(versions: list[str | None], message: str) -> None:
     made, _ = transport()
-    with pytest.raises(TransportError, match=message):
+    with pytest.raises(PermanentUpdateError, match=message):
         made.init_info([Member(f"http://e{index}", 1, one) for index, one in enumerate(versions)])
 
 

@@ -16,7 +16,7 @@ from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.version_update import WeightUpdateError
-from pipelinerl.weights.wire import PREPARE_ROUTE
+from pipelinerl.weights.wire import PREPARE_ROUTE, PermanentUpdateError
 from tests.support.fake_vllm import FakeEmbedded, serving
 from tests.support.processes import until
 
@@ -150,6 +150,24 @@ def test_an_engine_that_fails_in_between_is_broken_and_never_resumed(pair: Pair,
     assert publisher.publish(3, TENSORS).excluded == {}
     assert first.calls == ["/init_weight_transfer_engine", *CYCLE]
     assert publisher.stale_engines() == []
+
+
+def test_each_engine_is_named_once_with_its_problem(pair: Pair) -> None:
+    publisher = pair.ready()
+    for one in (pair.first, pair.second):
+        one.refuses["/update_weights"] = str(PermanentUpdateError("15 GiB are needed"))
+    with pytest.raises(WeightUpdateError) as error:
+        publisher.publish(1, TENSORS)
+    one, two = pair.urls
+    assert str(error.value) == f"weight update failed at update of {one} and {two}: 15 GiB are needed"
+    for each in (pair.first, pair.second):
+        each.restart()
+    pair.second.refuses["/update_weights"] = str(PermanentUpdateError("no such name"))
+    with pytest.raises(WeightUpdateError) as error:
+        publisher.publish(1, TENSORS)
+    assert str(error.value) == (
+        f"weight update failed at update of {one}: 15 GiB are needed; at update of {two}: no such name"
+    )
 
 
 def test_a_second_start_is_not_sent(pair: Pair) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import pipelinerl.weights.receive
+from pipelinerl.weights.wire import PermanentUpdateError, permanent_words
 
 MODULE = "pipelinerl.weights.receive.vllm_ahead"
 FILES = "pipelinerl.weights.receive.vllm_file"
@@ -139,6 +140,67 @@ def test_a_model_that_copies_would_not_serve_is_loaded_each_time_and_looked_at_o
             worker.update(version)
     assert worker.loads == 3
     assert sum(f"loaded layer by layer: {said}" in one.message for one in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            KeyError("layers.0.gate.weight"),
+            r"vLLM's Linear does not load .*KeyError: 'layers.0.gate.weight'.*model_path",
+        ),
+        (AssertionError(), r"AssertionError without a word.*model_path"),
+        (
+            ValueError("There is no module or parameter named 'x'"),
+            r"ValueError: There is no module.*model_path",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried"),
+            r"\(CUDA out of memory\); lower .*gpu-memory-util",
+        ),
+    ],
+)
+def test_tensors_that_vllm_does_not_load_are_refused_for_good(
+    transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    files = sys.modules[FILES]
+
+    def load_weights(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        raise error
+
+    for name in ("initialize_layerwise_reload", "finalize_layerwise_reload"):
+        monkeypatch.setattr(files, name, lambda *_: None)
+    model = nn.Linear(4, 3)
+    monkeypatch.setattr(model, "load_weights", load_weights, raising=False)
+    engine = SimpleNamespace(model=model, model_config=None, device=torch.device("cpu"))
+    with pytest.raises(PermanentUpdateError, match=said) as refused:
+        files.reload_layerwise(engine, [])
+    assert permanent_words(str(refused.value)) == refused.value.words
+    error = RuntimeError("NCCL error: remote process exited")
+    with pytest.raises(RuntimeError, match="remote process exited"):
+        files.reload_layerwise(engine, [])
+
+
+def test_what_an_engine_has_no_memory_for_or_does_not_know_is_refused_for_good(
+    transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    engine = transfer.NcclAheadEngine()
+    engine.device, engine._stream = torch.device("cuda"), object()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**36))
+    monkeypatch.setattr(torch, "empty", no_room)
+    with pytest.raises(
+        PermanentUpdateError, match=r"ahead=true needs 3\.0 GiB .* 1\.0 GiB are free; set it to"
+    ):
+        engine._reserve(3 * 2**30)
+    with pytest.raises(PermanentUpdateError, match=r"type float4 .*vllm_kwargs\.dtype"):
+        transfer._dtype("float4")
+    assert transfer._dtype("bfloat16") is torch.bfloat16
+    monkeypatch.setattr(torch.Tensor, "pin_memory", no_room)
+    with pytest.raises(PermanentUpdateError, match="page-locked host memory"):
+        transfer._pinned({"w": torch.ones(2)})
 
 
 def test_what_hindered_receiving_is_said_and_changes_nothing(

@@ -3,6 +3,8 @@
 The steps are those of the protocol: 0 health, 1 pause, 2 start, 3 update, 4 finish, 5 resume, 6 parity.
 """
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,10 +19,12 @@ from pipelinerl.config import Config, Job
 from pipelinerl.finetune import broadcast
 from pipelinerl.finetune.broadcast import EngineBroadcaster
 from pipelinerl.run_state.replacements import Replacements
+from pipelinerl.weights.send import file_transport
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.parity import check_parity, probe_ids
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.version_update import WeightUpdateError
+from pipelinerl.weights.wire import PermanentUpdateError
 from tests.support.fake_vllm import FakeEmbedded, serving
 from tests.unit.weights.test_publisher import DEADLINES, EXACT, TENSORS, score
 
@@ -33,6 +37,7 @@ PATHS = {
     "resume": "/resume",
     "parity": "/inference/v1/generate",
 }
+NO_ROOM = "no room; set weights.ahead=false"
 GIVES_UP_THE_ENGINE = {"start", "update", "finish"}
 FAULTS = {
     "500": "HTTP 500: .*fault at",
@@ -169,6 +174,105 @@ def test_a_broken_engine_is_replaced_and_gets_a_full_update_and_parity_before_th
     assert engine.label == "32" and not engine.paused
     assert engine.calls[0] == "/init_weight_transfer_engine", "everything from the beginning"
     assert metrics["weights/parity_max_abs"] == 0.0
+
+
+@pytest.mark.parametrize("step", ["init", "pause", "start", "update", "finish", "resume", "parity"])
+def test_what_no_restart_mends_ends_the_run_at_once_and_replaces_nothing(tmp_path: Path, step: str) -> None:
+    engine = FakeEmbedded()
+    with training(tmp_path, engine) as trainer:
+        replacements = Replacements(tmp_path)
+        engine.refuses[PATHS.get(step, "/init_weight_transfer_engine")] = str(PermanentUpdateError(NO_ROOM))
+        engine.restart()  # so that there is a rendezvous
+        with pytest.raises(WeightUpdateError, match=f" of http://127.0.0.1:[0-9]+: {NO_ROOM}$"):
+            trainer.publish(16)
+        assert replacements.take() == {} and trainer._publisher.version == (16 if step == "parity" else None)
+
+
+def test_a_permanent_refusal_of_the_first_rendezvous_ends_the_start_and_a_lost_engine_does_not(
+    tmp_path: Path,
+) -> None:
+    engine = FakeEmbedded()
+    with training(tmp_path, engine) as trainer:
+        engine.faults["/init_weight_transfer_engine"] = [0]
+        trainer.start()
+        trainer.publish(16)
+        assert engine.label == "16"
+        engine.refuses["/init_weight_transfer_engine"] = str(PermanentUpdateError(NO_ROOM))
+        with pytest.raises(WeightUpdateError, match=NO_ROOM):
+            trainer.start()
+
+
+def replaced(
+    monkeypatch: pytest.MonkeyPatch, engine: FakeEmbedded, then: dict[int, str] | None = None
+) -> list[int]:
+    """The launcher starts it again whenever the trainer waits, up to 3 times; the count is added to a list.
+
+    `then`: what it refuses its updates with from that start on; an empty text is nothing.
+    """
+    starts = [0]
+
+    def launcher_replaces(seconds: float) -> None:
+        starts[0] += 1
+        if starts[0] > 3:
+            raise AssertionError("its restarts are used up")
+        if starts[0] in (then or {}):
+            engine.refuses = {PATHS["update"]: then[starts[0]]} if then[starts[0]] else {}
+        engine.restart()
+
+    monkeypatch.setattr(broadcast.time, "sleep", launcher_replaces)
+    return starts
+
+
+def test_a_refusal_that_a_new_process_repeats_ends_the_run_instead_of_three_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEmbedded()
+    with training(tmp_path, engine) as trainer:
+        replacements, starts = Replacements(tmp_path), replaced(monkeypatch, engine)
+        trainer.publish(16)
+        engine.refuses[PATHS["update"]] = "assertion 15 of layer 3"
+        with pytest.raises(WeightUpdateError, match=r"assertion 15 .* a new process .* the same words$"):
+            trainer.publish(32)
+        assert starts == [1] and len(replacements.take()) == 1
+
+
+def test_other_words_and_words_before_an_update_that_worked_are_no_repetition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEmbedded()
+    with training(tmp_path, engine) as trainer:
+        starts = replaced(monkeypatch, engine, {1: "another reason", 2: ""})
+        engine.refuses[PATHS["update"]] = "one reason"
+        trainer.publish(16)
+        assert starts == [2] and engine.label == "16"
+        starts = replaced(monkeypatch, engine, {1: ""})
+        engine.refuses[PATHS["update"]] = "another reason"
+        trainer.publish(32)
+        assert starts == [1] and engine.label == "32"
+
+
+def test_an_engine_that_dies_in_each_update_has_its_three_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEmbedded()
+    with training(tmp_path, engine) as trainer:
+        starts = replaced(monkeypatch, engine)
+        engine.faults[PATHS["update"]] = [0, 0, 0]
+        trainer.publish(16)
+        assert starts == [3] and engine.label == "16"
+
+
+def test_a_folder_without_room_is_named_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    engine = FakeEmbedded()
+    with training(tmp_path, engine) as trainer:
+        monkeypatch.setattr(file_transport, "write_whole", full)
+        with pytest.raises(
+            WeightUpdateError, match=r"stage of the trainer: .*No space left.* weights\.directory"
+        ):
+            trainer.publish(16)
 
 
 def test_parity_beyond_the_limit_after_a_replacement_ends_the_update(tmp_path: Path) -> None:

@@ -13,12 +13,15 @@ import pytest
 import torch
 
 from pipelinerl.inference.client import EngineClient, EngineRequestError, SamplingParams
+from pipelinerl.weights.send import nccl_transport
 from pipelinerl.weights.send.engine_update import PublishDeadlines
 from pipelinerl.weights.send.nccl_transport import NcclTransport
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.transport import TransportError
 from pipelinerl.weights.send.version_update import SenderStuck, WeightUpdateError
+from pipelinerl.weights.wire import PermanentUpdateError
 from tests.support.fake_vllm import FakeVllm, Meeting, serving
+from tests.support.processes import until
 
 VERSIONS = ("0.26.0", "0.32.0")
 DEADLINES = PublishDeadlines(
@@ -171,6 +174,29 @@ def test_a_sender_that_fails_costs_the_engines_that_wait_for_it_at_once(
     error = either.fails(1, "send of the trainer: ncclUnhandledCudaError")
     assert error.broken == sorted(either.urls)
     assert all(one.paused and "/finish_weight_update" not in one.calls for one in either.engines)
+
+
+def test_engines_without_room_are_all_named_and_nobody_waits_for_the_broadcast(either: Setup) -> None:
+    for one in either.engines:
+        one.refuses["/update_weights"] = str(PermanentUpdateError("no room"))
+    either.meeting.groups[0].hang = True
+    error = either.fails(1, f"update of {either.urls[0]} and {either.urls[1]}: no room$")
+    assert error.permanent
+    assert not [one for one in threading.enumerate() if "send" in one.name], "the sender is free"
+
+
+@pytest.mark.parametrize("place", ["before the first packet", "while engines wait"])
+def test_a_trainer_without_room_for_its_packets_is_named_with_its_keys(
+    either: Setup, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def no_room(*_: object) -> None:
+        if place == "while engines wait":
+            until(lambda: all("/update_weights" in one.calls for one in either.engines), "both to wait")
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB.")
+
+    monkeypatch.setattr(nccl_transport, "_Lane", no_room)
+    error = either.fails(1, r"send of the trainer: no memory .* weights\.buffers=2 .*weights\.buffer_mb=0")
+    assert error.permanent and "lower weights.buffers or weights.buffer_mb" in str(error)
 
 
 def test_a_sender_that_cannot_be_freed_is_said_so(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
