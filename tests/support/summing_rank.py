@@ -1,8 +1,8 @@
 """One rank whose gradients are summed; started by test_gradient_sums: `summing_rank.py FOLDER JSON`.
 
-JSON has `cases`, names of CASES. Of each, FOLDER gets this rank's gradients of every step as they reached
-the optimizer, and the order of events: `gradient` where a backward pass adds one, `sum NUMBERS` where a sum
-begins.
+JSON has `cases`, names of CASES, and `kind`, cpu or gpu. Of each case, FOLDER gets this rank's gradients of
+every step as they reached the optimizer, and the order of events: `gradient` where a backward pass adds one,
+`sum NUMBERS` where a sum begins.
 """
 
 import json
@@ -64,9 +64,9 @@ def micro_batches(case: str, step: int, rank: int) -> list[PipelineBatchEncoding
     return found
 
 
-def learner_of_case(case: str, ranks: Ranks, folder: Path) -> Learner:
+def learner_of_case(case: str, ranks: Ranks, folder: Path, kind: str = "cpu") -> Learner:
     """Without clipping; its optimizer leaves the weights alone."""
-    cfg = trainer_config(folder, tiny_model(), **CASES[case][1])
+    cfg = trainer_config(folder, tiny_model(), hardware={"kind": kind}, **CASES[case][1])
     torch.manual_seed(0)
     learner = build_learner(cfg, ranks, folder / "model")
     learner.gradient_clipping_threshold = None
@@ -96,9 +96,9 @@ def accumulate(learner: Learner, case: str, step: int, rank: int) -> None:
 class Run:
     """The steps of one case on this rank."""
 
-    def __init__(self, case: str, ranks: Ranks, folder: Path) -> None:
+    def __init__(self, case: str, ranks: Ranks, folder: Path, kind: str) -> None:
         self.case, self.rank, self.folder = case, ranks.index, folder
-        self.learner = learner_of_case(case, ranks, folder)
+        self.learner = learner_of_case(case, ranks, folder, kind)
         self.events: list[list[str]] = []
         for parameter in self.learner.policy.parameters():
             if parameter.requires_grad:
@@ -151,7 +151,8 @@ class Run:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     gradient_sums.BUCKET_BYTES = BUCKET_BYTES
-    own = join_ranks(cpu=True)
-    for name in json.loads(sys.argv[2])["cases"]:
-        Run(name, own, Path(sys.argv[1]) / name)
+    options = json.loads(sys.argv[2])
+    own = join_ranks(cpu=options["kind"] == "cpu")
+    for name in options["cases"]:
+        Run(name, own, Path(sys.argv[1]) / name, options["kind"])
     own.close()
