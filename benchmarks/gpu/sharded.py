@@ -1,19 +1,26 @@
 """The sharded trainer on several GPUs of one host: tokens per second and GPU, memory, gathering, saving.
 
     accelerate launch --num_processes 2 -m benchmarks.gpu.sharded [--size 4B] [--mode full] [--eager]
-                      [--replicated] [--keep-gathered] [--save] [--micro-batches 1] [--cpu]
-                      [--out FILE]
+                      [--replicated] [--keep-gathered] [--save] [--micro-batches 1] [--rounds 5]
+                      [--cpu] [--out FILE]
 
 Each rank trains packs of its own as in `benchmarks.gpu.trainer`; with `--replicated` every rank holds
-everything and gradients are summed, for comparison. `--save` times the collection of a checkpoint as well.
+everything and gradients are summed, for comparison: the step with sums in buckets beside the last backward
+pass (as the trainer makes it), with the same buckets behind it, with one blocking sum after the other, and
+without any sum, in turns, `--rounds` times. `--save` times the collection of a checkpoint as well.
 `--cpu` rehearses it with a tiny model and short packs.
 """
 
 import json
 import os
+import statistics
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from benchmarks._figures import RESULTS, Figure, command_line, report
 from benchmarks._texts import RL, learner_for
@@ -29,10 +36,63 @@ from benchmarks.gpu.trainer import (
     timed,
 )
 from pipelinerl.finetune.checkpoints import collect_tensors
-from pipelinerl.finetune.ranks import join_ranks
+from pipelinerl.finetune.gradient_sums import GradientSums
+from pipelinerl.finetune.ranks import Ranks, join_ranks
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
+from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.model import prepare_model
+
+BESIDE, BEHIND, SINGLE, NONE = "buckets beside the backward", "buckets behind it", "single sums", "no sums"
+"""Ways of summing gradients over ranks that hold all weights each."""
+
+
+class SingleSums(GradientSums):
+    """One blocking sum for each gradient, behind the backward pass: what buckets are compared with."""
+
+    def __init__(self, ranks: Ranks, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__(ranks, [])
+        self._own = parameters
+
+    def begin(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        self._ranks.gather(None)
+        for parameter in self._own:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+
+
+def ways_compared(learner: Learner, step: Callable[[bool], None], rounds: int) -> list[Figure]:
+    """Medians of whole steps; `step` takes whether its last micro-batch is marked as such."""
+    parameters = [p for group in learner.optimiser.param_groups for p in group["params"]]
+    single = SingleSums(learner.ranks, parameters)
+    usual, on_gpu = learner.sums, learner.device.type == "cuda"
+    ways = {BESIDE: usual, BEHIND: usual, SINGLE: single, NONE: None}
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    peaks = dict.fromkeys(ways, 0)
+    for round_ in range(rounds + 1):
+        for way, sums in ways.items():
+            learner.sums = sums
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+            learner.ranks.gather(None)
+            seconds = timed(partial(step, way == BESIDE), 1)
+            # Who is slowest decides: a step ends when all ranks have the sums.
+            slowest = max(learner.ranks.gather(seconds))
+            if round_ > 0:  # the first one of each warms up
+                times[way].append(slowest)
+            peaks[way] = max(peaks[way], torch.cuda.max_memory_allocated() if on_gpu else 0)
+    learner.sums = usual
+    found = {way: 1e3 * statistics.median(seconds) for way, seconds in times.items()}
+    figures = [Figure("gradients", sum(p.nbytes for p in parameters) / 1e9, "GB")]
+    figures += [Figure(f"a step, {way}", ms, "ms") for way, ms in found.items()]
+    figures += [
+        Figure(f"what sums add, {way}", found[way] - found[NONE], "ms") for way in (BESIDE, BEHIND, SINGLE)
+    ]
+    return figures + [Figure(f"peak memory, {way}", peak / 1e9, "GB") for way, peak in peaks.items()]
 
 
 def main() -> int:
@@ -49,12 +109,13 @@ def main() -> int:
     keys = {"use_deepspeed": not options.replicated, "deepspeed_config": stage}
     learner = learner_for(model, ranks, bfloat16=True, **keys)
 
-    def step() -> None:
-        learner.accumulate(batch, targets_of(batch, RL), Coefficients())
+    def step(last: bool = False) -> None:
+        one = replace(batch, is_last=last)
+        learner.accumulate(one, targets_of(one, RL), Coefficients())
 
-    def whole() -> None:
-        for _ in range(options.micro_batches):
-            step()
+    def whole(marked: bool = True) -> None:
+        for micro in range(options.micro_batches):
+            step(marked and micro == options.micro_batches - 1)
         learner.apply()
 
     first = timed(whole, 1)
@@ -76,6 +137,8 @@ def main() -> int:
         Figure("gathering weights for engines", 1e3 * publishing, "ms"),
         Figure("first step", first, "s"),
     ]
+    if learner.sums is not None:
+        figures += ways_compared(learner, whole, options.rounds)
     if options.save:
         figures.append(Figure("collecting a checkpoint", timed(lambda: collect_tensors(learner), 1), "s"))
     if ranks.is_main:

@@ -1,11 +1,9 @@
 """The trainer's ranks: nothing at all for one process, accelerate's process group for several."""
 
 import os
-from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
@@ -29,8 +27,9 @@ class Ranks:
         """The value of every rank, in order, on every rank."""
         return [value]
 
-    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Replace each gradient by its sum over ranks."""
+    def arrive(self) -> dist.Work:
+        """Of several ranks: a handle that is complete once all of them have called this."""
+        raise NotImplementedError("one rank waits for no other")
 
     def close(self) -> None:
         """Leave the process group."""
@@ -57,14 +56,8 @@ class AccelerateRanks(Ranks):
         dist.all_gather_object(gathered, value, group=self._hosts)
         return gathered
 
-    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        dist.barrier(self._hosts)
-        for parameter in parameters:
-            if not parameter.requires_grad:
-                continue
-            if parameter.grad is None:  # a rank without any label takes part all the same
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad)
+    def arrive(self) -> dist.Work:
+        return dist.barrier(self._hosts, async_op=True)
 
     def close(self) -> None:
         self._state.destroy_process_group()

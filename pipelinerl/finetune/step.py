@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.gradient_sums import GradientSums
 from pipelinerl.finetune.metrics import text_means, token_statistics
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
@@ -61,9 +62,17 @@ class Learner:
 
     probe: np.ndarray | None = None
     """Ids on which engines and this policy are compared, int32 `[N, P]`; drawn at the first use."""
+    sums: GradientSums | None = field(default=None, init=False)
+    """Of several ranks that hold all weights each; shards are summed by FSDP."""
     _gathered: list[tuple[str, torch.Tensor]] = field(default_factory=list, init=False)
     _rounding: float | None = field(default=None, init=False)
     _scored: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.ranks.count > 1 and not self.sharded:
+            masters = dict(self.masters.pairs) if self.masters is not None else {}
+            trained = [p for p in self.policy.parameters() if p.requires_grad]
+            self.sums = GradientSums(self.ranks, [(p, masters.get(p, p)) for p in trained])
 
     @property
     def model(self) -> PreTrainedModel:
@@ -92,7 +101,8 @@ class Learner:
         """Add one micro-batch's gradient; returns its statistics, still on the device.
 
         A batch without targets (a sentinel) adds nothing and gives None; a sharded policy takes part in its
-        forward and backward all the same, because the other ranks need its shards.
+        forward and backward all the same, because the other ranks need its shards. Behind the last
+        micro-batch of a step (`batch.is_last`) comes `apply`.
         """
         if len(targets.positions) == 0:
             if self.sharded:
@@ -100,6 +110,8 @@ class Learner:
             return None
         inputs = self._loss_inputs(batch, targets)
         loss = total_loss(inputs, self.rl, coefficients)
+        if self.sums is not None and batch.is_last:
+            self.sums.begin()
         # Sharded, gradients are averaged over ranks; the objective is their sum.
         (loss * self.ranks.count if self.sharded else loss).backward()
         count = self._move(targets.count)
@@ -112,8 +124,8 @@ class Learner:
         Raises FloatingPointError, leaving the weights alone, when the norm is not finite.
         """
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
-        if not self.sharded:
-            self.ranks.sum_gradients(parameters)
+        if self.sums is not None:
+            self.sums.finish()
         limit = self.gradient_clipping_threshold
         norm = float(whole(clip_grad_norm_(parameters, float("inf") if limit is None else limit)))
         if not np.isfinite(norm):

@@ -17,7 +17,8 @@ class MasterWeights:
 
     def __init__(self, module: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:
         """Replace the parameters of `module` in place; tied parameters stay tied."""
-        self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self.pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+        """What the model computes with, and its master, of each trained parameter."""
         replaced: dict[int, nn.Parameter] = {}
         for owner in module.modules():
             for name, master in list(owner._parameters.items()):
@@ -30,7 +31,7 @@ class MasterWeights:
     def _copy(self, master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
         copy = nn.Parameter(master.detach().to(dtype, copy=True), requires_grad=master.requires_grad)
         if master.requires_grad:
-            self._pairs.append((copy, master))
+            self.pairs.append((copy, master))
 
             def add_to_master(parameter: torch.Tensor) -> None:
                 gradient, parameter.grad = parameter.grad, None
@@ -47,9 +48,9 @@ class MasterWeights:
     @torch.no_grad()
     def publish(self) -> None:
         """Round the masters into the model: to be called after each optimizer step."""
-        copies, masters = zip(*self._pairs, strict=True)
+        copies, masters = zip(*self.pairs, strict=True)
         torch._foreach_copy_(list(copies), list(masters))
 
     def master_of(self) -> dict[int, torch.Tensor]:
         """Master by the id of the model's parameter."""
-        return {id(copy): master.detach() for copy, master in self._pairs}
+        return {id(copy): master.detach() for copy, master in self.pairs}

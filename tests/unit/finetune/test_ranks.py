@@ -32,9 +32,11 @@ def results(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     return load_file(folder / "finetune/current/model.safetensors"), summary
 
 
-def start_ranks(folder: Path, count: int, **fields: Any) -> list[tuple[int, str]]:
+def start_ranks(
+    folder: Path, count: int, program: str = "two_ranks.py", **fields: Any
+) -> list[tuple[int, str]]:
     """Exit code and stderr of each rank; the variables are those that a distributed launcher sets."""
-    script = str(ROOT / "tests/support/two_ranks.py")
+    script = str(ROOT / "tests/support" / program)
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count)}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
