@@ -7,15 +7,29 @@ from pathlib import Path
 from typing import Any
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_SIZED_OTHERWISE = (
+    "kv_lora_rank",  # latent attention
+    "mamba_d_state",  # hybrids
+    "intermediate_size_mlp",  # experts that are laid out in other ways: Llama 4, ERNIE 4.5, Jamba, DBRX
+    "moe_k",
+    "moe_num_experts",
+    "expert_layer_period",
+    "ffn_config",
+)
+"""Keys of architectures whose weights are not counted here."""
+_TIED = ("gemma", "cohere")
+"""Families whose configurations leave `tie_word_embeddings` out where it is true."""
 
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """Numbers of one dense decoder."""
+    """Numbers of one decoder, dense or a mixture of experts."""
 
     layers: int
     hidden: int
     mlp: int
+    """Width of a dense layer's MLP."""
     queries: int
     """Numbers of a token's queries in a layer, all heads together."""
     keys: int
@@ -23,12 +37,33 @@ class DecoderShape:
     vocabulary: int
     tied: bool
     """Whether the embedding is the output head as well."""
+    dense_layers: int
+    """Layers with a dense MLP; the others choose between experts."""
+    experts: int = 0
+    """Of one layer; 0 for a dense decoder, as the following three."""
+    active_experts: int = 0
+    """How many of them a token passes through."""
+    expert_mlp: int = 0
+    """Width of one expert's MLP."""
+    shared_mlp: int = 0
+    """Width of the MLP that every token passes through beside its experts, all shared experts together."""
 
     @property
     def parameters(self) -> int:
-        """Weights in matrices; the others do not matter."""
-        layer = self.hidden * (2 * self.queries + 2 * self.keys + 3 * self.mlp)
-        return self.layers * layer + self.vocabulary * self.hidden * (1 if self.tied else 2)
+        """Weights in matrices, those of all experts included; the others do not matter."""
+        return self._count(self.experts)
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights in matrices that one token passes through, the whole embedding included."""
+        return self._count(self.active_experts)
+
+    def _count(self, experts: int) -> int:
+        attention = self.layers * self.hidden * (2 * self.queries + 2 * self.keys)
+        dense = self.dense_layers * 3 * self.hidden * self.mlp
+        mixed = 3 * (experts * self.expert_mlp + self.shared_mlp) + self.experts  # the last is the router
+        sparse = (self.layers - self.dense_layers) * self.hidden * mixed
+        return attention + dense + sparse + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
 
 def model_config(model: str, ask_hub: bool) -> dict[str, Any] | None:
@@ -60,26 +95,64 @@ def _of_hub(name: str, ask: bool) -> str | None:
         return None
 
 
+def _decoder(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that describes the text decoder; models that also see have several."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return config
+    key = "tie_word_embeddings"  # may be said for the whole model
+    return text if key in text or key not in config else text | {key: config[key]}
+
+
 def has_experts(config: dict[str, Any]) -> bool:
     """Whether layers choose between experts."""
-    return any((config.get(name) or 0) > 1 for name in _EXPERTS)
+    return _experts(_decoder(config)) > 1
+
+
+def _experts(config: dict[str, Any]) -> int:
+    return max(int(config.get(name) or 0) for name in _EXPERTS)
 
 
 def decoder_shape(config: dict[str, Any] | None) -> DecoderShape | None:
-    """The shape of a dense decoder; None for any other architecture, of which nothing was measured."""
-    if config is None or has_experts(config):
+    """The shape of a decoder whose layers all attend; None for any other, and where sizes are missing."""
+    if config is None:
+        return None
+    config = _decoder(config)
+    linear = "linear_attention" in (config.get("layer_types") or ())
+    if linear or any(config.get(key) for key in _SIZED_OTHERWISE):
         return None
     try:
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         head = int(config.get("head_dim") or hidden // heads)
+        layers = int(config["num_hidden_layers"])
         return DecoderShape(
-            layers=int(config["num_hidden_layers"]),
+            layers=layers,
             hidden=hidden,
             mlp=int(config["intermediate_size"]),
             queries=heads * head,
             keys=int(config.get("num_key_value_heads") or heads) * head,
             vocabulary=int(config["vocab_size"]),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            tied=bool(config.get("tie_word_embeddings", str(config.get("model_type")).startswith(_TIED))),
+            **(_mixture(config, layers) if has_experts(config) else {"dense_layers": layers}),
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
+
+
+def _mixture(config: dict[str, Any], layers: int) -> dict[str, int]:
+    """The fields that describe experts. Raises KeyError where a size is missing."""
+    expert = int(config.get("moe_intermediate_size") or config["intermediate_size"])
+    shared = next((int(config[name]) for name in _SHARED if config.get(name)), 0)
+    return {
+        "dense_layers": sum(_is_dense(config, layer) for layer in range(layers)),
+        "experts": _experts(config),
+        "active_experts": int(config["num_experts_per_tok"]),
+        "expert_mlp": expert,
+        "shared_mlp": shared or int(config.get("n_shared_experts") or 0) * expert,
+    }
+
+
+def _is_dense(config: dict[str, Any], layer: int) -> bool:
+    first = int(config.get("first_k_dense_replace") or 0)
+    step = int(config.get("decoder_sparse_step") or 1)
+    return layer < first or layer in (config.get("mlp_only_layers") or ()) or (layer + 1) % step != 0

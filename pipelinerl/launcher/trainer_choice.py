@@ -92,6 +92,8 @@ def _checkpointing(
     shape, room = decoder_shape(config), _room(cfg, devices, memory_of)
     if not tune.load_as_bf16 or not tune.use_flash_attention:
         return True, True, "not measured for attention text by text"
+    if shape is not None and shape.experts:
+        return True, True, "not measured for layers with experts"
     if shape is None or room is None:
         unknown = "the card's memory" if room is None else f"the sizes of {cfg.policy_path}"
         return True, True, f"{unknown} cannot be read"
