@@ -30,6 +30,7 @@ from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line
 from benchmarks.gpu import runs
 from benchmarks.gpu.runs import LimitedRun
 from benchmarks.gpu.served import TOKENIZER
+from benchmarks.gpu.steady import numbers
 from benchmarks.gpu.trl import on_loopback
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.report_page import CHOICES
@@ -218,11 +219,7 @@ def read_run(out: Path, begun: float) -> dict[str, Any]:
         "first_step_s": steps[0]["time"] - begun if steps else None,
         "steps": [
             {"at": row["time"] - begun}
-            | {
-                key: value
-                for key, value in row.items()
-                if key.startswith(kept) and isinstance(value, (int, float))
-            }
+            | {key: one for key, one in numbers(row).items() if key.startswith(begins)}
             for row in steps
         ],
     }

@@ -39,7 +39,7 @@ from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, e
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.modeling.logprobs import token_scores
-from pipelinerl.modeling.model import distinct_parameters, output_head, prepare_model
+from pipelinerl.modeling.model import active_parameters, output_head, prepare_model
 
 PEAK_FLOPS = 990e12
 TOKENS, TEXT, PROMPT = 16_384, 2_048, 64
@@ -97,7 +97,8 @@ def build(size: str, device: str = "cuda") -> PreTrainedModel:
 
 
 def count(model: PreTrainedModel) -> int:
-    return sum(parameter.numel() for _, parameter in distinct_parameters(model))
+    """Parameters of a token, for MFU."""
+    return active_parameters(model)
 
 
 def micro_batch(count: int = TOKENS // TEXT, length: int = TEXT, vocab: int = VOCAB) -> PipelineBatchEncoding:

@@ -88,7 +88,7 @@ class Trainer:
         self._compilation = LaterCompilation(self.learner, cfg)
         self._memory = MemoryDebug(cfg.finetune.memory_debug, self.learner.device)
         peak = peak_flops(self.learner.device, self.learner.bfloat16)
-        self._hardware = Hardware(cfg.finetune.seq_length, self.learner.elements, peak)
+        self._hardware = Hardware(cfg.finetune.seq_length, self.learner.active_elements, peak)
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
         self._announcements: TrainerAnnouncements | None = None

@@ -169,8 +169,9 @@ def token_statistics(
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What throughput is compared with: tokens that a row has room for, numbers in the model, and the
-    operations per second of one device in the type that the model computes in (None: not known)."""
+    """What throughput is compared with: tokens that a row has room for, numbers in the model that one token
+    passes through, and the operations per second of one device in the type that the model computes in (None:
+    not known)."""
 
     row: int
     parameters: int

@@ -21,7 +21,7 @@ from pipelinerl.finetune.rl.targets import Targets
 from pipelinerl.modeling.logprobs import TokenScores
 from pipelinerl.modeling.lora import is_adapter
 from pipelinerl.modeling.masters import MasterWeights
-from pipelinerl.modeling.model import distinct_parameters
+from pipelinerl.modeling.model import active_parameters, distinct_parameters
 from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.prefixes import distinct_pairs
 from pipelinerl.modeling.row import Row
@@ -141,6 +141,11 @@ class Learner:
     def elements(self) -> int:
         """Numbers that `weights` holds."""
         return sum(p.numel() for name, p in self.model.named_parameters() if not is_adapter(name))
+
+    @property
+    def active_elements(self) -> int:
+        """Of them, those that one token passes through: as many experts as it is given."""
+        return active_parameters(self.model)
 
     def prepare_publishing(self) -> None:
         """Collective, before the main rank calls `weights`, `score_rows` of the probe or `probe_rounding`.

@@ -151,6 +151,28 @@ def distinct_parameters(
             yield merged_name(name), merged_weight(model, name, parameter, exact)
 
 
+def active_parameters(model: nn.Module) -> int:
+    """Numbers that one token passes through, the whole embedding included, adapters and ties left out.
+
+    Of a layer's experts those that its router chooses for a token; all of them where the configuration does
+    not say how many that is (`num_experts_per_tok`).
+    """
+    chosen = getattr(model.config.get_text_config(decoder=True), "num_experts_per_tok", None)
+    total = 0
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            continue
+        before, inside, _ = name.partition(".experts.")
+        if not inside or not chosen:
+            total += parameter.numel()
+            continue
+        experts = model.get_submodule(f"{before}.experts")
+        # A list with a module for each expert, or tensors whose first dimension is the expert.
+        count = len(experts) if isinstance(experts, nn.ModuleList) else parameter.shape[0]
+        total += parameter.numel() * chosen // count
+    return total
+
+
 def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Named tensors that a model folder holds beside the parameters, such as the biases of a MoE router."""
     saved = model.state_dict().keys()

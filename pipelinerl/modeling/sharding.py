@@ -29,6 +29,7 @@ def shard_policy(policy: Policy, sharding: Sharding, bfloat16: bool) -> None:
     computing = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bfloat16 else None,
         reduce_dtype=torch.bfloat16 if sharding.reduce_bfloat16 else torch.float32,
+        cast_forward_inputs=False,  # they have that type, unless `Float32Activations` measures its rounding
     )
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     mesh = init_device_mesh(device, (dist.get_world_size(),))

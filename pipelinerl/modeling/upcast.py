@@ -2,7 +2,8 @@
 
 Used by the trainer (`pipelinerl/finetune/step.py`) to tell how far apart two sound bfloat16 forwards may be.
 Weights stay as they are, and one at a time is widened where it meets an activation, so that it works for
-sharded policies and needs no second copy of the model.
+sharded policies and needs no second copy of the model. Grouped products of experts still round what goes in
+and comes out, which hides 2 % of the rounding at the width of Qwen3-30B-A3B.
 """
 
 from typing import Any

@@ -72,3 +72,26 @@ def causal_lm(
         pad_token_id=None,
     )
     return Qwen3ForCausalLM(config)
+
+
+def mixture_lm(vocab_size: int, *, hidden: int = 64, spread: float = 0.1, seed: int = 0) -> "PreTrainedModel":
+    """A random Qwen3-MoE of four layers; a token passes through two of eight experts in each."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3MoeConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        moe_intermediate_size=hidden // 2,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        initializer_range=spread,
+    )
+    return Qwen3MoeForCausalLM(config)

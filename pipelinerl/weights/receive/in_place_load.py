@@ -3,6 +3,11 @@
 vLLM keeps several tensors of a checkpoint in one parameter, such as queries, keys and values, and its own way
 of loading asks every layer anew where each belongs. Here that is worked out once, from the names, and
 believed only if the model holds exactly the version that it has just loaded its own way.
+
+All experts of a layer lie in two parameters: `[experts, 2 * width, hidden]` for gate and up,
+`[experts, hidden, width]` for down. The trainer sends both as they are, so that two copies fill a layer; a
+checkpoint with tensors of single experts has a slice for each. Kernels that want experts permuted are found
+by the comparison.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +19,12 @@ Named = Sequence[tuple[str, torch.Tensor]]
 Packed = Mapping[str, Sequence[str]]
 # What attention layers of vLLM call theirs; it is no copy of weights.
 KV_CACHE = "kv_cache"
+# vLLM's mixtures do not name it, though their dense layers and shared experts have it.
+GATE_UP: Packed = {"gate_up_proj": ("gate_proj", "up_proj")}
+# Numbers that are compared at once: the experts of one layer are 600 MB, and little memory is free.
+COMPARED = 2**24
+# A copy costs Python 5 us: one for each tensor up to here is 20 ms.
+MOST_SINGLE_COPIES = 4096
 
 
 class NoInPlaceLoad(ValueError):
@@ -31,10 +42,12 @@ class InPlaceLoad:
         first dimension (vLLM's `packed_modules_mapping`). Raises NoInPlaceLoad.
         """
         _check_nothing_derived(model)
-        parameters = dict(model.named_parameters())
+        parameters, experts = dict(model.named_parameters()), _experts(model)
         parts: dict[str, list[tuple[int, str, torch.Tensor]]] = {}
         for name, tensor in tensors:
-            target, position = _target(name, parameters, packed)
+            target, position = _of_experts(name, experts) or _target(name, parameters, {**GATE_UP, **packed})
+            if target not in parameters:
+                raise NoInPlaceLoad(f"the model has no parameter for {name}")
             parts.setdefault(target, []).append((position, name, tensor))
         self._places: dict[str, torch.Tensor] = {}
         for target, found in parts.items():
@@ -66,8 +79,36 @@ class InPlaceLoad:
         given = {name: tensor.shape for name, tensor in tensors}
         if given != {name: place.shape for name, place in self._places.items()}:
             raise ValueError("names or shapes of the tensors have changed since the first version")
+        if len(tensors) > MOST_SINGLE_COPIES:
+            places = [self._places[name] for name, _ in tensors]
+            torch._foreach_copy_(places, [tensor for _, tensor in tensors], non_blocking=True)
+            return
         for name, tensor in tensors:
             self._places[name].copy_(tensor, non_blocking=True)
+
+
+def _experts(model: torch.nn.Module) -> dict[str, tuple[str, int]]:
+    """For the names of experts in a checkpoint, or for what they begin with up to a dot: the parameter, and
+    which of its parts the tensor is. Both from vLLM's own mapping."""
+    found: dict[str, tuple[str, int]] = {}
+    for path, module in model.named_modules():
+        if not (hasattr(module, "get_expert_mapping") and hasattr(module, "layer_name")):
+            continue
+        start = module.layer_name.removesuffix("experts")
+        for parameter, name, expert, part in module.get_expert_mapping(include_fused=True):
+            target = f"{path}.{parameter.removeprefix('experts.')}"
+            position = 2 * expert + (part == "w3")  # w1 and w3 are gate and up, w2 is alone in its parameter
+            # A name is there twice where gate and up are one tensor; its first part says where it begins.
+            found.setdefault(start + name, (target, position))
+    return found
+
+
+def _of_experts(name: str, experts: Mapping[str, tuple[str, int]]) -> tuple[str, int] | None:
+    if name in experts:
+        return experts[name][0], 0  # all experts of a layer
+    start, dot, kind = name.rpartition(".")
+    target, position = experts.get(start + dot, ("", 0))
+    return (target + kind, position) if target else None
 
 
 def _target(name: str, parameters: Mapping[str, torch.Tensor], packed: Packed) -> tuple[str, int]:
@@ -87,6 +128,10 @@ def _slices(fused: str, parameter: torch.Tensor, parts: Named) -> dict[str, torc
     """The part of a parameter for each of its tensors, which lie one behind the other."""
     if [tensor.shape for _, tensor in parts] == [parameter.shape]:  # also a number, which has no rows
         return {parts[0][0]: parameter.detach()}
+    if parameter.dim() > 1 and all(tensor.dim() == parameter.dim() - 1 for _, tensor in parts):
+        if not parameter.is_contiguous():
+            raise NoInPlaceLoad(f"{fused} does not lie in one piece")
+        parameter = parameter.detach().flatten(0, 1)  # one expert behind the other
     if not all(one.dim() for one in (parameter, *(tensor for _, tensor in parts))):
         raise NoInPlaceLoad(f"{fused} or one of its tensors is a single number")
     rows = sum(len(tensor) for _, tensor in parts)
@@ -108,9 +153,11 @@ def _slices(fused: str, parameter: torch.Tensor, parts: Named) -> dict[str, torc
 
 
 def _equal(place: torch.Tensor, tensor: torch.Tensor) -> bool:
-    # Needs memory for the tensor and its comparison; for want of it a model that is loaded must not fail.
+    # Needs memory for what is compared; for want of it a model that is loaded must not fail.
+    rows = max(1, COMPARED // max(1, place[0].numel())) if place.dim() and len(place) else 1
+    pieces = zip(place.split(rows), tensor.split(rows)) if place.dim() else [(place, tensor)]
     try:
-        return torch.equal(place, tensor.to(place))
+        return all(torch.equal(one, other.to(one)) for one, other in pieces)
     except torch.OutOfMemoryError:
         raise NoInPlaceLoad(f"no memory is left to compare {list(place.shape)} numbers") from None
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from pipelinerl.weights.receive import in_place_load as module
 from pipelinerl.weights.receive.in_place_load import InPlaceLoad, NoInPlaceLoad
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
@@ -187,3 +188,190 @@ def test_other_tensors_than_the_first_version_change_nothing(loaded: Served) -> 
         with pytest.raises(ValueError, match="have changed since the first version"):
             in_place.load(wrong)
     assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.state_dict().items())
+
+
+EXPERTS, WIDTH = 3, 6
+
+
+class RoutedExperts(nn.Module):
+    """Experts of a layer as vLLM keeps them, with its mapping of names (0.26 to 0.33)."""
+
+    def __init__(self, layer_name: str) -> None:
+        super().__init__()
+        self.layer_name = layer_name
+        self.w13_weight = nn.Parameter(torch.zeros(EXPERTS, 2 * WIDTH, 8))
+        self.w2_weight = nn.Parameter(torch.zeros(EXPERTS, 8, WIDTH))
+
+    def get_expert_mapping(self, include_fused: bool = False) -> list[tuple[str, str, int, str]]:
+        fused = [
+            ("experts.w13_weight", "experts.gate_up_proj", 0, "w1"),
+            ("experts.w13_weight", "experts.gate_up_proj", 1, "w3"),
+            ("experts.w2_weight", "experts.down_proj", 0, "w2"),
+        ]
+        both = [
+            ("experts.w13_", f"experts.{expert}.gate_up_proj.", expert, part)
+            for expert in range(EXPERTS)
+            for part in ("w1", "w3")
+        ]
+        parts = (("w1", "w13_", "gate_proj"), ("w2", "w2_", "down_proj"), ("w3", "w13_", "up_proj"))
+        single = [
+            (f"experts.{parameter}", f"experts.{expert}.{name}.", expert, part)
+            for expert in range(EXPERTS)
+            for part, parameter, name in parts
+        ]
+        return fused * include_fused + both + single
+
+
+class Runner(nn.Module):
+    def __init__(self, layer_name: str) -> None:
+        super().__init__()
+        self.routed_experts = RoutedExperts(layer_name)
+
+
+class Mixture(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, EXPERTS, bias=False)
+        self.shared = nn.Module()
+        self.shared.gate_up_proj = nn.Linear(8, 8, bias=False)
+        self.experts = Runner(f"layers.{number}.mlp.experts")
+
+
+class ServedMixture(nn.Module):
+    """Two layers of experts in bfloat16, gate, up and down of expert e at [e]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Module() for _ in range(2))
+        for number, layer in enumerate(self.layers):
+            layer.mlp = Mixture(number)
+        self.to(torch.bfloat16)
+
+    def load_its_own_way(self, seed: int) -> None:
+        with torch.no_grad():
+            for layer, given in zip(self.layers, drawn(seed), strict=True):
+                routed = layer.mlp.experts.routed_experts
+                layer.mlp.gate.weight.copy_(given["gate"])
+                layer.mlp.shared.gate_up_proj.weight.copy_(torch.cat([given["s_gate"], given["s_up"]]))
+                for expert in range(EXPERTS):
+                    routed.w13_weight[expert, :WIDTH] = given["gate_proj"][expert]
+                    routed.w13_weight[expert, WIDTH:] = given["up_proj"][expert]
+                    routed.w2_weight[expert] = given["down_proj"][expert]
+
+
+def drawn(seed: int) -> list[dict[str, torch.Tensor]]:
+    """Weights of each layer; those of experts with the expert first."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes: dict[str, tuple[int, ...]] = {"gate": (EXPERTS, 8), "s_gate": (4, 8), "s_up": (4, 8)}
+    shapes |= dict.fromkeys(("gate_proj", "up_proj"), (EXPERTS, WIDTH, 8))
+    shapes |= {"down_proj": (EXPERTS, 8, WIDTH)}
+    return [{name: torch.randn(shapes[name], generator=generator) for name in shapes} for _ in range(2)]
+
+
+def mixture_version(seed: int, kind: str) -> Version:
+    """Under a checkpoint's names: all experts of a layer in two tensors, or each of them in three or two."""
+    found: Version = []
+    for number, given in enumerate(drawn(seed)):
+        start = f"layers.{number}.mlp."
+        found.append((f"{start}gate.weight", given["gate"]))
+        found += [(f"{start}shared.{part}_proj.weight", given[f"s_{part}"]) for part in ("up", "gate")]
+        gate, up, down = (given[f"{part}_proj"] for part in ("gate", "up", "down"))
+        if kind == "stacked":
+            found.append((f"{start}experts.gate_up_proj", torch.cat([gate, up], 1)))
+            found.append((f"{start}experts.down_proj", down))
+            continue
+        for expert in reversed(range(EXPERTS)):
+            parts = {"down": down[expert], "up": up[expert], "gate": gate[expert]}
+            if kind == "gate and up in one":
+                parts = {"gate_up": torch.cat([gate[expert], up[expert]]), "down": down[expert]}
+            found += [(f"{start}experts.{expert}.{part}_proj.weight", one) for part, one in parts.items()]
+    return found
+
+
+KINDS = ("stacked", "one by one", "gate and up in one")
+QKV = {"qkv_proj": PACKED["qkv_proj"]}
+
+
+@pytest.fixture
+def mixture() -> ServedMixture:
+    model = ServedMixture()
+    model.load_its_own_way(1)
+    return model
+
+
+@pytest.mark.parametrize("most_single", [0, 1000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_are_put_where_the_models_own_way_puts_them(
+    mixture: ServedMixture, kind: str, most_single: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_SINGLE_COPIES", most_single)
+    in_place = InPlaceLoad(mixture, mixture_version(1, kind), QKV)
+    in_place.load(mixture_version(2, kind))
+    expected = ServedMixture()
+    expected.load_its_own_way(2)
+    for name, tensor in state(expected).items():
+        assert torch.equal(tensor, mixture.state_dict()[name]), name
+    assert in_place.fits(mixture)
+
+
+def routed(model: ServedMixture) -> RoutedExperts:
+    found: RoutedExperts = model.layers[1].mlp.experts.routed_experts
+    return found
+
+
+def halves_swapped(model: ServedMixture) -> None:
+    routed(model).w13_weight.copy_(routed(model).w13_weight.roll(WIDTH, 1))
+
+
+def experts_swapped(model: ServedMixture) -> None:
+    routed(model).w2_weight.copy_(routed(model).w2_weight[[0, 2, 1]])
+
+
+def rows_shuffled(model: ServedMixture) -> None:
+    routed(model).w2_weight.copy_(routed(model).w2_weight[:, torch.arange(8).roll(1)])
+
+
+def experts_of_one_of_three_cards(model: ServedMixture) -> None:
+    for name, parameter in list(routed(model).named_parameters()):
+        setattr(routed(model), name, nn.Parameter(parameter[:1].clone()))
+
+
+def redundant(model: ServedMixture) -> None:
+    one = routed(model)
+    one.w2_weight = nn.Parameter(torch.cat([one.w2_weight, one.w2_weight[:1]]))
+
+
+def block_layout(model: ServedMixture) -> None:
+    one = routed(model)
+    one.w2_weight = nn.Parameter(one.w2_weight.unflatten(2, (2, 3)).transpose(1, 2).contiguous())
+
+
+OTHER_LAYOUTS: dict[str, tuple[Callable[[ServedMixture], None], str]] = {
+    "up before gate": (halves_swapped, r"does not hold layers.1.mlp.experts.\S*(gate|up)\S*"),
+    "experts in another order": (experts_swapped, r"does not hold layers.1.mlp.experts.\S*down_proj"),
+    "rows in another order": (rows_shuffled, r"does not hold layers.1.mlp.experts.\S*down_proj"),
+    "one card's experts": (experts_of_one_of_three_cards, r"w(13|2)_weight has \d+ rows"),
+    "an expert twice": (redundant, r"w2_weight (has \d+ rows|holds more than zeros behind)"),
+    "blocks": (block_layout, "w2_weight"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", OTHER_LAYOUTS)
+def test_experts_that_a_kernel_keeps_otherwise(
+    mixture: ServedMixture, change: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COMPARED", 50)  # an expert at a time
+    apply, reason = OTHER_LAYOUTS[change]
+    with torch.no_grad():
+        apply(mixture)
+    with pytest.raises(NoInPlaceLoad, match=reason):
+        InPlaceLoad(mixture, mixture_version(1, kind), QKV)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_version_without_one_of_the_experts(mixture: ServedMixture, kind: str) -> None:
+    whole = mixture_version(1, kind)
+    for missing in [name for name, _ in whole if ".experts." in name]:
+        with pytest.raises(NoInPlaceLoad, match=r"rows, its tensors|is in no version"):
+            InPlaceLoad(mixture, [one for one in whole if one[0] != missing], QKV)

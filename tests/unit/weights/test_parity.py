@@ -1,6 +1,6 @@
 """The comparison of engine and trainer lets sound bfloat16 models pass and refuses wrong ones, by default."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,18 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pipelinerl.config import RLConfig
+from pipelinerl.config.finetune import Sharding
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.policy import Policy
+from pipelinerl.modeling.sharding import shard_policy
 from pipelinerl.modeling.upcast import Float32Activations
 from pipelinerl.weights.send.parity import ParityLimits, ParityResult, check_parity, mean_limit, probe_ids
 from pipelinerl.weights.send.version_update import WeightUpdateError
-from tests.support.tiny_model import causal_lm
+from tests.support.tiny_model import causal_lm, mixture_lm
 
 DOMAINS = Path(__file__).resolve().parents[3] / "domains"
 TRAINED = ("guessing", "privacy_hopqa", "raro", "reputation_hacking")
@@ -130,6 +133,113 @@ def test_the_probe_is_what_the_policy_would_say_and_the_same_each_time(
     assert drawn.dtype == np.int32 and drawn.shape == (4, 64) and (drawn == again).all()
     random = probe_ids(int(learner.model.config.vocab_size))
     assert learner.score_rows(drawn).mean() > learner.score_rows(random).mean() + 3
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Learner]:
+    folder = tmp_path_factory.mktemp("mixture")
+    mixture_lm(256).save_pretrained(folder)
+    return folder, trainer(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+
+
+def served_mixture(folder: Path) -> Any:
+    """As other engines: expert by expert, and a token's weights of its experts stay in float32."""
+    model = served(folder)
+    model.set_experts_implementation("eager")
+    for layer in model.model.layers:
+        layer.mlp.gate.forward = float32_weights(layer.mlp.gate)
+    return model
+
+
+def float32_weights(gate: Any) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def forward(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits = torch.nn.functional.linear(hidden, gate.weight)
+        best, experts = logits.float().softmax(-1).topk(gate.top_k)
+        return logits, best / best.sum(-1, keepdim=True), experts
+
+    return forward
+
+
+def experts_of(model: Any) -> list[Any]:
+    return [layer.mlp.experts for layer in model.model.layers]
+
+
+def missing_expert(model: Any) -> None:
+    for experts in experts_of(model):
+        experts.down_proj[-1] = 0
+
+
+def expert_not_loaded(model: Any) -> None:
+    for experts in experts_of(model):
+        for weight in (experts.gate_up_proj, experts.down_proj):
+            weight[-1] = torch.randn_like(weight[-1].float()) * weight.float().std()
+
+
+def swapped_experts_of_one_layer(model: Any) -> None:
+    experts = middle(model).mlp.experts
+    for weight in (experts.gate_up_proj, experts.down_proj):
+        weight[[0, 1]] = weight[[1, 0]]
+
+
+def gate_and_up_swapped(model: Any) -> None:
+    for experts in experts_of(model):
+        weight = experts.gate_up_proj
+        weight.copy_(weight.roll(weight.shape[1] // 2, 1))
+
+
+def test_a_sound_mixture_passes_though_some_tokens_go_to_other_experts(mixture: tuple[Path, Learner]) -> None:
+    folder, learner = mixture
+    model, chosen = served_mixture(folder), []
+    for gate in [layer.mlp.gate for owner in (learner.model, model) for layer in owner.model.layers]:
+        gate.register_forward_hook(lambda gate, given, out: chosen.append(out[2].sort().values))
+    assert compare(model, learner).mean_abs < 2 * learner.probe_rounding()
+    ids = torch.from_numpy(learner.probe_ids().astype(np.int64))
+    chosen.clear()
+    learner.score_rows(ids.numpy())
+    model(ids)
+    own, other = torch.stack(chosen[:4]), torch.stack(chosen[4:])
+    assert 0 < (own != other).any(-1).float().mean() < 0.2
+
+
+@pytest.mark.parametrize(
+    "fault", [missing_expert, expert_not_loaded, swapped_experts_of_one_layer, gate_and_up_swapped]
+)
+def test_a_mixture_with_wrong_experts_is_refused(mixture: tuple[Path, Learner], fault: Fault) -> None:
+    folder, learner = mixture
+    model = served_mixture(folder)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        fault(model)
+    with pytest.raises(WeightUpdateError, match="log-probabilities differ"):
+        compare(model, learner)
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", [causal_lm, mixture_lm])
+def test_a_sharded_trainer_rounds_as_a_whole_one(
+    kind: Callable[..., PreTrainedModel], one_rank: None
+) -> None:
+    whole = trainer(kind(64, hidden=64))
+    sharded = trainer(kind(64, hidden=64), bfloat16=False)
+    shard_policy(sharded.policy, Sharding(), bfloat16=True)
+    sharded.bfloat16 = True
+    sharded.probe = whole.probe_ids()
+    assert sharded.probe_rounding() == pytest.approx(whole.probe_rounding(), rel=1e-3)
+    assert whole.probe_rounding() > 1e-3
+
+
+def test_rounding_of_a_mixture_is_what_float32_differs_by(mixture: tuple[Path, Learner]) -> None:
+    folder, learner = mixture
+    exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float()
+    expected = trainer(exact, bfloat16=False).score_rows(learner.probe_ids())
+    difference = np.abs(learner.score_rows(learner.probe_ids()) - expected).mean()
+    assert learner.probe_rounding() == pytest.approx(difference, rel=0.05)  # grouped products round
 
 
 def test_float32_activations_leave_out_what_bfloat16_rounds() -> None:
