@@ -41,9 +41,8 @@ def compile_once(decorators: ModuleType, wait_s: float = WAIT_S) -> None:
 
 def _under_lock(look: Callable[[Any, str], Any], wait_s: float) -> Callable[[Any, str], Any]:
     def look_under_lock(model: Any, path: str) -> Any:
-        found = look(model, path)
-        # What the eager backend runs is never kept, so that nobody would let go of the lock.
-        if found is not None or model.vllm_config.compilation_config.backend == "eager":
+        before, found = _made(path), look(model, path)
+        if found is not None or not _is_kept(model.vllm_config.compilation_config):
             return found
         try:
             lock = _lock(Path(f"{path}.lock"), wait_s)
@@ -52,9 +51,11 @@ def _under_lock(look: Callable[[Any, str], Any], wait_s: float) -> Callable[[Any
             return None
         if lock is None:
             log.warning("another engine did not compile %s within %g s", path, wait_s)
-        elif (found := look(model, path)) is not None:
+        elif (found := look(model, path)) is not None or _made(path) != before:
+            # What another engine has just made and cannot be loaded helps nobody: no further engine waits.
             _release(lock)
-            return found
+            if found is not None:
+                return found
         else:
             _release_when_saved(model, lock)
         log.info(COMPILES)
@@ -62,6 +63,19 @@ def _under_lock(look: Callable[[Any, str], Any], wait_s: float) -> Callable[[Any
 
     look_under_lock.__wrapped__ = look  # type: ignore[attr-defined]
     return look_under_lock
+
+
+def _is_kept(config: Any) -> bool:
+    """Whether a model that is compiled so can be loaded again.
+
+    A CPU build (`DYNAMO_TRACE_ONCE`) keeps what it never loads, and the eager backend keeps nothing.
+    """
+    return config.mode.name == "VLLM_COMPILE" and config.backend != "eager"
+
+
+def _made(path: str) -> int:
+    """When the compiled model was kept, in nanoseconds; 0 if there is none."""
+    return os.stat(path).st_mtime_ns if os.path.exists(path) else 0
 
 
 def _lock(path: Path, wait_s: float) -> int | None:

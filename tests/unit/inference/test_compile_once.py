@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 
 from pipelinerl.inference.compile_once import LOOK, SAVE, compile_once
+from tests.support.processes import until
 
 
 class Model:
     """What vLLM's decorator makes of a model: finding and keeping what was compiled, by a file."""
 
-    def __init__(self, path: Path, backend: str = "inductor") -> None:
-        self.vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(backend=backend))
+    def __init__(self, path: Path, backend: str = "inductor", mode: str = "VLLM_COMPILE") -> None:
+        compilation = SimpleNamespace(backend=backend, mode=SimpleNamespace(name=mode))
+        self.vllm_config = SimpleNamespace(compilation_config=compilation)
         self.path = path
 
     def save_aot_compiled_function(self) -> None:
@@ -102,17 +104,45 @@ def test_a_failed_save_lets_go_of_the_lock_and_a_model_is_left_as_it_was(tmp_pat
     assert start(decorators(wait_s=0.0), model, lambda: None) == "compiled"
 
 
-def decorators_that_find_nothing() -> Any:
+def decorators_that_find_nothing(wait_s: float = 0.0) -> Any:
     module: Any = ModuleType("vllm.compilation.decorators")
     setattr(module, LOOK, lambda model, path: None)
-    compile_once(module, 0.0)
+    compile_once(module, wait_s)
     return module
 
 
-def test_the_eager_back_end_which_keeps_nothing_takes_no_lock(tmp_path: Path) -> None:
-    model = Model(tmp_path / "model", backend="eager")
+@pytest.mark.parametrize("how", [{"backend": "eager"}, {"mode": "DYNAMO_TRACE_ONCE"}])
+def test_where_nothing_that_can_be_loaded_is_kept_there_is_no_lock(
+    tmp_path: Path, how: dict[str, str]
+) -> None:
+    model = Model(tmp_path / "model", **how)
     assert getattr(decorators(), LOOK)(model, str(model.path)) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_another_engine_made_and_nobody_can_load_is_waited_for_once(tmp_path: Path) -> None:
+    module, path = decorators_that_find_nothing(wait_s=60.0), tmp_path / "model"
+    together, ends = threading.Barrier(2), list[str]()
+
+    def engine() -> None:
+        ends.append(start(module, Model(path), lambda: together.wait(60)))
+
+    with (tmp_path / "model.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        engines = [threading.Thread(target=engine) for _ in range(2)]
+        for one in engines:
+            one.start()
+        until(lambda: len(waiting_for(tmp_path / "model.lock")) == 2, "two engines that wait")
+        path.write_text("what no other engine can load")
+    for one in engines:
+        one.join(60)
+    assert ends == ["compiled", "compiled"], "side by side: neither held up the other"
+
+
+def waiting_for(lock: Path) -> list[Path]:
+    """Descriptors of this process for a lock, without the one of the test."""
+    own = [link for link in Path("/proc/self/fd").iterdir() if link.exists() and link.resolve() == lock]
+    return own[1:]
 
 
 def test_ranks_of_one_engine_do_not_wait_for_each_other(tmp_path: Path) -> None:
