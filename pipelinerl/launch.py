@@ -40,6 +40,7 @@ from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.report import report_run
 from pipelinerl.run_state.accounting import reconcile
 from pipelinerl.run_state.announcements import forget_announcements
+from pipelinerl.run_state.start_times import launched_line
 from pipelinerl.streams import StreamError
 
 COMPLETED, FAILED, REFUSED = 0, 1, 2
@@ -131,6 +132,8 @@ def _run(
         folder.start_over(domain.folders)
         start_domain_over(composition.tree, domain, folder.path)
     setup_logging(folder.path, "launcher", "launcher_0")
+    log = logging.getLogger("pipelinerl.launch")
+    log.info(launched_line())
     backend.check_paths(folder.path, [cfg.model_path] if Path(cfg.model_path).is_dir() else [])
     plan = make_plan(composition, domain, folder, backend, dry_run, named, memory)
     print_choices(plan.rows)
@@ -142,7 +145,6 @@ def _run(
     keep_choices(folder.path, plan.rows)
     if plan.cfg.streams.backend == "files":
         forget_announcements(folder.path)
-    log = logging.getLogger("pipelinerl.launch")
     balance = BalanceWatch(plan.cfg)
     with ProgressDisplay(folder.path, plan.cfg.total_texts, plain=plain) as display:
 

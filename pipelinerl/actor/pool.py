@@ -36,12 +36,11 @@ class WorkerPool:
         output_dir: Path,
         job: int,
         count: int,
-        on_messages: Callable[[int, list[Message]], None],
-        on_death: Callable[[WorkerDied], None],
     ):
         self._argv = [sys.executable, "-m", "pipelinerl.actor.worker", str(output_dir), "--job", str(job)]
         self.count = count
-        self._on_messages, self._on_death = on_messages, on_death
+        self._on_messages: Callable[[int, list[Message]], None] | None = None
+        self._on_death: Callable[[WorkerDied], None] | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         self.channels: list[Channel] = []
         self._readers: list[asyncio.Task[None]] = []
@@ -51,6 +50,14 @@ class WorkerPool:
         self._beats: list[BeatWatch] = []
         self._last_words: dict[int, str] = {}
         self._stopping = False
+
+    def attach(
+        self, on_messages: Callable[[int, list[Message]], None], on_death: Callable[[WorkerDied], None]
+    ) -> None:
+        """From now on somebody listens; before, workers only say that they are alive."""
+        self._on_messages, self._on_death = on_messages, on_death
+        for index in sorted(self._last_words):
+            on_death(self._death(index))
 
     async def start(self, deadline_s: float) -> None:
         """Until every worker is ready. Raises WaitExpired, or WorkerDied with the worker's reason."""
@@ -85,7 +92,8 @@ class WorkerPool:
         if not self._stopping:
             self._last_words.setdefault(index, "")
             self._ready[index].set()  # `start` waits for it and then finds the last words
-            self._on_death(self._death(index))
+            if self._on_death is not None:
+                self._on_death(self._death(index))
 
     async def _pass_on(self, index: int) -> None:
         while (messages := await self.channels[index].receive()) is not None:
@@ -98,7 +106,7 @@ class WorkerPool:
                     self._last_words[index] = message.reason
                 else:
                     passed_on.append(message)
-            if passed_on:
+            if passed_on and self._on_messages is not None:
                 self._on_messages(index, passed_on)
 
     def _death(self, index: int) -> WorkerDied:
@@ -128,6 +136,8 @@ class WorkerPool:
 
     async def stop(self) -> None:
         """End all workers; those that do not within the deadline are killed, by process id."""
+        if self._stopping:
+            return
         self._stopping = True  # from now on a closed channel is what we asked for, not a death
         for channel in self.channels:
             channel.send(Stop())

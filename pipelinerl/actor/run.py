@@ -4,9 +4,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 from pipelinerl.actor.budget import LagBudget
 from pipelinerl.actor.evaluation import EvaluationPass
@@ -37,7 +35,9 @@ CLOSE_DEADLINE_S = 60.0
 class Actor:
     """One run of the actor, from the first version to the end of training."""
 
-    def __init__(self, cfg: Config, output_dir: Path, job: int, state: TrainerState, version: int):
+    def __init__(
+        self, cfg: Config, output_dir: Path, job: int, state: TrainerState, version: int, pool: WorkerPool
+    ):
         self.cfg, self.output_dir, self.state = cfg, output_dir, state
         self._told_at = 0.0
         self.domain: Domain = load_domain(cfg.domain_hooks)
@@ -47,7 +47,7 @@ class Actor:
         # A resume takes the snapshot of the checkpoint's version, which may lie a checkpoint interval back.
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
         self.snapshots = Snapshots(output_dir, "actor", keep)
-        self.pool = WorkerPool(output_dir, job, cfg.actor.rollout_workers, self._on_messages, self._fail)
+        self.pool = pool
         self.accounting = RolloutLog(output_dir, "actor")
         self.reporter = Reporter(output_dir, cfg, version)
         self.streams = {
@@ -64,6 +64,7 @@ class Actor:
         self._idle: Wait | None = None
         self._awake = False
         self._closed = False
+        pool.attach(self._on_messages, self._fail)
 
     def _scheduler(self, train: list[Problem], test: list[Problem], version: int) -> Scheduler:
         cfg, point = self.cfg, ResumePoint.read(self.output_dir)
@@ -96,8 +97,8 @@ class Actor:
             self.domain.restore(saved["domain"])
         return scheduler
 
-    async def run(self) -> None:
-        """Until training is done and the last version evaluated.
+    async def run(self, workers: "asyncio.Task[None]") -> None:
+        """Until training is done and the last version evaluated; `workers` is the pool's start.
 
         Raises RunFailed, WorkerDied, WaitExpired.
         """
@@ -105,7 +106,7 @@ class Actor:
             self.loop.add_signal_handler(number, self._fail, RunFailed(f"stopped by {number.name}"))
         checks = asyncio.create_task(self._check_regularly(), name="checks")
         try:
-            await self._unless_failed(self.pool.start(self.cfg.engine.start_deadline_s + CLOSE_DEADLINE_S))
+            await self._unless_failed(workers)
             self._tell_workers()
             # Before the first rollout: a run killed before its second version resumes from here.
             self._snapshot()
@@ -121,9 +122,8 @@ class Actor:
             self.reporter.stage(self.scheduler)  # the last look was amid an evaluation
             self.reporter.report(self.scheduler, self.writer.size)
 
-    async def _unless_failed(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await `work`, or raise what ends the run before it is done."""
-        task = asyncio.ensure_future(work)
+    async def _unless_failed(self, task: "asyncio.Task[None]") -> None:
+        """Await `task`, or raise what ends the run before it is done."""
         await asyncio.wait({task, self.finished}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
@@ -262,10 +262,18 @@ async def run_actor(cfg: Config, output_dir: Path, job: int) -> None:
     """Run the actor of `output_dir` to its end."""
     with TrainerState(output_dir) as state:
         started = time.monotonic()
-        version = await asyncio.to_thread(state.wait_for_version, cfg.engine.start_deadline_s)
-        log.info("first version %d after %.1f s", version, time.monotonic() - started)
-        actor = Actor(cfg, output_dir, job, state, version)
+        pool = WorkerPool(output_dir, job, cfg.actor.rollout_workers)
+        # While the trainer puts the first version into the engines, which takes as long as the imports here.
+        workers = asyncio.create_task(pool.start(cfg.engine.start_deadline_s + CLOSE_DEADLINE_S))
         try:
-            await actor.run()
+            version = await asyncio.to_thread(state.wait_for_version, cfg.engine.start_deadline_s)
+            log.info("first version %d after %.1f s", version, time.monotonic() - started)
+            actor = Actor(cfg, output_dir, job, state, version, pool)
+            try:
+                await actor.run(workers)
+            finally:
+                actor.close()
         finally:
-            actor.close()
+            workers.cancel()
+            await asyncio.gather(workers, return_exceptions=True)
+            await pool.stop()

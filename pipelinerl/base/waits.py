@@ -35,6 +35,8 @@ class Wait:
             raise ValueError(f"the deadline of the wait for {name} must be at least 0 s, not {deadline_s}")
         self.name = name
         self.deadline_s = float(deadline_s)
+        self.doing: dict[str, Any] | None = None
+        """What is known of the other side: `who`, its `stage`, and `for_s` seconds so far."""
         self._clock = clock
         self._start = clock()
 
@@ -71,11 +73,12 @@ waiting = Wait
 
 
 def current_waits() -> list[dict[str, Any]]:
-    """The waits of this process, longest first: name, seconds so far, deadline in seconds."""
+    """The waits of this process, longest first: name, seconds so far, deadline in seconds, `Wait.doing`."""
     with _lock:
         waits = list(_active)
     rows = [
         {"name": w.name, "waited_s": round(w.elapsed_s, 1), "deadline_s": round(w.deadline_s, 1)}
+        | ({"doing": w.doing} if w.doing else {})
         for w in waits
     ]
     return sorted(rows, key=lambda row: -row["waited_s"])

@@ -15,6 +15,7 @@ from functools import cache
 from importlib import import_module, metadata
 from typing import Any
 
+from pipelinerl.inference.compile_once import DECORATORS, compile_once
 from pipelinerl.inference.engine_metrics import STARTED
 
 OLDEST = (0, 26)
@@ -345,3 +346,4 @@ def register_plugins() -> None:
         # It refuses a name that it knows already.
         with contextlib.suppress(ValueError):
             factory.register_engine(name, f"pipelinerl.weights.receive.{module}", engine)
+    compile_once(import_module(DECORATORS))

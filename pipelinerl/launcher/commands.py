@@ -22,6 +22,7 @@ from pipelinerl.inference.vllm import (
     serve_argv,
     serve_env,
 )
+from pipelinerl.inference.vllm_start import STAGES
 from pipelinerl.launcher import trainer_stand_in
 from pipelinerl.launcher.services import alike, is_spread, token_file
 from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
@@ -183,7 +184,7 @@ class _Run:
         """An engine that loads `model` under the name of the policy it started from."""
         vllm = self._cfg.engine.kind == "vllm"
         argv, env = self._vllm(job, model) if vllm else (self._embedded(job, model), {})
-        return self._server(job, argv, env)
+        return replace(self._server(job, argv, env), stages=STAGES if vllm else ())
 
     def role(self, job: Job) -> ChildSpec:
         """Actor, preprocess, trainer, or the server of an environment."""

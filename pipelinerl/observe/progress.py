@@ -54,6 +54,8 @@ def status_line(
     # A value that was no number stands as null in the file.
     parts += [form.format(metrics[name]) for name, form in _SHOWN.items() if metrics.get(name) is not None]
     line = " | ".join(parts)
+    if starts := _starting(status):
+        line += f" | starting: {starts}"
     waits = notable_waits(status)
     return f"{line} | waiting: {'; '.join(waits)}" if waits else line
 
@@ -85,9 +87,25 @@ def _recent(actor: dict[str, Any]) -> list[str]:
     return [f"{', '.join(shown)} ({over})"] if shown else []
 
 
+def _starting(status: dict[str, dict[str, Any]]) -> str:
+    """What the engines that are not ready yet are at; those at the same stage share a place."""
+    stages: dict[str, list[dict[str, Any]]] = {}
+    for fields in status.values():
+        for wait in fields.get("waits", ()):
+            if doing := wait.get("doing"):
+                stages.setdefault(doing["stage"], []).append(wait)
+    return "; ".join(
+        f"{', '.join(sorted(w['doing']['who'] for w in waits))} {stage} for "
+        f"{max(w['doing']['for_s'] for w in waits):.0f} s "
+        f"({max(w['waited_s'] for w in waits):.0f} of {waits[0]['deadline_s']:.0f} s)"
+        for stage, waits in stages.items()
+    )
+
+
 def notable_waits(status: dict[str, dict[str, Any]]) -> list[str]:
     """The longest waits of all roles that have lasted for some seconds."""
     found = [(w["waited_s"], role, w) for role, fields in status.items() for w in fields.get("waits", ())]
+    found = [row for row in found if "doing" not in row[2]]
     longest = sorted(found, key=lambda row: row[:2], reverse=True)[:_LONGEST_WAITS]
     return [
         f"{role} for {wait['name']} ({waited_s:.0f} of {wait['deadline_s']:.0f} s)"

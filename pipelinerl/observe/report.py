@@ -19,6 +19,9 @@ from pipelinerl.observe.report_page import Section, write_report_page
 from pipelinerl.observe.summary import Summary, summarise
 
 _RATES = {
+    "engine_ready_s_max": "seconds until an engine was ready (slowest)",
+    "engine_ready_s_min": "seconds until an engine was ready (fastest)",
+    "first_step_s": "seconds from the launch to the first trained step",
     "elapsed_s": "seconds from the first to the last record",
     "optimizer_steps": "optimizer steps",
     "trained_texts": "texts trained on",

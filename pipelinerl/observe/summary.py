@@ -14,6 +14,7 @@ from pipelinerl.observe.history import Evaluation, read_evaluations, read_metric
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
 from pipelinerl.run_state.accounting import RolloutCounts, reconcile
 from pipelinerl.run_state.restarts import engine_restarts
+from pipelinerl.run_state.start_times import start_seconds
 
 _FIRST = ("success", "reward")
 _MOST_HEADLINES = 12
@@ -149,6 +150,8 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
     actor, finetune = read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")
     preprocess = read_metrics(output_dir, "preprocess")
     found, rates = balance(finetune, actor), run_rates(actor, finetune)
+    trained = (r["time"] for r in finetune if "time" in r and r.get("stats/completed_steps"))
+    rates |= start_seconds(output_dir, next(trained, None))
     if restarts := engine_restarts(output_dir):
         rates["engine_restarts"] = float(restarts)
     compared = {kind: totals for kind in KINDS if (totals := label_totals(preprocess, kind))}

@@ -5,6 +5,7 @@ import math
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipelinerl.base.closing import Closing
@@ -21,6 +22,7 @@ from pipelinerl.launcher.supervision.core import (
 )
 from pipelinerl.launcher.supervision.host import STOPPED_DEADLINE_S, Child, ChildHost, LocalHost
 from pipelinerl.launcher.supervision.spec import ChildSpec, Exited, Healthy, News
+from pipelinerl.launcher.supervision.starting import StartLog
 from pipelinerl.run_state.restarts import restart_line
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class Supervisor(Closing):
         self._news: queue.SimpleQueue[tuple[str, int, News]] = queue.SimpleQueue()
         self._running: dict[str, Child] = {}
         self._waits: dict[str, Wait] = {}
+        self._starts: dict[str, StartLog] = {}
         self._hosts: dict[int, ChildHost] = {0: LocalHost(leftovers, stopped_deadline_s), **(others or {})}
         self._next_look = 0.0
         self._stopping, self._stop_deadline_s = False, stop_deadline_s
@@ -125,6 +128,8 @@ class Supervisor(Closing):
                 if (cause := host.look()) is not None:
                     del self._hosts[rank]
                     self._host_lost(rank, cause)
+            for name, start in self._starts.items():
+                self._waits[name].doing = start.look(now)
         try:
             name, generation, news = self._news.get(timeout=min(max(longest_s, 0.0), _LONGEST_WAIT_S))
         except queue.Empty:
@@ -143,11 +148,17 @@ class Supervisor(Closing):
     def _exited(self, name: str, generation: int, exited: Exited) -> None:
         if self._running.pop(name, None) is None:  # its host was given up before it could say so
             return
+        start = self._starts.get(name)
+        at = f", while {start.look(time.monotonic())['stage']}" if start else ""
         self._end_wait(name)
         if self._stopping:
             return
         log_path = self._specs[name].stderr
         actions = self._core.exited(name, generation, exited.code, time.monotonic())
+        actions = [
+            action if isinstance(action, StartChild | KillChild) else replace(action, cause=action.cause + at)
+            for action in actions
+        ]
         for action in actions:
             if isinstance(action, GiveUp):
                 raise ChildFailed(name, action.cause, _said(exited), log_path)
@@ -187,6 +198,8 @@ class Supervisor(Closing):
 
     def _spawn(self, spec: ChildSpec, generation: int) -> None:
         name = spec.name
+        if spec.stages and spec.health is not None:
+            self._starts[name] = StartLog(spec, time.monotonic())
         child = self._running[name] = self._hosts[spec.host].start(
             spec, lambda news: self._news.put((name, generation, news))
         )
@@ -196,6 +209,7 @@ class Supervisor(Closing):
             self._waits[name] = wait.__enter__()
 
     def _end_wait(self, name: str) -> None:
+        self._starts.pop(name, None)
         if wait := self._waits.pop(name, None):
             wait.__exit__()
 

@@ -53,6 +53,8 @@ class ChildSpec:
     """Nobody needs it: it is given up without ending the run, and stopped after all others."""
     depends: tuple[str, ...] = ()
     """Children that must be ready (healthy, or started if they have no check) before this one starts."""
+    stages: tuple[tuple[str, str], ...] = ()
+    """Parts of lines of its `stdout`, and what it is at from such a line on until it is healthy."""
     host: int = 0
     """Rank of the host that runs it; 0 is the supervisor's."""
     alike: tuple[str, ...] = ()

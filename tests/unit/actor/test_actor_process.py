@@ -72,6 +72,35 @@ def test_a_synchronous_run_trains_evaluates_and_accounts_for_every_rollout(tmp_p
     assert counts.eval_ends[Outcome.EVAL_DONE] == 9
 
 
+def worker_is_ready(output_dir: Path) -> bool:
+    log = output_dir / "actor" / "worker_0.log"
+    return log.exists() and "is in rotation" in log.read_text()
+
+
+def test_workers_start_while_the_first_version_is_on_its_way(tmp_path: Path, model, answer):
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=0)
+        with ActorRun(tmp_path, announces=False) as run:
+            run.until(lambda: worker_is_ready(tmp_path))
+            assert engine.counts["requests"] == 0
+            run.trainer.weight_update_success(0)
+            run.until(lambda: len(groups(run)) == 2)
+            assert len(psutil.Process(run.process.pid).children()) == 1
+            run.trainer.training_done()
+            assert run.end()[0] == 0
+
+
+def test_a_worker_that_dies_before_the_first_version_ends_the_run_by_its_name(tmp_path: Path, model, answer):
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=0)
+        with ActorRun(tmp_path, announces=False) as run:
+            run.until(lambda: worker_is_ready(tmp_path))
+            (worker,) = psutil.Process(run.process.pid).children()
+            worker.kill()
+            run.trainer.weight_update_success(0)
+            assert run.end() == (1, "actor: rollout worker 0 died with exit code -9; its log says more")
+
+
 def test_the_status_after_the_end_is_not_of_the_last_evaluation_under_way(tmp_path: Path, model, answer):
     with FakeEngine(answer) as engine:
         write_config(tmp_path, model, [engine], eval_every_n_versions=1000)

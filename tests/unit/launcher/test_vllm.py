@@ -12,6 +12,7 @@ import pytest
 
 import pipelinerl
 from pipelinerl.config.serving import VllmConfig
+from pipelinerl.inference.compile_once import DECORATORS, LOOK
 from pipelinerl.inference.vllm import (
     STARTED_AT,
     VllmOptions,
@@ -170,6 +171,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         f"{package}.nccl_engine": {"NCCLWeightTransferEngine": parts.engine},
         f"{package}.nccl_common": {"trainer_init": lambda info: ("common", info)},
         f"{package}.factory": {"WeightTransferEngineFactory": Factory},
+        "vllm.compilation": {},
+        DECORATORS: {LOOK: lambda model, path: None},
     }
     for name, attributes in contents.items():
         module = ModuleType(name)
@@ -188,6 +191,7 @@ def test_the_plug_in_registers_each_back_end_once(stand_in: SimpleNamespace) -> 
     register_plugins()
     register_plugins()
     assert [name for name, _, _ in stand_in.registered] == ["file", "file_ahead", "nccl_ahead"]
+    assert hasattr(getattr(sys.modules[DECORATORS], LOOK), "__wrapped__")
     root = Path(pipelinerl.__file__).parents[1]
     for _, module, engine in stand_in.registered:  # they import vLLM, which may not be here
         source = (root / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")

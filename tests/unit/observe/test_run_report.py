@@ -240,6 +240,20 @@ def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
     assert empty == "1:01 | rollouts 0: 0 open | waiting: actor for an engine with room (12 of 60 s)"
 
 
+def test_the_status_line_says_what_engines_that_start_are_at() -> None:
+    def starts(engine: int, stage: str, for_s: float, waited_s: float) -> dict[str, object]:
+        doing = {"who": f"actor_vllm_{engine}", "stage": stage, "for_s": for_s}
+        return {"name": "health", "waited_s": waited_s, "deadline_s": 900.0, "doing": doing}
+
+    compiles, waits = starts(0, "compiling", 23.0, 41.0), starts(2, "waiting for another", 20.0, 41.0)
+    rows = [compiles, waits, starts(1, "waiting for another", 19.0, 40.6)]
+    status = {"launcher": {"waits": rows}, "preprocess": {"waits": []}}
+    assert status_line({}, RolloutCounts(), status, None, 61.0) == (
+        "1:01 | rollouts 0: 0 open | starting: actor_vllm_0 compiling for 23 s (41 of 900 s); "
+        "actor_vllm_1, actor_vllm_2 waiting for another for 20 s (41 of 900 s)"
+    )
+
+
 @pytest.mark.parametrize(
     ("recent", "shown"),
     [

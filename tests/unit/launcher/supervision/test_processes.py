@@ -15,6 +15,7 @@ import pytest
 
 from pipelinerl.base.heartbeat import heartbeat_path
 from pipelinerl.base.ports import is_free
+from pipelinerl.base.waits import current_waits
 from pipelinerl.launcher.supervision import (
     ChildFailed,
     ChildSpec,
@@ -163,6 +164,55 @@ def test_a_failure_is_one_line_with_the_last_words_of_the_child(tmp_path: Path) 
     assert "\n" not in message
     assert (tmp_path / "actor" / "stdout.log").read_text() == "first\n"
     assert not alive(pid)
+
+
+STAGES = (("Loading", "loading weights"), ("Compiling", "compiling"))
+
+
+def test_a_server_that_ends_before_it_is_ready_is_named_with_what_it_was_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "BACKOFF_S", 0.05)
+    lines: list[str] = []
+    health = HealthCheck(url=f"http://127.0.0.1:{free_port()}/", start_deadline_s=DEADLINE_S)
+    # The second start does not come as far as the first, whose lines are in the same log.
+    code = f"""
+        import os, sys
+        print("Loading 3 GiB")
+        if not os.path.exists({str(tmp_path / "again")!r}):
+            open({str(tmp_path / "again")!r}, "w").close()
+            print("Compiling a graph")
+        sys.exit("engine: no room")
+    """
+    spec = script("engine", tmp_path, code, health=health, stages=STAGES, max_restarts=1)
+    with Supervisor([spec], announce=lines.append) as supervisor, pytest.raises(ChildFailed) as failure:
+        supervisor.start()
+    assert "engine: exit status 1, while compiling; restart 1 of 1 in 0.05 s" in lines
+    assert str(failure.value).startswith(
+        "engine: exit status 1, after 1 restarts, while loading weights: engine: no room"
+    )
+
+
+def test_a_wait_for_a_server_says_what_the_server_is_at_until_it_is_ready(tmp_path: Path) -> None:
+    port, go = free_port(), tmp_path / "go"
+    waits = f"import os, time\nprint('Compiling', flush=True)\n{works_until(go)}\n"
+    spec = replace(
+        server(tmp_path, port, stages=STAGES), argv=[sys.executable, "-c", waits + SERVER, str(port)]
+    )
+    seen: list[str] = []
+
+    def look() -> None:
+        seen.extend(wait["doing"]["stage"] for wait in current_waits() if "doing" in wait)
+        if "compiling" in seen:
+            go.touch()
+
+    with Supervisor([spec]) as supervisor:
+        supervisor.start(tick=look, tick_s=0.05)
+        assert sorted(set(seen)) in (["compiling"], ["compiling", "starting"])
+        assert not any("doing" in wait for wait in current_waits())
+        os.kill(supervisor.pids()["engine"], signal.SIGKILL)  # ready once: it was not starting any more
+        with pytest.raises(ChildFailed, match=r"engine: killed by SIGKILL; last line: Compiling"):
+            supervisor.watch()
 
 
 @pytest.mark.parametrize(("number", "end"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "SIGSEGV")])
