@@ -274,6 +274,7 @@ class Trainer:
         if self.ranks.is_main:
             self._update_metrics = self._broadcaster.publish(version)
         self.ranks.gather(version)
+        self.learner.after_publishing()
         self.counters.last_broadcasted_version = version
         if self._announcements is not None:
             self._announcements.weight_update_success(version)

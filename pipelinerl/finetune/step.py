@@ -1,8 +1,8 @@
 """One optimizer step: gradients of micro-batches add up to the gradient of the whole step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
@@ -58,13 +58,15 @@ class Learner:
     bfloat16: bool = False
     """Whether the policy computes in bfloat16."""
     whole_on_host: bool = False
-    """Whether the copy of sharded weights for the engines is gathered into host memory."""
+    """Whether the copy of sharded weights for the engines lies in host memory between two updates."""
 
     probe: np.ndarray | None = None
     """Ids on which engines and this policy are compared, int32 `[N, P]`; drawn at the first use."""
     sums: GradientSums | None = field(default=None, init=False)
     """Of several ranks that hold all weights each; shards are summed by FSDP."""
     _gathered: list[tuple[str, torch.Tensor]] = field(default_factory=list, init=False)
+    _on_host: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
+    _moved: torch.cuda.Stream | None = field(default=None, init=False)
     _rounding: float | None = field(default=None, init=False)
     _scored: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
 
@@ -156,17 +158,43 @@ class Learner:
         """
         if not self.sharded:
             return
-        earlier, self._gathered = dict(self._gathered) if self.whole_on_host else {}, []
-        keep = partial(_on_host, earlier) if self.whole_on_host else lambda name, tensor: tensor
-        main, gathered = self.ranks.is_main, gathered_weights(self.policy)
-        self._gathered = [(name, keep(name, tensor)) for name, tensor in gathered if main]
+        main, self._gathered = self.ranks.is_main, []
+        self._gathered = [(name, tensor) for name, tensor in gathered_weights(self.policy) if main]
         probe = self.probe_ids()
         self._scored, self._rounding = {probe.tobytes(): self._score_rows(probe)}, None
         self._rounding = self.probe_rounding()
 
+    def after_publishing(self) -> None:
+        """With `whole_on_host`, move the whole copy to host memory beside what the card does next.
+
+        It stays there for an engine that is started again; the card's memory is free for activations.
+        """
+        if not self.whole_on_host or not self._gathered:
+            return
+        gathered, self._gathered = self._gathered, []
+        beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        with torch.cuda.stream(beside) if beside is not None else nullcontext():
+            if beside is not None:
+                beside.wait_stream(torch.cuda.default_stream(self.device))
+            for name, tensor in gathered:
+                self._gathered.append((name, self._host_copy(name, tensor)))
+                if beside is not None:
+                    tensor.record_stream(beside)  # its memory is not used again before the copy has ended
+        self._moved = beside
+
+    def _host_copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        kept = self._on_host.get(name)
+        if kept is None:  # once: pinning takes long
+            kept = self._on_host[name] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        return kept.copy_(tensor, non_blocking=True)
+
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and tensors that an engine has to receive, in the type that the trainer computes with."""
-        return iter(self._gathered) if self.sharded else distinct_parameters(self.model)
+        if not self.sharded:
+            return distinct_parameters(self.model)
+        if self._moved is not None:
+            self._moved.synchronize()
+        return iter(self._gathered)
 
     def probe_ids(self) -> np.ndarray:
         """Ids that this policy would say, int32 `[4, 64]`; the first call draws them (collective if sharded).
@@ -267,11 +295,3 @@ class Learner:
 
     def _move(self, array: np.ndarray) -> torch.Tensor:
         return to_device(array, self.device)
-
-
-def _on_host(earlier: Mapping[str, torch.Tensor], name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in pinned host memory, in that of the earlier version if there was one: pinning takes long."""
-    kept = earlier.get(name)
-    if kept is None:
-        kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-    return kept.copy_(tensor)

@@ -12,7 +12,7 @@ from pipelinerl.launcher.decoder_shape import DecoderShape
 
 MOST_SHARE = 0.9
 """vLLM's own default; what it does not count has room in the rest."""
-UNCOUNTED = 2 * GIB
+UNCOUNTED = 2.75 * GIB
 """Beside the share: CUDA contexts, NCCL's buffers of updates, and what compares or scores a probe."""
 FIXED = 1.5 * GIB
 """Inside the share: workspaces and CUDA graphs."""

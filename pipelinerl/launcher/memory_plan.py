@@ -25,7 +25,13 @@ from pipelinerl.launcher.engine_memory import (
     weight_bytes,
 )
 from pipelinerl.launcher.placement import split_devices
-from pipelinerl.launcher.trainer_memory import OTHER, needed_bytes, reference_bytes, state_bytes
+from pipelinerl.launcher.trainer_memory import (
+    OTHER,
+    gathering_bytes,
+    needed_bytes,
+    reference_bytes,
+    state_bytes,
+)
 
 FEWEST, MOST = 64, 512
 """Requests in flight at an engine: fewer leave its card idle, more were not measured."""
@@ -288,6 +294,8 @@ class _Planner:
         cfg, shape = self._cfg, self._shape
         state = state_bytes(shape, cfg.finetune, ranks, sharding, on_host)
         rows = needed_bytes(shape, mode, True, cfg.finetune.seq_length, 0.0) - OTHER
+        # No row is there while weights are gathered.
+        state = max(state, gathering_bytes(shape, cfg.finetune, ranks, sharding) - rows - OTHER)
         reference = 0.0
         # Without reference engines preprocess scores on the trainer's last card.
         if cfg.finetune.rl.uses_reference and not cfg.world.preprocessor_fraction:

@@ -22,6 +22,7 @@ def state_bytes(
     """Weights, gradients and optimizer state of one rank that computes in bfloat16.
 
     `whole_on_host`: the copy that the main rank gathers for the engines lies in host memory while it trains.
+    Where shards are offloaded, the card holds what is whole at a time and that copy alone.
     """
     size = shape.parameters
     if tune.lora.enabled:
@@ -30,14 +31,22 @@ def state_bytes(
     if sharding is None or (ranks == 1 and not sharding.offload):
         return (2 + exact) * size
     shards = 0.0 if sharding.offload else exact * size / ranks
-    copy = 2.0 * size
-    gathering = shards + copy  # nothing else is there while weights are gathered
+    copy = 0.0 if whole_on_host else 2.0 * size
     # Weights and gradients in bfloat16 of what is whole at a time: two layers, embedding and head.
     embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
     whole = 4.0 * (embeddings + 2 * (size - embeddings) / shape.layers)
     kept = 2.0 * size if sharding.keep_gathered else 0.0
-    training = shards + whole + kept + (0.0 if whole_on_host else copy)
-    return max(training, gathering)
+    return shards + whole + kept + copy
+
+
+def gathering_bytes(
+    shape: DecoderShape, tune: FinetuneConfig, ranks: int, sharding: Sharding | None
+) -> float:
+    """Of the main rank while it gathers the weights for the engines: shards and the whole copy."""
+    if sharding is None or tune.lora.enabled:
+        return 0.0
+    exact = 0.0 if sharding.offload else 8 + OPTIMISER_BYTES[tune.optim]
+    return shape.parameters * (exact / ranks + 2.0)
 
 
 def reference_bytes(shape: DecoderShape) -> float:
