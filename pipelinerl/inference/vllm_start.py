@@ -15,6 +15,7 @@ STAGES = (
     (WAITS, "waiting for another engine to compile"),
     (COMPILES, "compiling"),
     ("Starting torch.compile", "compiling"),
+    ("Warming up model for the compilation", "compiling"),  # a CPU build
     ("Using cache directory:", "compiling"),
     ("Directly load AOT compilation", "profiling memory"),
     ("torch.compile took", "profiling memory"),

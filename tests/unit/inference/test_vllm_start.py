@@ -47,6 +47,18 @@ BY_026 = [
         "starting its HTTP servers",
     ),
 ]
+BY_032_ON_A_CPU = [
+    ("(Worker pid=9) INFO [cpu_model_runner.py:68] Starting to load model /m...", "loading weights"),
+    ("(Worker pid=9) INFO [cpu_model_runner.py:87] Warming up model for the compilation...", "compiling"),
+    (
+        "(EngineCore pid=8) INFO [shm_broadcast.py:871] No available shared memory broadcast block",
+        "compiling",
+    ),
+    (
+        "(EngineCore pid=8) INFO [kv_cache_utils.py:2327] CPU KV cache size: 465,920 tokens, Maximum ...",
+        "warming up and capturing graphs",
+    ),
+]
 BY_033 = [
     (
         "(APIServer pid=800) INFO 07-29 10:10:58 [vllm.py:900] Asynchronous scheduling is enabled.",
@@ -87,7 +99,7 @@ def engine(folder: Path) -> ChildSpec:
     return ChildSpec(name="actor_vllm_0", argv=["true"], log_dir=folder, stages=STAGES)
 
 
-@pytest.mark.parametrize("lines", [BY_026, BY_033], ids=["0.26", "0.33"])
+@pytest.mark.parametrize("lines", [BY_026, BY_032_ON_A_CPU, BY_033], ids=["0.26", "CPU", "0.33"])
 def test_each_line_of_a_start_says_what_the_engine_is_at(
     tmp_path: Path, lines: list[tuple[str, str]]
 ) -> None:
