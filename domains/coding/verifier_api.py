@@ -9,6 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 from domains.math.rewards import AnswerStatus
+from pipelinerl.base.thoughts import answer_part
 from pipelinerl.sandbox.host import Outcome, Sandbox
 
 Context = Mapping[str, Any]
@@ -55,7 +56,7 @@ class Verification:
 
 def extract_code(completion: str) -> str:
     """The last fenced block, an interactive session only where there is no other; "" without any."""
-    blocks = [block.strip("\n") for block in _FENCE.findall(completion) if block.strip()]
+    blocks = [block.strip("\n") for block in _FENCE.findall(answer_part(completion)) if block.strip()]
     programs = [block for block in blocks if ">>>" not in block]
     return (programs or blocks or [""])[-1]
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipelinerl.base.thoughts import answer_part
+
 LONGEST = 20_000
 """Characters of calls that are read; longer ones count as unreadable."""
 _BLOCK = re.compile(r"<tool_calls?>(.*?)</tool_calls?>", re.DOTALL | re.IGNORECASE)
@@ -35,6 +37,7 @@ def read_calls(completion: str, tool_calls: Sequence[Mapping[str, Any]] | None =
     """
     if tool_calls:
         return [_from_json(call) for call in tool_calls]
+    completion = answer_part(completion)
     # Up to the last end: each beginning behind it would be searched through to the end of the completion.
     closed = completion[: completion.lower().rfind("</tool_call") + len("</tool_calls>")]
     blocks = [block.strip() for block in _BLOCK.findall(closed)]

@@ -11,6 +11,7 @@ from domains.math.rewards import rollout_reward
 from domains.prompts import question_messages
 from domains.verdict_server import any_server
 from pipelinerl.async_llm import llm_async_generate, make_training_text
+from pipelinerl.base.thoughts import answer_part
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
 from pipelinerl.utils import resolve_environment_key
@@ -35,9 +36,10 @@ class IFEvalMetrics(BaseMetrics):
 
 
 def judged_part(completion: str) -> str:
-    """What stands between the marks of a final response, where a model writes them; else all of it."""
-    marked = FINAL.search(completion)
-    return completion if marked is None else marked[1].strip()
+    """What stands behind the thoughts, of that what is between the marks of a final response if there are any."""
+    shown = answer_part(completion)
+    marked = FINAL.search(shown)
+    return shown if marked is None else marked[1].strip()
 
 
 async def verdict(

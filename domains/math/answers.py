@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from domains.math.rewards import AnswerStatus
+from pipelinerl.base.thoughts import answer_part
 
 BOXED = "\\boxed"
 MAX_PREDICTION_LENGTH = 1000
@@ -47,10 +48,11 @@ def _letters(answer: str) -> str | None:
 
 
 def extracted(prediction: str, max_prediction_length: int = MAX_PREDICTION_LENGTH) -> str | AnswerStatus:
-    """The boxed answer as it was written, or the status of a text that has none to compare."""
-    if BOXED not in prediction:
+    """The answer boxed behind the thoughts, as it was written, or the status of a text that has none."""
+    shown = answer_part(prediction)
+    if BOXED not in shown:
         return "no_answer"
-    answer = last_boxed(prediction)
+    answer = last_boxed(shown)
     if answer is None or not answer.strip() or len(answer) > max_prediction_length:
         return "unparsable"
     return answer

@@ -3,6 +3,7 @@
 import re
 
 from domains.math.answers import BOXED
+from pipelinerl.base.thoughts import answer_part
 from pipelinerl.sandbox.host import Outcome, Sandbox
 
 FENCE = "```"
@@ -15,7 +16,8 @@ _ENDED = {
 
 
 def program_of(answer: str) -> str | None:
-    """The last block of Python in an answer that does not end with a boxed result; None if there is none."""
+    """The last block of Python behind the thoughts, unless a boxed result follows it; else None."""
+    answer = answer_part(answer)
     blocks = list(_BLOCK.finditer(answer))
     if not blocks or BOXED in answer[blocks[-1].end() :]:
         return None
