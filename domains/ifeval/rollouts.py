@@ -36,7 +36,7 @@ class IFEvalMetrics(BaseMetrics):
 
 
 def judged_part(completion: str) -> str:
-    """What stands behind the thoughts, of that what is between the marks of a final response if there are any."""
+    """What stands behind the thoughts, or there between the marks of a final response if it has them."""
     shown = answer_part(completion)
     marked = FINAL.search(shown)
     return shown if marked is None else marked[1].strip()

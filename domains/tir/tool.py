@@ -2,7 +2,7 @@
 
 import re
 
-from domains.math.answers import BOXED
+from domains.math.answers import has_box
 from pipelinerl.base.thoughts import answer_part
 from pipelinerl.sandbox.host import Outcome, Sandbox
 
@@ -19,7 +19,7 @@ def program_of(answer: str) -> str | None:
     """The last block of Python behind the thoughts, unless a boxed result follows it; else None."""
     answer = answer_part(answer)
     blocks = list(_BLOCK.finditer(answer))
-    if not blocks or BOXED in answer[blocks[-1].end() :]:
+    if not blocks or has_box(answer[blocks[-1].end() :]):
         return None
     return blocks[-1].group(1).strip("\n") or None
 

@@ -14,6 +14,9 @@ FORMS = {
     "math": ({"problem": "q", "solution": r"so \boxed{\frac{1}{2}}", "level": 5}, ("q", r"\frac{1}{2}")),
     "deepscaler": ({"problem": "q", "answer": "7", "solution": ""}, ("q", "7")),
     "boxed answer": ({"problem": "q", "answer": r"\boxed{7}"}, ("q", "7")),
+    "bare box": ({"problem": "q", "solution": r"so $x=\boxed 5$, done."}, ("q", "5")),
+    "framed box": ({"problem": "q", "solution": r"so \fbox{-5} it is"}, ("q", "-5")),
+    "percent": ({"question": "q", "answer": "1\n#### 60%"}, ("q", "60%")),
     "number": ({"task": "q", "answer": 3.5}, ("q", "3.5")),
     "zero": ({"task": "q", "answer": 0}, ("q", "0")),
     "open reasoner": (
