@@ -2,19 +2,18 @@
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
+from domains.fences import fenced, program_in
 from domains.math.rewards import AnswerStatus
 from pipelinerl.base.thoughts import answer_part
 from pipelinerl.sandbox.host import Outcome, Sandbox
 
 Context = Mapping[str, Any]
 TestStatus = Literal["passed", "failed", "compile_error", "runtime_error", "timeout"]
-_FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 SHOWN = 500
 """Characters of a text that stay in a record."""
@@ -55,10 +54,8 @@ class Verification:
 
 
 def extract_code(completion: str) -> str:
-    """The last fenced block, an interactive session only where there is no other; "" without any."""
-    blocks = [block.strip("\n") for block in _FENCE.findall(answer_part(completion)) if block.strip()]
-    programs = [block for block in blocks if ">>>" not in block]
-    return (programs or blocks or [""])[-1]
+    """The program of a completion, as `program_in` chooses it behind the thoughts; "" without any."""
+    return program_in(fenced(answer_part(completion)))
 
 
 async def evaluate(
