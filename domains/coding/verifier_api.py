@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Literal
 
 from domains.fences import fenced, program_in
@@ -171,9 +171,11 @@ def _same_numbers(one: list[str], other: list[str]) -> bool:
 
 
 def _numbers(words: list[str]) -> list[Decimal] | None:
+    """The numbers that all words are; None where one is none, and for NaN, which cannot be compared."""
     if any(len(word) > _LONGEST_NUMBER for word in words):
         return None
     try:
-        return [Decimal(word) for word in words]
-    except InvalidOperation:
+        numbers = [Decimal(word) for word in words]
+    except ArithmeticError:
         return None
+    return None if any(number.is_nan() for number in numbers) else numbers

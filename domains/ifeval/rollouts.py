@@ -17,7 +17,8 @@ from pipelinerl.rollouts import BaseMetrics, RolloutResult
 from pipelinerl.utils import resolve_environment_key
 
 KEY = "ifeval"
-FINAL = re.compile(r"\[BEGIN FINAL RESPONSE\](.*?)\[END FINAL RESPONSE\]", re.DOTALL | re.IGNORECASE)
+BEGIN = re.compile(r"\[BEGIN FINAL RESPONSE\]", re.IGNORECASE)
+END = re.compile(r"\[END FINAL RESPONSE\]", re.IGNORECASE)
 
 
 class IFEvalMetrics(BaseMetrics):
@@ -38,8 +39,9 @@ class IFEvalMetrics(BaseMetrics):
 def judged_part(completion: str) -> str:
     """What stands behind the thoughts, or there between the marks of a final response if it has them."""
     shown = answer_part(completion)
-    marked = FINAL.search(shown)
-    return shown if marked is None else marked[1].strip()
+    begin = BEGIN.search(shown)
+    end = END.search(shown, begin.end()) if begin else None
+    return shown if begin is None or end is None else shown[begin.end() : end.start()].strip()
 
 
 async def verdict(

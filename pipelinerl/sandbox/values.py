@@ -50,6 +50,6 @@ def decode(value: Any) -> Any:
             return complex(*inside)
         if name == "bytes":
             return bytes.fromhex(inside)
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         pass
     raise ValueError(f"{str(value)[:60]}: not an encoded value")

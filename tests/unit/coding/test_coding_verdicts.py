@@ -117,7 +117,9 @@ def test_same_value(value: object, wanted: object, same: bool) -> None:
     "printed, wanted, same",
     [("3\n", "3", True), (" 3 \n\n", "3\n", True), ("3.0 2", "3 2.00", True), ("3\n4", "3 4", False),
      ("YES", "yes", False), ("", "", True), ("", "3", False), ("nan", "3", False), ("1e99", "3", False),
-     ("9" * 10_000, "3", False)],
+     ("9" * 10_000, "3", False), ("snan", "3", False),
+     ("3", "sNaN1", False), ("nan", "nan", True), ("snan", "snan", True), ("1e999999", "1e999998", False),
+     ("1e99999999999999999999", "3", False), ("-inf", "-Infinity", True)],
 )  # fmt: skip
 def test_same_output(printed: str, wanted: str, same: bool) -> None:
     assert same_output(printed, wanted) is same
