@@ -63,8 +63,11 @@ async def evaluate(
 ) -> Verification:
     """Run at most `max_tests` tests (0: all), each in a process of its own."""
     code = extract_code(completion)
-    if not code:
-        return Verification(empty_response=True)
+    return await judged(box, code, context, max_tests) if code else Verification(empty_response=True)
+
+
+async def judged(box: Sandbox, code: str, context: Mapping[str, Any], max_tests: int = 0) -> Verification:
+    """`evaluate` for a program that is known as one."""
     kind = context["call_type"]
     many = len(context["tests"]) if kind == "assert" else min(len(context["inputs"]), len(context["outputs"]))
     many = min(many, max_tests) if max_tests else many
@@ -116,7 +119,13 @@ async def _called(box: Sandbox, code: str, context: Context, index: int) -> tupl
 async def _asserted(
     box: Sandbox, code: str, context: Mapping[str, Any], index: int
 ) -> tuple[TestStatus, str]:
-    program, tests = await box.check(code, context["functions"], context["tests"][index], preamble=True)
+    program, tests = await box.check(
+        code,
+        context["functions"],
+        context["tests"][index],
+        classes=context.get("classes", ()),
+        preamble=True,
+    )
     if tests.ok:
         return "passed", ""
     if "timeout" in (program.status, tests.status):
