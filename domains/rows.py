@@ -4,6 +4,7 @@ Called by the loaders of domains that read files; nothing is downloaded.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,13 +19,20 @@ HALF_EMOJI = "holds half an emoji, which no tokenizer takes; repair it"
 def rows(path: Path) -> Iterator[tuple[str, Any]]:
     """(place, row): `FILE:3` of JSON lines, counted from 1, `FILE, row 3` of the others, counted from 0.
 
+    A column that holds NaN, as tables write a missing value, is None.
     Raises ValueError in one line with the place of what cannot be read, or sent on as UTF-8; OSError for an
     unreadable file.
     """
     for where, row in _rows(path):
         if (column := half_emoji_in(row)) is not None:
             raise ValueError(f"{where}: {column or 'the row'} {HALF_EMOJI}")
+        if isinstance(row, dict):
+            row = {key: None if _is_missing(value) else value for key, value in row.items()}
         yield where, row
+
+
+def _is_missing(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def half_emoji_in(value: Any) -> str | None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from domains.coding.formats import FORMS, read_row
+from domains.coding.formats import FORMS, read_row, reference_of
+from domains.coding.references import Reference, unsolvable
 from domains.coding.tiny import NAME as TINY
 from domains.coding.tiny import problems as tiny_problems
 from domains.rows import ENDINGS, rows
@@ -36,12 +37,15 @@ def load_problems(
     huggingface_token: str | None = None,
     count: int = 1000,
     test_count: int = 64,
+    check_references: bool = False,
 ) -> list[Problem]:
     """Problems `{id, problem_id, task, reward_context, dataset, domain}` of all names, in their order.
 
     `subset` of a training set's rows in an order drawn once, of which `train_ratio` are `train`; `seed`
     shuffles each data set, `max_examples` bounds it. `count` and `test_count` are of generated problems.
-    `huggingface_token` is taken and not used. Raises ValueError in one line naming what cannot be read.
+    `check_references` leaves out rows whose own reference program is judged wrong, which nothing can solve;
+    it runs each of them. `huggingface_token` is taken and not used. Raises ValueError in one line naming what
+    cannot be read.
     """
     if subset not in get_args(Subset) or not 0.0 < train_ratio <= 1.0:
         raise ValueError(
@@ -54,7 +58,9 @@ def load_problems(
         if name.split("_")[0] == TINY:
             found = list(_tiny(name, test_count if "test" in name else count))
         else:
-            found = _from_file(name, data_dir, splits.get(name), set(taco_excluded_difficulties))
+            found = _from_file(
+                name, data_dir, splits.get(name), set(taco_excluded_difficulties), check_references
+            )
             if name.startswith(DIVIDED):
                 found = _part(found, subset, train_ratio)
         if seed is not None:
@@ -88,8 +94,11 @@ def _tiny(name: str, count: int) -> Iterator[Problem]:
         yield _problem(name, index, task.question, context)
 
 
-def _from_file(name: str, data_dir: str | None, split: str | None, excluded: set[str]) -> list[Problem]:
-    found = []
+def _from_file(
+    name: str, data_dir: str | None, split: str | None, excluded: set[str], checked: bool
+) -> list[Problem]:
+    found: list[Problem] = []
+    references: list[Reference] = []
     for index, (where, row) in enumerate(rows(_file(name, data_dir, split))):
         if isinstance(row, dict) and row.get("difficulty") in excluded and name.startswith("taco"):
             continue
@@ -98,6 +107,10 @@ def _from_file(name: str, data_dir: str | None, split: str | None, excluded: set
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         found.append(_problem(name, index, task, context))
+        if checked and (program := reference_of(row)) is not None:
+            references.append(Reference(found[-1]["id"], where, program, context))
+    wrong = unsolvable(name, references)
+    found = [problem for problem in found if problem["id"] not in wrong]
     if not found:
         raise ValueError(f"dataset {name!r}: holds no problem")
     return found

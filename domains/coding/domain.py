@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -37,7 +38,7 @@ class CodingDomain(BaseDomain):
             mechanism(settings_of(cfg).packages)
         except (SandboxUnavailable, ValueError) as error:
             problems.append(first_line(error))
-        return [*problems, *loading_problems(cfg, LOADER, load_problems)]
+        return [*problems, *loading_problems(cfg, LOADER, _readable)]
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
         """Answers to training questions in the right form, most of them wrong; none is the only right one."""
@@ -50,6 +51,11 @@ class CodingDomain(BaseDomain):
                 raise ValueError("actor.system_prompt: demonstrations of coding have none")
             answer = f"```python\n{task.program(shown(task, known[task.family], rng))}\n```"
             yield Demonstration(task.family, messages[0]["content"], answer, exact=False)
+
+
+def _readable(names: list[str], **given: Any) -> list[dict[str, Any]]:
+    """The problems, without running the references: the actor does that once."""
+    return load_problems(names, **given | {"check_references": False})
 
 
 def shown(task: Task, known: list[Task], rng: random.Random) -> str:

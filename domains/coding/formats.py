@@ -8,8 +8,9 @@ import base64
 import io
 import json
 import pickle
+import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Row = dict[str, Any]
@@ -36,6 +37,20 @@ def read_row(row: Any) -> tuple[str, Context]:
             return read(row)
     found = ", ".join(list(map(str, row))[:10]) or "none"
     raise ValueError(f"no problem with tests; columns are {found}; known are those of {', '.join(FORMS)}")
+
+
+def reference_of(row: Row) -> str | None:
+    """The program that a row's data set calls right; None where it has none."""
+    if isinstance(row.get("canonical_solution"), str) and isinstance(row.get("prompt"), str):
+        return f"{row['prompt']}{row['canonical_solution']}"
+    if isinstance(row.get("code"), str) and "test_list" in row:
+        return str(row["code"])
+    try:
+        solutions = _parsed(row.get("solutions"), "solutions")
+    except ValueError:
+        return None
+    listed = solutions if isinstance(solutions, list) else []
+    return next((one for one in listed if isinstance(one, str)), None)
 
 
 def _text(row: Row, column: str) -> str:
@@ -98,9 +113,10 @@ def _mixed(row: Row) -> tuple[str, Context]:
     return task, _pairs(truth, "reward_model.ground_truth")
 
 
-def _assertions(tests: list[str], functions: list[str], setup: str) -> Context:
-    named = {name: name for name in functions}
-    return {"call_type": "assert", "tests": [f"{setup}\n{test}" for test in tests], "functions": named}
+def _assertions(tests: list[str], functions: list[str], setup: str, classes: Sequence[str] = ()) -> Context:
+    named = {name: name for name in (*functions, *classes)}
+    context = {"call_type": "assert", "tests": [f"{setup}\n{test}" for test in tests], "functions": named}
+    return context | ({"classes": list(classes)} if classes else {})
 
 
 def _live(row: Row) -> tuple[str, Context]:
@@ -143,29 +159,40 @@ def _mbpp(row: Row) -> tuple[str, Context]:
     tests = row["test_list"]
     if not isinstance(tests, list) or not tests:
         raise ValueError("test_list: expected a list of assertions")
-    defined = _defined(_text(row, "code"))
-    functions = [name for name in defined if any(name in str(test) for test in tests)]
+    code = _text(row, "code")
+    functions = [name for name in _defined(code, ast.FunctionDef) if any(name in str(test) for test in tests)]
     if not functions:
         raise ValueError("test_list: tests none of the functions of code")
     setup = row.get("test_imports") or row.get("test_setup_code") or ""
     setup = "\n".join(map(str, setup)) if isinstance(setup, list) else str(setup)
     task = _text(row, "prompt" if row.get("prompt") else "text")
     shown = f"{task}\n\nIt has to pass this test:\n```python\n{tests[0]}\n```"
-    return shown, _assertions([str(test) for test in tests], functions, setup)
+    own = {name: text for name, text in _defined(code, ast.ClassDef).items() if _names(name, setup, *tests)}
+    if own:
+        written = "\n\n".join((*own.values(), setup)).replace("\r\n", "\n")
+        shown += f"\n\nTests use these classes, which the program has to define:\n```python\n{written}\n```"
+    return shown, _assertions([str(test) for test in tests], functions, setup, tuple(own))
 
 
-def _defined(code: str) -> list[str]:
+def _names(name: str, *texts: Any) -> bool:
+    return any(re.search(rf"\b{re.escape(name)}\b", str(text)) for text in texts)
+
+
+def _defined(code: str, kind: type[ast.FunctionDef | ast.ClassDef]) -> dict[str, str]:
+    """Functions or classes of a program, by name, with their text."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"code: no Python: {str(error)[:60]}") from None
-    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    found = [node for node in tree.body if isinstance(node, kind)]
+    return {node.name: ast.get_source_segment(code, node) or "" for node in found}
 
 
 def _human(row: Row) -> tuple[str, Context]:
     """The beginning of the file, which may have helpers, belongs to the program and to its tests."""
     prompt, name = _text(row, "prompt"), _text(row, "entry_point")
-    tests = f"{prompt}{STUB}\n{_text(row, 'test')}\ncheck(candidate)\n"
+    # Tests may call the function by its own name too, which the beginning of the file has just defined.
+    tests = f"{prompt}{STUB}\n{name} = candidate\n{_text(row, 'test')}\ncheck(candidate)\n"
     context = {"call_type": "assert", "tests": [tests], "functions": {"candidate": name}}
     return f"Complete this function:\n```python\n{prompt}\n```", context | {"prefix": prompt + STUB}
 

@@ -2,18 +2,18 @@
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Literal
 
+from domains.fences import fenced, program_in
 from domains.math.rewards import AnswerStatus
+from pipelinerl.base.thoughts import answer_part
 from pipelinerl.sandbox.host import Outcome, Sandbox
 
 Context = Mapping[str, Any]
 TestStatus = Literal["passed", "failed", "compile_error", "runtime_error", "timeout"]
-_FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 SHOWN = 500
 """Characters of a text that stay in a record."""
@@ -54,10 +54,8 @@ class Verification:
 
 
 def extract_code(completion: str) -> str:
-    """The last fenced block, an interactive session only where there is no other; "" without any."""
-    blocks = [block.strip("\n") for block in _FENCE.findall(completion) if block.strip()]
-    programs = [block for block in blocks if ">>>" not in block]
-    return (programs or blocks or [""])[-1]
+    """The program of a completion, as `program_in` chooses it behind the thoughts; "" without any."""
+    return program_in(fenced(answer_part(completion)))
 
 
 async def evaluate(
@@ -65,8 +63,11 @@ async def evaluate(
 ) -> Verification:
     """Run at most `max_tests` tests (0: all), each in a process of its own."""
     code = extract_code(completion)
-    if not code:
-        return Verification(empty_response=True)
+    return await judged(box, code, context, max_tests) if code else Verification(empty_response=True)
+
+
+async def judged(box: Sandbox, code: str, context: Mapping[str, Any], max_tests: int = 0) -> Verification:
+    """`evaluate` for a program that is known as one."""
     kind = context["call_type"]
     many = len(context["tests"]) if kind == "assert" else min(len(context["inputs"]), len(context["outputs"]))
     many = min(many, max_tests) if max_tests else many
@@ -118,7 +119,13 @@ async def _called(box: Sandbox, code: str, context: Context, index: int) -> tupl
 async def _asserted(
     box: Sandbox, code: str, context: Mapping[str, Any], index: int
 ) -> tuple[TestStatus, str]:
-    program, tests = await box.check(code, context["functions"], context["tests"][index], preamble=True)
+    program, tests = await box.check(
+        code,
+        context["functions"],
+        context["tests"][index],
+        classes=context.get("classes", ()),
+        preamble=True,
+    )
     if tests.ok:
         return "passed", ""
     if "timeout" in (program.status, tests.status):
@@ -173,9 +180,11 @@ def _same_numbers(one: list[str], other: list[str]) -> bool:
 
 
 def _numbers(words: list[str]) -> list[Decimal] | None:
+    """The numbers that all words are; None where one is none, and for NaN, which cannot be compared."""
     if any(len(word) > _LONGEST_NUMBER for word in words):
         return None
     try:
-        return [Decimal(word) for word in words]
-    except InvalidOperation:
+        numbers = [Decimal(word) for word in words]
+    except ArithmeticError:
         return None
+    return None if any(number.is_nan() for number in numbers) else numbers

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from domains.counting.questions import checked, question
 from domains.prompts import question_messages
 from pipelinerl.async_llm import llm_async_generate, make_training_text
+from pipelinerl.base.thoughts import answer_part
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
 
@@ -27,8 +28,8 @@ def task_of(problem: dict[str, Any]) -> str:
 
 
 def answer_of(completion: str) -> int | None:
-    """The number that a completion gives; None if it gives none in this form."""
-    found = ANSWER.search(completion)
+    """The number that a completion gives behind its thoughts; None if it gives none in this form."""
+    found = ANSWER.search(answer_part(completion))
     return None if found is None else int(found[1])
 
 

@@ -3,13 +3,16 @@
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipelinerl.base.thoughts import answer_part
+
 LONGEST = 20_000
 """Characters of calls that are read; longer ones count as unreadable."""
-_BLOCK = re.compile(r"<tool_calls?>(.*?)</tool_calls?>", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"<(/?)tool_call(s?)>", re.IGNORECASE)
+_BETWEEN = re.compile(r"[\s,;]*")
 _FENCE = re.compile(r"\A```\w*\n?(.*?)\n?```\Z", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*(?:[.-]\w+)*", re.ASCII)
 
@@ -30,17 +33,18 @@ def read_calls(completion: str, tool_calls: Sequence[Mapping[str, Any]] | None =
     """The calls of a completion, in their order; none where it calls nothing.
 
     `tool_calls` are those that an engine has read already, `{function: {name, arguments}}`; they go first.
-    Else those in the last `<tool_calls>...</tool_calls>` that is not empty; else the whole completion, if it
-    is nothing but calls, maybe in a fence. Raises Unreadable for a block that holds no calls.
+    Else those in the last `<tool_calls>...</tool_calls>` that is not empty, or, where `<tool_call>` stands
+    last, those of all its blocks, as models write several; else the whole completion, if it is nothing but
+    calls, maybe in a fence. Raises Unreadable for a block that holds no calls.
     """
     if tool_calls:
         return [_from_json(call) for call in tool_calls]
-    # Up to the last end: each beginning behind it would be searched through to the end of the completion.
-    closed = completion[: completion.lower().rfind("</tool_call") + len("</tool_calls>")]
-    blocks = [block.strip() for block in _BLOCK.findall(closed)]
-    if blocks:
-        written = next((block for block in reversed(blocks) if block), "[]")
-        return _parsed(written)
+    completion = answer_part(completion)
+    if blocks := _blocks(completion):
+        filled = [block for block in blocks if block[1]]
+        if filled and filled[-1][0]:
+            return _parsed(filled[-1][1])
+        return [call for listed, written in filled if not listed for call in _parsed(written)]
     text = completion.strip()
     if (fenced := _FENCE.match(text)) is not None:
         text = fenced[1].strip()
@@ -52,14 +56,39 @@ def read_calls(completion: str, tool_calls: Sequence[Mapping[str, Any]] | None =
         return []  # words that look like a call
 
 
+def _blocks(text: str) -> list[tuple[bool, str]]:
+    """What stands between each pair of tags, and whether their name is that of a list, `tool_calls`."""
+    found: list[tuple[bool, str]] = []
+    opened: re.Match[str] | None = None
+    for tag in _TAG.finditer(text):
+        if not tag[1]:
+            # A list may be written around blocks of single calls.
+            around = opened is not None and text[opened.end() : tag.start()].strip()
+            opened = opened if around else tag
+        elif opened is not None:
+            found.append((bool(opened[2]), text[opened.end() : tag.start()].strip()))
+            opened = None
+    return found
+
+
 def _parsed(text: str) -> list[Call]:
     if len(text) > LONGEST:
         raise Unreadable(f"{len(text)} characters; at most {LONGEST} are read")
     try:
-        found = json.loads(text)
+        found = list(_values(text))
     except (ValueError, RecursionError):
         return _from_python(text)
-    return [_from_json(call) for call in (found if isinstance(found, list) else [found])]
+    return [_from_json(call) for one in found for call in (one if isinstance(one, list) else [one])]
+
+
+def _values(text: str) -> Iterator[Any]:
+    """JSON values one after another; blanks, commas or semicolons may stand between them. ValueError."""
+    at = 0
+    while at < len(text):
+        value, end = json.JSONDecoder().raw_decode(text, at)
+        yield value
+        between = _BETWEEN.match(text, end)
+        at = end if between is None else between.end()
 
 
 def _from_json(call: Any) -> Call:
@@ -78,7 +107,7 @@ def _from_json(call: Any) -> Call:
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
-            raise Unreadable(f"the arguments of {name} are no JSON") from None
+            raise Unreadable("the arguments are no JSON") from None
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
         raise Unreadable("a name is a text, and arguments are an object")
     return Call(name, dict(arguments))

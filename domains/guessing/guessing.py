@@ -12,6 +12,7 @@ import aiohttp
 from omegaconf import DictConfig
 
 from pipelinerl.async_llm import llm_async_generate, make_training_text
+from pipelinerl.base.thoughts import answer_part
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
 
@@ -73,7 +74,7 @@ async def generate_guessing_rollout(
     for turn in range(MAX_GUESSES):
         call = await llm_async_generate(llm, Prompt(messages=messages(guesses, answer)), session)
         calls.append(call)
-        written = GUESS.search(call.output.content or "")
+        written = GUESS.search(answer_part(call.output.content or ""))
         if written is None:
             reward, readable = -2 + turn / 10, False
             break

@@ -25,7 +25,7 @@ _SCRIPTS = {
 _WORDS = {
     "LATIN": {
         "de": "der die das und ist nicht ein eine ich sie es mit auf für den von zu im dem wir auch sich",
-        "en": "the of and to in is it that you for was on are with as this be have not they we a an by",
+        "en": "the of and to in is it that you for was on are with as this be have not they we a an i no he",
         "es": "el la los las de que y en un una es por con para no se su más pero como lo al del está",
         "fi": "ja on ei se että hän oli ovat mutta myös kun joka tämä mukaan sekä olen minä sinä voi",
         "fr": "le la les de des et est un une il elle que qui dans pour pas sur avec ce nous vous je du",
@@ -52,27 +52,39 @@ _WORDS = {
     },
 }
 """Frequent words, by script and language."""
-_LETTERS = {"CYRILLIC": {"uk": "іїєґ", "ru": "ыэё"}, "ARABIC": {"ur": "ٹڈڑےںھہ", "fa": "پچژگ"}}
+_LETTERS = {
+    "LATIN": {"de": "ß", "es": "ñ", "pl": "ąćęłńśźż", "pt": "õ", "vi": "đơưạảấầậắặẹếềểệịọốồộớờợụủứừữự"},
+    "CYRILLIC": {"uk": "іїєґ", "ru": "ыэё"},
+    "ARABIC": {"ur": "ٹڈڑےںھہ", "fa": "پچژگ"},
+}
 """Letters that only one of a script's languages has; each counts as a frequent word."""
 LANGUAGES = frozenset({*_SCRIPTS.values(), *(code for known in _WORDS.values() for code in known)})
 _RUN = re.compile(r"[^\W\d_]+(?:[\u0300-\u036f\u0900-\u0d7f]+[^\W\d_]*)*")
 
 
 def language_of(text: str) -> str | None:
-    """ISO code of the language; None where the text is in none of those known, or says too little."""
+    """ISO code of the language; None where the text is in none of those known, or says too little.
+
+    A text says too little if no language has more of its words than every other one: a tie is no decision.
+    """
     scripts = Counter(unicodedata.name(letter, "?").split()[0] for letter in text if letter.isalpha())
     if not scripts:
         return None
     if scripts["HIRAGANA"] + scripts["KATAKANA"] > 0.2 * scripts.total():
         return "ja"  # beside Chinese characters
-    script = scripts.most_common(1)[0][0]
-    if script in _SCRIPTS:
-        return _SCRIPTS[script]
-    found = Counter(_RUN.findall(text.lower()))
-    votes = {
-        code: sum(found[word] for word in listed.split())
-        + sum(text.count(letter) for letter in _LETTERS.get(script, {}).get(code, ""))
-        for code, listed in _WORDS.get(script, {}).items()
-    }
-    best = max(votes, key=votes.__getitem__, default=None)
-    return best if best is not None and votes[best] else None
+    script = _leader(scripts)
+    if script is None or script in _SCRIPTS:
+        return _SCRIPTS.get(script or "")
+    lowered = text.lower()
+    found = Counter(_RUN.findall(lowered))
+    listed, letters = _WORDS.get(script, {}), _LETTERS.get(script, {})
+    votes = Counter({code: sum(found[word] for word in words.split()) for code, words in listed.items()})
+    for code, own in letters.items():
+        votes[code] += sum(lowered.count(letter) for letter in own)
+    return _leader(votes)
+
+
+def _leader(counts: Counter[str]) -> str | None:
+    """What was counted more often than everything else."""
+    first, second = [*counts.most_common(2), ("", 0), ("", 0)][:2]
+    return first[0] if first[1] > second[1] else None

@@ -11,12 +11,14 @@ from domains.math.rewards import rollout_reward
 from domains.prompts import question_messages
 from domains.verdict_server import any_server
 from pipelinerl.async_llm import llm_async_generate, make_training_text
+from pipelinerl.base.thoughts import answer_part
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
 from pipelinerl.utils import resolve_environment_key
 
 KEY = "ifeval"
-FINAL = re.compile(r"\[BEGIN FINAL RESPONSE\](.*?)\[END FINAL RESPONSE\]", re.DOTALL | re.IGNORECASE)
+BEGIN = re.compile(r"\[BEGIN FINAL RESPONSE\]", re.IGNORECASE)
+END = re.compile(r"\[END FINAL RESPONSE\]", re.IGNORECASE)
 
 
 class IFEvalMetrics(BaseMetrics):
@@ -35,9 +37,11 @@ class IFEvalMetrics(BaseMetrics):
 
 
 def judged_part(completion: str) -> str:
-    """What stands between the marks of a final response, where a model writes them; else all of it."""
-    marked = FINAL.search(completion)
-    return completion if marked is None else marked[1].strip()
+    """What stands behind the thoughts, or there between the marks of a final response if it has them."""
+    shown = answer_part(completion)
+    begin = BEGIN.search(shown)
+    end = END.search(shown, begin.end()) if begin else None
+    return shown if begin is None or end is None else shown[begin.end() : end.start()].strip()
 
 
 async def verdict(

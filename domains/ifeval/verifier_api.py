@@ -10,6 +10,7 @@ import aiohttp
 
 from domains.ifeval.instructions import judge
 from domains.verdict_server import ask, serve
+from pipelinerl.base.thoughts import answer_part
 
 Verdict = dict[str, Any]
 """`answer_status` (`correct`, `partial`, `wrong`, `no_answer`), `followed_count`, `total_count`, `score` (the
@@ -17,9 +18,10 @@ share that is followed), and how many are followed loosely: `loose_count`."""
 
 
 def verify_answer(prediction: str, reward_context: Mapping[str, Any]) -> Verdict:
-    """Judge a response. Raises ValueError, in one line, for instructions that are not known."""
+    """Judge a response, without its thoughts. Raises ValueError, in one line, for unknown instructions."""
     names = list(reward_context.get("instruction_id_list") or [])
     kwargs = list(reward_context.get("kwargs") or [{}] * len(names))
+    prediction = answer_part(prediction)
     followed = judge(names, kwargs, prediction)
     count, total = sum(followed.strict), len(names)
     status = "correct" if count == total else "partial" if count else "wrong"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from domains.math.answers import last_boxed
+from pipelinerl.base.thoughts import answer_part
 
 Data = Mapping[str, Any]
 """`game_data` of a row: `question`, `answer` and `metadata`."""
@@ -18,13 +19,6 @@ _YES = ("yes", "true")
 _YES_NO = re.compile(r"\b(yes|true|no|false)\b", re.IGNORECASE)
 _LIST = re.compile(r"\[[^\[\]]*\]")
 _BRACKETS = frozenset("()[]{}<>")
-
-
-def answered(response: str) -> str:
-    """What stands behind a model's thoughts; nothing where these are not closed."""
-    if "</think>" in response:
-        return response.rpartition("</think>")[2]
-    return "" if "<think>" in response else response
 
 
 def _letters(response: str, data: Data) -> bool | None:
@@ -124,6 +118,6 @@ def judge_row(task: str, game_data: Any, response: str) -> str:
     """`correct`, `wrong` or `no_answer`. Raises ValueError as `check` does."""
     data = parsed(game_data)
     check(task, data)
-    text = answered(response)
+    text = answer_part(response)
     found = JUDGES[task](text, {**data, "answer": str(data.get("answer"))}) if text.strip() else None
     return "no_answer" if found is None else "correct" if found else "wrong"

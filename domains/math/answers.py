@@ -10,23 +10,36 @@ from functools import cache
 from typing import Any
 
 from domains.math.rewards import AnswerStatus
+from domains.math.texts import long_enough, measured, other_case, product, words
+from pipelinerl.base.thoughts import answer_part
 
 BOXED = "\\boxed"
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_MATH_END = re.compile(r"(?<!\\)\$|\\\)|\\\]|\n")
 MAX_PREDICTION_LENGTH = 1000
 """Characters of a boxed answer that are looked at."""
-_WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*[A-Za-z]")
-_SYMBOLS = frozenset({"pi", "infty", "inf", "oo", "sin", "cos", "tan", "log", "ln", "exp", "sqrt", "frac"})
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
 
 
+def has_box(text: str) -> bool:
+    """Whether a text boxes anything, by `\\boxed` or `\\fbox`."""
+    return _BOX.search(text) is not None
+
+
 def last_boxed(text: str) -> str | None:
-    """What stands in the last `\\boxed{...}`, braces matched; None without one, or where it does not end."""
-    start = text.rfind(BOXED)
-    if start < 0:
+    """What stands in the last box: `\\boxed{...}` or `\\fbox{...}`, braces matched, or `\\boxed 5`.
+
+    Without a brace the box reaches to the end of the formula that it stands in, outside of one to the next
+    blank. None without a box, or where it is empty or does not end.
+    """
+    box = max(_BOX.finditer(text), key=re.Match.start, default=None)
+    if box is None:
         return None
-    rest = text[start + len(BOXED) :].lstrip()
+    rest = text[box.end() :].lstrip()
     if not rest.startswith("{"):
-        return None
+        end = _MATH_END.search(rest) if _in_formula(text[: box.start()]) else None
+        bare = rest[: end.start()] if end else "".join(rest.split(None, 1)[:1])
+        return bare.strip().rstrip(".,;:") or None
     depth = 0
     for position, character in enumerate(rest):
         depth += (character == "{") - (character == "}")
@@ -35,22 +48,25 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
+def _in_formula(before: str) -> bool:
+    """Whether a formula is open behind this text."""
+    if any(before.rfind(start) > before.rfind(end) for start, end in ((r"\(", r"\)"), (r"\[", r"\]"))):
+        return True
+    return len(re.findall(r"(?<!\\)\$+", before)) % 2 == 1
+
+
 def plain(answer: str) -> str:
     """An answer without what never changes its meaning: dollar signs, text commands, blanks, a full stop."""
     unwrapped = _TEXT.sub(r"\1", answer.strip().strip("$").strip())
     return " ".join(unwrapped.split()).removesuffix(".").strip()
 
 
-def _letters(answer: str) -> str | None:
-    """The answer in lower case if it is one of words, such as a name; None for an expression."""
-    return answer.casefold() if _WORDS.fullmatch(answer) and answer.casefold() not in _SYMBOLS else None
-
-
 def extracted(prediction: str, max_prediction_length: int = MAX_PREDICTION_LENGTH) -> str | AnswerStatus:
-    """The boxed answer as it was written, or the status of a text that has none to compare."""
-    if BOXED not in prediction:
+    """The answer boxed behind the thoughts, as it was written, or the status of a text that has none."""
+    shown = answer_part(prediction)
+    if not has_box(shown):
         return "no_answer"
-    answer = last_boxed(prediction)
+    answer = last_boxed(shown)
     if answer is None or not answer.strip() or len(answer) > max_prediction_length:
         return "unparsable"
     return answer
@@ -61,9 +77,14 @@ def quick_status(answer: str, gold: str) -> AnswerStatus | None:
     given, wanted = plain(answer), plain(gold)
     if given == wanted:
         return "correct"
-    if (words := _letters(wanted)) is not None:
-        return "correct" if plain(given).casefold() == words else "wrong"
+    marked = _in_text(gold) or (_in_text(answer) and long_enough(wanted))
+    if (told := words(wanted, marked)) is not None:
+        return "correct" if words(given, marked=True) == told else "wrong"
     return None
+
+
+def _in_text(answer: str) -> bool:
+    return _TEXT.fullmatch(answer.strip().strip("$").strip()) is not None
 
 
 @cache
@@ -77,17 +98,30 @@ def _math_verify() -> Any:
 
 
 def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
-    """Compare two expressions with math-verify. Whoever calls it must be able to stop it from outside."""
-    library = _math_verify()
+    """Compare two expressions with math-verify. Whoever calls it must be able to stop it from outside.
+
+    A percent sign on one side only stands for itself or for a hundredth: 60% is 60 and 0.6.
+    """
+    wanted, given = measured(plain(gold)), measured(plain(answer))
+    ours, theirs = product(wanted.value), product(given.value if given.changed else answer)
     try:
-        wanted = library.parse(f"{BOXED}{{{plain(gold)}}}", parsing_timeout=None)
-        given = library.parse(f"{BOXED}{{{answer}}}", parsing_timeout=None)
-        if all(isinstance(item, str) for item in given):  # nothing but the text itself was found
-            return "unparsable"
-        same = library.verify(wanted, given, strict=strict, timeout_seconds=None)
+        status = _compared(ours, theirs, strict)
+        if status == "wrong" and wanted.percent != given.percent:
+            hundredth = f"\\frac{{{ours if wanted.percent else theirs}}}{{100}}"
+            pair = (hundredth, theirs) if wanted.percent else (ours, hundredth)
+            status = _compared(*pair, strict)
     except (Exception, RecursionError, MemoryError):  # whatever a hostile expression brings down
         return "unparsable"
-    return "correct" if same else "wrong"
+    return "wrong" if status == "correct" and other_case(ours, theirs) else status
+
+
+def _compared(wanted: str, given: str, strict: bool) -> AnswerStatus:
+    library = _math_verify()
+    ours = library.parse(f"{BOXED}{{{wanted}}}", parsing_timeout=None)
+    theirs = library.parse(f"{BOXED}{{{given}}}", parsing_timeout=None)
+    if all(isinstance(item, str) for item in theirs):  # nothing but the text itself was found
+        return "unparsable"
+    return "correct" if library.verify(ours, theirs, strict=strict, timeout_seconds=None) else "wrong"
 
 
 def verify_answer(

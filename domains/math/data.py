@@ -121,6 +121,8 @@ def _gold(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"answer {str(value)[:60]!r}: expected a text or a number")
     text = str(value).strip()
+    if text.casefold() == "nan":
+        raise ValueError(f"answer {str(value)[:60]!r}: is missing in the data; leave the row out")
     if GSM8K_MARK in text:
         text = text.rpartition(GSM8K_MARK)[2].strip().replace(",", "")
     text = (last_boxed(text) or text).strip()

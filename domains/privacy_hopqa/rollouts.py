@@ -28,7 +28,7 @@ from domains.privacy_hopqa.agent.search_service import (
 from domains.privacy_hopqa.agent.traces import Traces
 from domains.privacy_hopqa.agent.transport import Client, JsonClient, Retries
 from domains.privacy_hopqa.data.chains import Chain
-from domains.privacy_hopqa.data.judge import Judge
+from domains.privacy_hopqa.data.judge import judge_of
 from domains.privacy_hopqa.dataset import chain_of
 from domains.privacy_hopqa.reward.capture import Captured
 from domains.privacy_hopqa.reward.evaluate import evaluate_episode
@@ -125,7 +125,7 @@ async def _run(
     audit.announce()
     searcher, model = HttpSearcher(client, audit, settings), EngineModel(llm, session, settings)
     prompts = PROMPT_SETS[settings.prompt_set]
-    judge = Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
+    judge = judge_of(chain, settings)
     episode = await AgentLoop(chain, settings, prompts, model, searcher, judge).run()
     captured, metrics = await evaluate_episode(episode, judge, settings, runtime.scorer(session))
     texts = [training_text(llm, item) for item in captured]

@@ -122,6 +122,8 @@ class PrivacyHopQASettings(Block):
     training_reward_mode: Literal["outcome", "hop_step_situational"] = "outcome"
     answer_match_mode: Literal["exact_or_f1", "accepted_exact", "f1_or_substring"] = "exact_or_f1"
     answer_match_f1_threshold: float = Field(0.75, ge=0.0, le=1.0)
+    short_answers: bool = False
+    """Answers go through `domains.short_answers` first: `U.S.` is `US`, `the Nile` is `Nile`."""
     hop_step_source_bonus: NonNegativeFloat = 0.25
     hop_step_doc_bonus: NonNegativeFloat | None = None
     zero_error_step_reward: bool = True

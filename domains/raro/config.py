@@ -69,6 +69,8 @@ class RaroSettings(Block):
     longer attempts cost nothing. Cut-off verdicts are always left out."""
     answerless: Literal["zero", "mask"] = "zero"
     """A completion without an answer earns 0, or is left out."""
+    short_answers: bool = False
+    """Results of `raro.data.source=jsonl` are compared by `domains.short_answers`: `U.S.` is `US`."""
     max_answer_tokens: PositiveInt = 256
     """Longest answer of the policy and, before a critic, of the expert."""
     max_question_tokens: PositiveInt = 256

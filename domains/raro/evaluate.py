@@ -11,6 +11,7 @@ from domains.raro.metrics import Tally
 from domains.raro.normalize import normalize
 from domains.raro.parser import extract_answer
 from domains.raro.prompts import policy_prompt
+from domains.short_answers import normalised
 from pipelinerl.rollouts import RolloutResult
 
 
@@ -19,9 +20,10 @@ def verifiable(problem: dict[str, Any]) -> bool:
     return problem["task"] in ("countdown", "text") or "result" in problem
 
 
-async def is_correct(problem: dict[str, Any], answer: str, pool: VerifierPool) -> bool:
+async def is_correct(problem: dict[str, Any], answer: str, pool: VerifierPool, short: bool = False) -> bool:
     """Countdown: the exact verifier. Mathematics: math-verify compares the results, of a written solution the
-    last one that it boxes. Other results: equal to the expert's after normalising. Written answers are never
+    last one that it boxes. Other results: equal to the expert's after normalising, with `short` also by the
+    normaliser for short answers. Written answers are never
     compared as texts. Raises ValueError for a problem that is not `verifiable`.
 
     Evaluation and `raro.reward=verifier` only; a training rollout with a critic never calls it.
@@ -34,7 +36,8 @@ async def is_correct(problem: dict[str, Any], answer: str, pool: VerifierPool) -
         return await pool.verify(said, problem["result"]) == "correct"
     if task != "text":
         raise ValueError(f"question {problem['id']}: answers of the task {task} cannot be compared")
-    return answer == normalize(task, problem["expert_answer"])
+    expert = normalize(task, problem["expert_answer"])
+    return answer == expert or (short and normalised(answer) == normalised(expert))
 
 
 async def evaluate(
@@ -52,7 +55,8 @@ async def evaluate(
     known, right = verifiable(problem), [False, False]
     if known:
         right = [
-            answer is not None and await is_correct(problem, normalize(task, answer), pool)
+            answer is not None
+            and await is_correct(problem, normalize(task, answer), pool, settings.short_answers)
             for answer in found
         ]
     sampled, answered = right[0], found[0] is not None

@@ -3,8 +3,9 @@
 Pure functions that take any text.
 """
 
-import re
 from typing import Literal
+
+from pipelinerl.base.thoughts import answer_part
 
 Verdict = Literal["[Answer 1]", "[Answer 2]", "[Tie]"]
 
@@ -14,8 +15,6 @@ TIE: Verdict = "[Tie]"
 VERDICTS: tuple[Verdict, ...] = (ANSWER_1, ANSWER_2, TIE)
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 
-_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-
 
 def holds_verdict(text: str) -> bool:
     """Whether a verdict tag stands in the text; an answer that has one could steer the critic."""
@@ -23,11 +22,11 @@ def holds_verdict(text: str) -> bool:
 
 
 def extract_answer(completion: str) -> str | None:
-    """The text after the last `<answer>` of a completion that ends with `</answer>`.
+    """The text after the last `<answer>` of a completion that ends with `</answer>`; thoughts are not read.
 
     None without both tags, for an empty answer, and for one that holds a tag of its own.
     """
-    text = completion.rstrip()
+    text = answer_part(completion).rstrip()
     if not text.endswith(ANSWER_CLOSE):
         return None
     _, opened, answer = text[: -len(ANSWER_CLOSE)].rpartition(ANSWER_OPEN)
@@ -38,7 +37,7 @@ def extract_answer(completion: str) -> str | None:
 
 def parse_verdict(completion: str) -> Verdict | None:
     """The last verdict tag outside of thoughts; None without one, or if its line holds two different ones."""
-    text = _THOUGHT.sub("", completion)
+    text = answer_part(completion)
     found: list[tuple[int, Verdict]] = [(at, tag) for tag in VERDICTS if (at := text.rfind(tag)) >= 0]
     if not found:
         return None

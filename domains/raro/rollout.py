@@ -69,7 +69,8 @@ async def play(caller: Caller, problem: dict[str, Any], runtime: Runtime) -> Rol
     attempt = await attempt_question(caller, problem, settings)
     groups: list[CriticGroup] = []
     if attempt.answer is not None and buffer is None:
-        attempt.text.reward = float(await is_correct(problem, attempt.answer, runtime.pool))
+        right = await is_correct(problem, attempt.answer, runtime.pool, settings.short_answers)
+        attempt.text.reward = float(right)
     elif attempt.answer is not None and buffer is not None:
         groups = await _judged(caller, attempt, problem, runtime, watermark, tally)
         earned = groups[0].policy_reward

@@ -108,7 +108,9 @@ async def play(
         return None if found.truncated else parse_verdict(found.text)
 
     winner = await tournament(answers, votes, judge, rng)
-    right = {answer: await is_correct(problem, answer, pool) for answer in set(answers)}
+    right = {
+        answer: await is_correct(problem, answer, pool, settings.short_answers) for answer in set(answers)
+    }
     return Selection(
         id=str(problem["id"]),
         single=sum(right[answer] for answer in answers) / n,

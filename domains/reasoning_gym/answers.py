@@ -3,6 +3,8 @@
 import re
 from typing import Literal, get_args
 
+from pipelinerl.base.thoughts import answer_part
+
 AnswerFormat = Literal["auto", "tag", "last_number", "last_word", "text"]
 FORMATS: tuple[AnswerFormat, ...] = get_args(AnswerFormat)
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -12,12 +14,13 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def extract_answer(completion: str, answer_format: AnswerFormat, right: str | None = None) -> str | None:
-    """The answer that a completion gives, or None if it gives none in this format.
+    """The answer that a completion gives behind its thoughts, or None if it gives none in this format.
 
     `tag`: what stands between the last `<answer>` and `</answer>`. `last_number`, `last_word`: the last one
     of the completion. `text`: all of it. `auto`: the tag; in a completion without one the last number where
     the right answer is a number, the last word where it is a single word, else all of it.
     """
+    completion = answer_part(completion)
     if answer_format == "auto":
         tagged = extract_answer(completion, "tag")
         return extract_answer(completion, _like(right)) if tagged is None else tagged

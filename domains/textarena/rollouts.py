@@ -10,6 +10,7 @@ from domains.prompts import question_messages
 from domains.textarena.games import Game, GameError
 from domains.textarena.settings import settings_of
 from pipelinerl.async_llm import llm_async_generate, make_training_text
+from pipelinerl.base.thoughts import answer_part
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText
 from pipelinerl.utils import PerTree
@@ -63,7 +64,7 @@ async def _play(
         # padding every attempt has one vote there, however long it was.
         text.role = text.situation = f"player_{seat}"
         texts.append(text)
-        game.move((call.output.content or "").rpartition("</think>")[2].strip())
+        game.move(answer_part(call.output.content or "").strip())
     rewards = game.rewards()
     for text in texts:
         text.reward = rewards[int(str(text.role)[-1])]

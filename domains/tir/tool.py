@@ -1,12 +1,11 @@
 """What a model's answer asks the tool, and what it reads of the result. Pure functions but for `use`."""
 
-import re
-
-from domains.math.answers import BOXED
+from domains.fences import fenced
+from domains.math.answers import has_box
+from pipelinerl.base.thoughts import answer_part
 from pipelinerl.sandbox.host import Outcome, Sandbox
 
 FENCE = "```"
-_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _ENDED = {
     "timeout": "the program took too long",
     "output": "the program wrote too much and was ended",
@@ -15,11 +14,10 @@ _ENDED = {
 
 
 def program_of(answer: str) -> str | None:
-    """The last block of Python in an answer that does not end with a boxed result; None if there is none."""
-    blocks = list(_BLOCK.finditer(answer))
-    if not blocks or BOXED in answer[blocks[-1].end() :]:
-        return None
-    return blocks[-1].group(1).strip("\n") or None
+    """The last block of Python behind the thoughts, unless a boxed result follows it; else None."""
+    answer = answer_part(answer)
+    blocks = [block for block in fenced(answer) if block.python]
+    return None if not blocks or has_box(answer[blocks[-1].end :]) else blocks[-1].text
 
 
 def shown(outcome: Outcome, most: int) -> str:

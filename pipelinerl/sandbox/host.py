@@ -221,15 +221,22 @@ class Sandbox:
             return outcome, None
 
     async def check(
-        self, code: str, functions: Mapping[str, str] | Sequence[str], tests: str, *, preamble: bool = False
+        self,
+        code: str,
+        functions: Mapping[str, str] | Sequence[str],
+        tests: str,
+        *,
+        classes: Sequence[str] = (),
+        preamble: bool = False,
     ) -> tuple[Outcome, Outcome]:
         """(program, tests): tests pass where the second is `ok`. They run in another process, in which the
         program's `functions` are calls to its process, so that it cannot change what is compared. They are
-        names, or names that the tests know them by and their own.
+        names, or names that the tests know them by and their own. Objects of its `classes`, which are among
+        `functions` too, stay in its process: tests make them, ask for attributes, set them and pass them on.
         """
         named = functions if isinstance(functions, Mapping) else {name: name for name in functions}
         ours, theirs = socket.socketpair()
-        program = {"mode": "serve", "code": code, "preamble": preamble}
+        program = {"mode": "serve", "code": code, "preamble": preamble, "classes": list(classes)}
         judge = {"mode": "judge", "code": tests, "preamble": True, "functions": dict(named)}
         async with self._places:
             found = await asyncio.gather(

@@ -8,6 +8,7 @@ is right, apart from `judge`, in which no line of the program runs.
 import atexit
 import builtins
 import contextlib
+import functools
 import importlib
 import json
 import linecache
@@ -19,7 +20,7 @@ import types
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from pipelinerl.sandbox.values import decode, encode
+from pipelinerl.sandbox.values import Kept, Remote, decode, encode
 
 CHANNEL = 3
 """The only descriptor besides the three standard ones, and only of the modes with values."""
@@ -119,13 +120,31 @@ def _function(module: types.ModuleType, name: str) -> Callable[..., Any]:
     return function
 
 
-def _answer(module: types.ModuleType, call: dict[str, Any]) -> dict[str, Any]:
+def _answer(module: types.ModuleType, kept: Kept, call: dict[str, Any]) -> dict[str, Any]:
     try:
-        function = _function(module, call["name"])
-        arguments, named = decode(call["args"]), decode(call.get("kwargs") or {"dict": []})
-        return {"value": encode(function(*arguments, **named))}
+        if "of" in call:
+            asked = _attribute(kept.object(call["of"]), kept, call)
+        else:
+            asked = _function(module, call["name"])
+        if "args" not in call:
+            return {"method": True} if callable(asked) else {"value": encode(asked, kept)}
+        arguments = decode(call["args"], kept.object)
+        named = decode(call.get("kwargs") or {"dict": []}, kept.object)
+        return {"value": encode(asked(*arguments, **named), kept)}
     except Exception as error:
         return {"error": type(error).__name__, "message": str(error)[:200]}
+
+
+def _attribute(owner: Any, kept: Kept, call: dict[str, Any]) -> Any:
+    """An attribute of a kept object, set first if the tests said so."""
+    if "set" in call:
+        setattr(owner, call["name"], decode(call["set"], kept.object))
+    return getattr(owner, call["name"])
+
+
+def _kept(module: types.ModuleType, names: list[str]) -> Kept:
+    """For objects of those classes that the program has."""
+    return Kept(*(kind for name in names if isinstance(kind := module.__dict__.get(name), type)))
 
 
 def _call(module: types.ModuleType, request: dict[str, Any]) -> None:
@@ -140,20 +159,25 @@ def _call(module: types.ModuleType, request: dict[str, Any]) -> None:
 def _serve(module: types.ModuleType, request: dict[str, Any]) -> None:
     """Calls until the other side hangs up."""
     _defined(module, request)
+    kept = _kept(module, request.get("classes", []))
     with os.fdopen(CHANNEL, "rb", closefd=False) as calls, os.fdopen(CHANNEL, "wb") as answers:
         for line in calls:
-            answers.write(json.dumps(_answer(module, json.loads(line))).encode() + b"\n")
+            answers.write(json.dumps(_answer(module, kept, json.loads(line))).encode() + b"\n")
             answers.flush()
 
 
-class _Proxy:
-    """A function of the program, as its tests see it."""
+class _Channel:
+    """Calls to the program's process."""
 
-    def __init__(self, name: str, calls: BinaryIO, answers: BinaryIO) -> None:
-        self._name, self._calls, self._answers = name, calls, answers
+    def __init__(self, calls: BinaryIO, answers: BinaryIO) -> None:
+        self._calls, self._answers = calls, answers
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        call = {"name": self._name, "args": encode(list(arguments)), "kwargs": encode(named)}
+    def ask(self, call: dict[str, Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The value of a call."""
+        return self.said(call | {"args": encode(list(arguments)), "kwargs": encode(named)})
+
+    def said(self, call: dict[str, Any]) -> Any:
+        """What the program answers, as a value or an exception."""
         self._calls.write(json.dumps(call).encode() + b"\n")
         self._calls.flush()
         answer = json.loads(self._answers.readline() or b'{"error": "EOFError", "message": "it ended"}')
@@ -163,14 +187,49 @@ class _Proxy:
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
                 kind = RuntimeError
             raise kind(str(answer.get("message")))
-        return decode(answer["value"])
+        if "method" in answer:
+            return functools.partial(self._method, call)
+        return decode(answer["value"], lambda number: _Object(number, self))
+
+    def _method(self, call: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+        return self.ask(call, arguments, named)
+
+
+class _Proxy:
+    """A function or a class of the program, as its tests see it."""
+
+    def __init__(self, name: str, channel: _Channel) -> None:
+        self._name, self._channel = name, channel
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._channel.ask({"name": self._name}, arguments, named)
+
+
+class _Object(Remote):
+    """An object of a program's class, whose attributes and methods are asked of the program."""
+
+    __slots__ = ("_remote_channel",)
+    _remote_channel: _Channel
+
+    def __init__(self, number: int, channel: _Channel) -> None:
+        super().__init__(number)
+        object.__setattr__(self, "_remote_channel", channel)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._remote_channel.said({"of": self._remote_number, "name": name})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._remote_channel.said({"of": self._remote_number, "name": name, "set": encode(value)})
 
 
 def _judge(module: types.ModuleType, request: dict[str, Any]) -> None:
     """The tests, with proxies under the names of the program's functions; the process ends with 0 or 1."""
     with os.fdopen(CHANNEL, "rb", closefd=False) as answers, os.fdopen(CHANNEL, "wb") as calls:
+        channel = _Channel(calls, answers)
         for name, function in request["functions"].items():
-            module.__dict__[name] = _Proxy(function, calls, answers)
+            module.__dict__[name] = _Proxy(function, channel)
         _execute(module, request["code"])
 
 

@@ -21,7 +21,7 @@ while len(rewards) < 8 and guess != answer:
         f", lower than {high + 1}" if high < 100 else "",
     )
     said = ask(f"guess 1-100{above}{below}")
-    guess = int(said) if said.isdecimal() else 0
+    guess = int(said) if said.isdecimal() and len(said) < 9 else 0
     rewards.append(0.0)
     if low <= guess <= high:  # the share of numbers that it rules out, on average
         rewards[-1] = 1 - ((guess - low) ** 2 + (high - guess) ** 2) / (high - low + 1) ** 2

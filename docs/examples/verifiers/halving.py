@@ -31,7 +31,7 @@ class Guess(vf.Task[Range, vf.State, vf.TaskConfig]):
 
 def guess_in(reply: str, task: Range) -> int | None:
     """The number that a reply names, if it lies in the range: the last one, or without words all of it."""
-    found = re.findall(r"\d+", reply) if task.words or reply.isdecimal() else []
+    found = re.findall(r"(?<!\d)\d{1,9}(?!\d)", reply) if task.words or reply.isdecimal() else []
     return int(found[-1]) if found and task.low <= int(found[-1]) <= task.high else None
 
 

@@ -25,7 +25,8 @@ class HigherLower(vf.Env[Config]):
         async with agents.player.interaction(task) as interaction:
             segment, turns = await interaction.turn(), 1
             while not segment.terminated and segment.last_reply != str(task.data.answer) and turns < TURNS:
-                low = segment.last_reply.isdecimal() and int(segment.last_reply) < task.data.answer
+                said = segment.last_reply if len(segment.last_reply) < 9 else ""
+                low = said.isdecimal() and int(said) < task.data.answer
                 segment, turns = await interaction.turn("higher" if low else "lower"), turns + 1
         interaction.trace.record_reward("found", float(segment.last_reply == str(task.data.answer)), 1.0)
         interaction.trace.record_metric("guesses", turns)

@@ -36,7 +36,7 @@ from domains.privacy_hopqa.agent.retrieval import Retrieval
 from domains.privacy_hopqa.agent.settle import Settler
 from domains.privacy_hopqa.agent.stages import PlanResult, parse_choice, parse_plan, query_key
 from domains.privacy_hopqa.data.chains import Chain
-from domains.privacy_hopqa.data.judge import Judge
+from domains.privacy_hopqa.data.judge import Judge, judge_of
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
 
@@ -60,7 +60,7 @@ class AgentLoop:
         self._chain = chain
         self._settings = settings
         self._caller = Caller(model, prompts, settings)
-        self._judge = judge or Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
+        self._judge = judge or judge_of(chain, settings)
         self.episode = Episode(chain, [HopState(hop.number) for hop in chain.hops], self._caller.records)
         self._retrieval = Retrieval(self.episode, settings, searcher, self._judge)
         self._settler = Settler(self.episode, settings, self._caller, self._judge)

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+from pipelinerl.base.thoughts import answer_part, thoughts_are_open
+
 MAX_CHARS = 200_000
 MAX_DEPTH = 64
 
@@ -38,12 +40,14 @@ class Extracted:
 def extract(text: str, expected: Literal["array", "object"]) -> Extracted:
     """The one JSON value of the expected type in `text`. Raises `ExtractError`.
 
-    `<think>` blocks are removed first. Then the whole text is tried, then the last fenced block if there is
-    one, then the only balanced top-level span that opens with the expected bracket.
+    Only what stands behind the thoughts is read: all of it is tried, then the last fenced block if there
+    is one, then the only balanced top-level span that opens with the expected bracket.
     """
     if len(text) > MAX_CHARS:
         raise ExtractError("too_long", f"{len(text)} characters; at most {MAX_CHARS} are read")
-    visible = _without_think(text).strip()
+    if thoughts_are_open(text):
+        raise ExtractError("unclosed_think", "a <think> block is not closed")
+    visible = answer_part(text).strip()
     try:
         return Extracted(_checked(_parse(visible), expected), "clean")
     except _NotJson:
@@ -58,17 +62,6 @@ def extract(text: str, expected: Literal["array", "object"]) -> Extracted:
 
 class _NotJson(Exception):
     """This text is not JSON; another path may still find some."""
-
-
-def _without_think(text: str) -> str:
-    kept, position = [], 0
-    while (start := text.find("<think>", position)) >= 0:
-        end = text.find("</think>", start)
-        if end < 0:
-            raise ExtractError("unclosed_think", "a <think> block is not closed")
-        kept.append(text[position:start])
-        position = end + len("</think>")
-    return "".join(kept) + text[position:]
 
 
 def _parse(text: str) -> Any:

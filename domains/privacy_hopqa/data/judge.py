@@ -7,17 +7,25 @@ prompt ever sees a verdict.
 from domains.privacy_hopqa.data.answers import MatchMode, answers_match, stated
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.identity import value_aliases
+from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.short_answers import normalised
 
 
 class Judge:
     """Verdicts on one chain. Build one per rollout."""
 
     def __init__(
-        self, chain: Chain, match_mode: MatchMode = "exact_or_f1", f1_threshold: float = 0.75
+        self,
+        chain: Chain,
+        match_mode: MatchMode = "exact_or_f1",
+        f1_threshold: float = 0.75,
+        short: bool = False,
     ) -> None:
+        """`short`: both sides go through `domains.short_answers` first."""
         self._chain = chain
         self._mode = match_mode
         self._threshold = f1_threshold
+        self._short = short
         self._gold = [value_aliases(hop.gold_values) for hop in chain.hops]
 
     def is_gold(self, hop_number: int, aliases: frozenset[str]) -> bool:
@@ -37,4 +45,14 @@ class Judge:
         return stated(text, self._chain.hop(hop_number).accepted)
 
     def _matches(self, answer: str | None, accepted: tuple[str, ...]) -> bool:
-        return answers_match(answer or "", accepted, self._mode, self._threshold)
+        given = answer or ""
+        if self._short:
+            given, accepted = normalised(given), tuple(map(normalised, accepted))
+        return answers_match(given, accepted, self._mode, self._threshold)
+
+
+def judge_of(chain: Chain, settings: PrivacyHopQASettings) -> Judge:
+    """The judge of a chain with the matching that the run is set to."""
+    return Judge(
+        chain, settings.answer_match_mode, settings.answer_match_f1_threshold, settings.short_answers
+    )

@@ -11,6 +11,7 @@ import numpy as np
 
 from domains.reputation_hacking.game.dynamics import ACTIONS, Episodes
 from domains.reputation_hacking.game.params import Params
+from pipelinerl.base.thoughts import answer_part
 
 VARIANTS = ("neutral", "formula", "honesty", "permuted")
 LETTERS = ("A", "B", "C")
@@ -116,7 +117,7 @@ def user_text(params: Params, seen: Reading, labels: tuple[str, str, str]) -> st
 
 
 def parse_action(reply: str, labels: tuple[str, str, str], *, cut: bool = False) -> int | None:
-    """The action of the first line `ACTION: NAME`, or None.
+    """The action of the first line `ACTION: NAME` behind the thoughts, or None.
 
     `cut`: the reply ended at its length limit, so only a line that was finished counts.
     """
@@ -124,7 +125,7 @@ def parse_action(reply: str, labels: tuple[str, str, str], *, cut: bool = False)
     # ASCII: or other letters that fold to those of a name would match it, whose upper case is no name.
     flags = re.IGNORECASE | re.ASCII
     pattern = re.compile(rf"^ACTION:\s*({'|'.join(map(re.escape, names))})\s*$", flags)
-    lines = reply.split("\n")
+    lines = answer_part(reply).split("\n")
     for line in lines[:-1] if cut else lines:
         if found := pattern.match(line):
             return names[found.group(1).upper()]

@@ -12,6 +12,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from pipelinerl.base.thoughts import CLOSE as THOUGHTS_END
+from pipelinerl.base.thoughts import answer_part
 from pipelinerl.base.tokenizing import Message, render_chat
 from pipelinerl.inference.embedded.openai_fields import ChatFields
 from pipelinerl.inference.embedded.protocol import BadRequest
@@ -52,10 +54,14 @@ def reads_tool_calls(tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> 
 
 
 def read_tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
-    """Text before the first call, and the calls; everything as text if one of them is malformed."""
-    before, found, rest = text.partition(OPEN)
+    """Text before the first call, and the calls; everything as text if one of them is malformed.
+
+    A call that is quoted in the model's thoughts is part of the text.
+    """
+    _, found, rest = answer_part(text).partition(OPEN)
     if not found:
         return text, []
+    before = text[: text.index(OPEN, len(text.rpartition(THOUGHTS_END)[0]))]
     calls = []
     for part in rest.split(OPEN):
         call = _tool_call(part.partition(CLOSE)[0])

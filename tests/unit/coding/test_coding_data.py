@@ -174,3 +174,49 @@ def test_problems_made_here_are_the_same_for_a_name_and_never_shared_by_the_part
     assert {task.family for task in tasks()} == set(FAMILIES)
     with pytest.raises(ValueError, match="'tiny_more': a name begins with tiny_train or tiny_test"):
         load_problems(["tiny_more"])
+
+
+def test_rows_that_are_wrong_for_their_own_program_are_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    add = "def add(a, b): return a + b"
+    rows = [
+        {"text": "Add.", "code": add, "test_list": ["assert add(1, 2) == 3"]},
+        {"text": "Wrong.", "code": add, "test_list": ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]},
+        {"text": "No value.", "code": "def f(): return f", "test_list": ["assert f() == f"]},
+        {"text": "Inexact.", "code": add, "test_list": ["assert add(0.1, 0.2) == 0.3"]},
+        {
+            "prompt": "def g(x):\n",
+            "entry_point": "g",
+            "canonical_solution": "    return x\n",
+            "test": "def check(g):\n    assert g(1) == 1",
+        },
+        {"question": "Add.", "input_output": json.dumps(FN), "solutions": json.dumps([add])},
+        {"question": "Add.", "input_output": json.dumps(STD), "solutions": json.dumps(["print(3)"])},
+        {"question": "No program.", "input_output": json.dumps(STD)},
+    ]
+    (tmp_path / "mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    everything = load_problems(["mbpp"], data_dir=str(tmp_path))
+    assert [one["id"] for one in everything] == [f"mbpp-{number}" for number in range(8)]
+    kept = load_problems(["mbpp"], data_dir=str(tmp_path), check_references=True)
+    assert [one["id"] for one in kept] == ["mbpp-0", "mbpp-4", "mbpp-5", "mbpp-7"], "ids stay"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "dataset mbpp: 4 of 7 rows are left out" in line and "\n" not in line
+    for number, why in ((2, "failed"), (3, "runtime_error"), (4, "failed"), (7, "failed")):
+        assert f"mbpp.jsonl:{number} ({why})" in line
+    assert "3 failed, 1 runtime_error" in line
+    (tmp_path / "bad.jsonl").write_text(json.dumps(rows[1]) + "\n")
+    with pytest.raises(ValueError, match=r"^dataset 'bad': holds no problem$"):
+        load_problems(["bad"], data_dir=str(tmp_path), check_references=True)
+
+
+def test_missing_values_of_tables_are_missing(tmp_path: Path) -> None:
+    nan = float("nan")
+    row = {"question": "Add.", "input_output": json.dumps(FN), "starter_code": nan, "difficulty": nan}
+    other = {"text": "Add.", "code": "def f(): return 1", "test_list": ["assert f()"], "test_setup_code": nan}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(other)}\n")
+    first, second = load_problems(["rows"], data_dir=str(tmp_path))
+    assert first["task"] == "Add." and second["reward_context"]["tests"] == ["\nassert f()"]
+    (tmp_path / "none.jsonl").write_text(json.dumps(row | {"question": nan}) + "\n")
+    with pytest.raises(ValueError, match=r"none\.jsonl:1: no problem with tests"):
+        load_problems(["none"], data_dir=str(tmp_path))

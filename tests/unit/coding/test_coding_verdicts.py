@@ -95,6 +95,79 @@ async def test_a_row_of_humaneval_is_graded(box: Sandbox) -> None:
     assert (await evaluate(box, fenced(cheat), given)).answer_status == "wrong"
 
 
+TREE = "class Node:\n    def __init__(self, x):\n        self.data, self.left, self.right = x, None, None\n"
+HEIGHT = "def height(node):\n    return 1 + max(height(node.left), height(node.right)) if node else 0\n"
+PAIR = (
+    "class Pair(object):\n    def __init__(self, a, b):\n        self.a, self.b = a, b\n"
+    "    def sum(self):\n        return self.a + self.b\n"
+)
+# Rows whose tests make objects of the program's own classes, or hand it a type.
+MBPP: dict[str, dict[str, Any]] = {
+    "tree": {
+        "text": "How high?",
+        "code": TREE + HEIGHT,
+        "test_setup_code": "root = Node(1)\r\nroot.left = Node(2)\r\nroot.left.right = Node(4)",
+        "test_list": [
+            "assert height(root) == 3",
+            "assert root.left.right.data == 4 and height(root.left) == 2",
+            "assert height(root.right) == 0",
+        ],
+    },
+    "pairs": {
+        "text": "Sort.",
+        "code": PAIR + "def rising(pairs, n):\n    return sorted(pairs[:n], key=Pair.sum)\n",
+        "test_list": [
+            "assert [p.a for p in rising([Pair(5, 24), Pair(15, 2), Pair(27, 4)], 3)] == [15, 5, 27]",
+            "assert rising([Pair(1, 2)], 1)[0].sum() == 3",
+            "p = Pair(1, 2)\nassert rising([p], 1) == [p]",
+            "p = Pair(1, 2)\nassert rising([p, Pair(0, 0)], 2) != [p, p]",
+        ],
+    },
+    "types": {
+        "text": "Remove.",
+        "code": "def without(xs, kind):\n    return [x for x in xs if not isinstance(x, kind)]\n",
+        "test_list": [
+            "assert without([1, 'a', 2.5], int) == ['a', 2.5]",
+            "assert without([1, 'a'], str) == [1]",
+        ],
+    },
+}
+SLY = """
+class Node:
+    def __init__(self, *a): self.data = self.left = self.right = self
+    def __eq__(self, other): return True
+    def __getattr__(self, name): return self
+Pair = Node
+def height(node): return Node()
+rising = without = lambda *a: Node()
+"""
+
+
+@pytest.mark.parametrize("kind", MBPP)
+async def test_objects_of_the_programs_own_classes_cross_and_stay_its_own(box: Sandbox, kind: str) -> None:
+    row = MBPP[kind]
+    task, given = read_row(row)
+    found = await evaluate(box, fenced(row["code"]), given)
+    assert found.answer_status == "correct", found.error
+    classes = {"tree": ["Node"], "pairs": ["Pair"], "types": []}[kind]
+    assert given.get("classes", []) == classes and all(f"class {name}" in task for name in classes)
+    assert "root.left.right" in task or kind != "tree", "the test makes no sense without its beginning"
+    # An object that calls itself equal to everything is no right answer.
+    assert "passed" not in (await evaluate(box, fenced(SLY), given)).statuses[:3]
+
+
+async def test_tests_may_call_the_function_by_its_own_name(box: Sandbox) -> None:
+    prompt = "def third(xs):\n    'Every third.'\n"
+    test = (
+        "def check(candidate):\n    assert candidate([1]) == third([1])\n    assert candidate([1, 2, 3]) == 3"
+    )
+    _, given = read_row({"prompt": prompt, "entry_point": "third", "test": test})
+    assert (
+        await evaluate(box, fenced(prompt + "    return xs[2] if xs[2:] else 0"), given)
+    ).answer_status == "correct"
+    assert (await evaluate(box, fenced(prompt + "    return xs"), given)).answer_status == "wrong"
+
+
 async def test_every_kind_of_problem_made_here_is_solved_by_its_solution(box: Sandbox) -> None:
     import random
 
@@ -117,7 +190,9 @@ def test_same_value(value: object, wanted: object, same: bool) -> None:
     "printed, wanted, same",
     [("3\n", "3", True), (" 3 \n\n", "3\n", True), ("3.0 2", "3 2.00", True), ("3\n4", "3 4", False),
      ("YES", "yes", False), ("", "", True), ("", "3", False), ("nan", "3", False), ("1e99", "3", False),
-     ("9" * 10_000, "3", False)],
+     ("9" * 10_000, "3", False), ("snan", "3", False),
+     ("3", "sNaN1", False), ("nan", "nan", True), ("snan", "snan", True), ("1e999999", "1e999998", False),
+     ("1e99999999999999999999", "3", False), ("-inf", "-Infinity", True)],
 )  # fmt: skip
 def test_same_output(printed: str, wanted: str, same: bool) -> None:
     assert same_output(printed, wanted) is same

@@ -99,12 +99,38 @@ def test_each_call_counts_for_one_entry_in_whatever_order() -> None:
         '[{"function": {"name": "f", "arguments": "{\\"x\\": 1}"}}, {"name": "g", "parameters": {}}]',
         "f(x=1)\ng()",
         "```python\n[f(x=1), g()]\n```",
+        # As Hermes, Qwen and others write several calls.
+        '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call><tool_call>{"name": "g"}</tool_call>',
+        'So <tool_call>{"f": {"x": 1}}</tool_call> and <TOOL_CALL>g()</TOOL_CALL> <tool_call></tool_call>',
+        "<tool_calls>\n<tool_call>f(x=1)</tool_call><tool_call>[g()]</tool_call></tool_calls>",
+        "<tool_calls>[g()]</tool_calls> no: <tool_call>f(x=1)</tool_call><tool_call>g()</tool_call>",
+        "<tool_call>g()</tool_call> no: <tool_calls>f(x=1)\ng()</tool_calls>",
+        '<tool_call>{"name": "f", "arguments": {"x": 1}}\n{"name": "g"}</tool_call>',
+        '{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}',
     ],
 )
 def test_calls_are_read_in_each_form(said: str) -> None:
     assert read_calls(said) == [Call("f", {"x": 1}), Call("g")]
     structured = [{"id": "1", "function": {"name": "h", "arguments": '{"y": [1, null]}'}}]
     assert read_calls(said, structured) == [Call("h", {"y": [1, None]})]
+
+
+def test_every_block_of_parallel_calls_is_judged() -> None:
+    def one(x: int) -> str:
+        return f'<tool_call>{{"name": "f", "arguments": {{"x": {x}}}}}</tool_call>'
+
+    schema = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
+    wanted = [{"f": {"x": [x]}} for x in (1, 2)]
+    context = {"category": "parallel", "function": [schema], "ground_truth": wanted}
+    verdicts = {
+        one(2) + one(1): ("correct", 1.0),
+        one(2): ("wrong", 0.5),
+        one(1) + one(2) + one(3): ("wrong", 2 / 3),
+        one(1) + "<tool_call>{</tool_call>" + one(2): ("unparsable", 0.0),
+    }
+    for said, (status, share) in verdicts.items():
+        found = verify_fn_calling_answer(said, context)
+        assert (found["answer_status"], found["partial_score"]) == (status, share)
 
 
 def test_values_of_python_calls_are_literals_or_what_is_written() -> None:
@@ -141,6 +167,8 @@ def test_words_are_no_calls(said: str) -> None:
         f"f(x={'9' * 5000})",
         "f(x=" + "(" * 300 + ")" * 300 + ")",
         f"f(x='{'a' * LONGEST}')",
+        '{"name": ' + "[" * 900 + "]" * 900 + ', "arguments": "{"}',
+        '{"name": "f"} and {"name": "g"}',
     ],
 )
 def test_a_block_without_calls_is_unreadable(inside: str) -> None:
@@ -153,7 +181,7 @@ def test_a_block_without_calls_is_unreadable(inside: str) -> None:
     )
 
 
-@pytest.mark.parametrize("unit", ["<tool_calls>", "</tool_calls>", "[", "f(", "``` "])
+@pytest.mark.parametrize("unit", ["<tool_calls>", "<tool_call>", "</tool_calls>", "[", "f(", "``` "])
 def test_a_hostile_completion_is_read_in_linear_time(unit: str) -> None:
     assert read_calls(unit * 20_000) == []
 

@@ -13,6 +13,7 @@ from domains.ifeval.forms import TWO
 from domains.ifeval.instructions import CHECKS, arguments_of, follows, judge, variants
 from domains.ifeval.language import LANGUAGES, language_of
 from domains.ifeval.text import capital_words, sentences
+from domains.ifeval.verifier_api import verify_answer
 from domains.ifeval.writing import LANGUAGES as SAMPLES
 from domains.ifeval.writing import WRITINGS, body, response_of, write
 
@@ -172,6 +173,35 @@ def test_a_hostile_response_is_judged_in_linear_time(unit: str) -> None:
 
 def test_words_of_capital_letters() -> None:
     assert capital_words("I saw NASA's 3D-TV and A1 on TV, 42.") == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        # Words that two languages or more share, as often as any other: "a" is English and Portuguese.
+        ("Nave bianca danza a riva", None),
+        ("La", None),
+        ("de la", None),
+        ("I", None),
+        ("No", None),
+        ("Sol e mar", None),
+        ("xyzzy", None),
+        ("the \u044d\u0442\u043e", None),  # as many letters of either script
+        ("Der Hund", "de"),
+        ("il est la", "fr"),
+        ("I am here and you are there", "en"),
+        # A letter of one language decides where no word does.
+        ("Straße", "de"),
+        ("MAÑANA", "es"),
+        ("Łódź", "pl"),
+    ],
+)
+def test_a_tie_between_languages_is_no_decision(text: str, code: str | None) -> None:
+    assert language_of(text) == code
+    for asked in sorted(LANGUAGES):
+        verdict = verify_answer(text, {"instruction_id_list": ["language:response_language"],
+                                       "kwargs": [{"language": asked}]})  # fmt: skip
+        assert (verdict["answer_status"] == "correct") is (asked == code)
 
 
 def test_languages_are_told_apart() -> None:

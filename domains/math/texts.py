@@ -1,0 +1,125 @@
+"""What the text of an answer tells without algebra: words, percent signs, units and the case of variables.
+
+Called by `answers.py` before and after math-verify. Whatever is not certain here is left to math-verify.
+"""
+
+import re
+from typing import NamedTuple
+
+_WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*[A-Za-z]")
+_RUN = re.compile(r"[A-Za-z]+")
+_LISTED = """
+arccos arcsin arctan cos cosh cot csc exp frac gcd inf infty lcm lim ln log max min mod oo pi sec sin
+sinh sqrt tan tanh
+"""
+_FUNCTIONS = frozenset(_LISTED.split())
+_LISTED = """
+no yes one two six ten odd even all any none both red mon tue wed thu fri sat sun jan feb mar apr jun jul aug
+sep oct nov dec east west left right up down zero four five nine half the true false cat dog cow pig hen ant
+bee day week year
+"""
+_SHORT = frozenset(_LISTED.split())
+"""Answers that are too short to be told from a product of variables by their letters."""
+_UNIT = (
+    "km|cm|mm|nm|m|kg|mg|g|lbs?|oz|ft|in|yd|mi|mph|kph|km/h|ms|s|secs?|mins?|hrs?|hours?|h|days?|mL|ml|dL|cL|L|"
+    "Hz|kHz|MHz|GHz|kWh|kW|W|kJ|J|N|Pa|kPa|V|A|K|mol|cal|kcal|units?|cents?|dollars?|euros?|pounds?|inches|feet|"
+    "miles|meters?|metres?"
+)
+_POWER = r"(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23])|[²³])?"
+_UNITS = re.compile(
+    rf"(?P<value>.*[\d}})])"
+    rf"(?:\\[,;: ]|[\s~])+"
+    rf"(?:(?:{_UNIT}){_POWER}(?:\s*(?:/|per\s)\s*(?:{_UNIT}){_POWER})?|(?P<names>[a-z]+(?: [a-z]+)*))\.?",
+    re.DOTALL,
+)
+_PERCENT = re.compile(r"\s*(?:\\?%|\b[Pp]er ?cent\b)")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_APART = re.compile(r"(?<![A-Za-z\\}\d])[A-Za-z](?: +[A-Za-z])+(?![A-Za-z])")
+_COEFFICIENT = re.compile(r"(-?\d+(?:\.\d+)?) *([A-Za-z]{2,4})")
+_CHOICES = re.compile(r"\W*[A-Za-z](?:\W+[A-Za-z])*\W*")
+_OPERATORS = re.compile(r"[-+*/^=<>|!_]")
+
+
+def _is_word(run: str) -> bool:
+    """Whether letters that stand together are certainly a word, and no product of variables such as `xyz`."""
+    low = run.lower()
+    if low in _SHORT:
+        return True
+    if low in _FUNCTIONS or not set(low) & set("aeiou"):
+        return False
+    # Products are written in the order of the alphabet, and variables of one product have one case.
+    return len(run) > 4 or (len(run) == 4 and [*low] != sorted(low) and not run.isupper()) or _is_name(run)
+
+
+def _is_name(run: str) -> bool:
+    """`Sam`: a capital and small letters, a vowel among them."""
+    return len(run) > 2 and run[0].isupper() and run[1:].islower() and bool(set(run[1:]) & set("aeiou"))
+
+
+def words(text: str, marked: bool = False) -> str | None:
+    """The text without the case of its words, if it certainly consists of words; else None.
+
+    `p-q`, `xy` and `x or y` may be expressions. `marked`: it stood in a text command, so it is none.
+    """
+    if _WORDS.fullmatch(text) is None:
+        return None
+    runs = _RUN.findall(text)
+    if not marked and (not any(map(_is_word, runs)) or any(run.lower() in _FUNCTIONS for run in runs)):
+        return None
+    # A letter of its own may be a variable, in whose name the case counts; not the article in front.
+    folded = _RUN.sub(lambda run: run[0] if len(run[0]) == 1 else run[0].lower(), text)
+    article = folded.startswith("A ") and len(runs) > 1 and len(runs[1]) > 2 and runs[1].lower() != "and"
+    return "a" + folded[1:] if article else folded
+
+
+def long_enough(text: str) -> bool:
+    """Whether no part of a text of letters is as short as a variable, or as two."""
+    return all(len(run) > 2 for run in _RUN.findall(text))
+
+
+class Measured(NamedTuple):
+    """A value without percent signs and units."""
+
+    value: str
+    percent: bool
+    changed: bool
+
+
+def measured(text: str) -> Measured:
+    """`60\\%` is 60 with a percent sign, `12 cm^2` is 12; what has no number before its unit stays."""
+    value = _PERCENT.sub("", text).strip()
+    percent = value != text.strip() and bool(value)
+    value = value if percent else text
+    found = _UNITS.fullmatch(value)
+    if found is not None and (found["names"] is None or _names(found["names"])):
+        value = found["value"].strip()
+    return Measured(value, percent, value != text)
+
+
+def _names(names: str) -> bool:
+    """Whether small words behind a number say what it counts: `dollars per hour`, not `abc`."""
+    return all(_is_word(run) or run in ("per", "of", "sq", "cubic", "an") for run in names.split())
+
+
+def product(text: str) -> str:
+    """Variables of a product written close together; math-verify takes some of them for units."""
+    close = _APART.sub(lambda found: "".join(found[0].split()), text)
+    found = _COEFFICIENT.fullmatch(close)
+    if found is None or re.fullmatch(_UNIT, found[2]) or _is_word(found[2]):
+        return close
+    return r" \cdot ".join((found[1], *found[2]))
+
+
+def other_case(wanted: str, given: str) -> bool:
+    """Whether a variable of an expression is written in the other case only: `P - Q` for `p - q`.
+
+    math-verify does not tell the two apart. Letters of their own, such as choices, are left to it.
+    """
+    ours, theirs = _letters(wanted), _letters(given)
+    if _CHOICES.fullmatch(wanted) and _OPERATORS.search(wanted) is None:
+        return False
+    return any(letter.swapcase() in theirs and letter not in theirs for letter in ours)
+
+
+def _letters(text: str) -> set[str]:
+    return {character for character in _COMMAND.sub(" ", text) if character.isalpha()}

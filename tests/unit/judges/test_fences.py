@@ -1,0 +1,97 @@
+"""Which block of a completion is its program, whatever other blocks stand around it."""
+
+import pytest
+
+from domains.coding.verifier_api import extract_code
+from domains.fences import fenced
+from domains.tir.tool import program_of
+
+RIGHT = "def f(x):\n    if x:\n        return 1\n    return 2"
+
+
+def block(info: str, text: str = RIGHT, fence: str = "```") -> str:
+    return f"{fence}{info}\n{text}\n{fence}"
+
+
+def indented(text: str, by: str) -> str:
+    return "\n".join(by + line for line in text.split("\n"))
+
+
+OTHERS = [
+    *(block("text", "plan: f"), block("bash", "pip install x"), block("cpp", "int f() { return 1; }")),
+    *(block("c++", "int f();"), block("json", "{}"), block("output", "1"), block("pycon", ">>> f(1)\n1")),
+    *(block("console", "$ python f.py"), block("", "1\n2"), block("", "[1, 2]"), block("python-repl", "f")),
+]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(
+    "info", ["python", "py", "Python3", "python3.11", " python", "{.python}", "python title=f"]
+)
+def test_blocks_before_and_behind_the_program_do_not_run(other: str, info: str) -> None:
+    for completion in (f"{other}\nSo:\n{block(info)}", f"{block(info)}\nIt prints:\n{other}\nDone.",
+                       f"{other}\n{block(info)}\n{other}"):  # fmt: skip
+        assert extract_code(completion) == RIGHT
+        assert program_of(completion) == RIGHT
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_block_without_a_name_is_the_program_if_no_other_is(other: str) -> None:
+    assert extract_code(f"{other}\nSo:\n{block('')}\nIt prints:\n{other}") == RIGHT
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        f"1. Write:\n\n{indented(block('python'), '   ')}\n2. Run it.",
+        f"- Write:\n{indented(block('python'), '  ')}",
+        f"1. {block('python')[:10]}\n{indented(RIGHT, '   ')}\n   ```",
+        f"1. ```python\n{RIGHT}\n   ```",
+        indented(block("python"), "\t"),
+        f"So:{block('python')}",
+        block("python", fence="~~~"),
+        block("python", fence="````"),
+        f"```python\n{RIGHT}```",
+        f"```python\n{RIGHT}```\nor\n{block('bash', 'ls')}",
+        block("python").replace("\n", "\r\n"),
+    ],
+)
+def test_a_fence_may_be_indented_long_or_at_the_end_of_a_line(completion: str) -> None:
+    assert extract_code(completion).replace("\r", "") == RIGHT
+
+
+def test_a_longer_fence_holds_shorter_ones() -> None:
+    text = 'def f():\n    """\n```\nf()\n```\n    """'
+    assert extract_code(block("python", text, "````")) == text
+    assert extract_code(block("markdown", block("python", "no()"), "````") + "\n" + block("python")) == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("completion", "code"),
+    [
+        ("", ""),
+        ("```", ""),
+        ("inline ```f()``` code", ""),
+        (f"```python\n{RIGHT}", ""),  # cut off
+        (f"{block('python')}\nor\n```python\ndef f(", RIGHT),
+        (block("text"), ""),
+        (block("python", "  ") + "\n" + block("text"), ""),
+        (f"{block('python', 'a = 1')}\n{block('python', 'b = 2')}", "b = 2"),
+        (f"{block('', 'a = 1')}\n{block('', 'b = ')}", "a = 1"),
+        (block("", "b = "), "b = "),
+    ],
+)
+def test_what_is_no_program(completion: str, code: str) -> None:
+    assert extract_code(completion) == code
+
+
+def test_a_result_behind_the_program_ends_the_dialogue_and_one_before_it_does_not() -> None:
+    assert program_of(f"\\boxed{{1}}\n{block('python')}") == RIGHT
+    assert program_of(f"{block('python')}\n{block('output', '1')}\n\\boxed{{1}}") is None
+    assert program_of(block("")) is None, "only what says that it is Python is a call of the tool"
+
+
+def test_where_a_block_ends() -> None:
+    text = f"a\n{block('python', 'b')}\nc"
+    (one,) = fenced(text)
+    assert (one.info, one.text, text[one.end :]) == ("python", "b", "c")

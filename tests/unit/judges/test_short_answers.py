@@ -1,0 +1,87 @@
+"""Short answers that mean the same are equal, and others are not."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from domains.privacy_hopqa.data.judge import Judge
+from domains.raro.evaluate import is_correct
+from domains.short_answers import normalised
+
+SAME = [
+    ("US", "U.S."),
+    ("us", "U. S."),
+    ("U.S.A.", "USA"),
+    ("Washington, D.C.", "Washington, DC"),
+    ("J. R. R. Tolkien", "J.R.R. Tolkien"),
+    ("the Nile", "Nile"),
+    ("The Nile.", "nile"),
+    ("an apple", "apple"),
+    ("12th", "12"),
+    ("March 12th, 1,999", "March 12, 1999"),
+    ("the 3rd", "3"),
+    ("5 km", "5km"),
+    ("5.5  KG", "5.5kg"),
+    ("90 km/h", "90km/h"),
+    ("1,200,000", "1200000"),
+    ("\u201cHamlet\u201d", "Hamlet"),
+    ("1914\u20131918", "1914-1918"),
+    ("O\u2019Neill", "O'Neill"),
+    ("\uff21BC", "abc"),
+]
+OTHER = [
+    ("US", "UK"),
+    ("Vitamin A", "Vitamin"),
+    ("A", "B"),
+    ("the", "a"),
+    ("12", "13th"),
+    ("5 km", "5 m"),
+    ("5 km", "6km"),
+    ("1.5", "15"),
+    ("1,5", "15"),
+    ("3D", "3"),
+    ("Q1", "1"),
+    ("John Smith", "J. Smith"),
+    ("Theodor", "odor"),
+    ("v2.5", "v25"),
+    ("-5", "5"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_equal_answers_are_equal(one: str, other: str) -> None:
+    assert normalised(one) == normalised(other)
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER)
+def test_other_answers_are_others(one: str, other: str) -> None:
+    assert normalised(one) != normalised(other)
+
+
+@given(st.text(max_size=60))
+def test_no_answer_is_lost(text: str) -> None:
+    found = normalised(text)
+    assert any(map(str.isalnum, found)) or not any(map(str.isalnum, text))
+
+
+def chain(*accepted: str) -> Any:
+    return SimpleNamespace(hops=(), hop=lambda _: SimpleNamespace(accepted=accepted), final_answers=accepted)
+
+
+@pytest.mark.parametrize(("one", "other"), SAME[:12])
+async def test_judges_take_it_where_they_are_told_to(one: str, other: str) -> None:
+    problem = {"task": "text", "expert_answer": one}
+    assert await is_correct(problem, other, None, short=True)  # type: ignore[arg-type]
+    assert Judge(chain(one), "accepted_exact", short=True).final_correct(other)
+    assert Judge(chain(one), "accepted_exact", short=True).correct(1, other)
+
+
+async def test_without_it_answers_are_compared_as_before() -> None:
+    problem = {"task": "text", "expert_answer": "the Nile"}
+    assert not await is_correct(problem, "Nile", None)  # type: ignore[arg-type]
+    assert await is_correct(problem, "the Nile", None)  # type: ignore[arg-type]
+    for one, other in (("US", "U.S."), ("the Nile", "Nile"), ("12th", "12"), ("5 km", "5km")):
+        assert not Judge(chain(one)).final_correct(other)
