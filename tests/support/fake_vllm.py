@@ -1,4 +1,4 @@
-"""A server with vLLM's rules about weight updates, in the shapes of 0.26 and of 0.32, without a model."""
+"""A server with vLLM's rules about weight updates, in the shapes of 0.26 to 0.33, without a model."""
 
 import threading
 import time
@@ -65,9 +65,17 @@ class FakeVllm:
         self, version: str, meeting: Meeting, *, scale_out: bool = True, ahead: bool = False
     ) -> None:
         """`ahead`: started with the package's back-end that receives while the engine generates."""
-        self.version, self.meeting, self.scale_out, self.ahead = version, meeting, scale_out, ahead
-        self.modern = tuple(int(part) for part in version.split(".")[:2]) >= (0, 32)
-        self.lacks = "" if self.modern else "/weight_info"
+        self.version, self.meeting, self.ahead = version, meeting, ahead
+        number = tuple(int(part) for part in version.split(".")[:2])
+        self.labels = number >= (0, 27)
+        """It keeps the label of an update's finish, and says it."""
+        self.packs_at_init = number >= (0, 28)
+        self.reports_versions = number >= (0, 32)
+        """Its answers say which label was there when a token was sampled, and name tokens by `token_id`."""
+        # Without `--enable-scale-out`, which 0.30 brought; before, nobody had to ask for the token routes.
+        refusals = ((0, 32), 403), ((0, 30), 404)
+        self.closed = next((status for since, status in refusals if number >= since and not scale_out), 200)
+        self.lacks = "" if self.labels else "/weight_info"
         self.started_at = time.time()
         self.calls: list[str] = []
         self.faults: dict[str, list[int]] = {}
@@ -138,7 +146,7 @@ class FakeVllm:
 
     def init(self, query: str, body: Any) -> Any:
         info = body["init_info"]
-        allowed = RENDEZVOUS | (PACKING if self.modern else set())
+        allowed = RENDEZVOUS | (PACKING if self.packs_at_init else set())
         self._only(allowed, info, "init_info")
         self.packing = {key: info[key] for key in PACKING & info.keys()}
         self.group, self._taken = self.meeting.find(info), 0
@@ -155,12 +163,12 @@ class FakeVllm:
 
     def update(self, query: str, body: Any) -> Any:
         info = body["update_info"]
-        self._only(TENSORS | (set() if self.modern else PACKING), info, "update_info")
+        self._only(TENSORS | (set() if self.packs_at_init else PACKING), info, "update_info")
         if not self.updating:
             raise Refused(500, "start_weight_update must be called before update_weights.")
         if self.group is None:
             raise Refused(500, "NCCL weight transfer not initialized.")
-        packing = self.packing if self.modern else {key: info[key] for key in PACKING}
+        packing = self.packing if self.packs_at_init else {key: info[key] for key in PACKING}
         assert packing["packed"] is True
         if self.ahead:
             assert not self.paused, "it should generate while it receives"
@@ -190,17 +198,19 @@ class FakeVllm:
             assert self._received is not None
             self.weights = self._received.result(WAIT_S)
         self.updating = False
-        if self.modern:
+        if self.labels:
             self.label = body["weight_version"]
         return {"message": "Weight update finished"}
 
     def generate(self, query: str, body: Any) -> Any:
         """Two tokens: one under the label at the start, one under the label when generation goes on."""
-        if self.modern and not self.scale_out:
+        if self.closed == 403:
             message = (
                 "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
             )
             raise Refused(403, message)
+        if self.closed == 404:
+            raise Refused(404, "Not Found")
         first = self.label
         with self._resumed:
             if not self._resumed.wait_for(lambda: not self.paused, WAIT_S):
@@ -209,13 +219,13 @@ class FakeVllm:
         ids = [11, 12]
         entries: list[dict[str, Any]] = [
             {"token_id": one, "logprob": logprob}
-            if self.modern
+            if self.reports_versions
             else {"token": f"token_id:{one}", "logprob": logprob, "bytes": None, "top_logprobs": []}
             for one in ids
         ]
         choice: dict[str, Any] = {"index": 0, "token_ids": ids, "finish_reason": "length"}
         choice["logprobs"] = {"content": entries}
-        if self.modern:
+        if self.reports_versions:
             spans = [first] if first == self.label else [first, self.label]
             choice["weight_versions"] = [
                 {"version": label, "start": at, "end": at + 1 if len(spans) == 2 else 2}
@@ -236,7 +246,7 @@ class FakeEmbedded(FakeVllm):
     """The same rules without vLLM's own routes: weights in files, which are not read here."""
 
     def __init__(self) -> None:
-        super().__init__("0.32.0", Meeting())
+        super().__init__("0.33.0", Meeting())
         self.lacks = "/version"
         self.logprob = -1.0
         self.offers: list[str] = []

@@ -151,7 +151,7 @@ class ChatWriter(Writer):
 def token_choice(piece: Piece, logprobs: bool) -> dict[str, Any]:
     """A choice of the token route; ids are repeated so that a client can check the pairing."""
     pairs = zip(piece.token_ids, piece.logprobs, strict=True)
-    # vLLM 0.26 names the id as a text, later versions as a number; clients of either find theirs.
+    # vLLM before 0.32 names the id as a text, later versions as a number; clients of either find theirs.
     content: list[dict[str, Any]] = [
         {"token": f"token_id:{token}", "token_id": token, "logprob": value} for token, value in pairs
     ]

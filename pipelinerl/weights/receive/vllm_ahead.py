@@ -141,7 +141,7 @@ class NcclAheadEngine(_Ahead, NCCLWeightTransferEngine):
         shapes = [torch.Size(shape) for shape in update_info.shapes]
         sizes = [shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
         ends = list(accumulate(sizes, initial=0))
-        # In each update until 0.31; since 0.32 agreed on once, in init_info, and kept by the base class.
+        # In each update until 0.27; since 0.28 agreed on once, in init_info, and kept by the base class.
         limit = getattr(update_info, "packed_buffer_size_bytes", None) or self.packed_buffer_size_bytes
         buffer = self._reserve(ends[-1])
 

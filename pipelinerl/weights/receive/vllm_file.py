@@ -76,7 +76,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-        """Abstract in the base class of vLLM 0.26."""
+        """Abstract in the base class of vLLM 0.26 and 0.27."""
         raise NotImplementedError("files are written by pipelinerl.weights.send.file_transport, without vLLM")
 
 

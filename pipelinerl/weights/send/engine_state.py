@@ -46,7 +46,7 @@ class EngineState:
     def __init__(self, url: str, deadline_s: float) -> None:
         self.url = url
         self.problem = ""  # why it cannot take part in an update; empty if it can
-        self.weight_version: str | None = None  # `default` before the first; None from vLLM before 0.32
+        self.weight_version: str | None = None  # `default` before the first; None from vLLM 0.26
         self.now = Counters(0.0)
         self.last: Counters | None = None  # before the last update, if it took part
         self.joined: Counters | None = None  # at its rendezvous; None: it needs one before the next update
@@ -80,7 +80,7 @@ class EngineState:
             return False
         if self.weight_version is not None:
             return self.weight_version != str(published)
-        # vLLM before 0.32 does not say: it has what it confirmed last, as long as it is the same process.
+        # vLLM 0.26 does not say: it has what it confirmed last, as long as it is the same process.
         return self.served != published or self.has_restarted(published)
 
     def health_problem(self) -> str:

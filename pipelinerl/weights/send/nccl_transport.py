@@ -215,7 +215,7 @@ def _packed_at_init(members: Sequence[Member]) -> bool:
                 f"{one.url} does not say its version; weights.transport=nccl needs vLLM"
             )
         places.add(VllmVersion.parse(one.version).packed_at_init)
-    # Until 0.31 each update_info has the packing, since 0.32 init_info; each refuses the other's place.
+    # Until 0.27 each update_info has the packing, since 0.28 init_info; each refuses the other's place.
     if len(places) > 1:
         versions = ", ".join(sorted({str(one.version) for one in members}))
         raise PermanentUpdateError(f"engines of vLLM {versions} cannot share a group; run one version")

@@ -44,6 +44,8 @@ class Facts:
 
     reports_versions: bool
     """Whether answers say which weights sampled each token; otherwise there is a lower bound."""
+    says_label: bool
+    """Whether it is asked for the version of its weights and says it."""
     out_of_order: int
     """Status of a call that does not fit the state of an update."""
     keeps_blocks: bool
@@ -60,10 +62,11 @@ class Facts:
 
     @classmethod
     def of_vllm(cls, version: str) -> "Facts":
-        return cls(VllmVersion.parse(version).reports_versions, 500, True)
+        found = VllmVersion.parse(version)
+        return cls(found.reports_versions, found >= VllmVersion(0, 27), 500, True)
 
 
-EMBEDDED = Facts(reports_versions=True, out_of_order=409, keeps_blocks=False)
+EMBEDDED = Facts(reports_versions=True, says_label=True, out_of_order=409, keeps_blocks=False)
 
 
 @dataclass

@@ -15,7 +15,14 @@ from typing import Any
 from benchmarks._processes import stop
 from benchmarks.gpu.served import named_vllm
 from pipelinerl.base.http import CallFailed, call
-from pipelinerl.inference.vllm import VllmOptions, VllmVersion, installed_version, serve_argv, serve_env
+from pipelinerl.inference.vllm import (
+    VllmOptions,
+    VllmVersion,
+    has_command,
+    installed_version,
+    serve_argv,
+    serve_env,
+)
 from tests.support.contract.models import CONTEXT
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -84,6 +91,8 @@ def serving(installation: Installation, model: Path, folder: Path) -> Iterator[s
         kwargs=FLAGS | (ON_A_CARD if installation.gpus else {}),
         api_server_count=installation.api_servers,
         python=installation.python,
+        # Of a CPU build, only under the name that `plug_in` gives it.
+        command=installation.api_servers > 1 or has_command(installation.python),
     )
     env = {**os.environ, **serve_env(installation.gpus), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     env |= FULL_FLOAT32 if installation.gpus else {}

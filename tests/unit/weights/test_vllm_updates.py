@@ -1,4 +1,4 @@
-"""Publisher, NCCL transport and client against servers with the rules of vLLM 0.26 and of 0.32."""
+"""Publisher, NCCL transport and client against servers with the rules of vLLM 0.26 to 0.33."""
 
 import threading
 import time
@@ -23,7 +23,8 @@ from pipelinerl.weights.wire import PermanentUpdateError
 from tests.support.fake_vllm import FakeVllm, Meeting, serving
 from tests.support.processes import until
 
-VERSIONS = ("0.26.0", "0.32.0")
+# Each has rules that the one before has not.
+VERSIONS = ("0.26.0", "0.27.1", "0.28.0", "0.32.0")
 DEADLINES = PublishDeadlines(
     health_s=60, init_s=60, pause_s=60, start_s=60, update_s=60, finish_s=60, resume_s=60, abort_s=60
 )
@@ -118,7 +119,7 @@ def test_a_version_reaches_every_engine_packed(setup: Setup) -> None:
         report = setup.publish(version)
         setup.assert_serve(version)
         for engine in setup.engines:
-            assert engine.label == (str(version) if engine.modern else "default")
+            assert engine.label == (str(version) if engine.labels else "default")
         assert report.excluded == {} and report.bytes == 2 * (2 + 15 + 7)
         assert {"send", "pause", "start", "update", "finish", "resume"} <= report.seconds.keys()
     assert setup.engines[0].calls == ["/init_weight_transfer_engine", *FIRST, *UPDATE]
@@ -250,23 +251,26 @@ async def test_a_request_that_was_frozen_ends_with_the_new_weights(version: str)
     with serving(engine) as url:
         async with aiohttp.ClientSession() as session:
             client = EngineClient(url, session, announced_version=lambda: 3)
-            engine.label = "3" if engine.modern else "default"
+            engine.label = "3" if engine.labels else "default"
             before = await client.generate([1, 2], SamplingParams(max_tokens=2))
-            assert before.versions == [(3, 0, 2)] and before.exact_versions == engine.modern
+            assert before.versions == [(3, 0, 2)] and before.exact_versions == engine.reports_versions
             assert before.token_ids.tolist() == [11, 12]
             engine.paused = True
             resume = threading.Timer(0.1, lambda: (setattr(engine, "label", "4"), engine.resume("", None)))
             resume.start()
             after = await client.generate([1, 2], SamplingParams(max_tokens=2))
-            expected = [(3, 0, 1), (4, 1, 2)] if engine.modern else [(3, 0, 2)]
+            expected = [(3, 0, 1), (4, 1, 2)] if engine.reports_versions else [(3, 0, 2)]
             assert after.versions == expected
             scores = await client.prompt_logprobs(np.array([1, 2, 3]))
             assert scores.tolist() == [-1.0, -1.0]
 
 
-async def test_a_server_without_token_routes_names_the_flag_it_was_started_without() -> None:
-    engine = FakeVllm("0.32.0", Meeting(), scale_out=False)
+@pytest.mark.parametrize(
+    ("version", "said"), [("0.32.0", r"HTTP 403: .*--enable-scale-out"), ("0.30.0", "HTTP 404: .*Not Found")]
+)
+async def test_a_server_without_token_routes_says_so(version: str, said: str) -> None:
+    engine = FakeVllm(version, Meeting(), scale_out=False)
     with serving(engine) as url:
         async with aiohttp.ClientSession() as session:
-            with pytest.raises(EngineRequestError, match=r"HTTP 403: .*--enable-scale-out"):
+            with pytest.raises(EngineRequestError, match=said):
                 await EngineClient(url, session).generate([1], SamplingParams(max_tokens=1))
