@@ -1,7 +1,7 @@
 """From the bytes of an engine's answer to values that may be trained on, or a refusal. Called by `client`.
 
-Until 0.31 vLLM names the id beside a log-probability `token: "token_id:N"`, later versions and the embedded engine
-`token_id: N`; version spans exist from 0.32 on.
+Until 0.31 vLLM names the id beside a log-probability `token: "token_id:N"`, later versions and the embedded
+engine `token_id: N`; version spans exist from 0.32 on.
 """
 
 from collections.abc import Sequence
