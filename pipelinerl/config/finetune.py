@@ -153,7 +153,7 @@ class MemoryDebugConfig(Section):
 
 
 class FsdpConfig(Section):
-    """Data types of sharded training."""
+    """Data types of sharded training, and where it keeps shards."""
 
     param_dtype: Literal["fp32", "bf16"] = "fp32"
     """Parameters while they compute."""
@@ -190,7 +190,7 @@ class FinetuneConfig(Section):
     config_name: str | None = None
     """Folder or name of the policy's weights; `model_path`."""
     optim: Literal["adamw_torch", "adamw_8bit", "adafactor", "lion"] = "adamw_torch"
-    """Optimiser; `adamw_8bit` keeps its moments in 8 bits (GPU only, extra `torchao`)."""
+    """Optimiser; `adamw_8bit` keeps its moments in 8 bits (extra `torchao`)."""
     load_as_bf16: bool = True
     """Compute and send in bfloat16; master weights stay float32."""
     use_flash_attention: bool = True
@@ -204,11 +204,11 @@ class FinetuneConfig(Section):
     weight_decay: float = Field(0.01, ge=0)
     """Decoupled weight decay, on matrices only."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of the mean of gradients (`adamw_torch`)."""
+    """Decay of the mean of gradients (`adamw_torch`, `adamw_8bit`)."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay of the mean of squared gradients (`adamw_torch`)."""
+    """Decay of the mean of squared gradients (`adamw_torch`, `adamw_8bit`)."""
     adam_epsilon: float = Field(1e-8, gt=0)
-    """Added to the root of that mean (`adamw_torch`)."""
+    """Added to the root of that mean (`adamw_torch`, `adamw_8bit`)."""
     gradient_clipping_threshold: float | None = Field(0.3, gt=0)
     """Largest gradient norm; null = no clipping."""
     lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"

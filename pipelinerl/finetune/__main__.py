@@ -23,7 +23,8 @@ def main() -> int:
 
 def _run(output_dir: Path) -> None:
     cfg = load(output_dir).model_copy(update={"output_dir": str(output_dir)})
-    ranks = join_ranks(cpu=cfg.hardware.kind == "cpu")
+    offload = cfg.sharding is not None and cfg.sharding.offload
+    ranks = join_ranks(cpu=cfg.hardware.kind == "cpu", offload=offload)
     setup_logging(output_dir, "finetune", f"rank_{ranks.index}" if ranks.count > 1 else "")
     set_streams_backend(**cfg.streams.settings)
     if ranks.count != cfg.derived.trainer_ranks:  # steps and streams were cut for that number

@@ -4,6 +4,7 @@ The trainer's loop calls `build_learner` once, at a start or a resume.
 """
 
 import logging
+import os
 from pathlib import Path
 
 import torch
@@ -38,7 +39,7 @@ def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path, resumes: bo
     on_card = cfg.trainer_on_gpu and sharding_of(cfg, ranks) is None
     model = load_model(
         cfg.policy_path if finetune.lora.enabled else model_path,
-        torch.device("cuda", ranks.local_index) if on_card else torch.device("cpu"),
+        _device(cfg, ranks) if on_card else torch.device("cpu"),
         finetune.trust_remote_code,
         gradient_checkpointing=derived.compiled_checkpointing if compiled else derived.gradient_checkpointing,
         reentrant_checkpointing=finetune.reentrant_checkpointing,
@@ -63,9 +64,13 @@ def learner_of(
     finetune = cfg.finetune
     policy = Policy(model, value_head)
     sharding = sharding_of(cfg, ranks)
+    on_host = sharding is not None and sharding.offload
     if sharding is not None:
         shard_policy(policy, sharding, finetune.load_as_bf16)
         log.info("policy sharded over %d ranks: %s", ranks.count, sharding)
+    if on_host and cfg.trainer_on_gpu:  # the optimizer computes on the host, while the card waits
+        cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(max(cores // 2, torch.get_num_threads()))
     # The optimizer comes after sharding: it must hold the shards, not the whole parameters.
     optimiser = build_optimiser(
         policy,
@@ -74,6 +79,7 @@ def learner_of(
         finetune.weight_decay,
         (finetune.adam_beta1, finetune.adam_beta2),
         finetune.adam_epsilon,
+        on_host,
     )
     scheduler = build_scheduler(
         optimiser, finetune.lr_scheduler_type, finetune.num_warmup_steps, finetune.max_train_steps
@@ -90,9 +96,16 @@ def learner_of(
         threshold,
         finetune.load_as_bf16,
         cfg.derived_ is not None and cfg.derived_.whole_on_host,
+        _device(cfg, ranks) if on_host else None,
     )
 
 
 def sharding_of(cfg: Config, ranks: Ranks) -> Sharding | None:
-    """How the policy is shared by these ranks; None where each holds all of it."""
-    return cfg.sharding if ranks.count > 1 else None
+    """How the policy is shared by these ranks; None where each holds all of it, on its device."""
+    sharding = cfg.sharding
+    return sharding if sharding is not None and (ranks.count > 1 or sharding.offload) else None
+
+
+def _device(cfg: Config, ranks: Ranks) -> torch.device:
+    """Where this rank computes."""
+    return torch.device("cuda", ranks.local_index) if cfg.trainer_on_gpu else torch.device("cpu")

@@ -7,7 +7,7 @@ the newer step under whatever names; `settle` finds the newest step of which bot
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,6 +21,7 @@ from pipelinerl.base import faults
 from pipelinerl.base.digests import damaged_file, digests
 from pipelinerl.base.files import let_others_read
 from pipelinerl.base.tokenizing import copy_tokenizer
+from pipelinerl.finetune.optimiser import OwnStates
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.modeling.lora import FOLDER as ADAPTER_FOLDER
@@ -161,18 +162,28 @@ def collect_tensors(learner: Learner, with_state: bool = True) -> CheckpointTens
         return {name: tensor.cpu() if learner.sharded else tensor for name, tensor in named if main}
 
     head = learner.value_head
-    states = learner.optimiser.state_dict()["state"] if with_state else {}
     return CheckpointTensors(
         # Sharding leaves buffers whole.
         kept(chain(distinct_parameters(learner.model, exact), persistent_buffers(learner.model))),
         kept(adapter_tensors(learner.model, exact).items()),
         kept((name, exact(p)) for name, p in ([] if head is None else head.named_parameters())),
-        kept(
-            (f"optimiser.{index}.{name}", whole(value))
-            for index, values in states.items()
-            for name, value in values.items()
-        ),
+        kept(_whole_states(learner) if with_state else ()),
     )
+
+
+def _whole_states(learner: Learner) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and whole tensors of the optimizer's state, one after the other (collective with shards)."""
+    parameters = _parameters(learner)
+    for index, values in learner.optimiser.state_dict()["state"].items():
+        if isinstance(learner.optimiser, OwnStates):
+            values = learner.optimiser.plain_state(parameters[index], values)
+        for name, value in values.items():
+            yield f"optimiser.{index}.{name}", whole(value)
+
+
+def _parameters(learner: Learner) -> list[torch.Tensor]:
+    """In the order in which an optimizer's state numbers them."""
+    return [p for group in learner.optimiser.param_groups for p in group["params"]]
 
 
 def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[str, Any]]:
@@ -194,9 +205,12 @@ def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[st
             _, index, name = key.split(".", 2)
             state.setdefault(int(index), {})[name] = tensor
     groups = learner.optimiser.state_dict()["param_groups"]
-    parameters = [p for group in learner.optimiser.param_groups for p in group["params"]]
+    parameters = _parameters(learner)
     for number, values in state.items():
-        values.update({name: shard_like(value, parameters[number]) for name, value in values.items()})
+        if isinstance(learner.optimiser, OwnStates):
+            state[number] = learner.optimiser.own_state(parameters[number], values)
+        else:
+            state[number] = {name: shard_like(value, parameters[number]) for name, value in values.items()}
     learner.optimiser.load_state_dict({"state": state, "param_groups": groups})
     _restore_schedule(learner, int(described["completed_schedule_steps"]))
     torch.set_rng_state(tensors["rng.cpu"])
@@ -236,7 +250,10 @@ def _restore_schedule(learner: Learner, completed: int) -> None:
     scheduler = learner.scheduler
     scheduler.last_epoch = completed
     for group, base, factor in zip(learner.optimiser.param_groups, scheduler.base_lrs, scheduler.lr_lambdas):
-        group["lr"] = base * factor(completed)
+        if isinstance(group["lr"], torch.Tensor):  # that compiled steps read
+            group["lr"].fill_(base * factor(completed))
+        else:
+            group["lr"] = base * factor(completed)
 
 
 def _save_state(

@@ -9,6 +9,8 @@ import torch.distributed as dist
 T = TypeVar("T")
 HOST_DEADLINE = timedelta(hours=2)
 """How long a rank waits for the others' data; above any deadline of the data itself."""
+HOST_AND_CARD = "cpu:gloo,cuda:nccl"
+"""Backends where tensors of both are summed over ranks: gradients in host memory have a norm."""
 
 
 class Ranks:
@@ -35,6 +37,17 @@ class Ranks:
         """Leave the process group."""
 
 
+class LoneRank(Ranks):
+    """One rank with a process group, which FSDP wants to keep states in host memory."""
+
+    def __init__(self, cpu: bool) -> None:
+        store = dist.HashStore()
+        dist.init_process_group("gloo" if cpu else HOST_AND_CARD, store=store, rank=0, world_size=1)
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
 class AccelerateRanks(Ranks):
     """Ranks started by `accelerate launch` or torchrun: gloo on the CPU, NCCL on GPUs.
 
@@ -42,10 +55,11 @@ class AccelerateRanks(Ranks):
     whose texts come late must not run into NCCL's short patience.
     """
 
-    def __init__(self, cpu: bool) -> None:
+    def __init__(self, cpu: bool, offload: bool = False) -> None:
         from accelerate import PartialState
 
-        self._state = PartialState(cpu=cpu)
+        backend = {"backend": HOST_AND_CARD} if offload and not cpu else {}
+        self._state = PartialState(cpu=cpu, **backend)
         self.index = self._state.process_index
         self.count = self._state.num_processes
         self.local_index = self._state.local_process_index
@@ -63,7 +77,11 @@ class AccelerateRanks(Ranks):
         self._state.destroy_process_group()
 
 
-def join_ranks(cpu: bool) -> Ranks:
-    """One rank, unless a distributed launcher started this process (it sets LOCAL_RANK)."""
-    several = "LOCAL_RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return AccelerateRanks(cpu) if several else Ranks()
+def join_ranks(cpu: bool, offload: bool = False) -> Ranks:
+    """One rank, unless a distributed launcher started this process (it sets LOCAL_RANK).
+
+    `offload`: the policy will be sharded with its states in host memory, whatever the number of ranks.
+    """
+    if "LOCAL_RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return AccelerateRanks(cpu, offload)
+    return LoneRank(cpu) if offload else Ranks()

@@ -59,6 +59,8 @@ class Learner:
     """Whether the policy computes in bfloat16."""
     whole_on_host: bool = False
     """Whether the copy of sharded weights for the engines lies in host memory between two updates."""
+    computes_on: torch.device | None = None
+    """Where the policy computes; None: where its parameters lie."""
 
     probe: np.ndarray | None = None
     """Ids on which engines and this policy are compared, int32 `[N, P]`; drawn at the first use."""
@@ -86,7 +88,7 @@ class Learner:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return self.computes_on or next(self.model.parameters()).device
 
     @property
     def sharded(self) -> bool:

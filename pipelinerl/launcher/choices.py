@@ -188,6 +188,8 @@ def _trainer(cfg: Config, why: Callable[[str, str], str], chosen: str) -> Choice
     if cfg.derived.whole_on_host:
         shared += ", the engines' copy in host memory"
     because = f"deepspeed_config={cfg.deepspeed_config}" if cfg.use_deepspeed else why("use_fsdp", chosen)
+    if sharding is not None and sharding.offload:
+        because = "fsdp.cpu_offload=true"
     return Choice("trainer", f"{gpus} GPUs, {shared}", because, "use_fsdp=true|false")
 
 

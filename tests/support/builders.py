@@ -157,8 +157,9 @@ def preprocess_config(
 def trainer_config(output_dir: Path, model: PreTrainedModel, **fields: Any) -> Config:
     """Save `model` below `output_dir` and describe a short float32 run from it on the CPU.
 
-    A field belongs to the section of that name that has it: `derived` (texts_per_step, texts_per_update),
-    `finetune`, or the top level. `follows_preprocess` adds that role, `data_deadline_s` is the watchdog's.
+    A field belongs to the section of that name that has it: `derived` (texts_per_step, texts_per_update,
+    whole_on_host), `finetune`, or the top level. `follows_preprocess` adds that role, `data_deadline_s` is
+    the watchdog's.
     """
     path = output_dir / "model"
     if not path.exists():
@@ -174,6 +175,7 @@ def trainer_config(output_dir: Path, model: PreTrainedModel, **fields: Any) -> C
         "gradient_checkpointing": False,
     }
     derived: dict[str, Any] = {"trainer_ranks": 1, "texts_per_step": 6, "texts_per_update": 1}
+    derived |= {"whole_on_host": False}
     roles = fields.pop("roles", ("preprocess",) if fields.pop("follows_preprocess", False) else ())
     top: dict[str, Any] = {
         "output_dir": str(output_dir),

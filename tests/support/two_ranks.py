@@ -1,9 +1,10 @@
-"""One of two trainer ranks; started by test_ranks like torch's launcher does: `two_ranks.py OUTPUT_DIR JSON`.
+"""One of several trainer ranks, started by test_ranks like torch's launcher does.
 
-JSON holds further fields of `trainer_config`.
+`two_ranks.py OUTPUT_DIR JSON`: JSON holds further fields of `trainer_config`.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,15 @@ from tests.support.recorder import Recorder
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, fields = Path(sys.argv[1]), json.loads(sys.argv[2])
-    ranks = join_ranks(cpu=fields.get("hardware", {}).get("kind") != "gpu")
-    assert ranks.count == 2
+    offload = fields.get("fsdp", {}).get("cpu_offload", False)
+    ranks = join_ranks(cpu=fields.get("hardware", {}).get("kind") != "gpu", offload=offload)
+    assert ranks.count == int(os.environ["WORLD_SIZE"])
     ends: list[int] = fields.pop("ends", [4])
     for end in ends:
         chosen: dict[str, Any] = fields | {"interrupt_train_steps": end}
         trainer = Trainer(trainer_config(folder, tiny_model(), **chosen), ranks)
         drawn = [ids.tolist() for ids in ranks.gather(trainer.learner.probe_ids())]
-        assert drawn[0] == drawn[1] and len(drawn[0]) == 4
+        assert all(one == drawn[0] and len(one) == 4 for one in drawn)
         trainer._broadcaster = Recorder(trainer.learner, folder)
         trainer.run()
     ranks.close()

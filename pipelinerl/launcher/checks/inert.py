@@ -71,7 +71,7 @@ CONDITIONAL = (
     *(
         Inert(
             f"finetune.{name}",
-            lambda c: c.finetune.optim != "adamw_torch",
+            lambda c: not c.finetune.optim.startswith("adamw"),
             "this optimizer has its own constants; set finetune.optim=adamw_torch",
         )
         for name in ("adam_beta1", "adam_beta2", "adam_epsilon")

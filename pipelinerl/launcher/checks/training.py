@@ -1,6 +1,7 @@
 """Batches, memory, buffers, rollouts: settings of the trainer and around it that contradict each other."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from pipelinerl.config.machine import DerivedConfig
 from pipelinerl.config.tree import Config
@@ -52,12 +53,24 @@ def _batches(cfg: Config) -> Iterator[str]:
     for key in ("use_fsdp", "use_deepspeed"):
         if getattr(cfg, key) is True and cfg.hardware.kind == "cpu":
             yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"
+    if cfg.fsdp.cpu_offload and cfg.hardware.kind == "cpu":
+        yield "fsdp.cpu_offload=true: a CPU run is in host memory; set fsdp.cpu_offload=false on a CPU"
+    if cfg.fsdp.cpu_offload and cfg.use_deepspeed:
+        yield "fsdp.cpu_offload=true and use_deepspeed=true: its shards lie on the cards; choose one"
+    if tune.optim == "adamw_8bit" and find_spec("torchao") is None:
+        yield (
+            "finetune.optim=adamw_8bit: the package torchao is not installed; install the extra `torchao`, "
+            "or set finetune.optim=adamw_torch"
+        )
 
 
 def _sharding(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
-    # Torch's Adafactor takes no shards; a lone rank has none, whatever the keys say.
-    if cfg.finetune.optim == "adafactor" and cfg.sharding is not None and derived.trainer_ranks > 1:
+    # Torch's Adafactor takes no shards; a lone rank has them in host memory only, whatever the keys say.
+    sharding = cfg.sharding
+    shards = sharding is not None and (derived.trainer_ranks > 1 or sharding.offload)
+    if cfg.finetune.optim == "adafactor" and shards:
         key = "use_deepspeed" if cfg.use_deepspeed else "use_fsdp"
+        key = "fsdp.cpu_offload" if cfg.fsdp.cpu_offload and not cfg.use_deepspeed else key
         yield (
             "finetune.optim=adafactor: cannot train a sharded policy; set finetune.optim=adamw_torch or lion "
             f"or {key}=false"

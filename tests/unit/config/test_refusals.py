@@ -115,6 +115,7 @@ CONTRADICTIONS = [
     ),
     ("finetune.interrupt_train_steps=21", "beyond finetune.max_train_steps=20"),
     ("use_fsdp=true", "sharding needs several GPUs"),
+    ("fsdp.cpu_offload=true", "a CPU run is in host memory; set fsdp.cpu_offload=false"),
     ("fsdp.param_dtype=bf16", "set finetune.load_as_bf16=true"),
     ("fsdp.buffer_dtype=bf16", "buffers keep their type"),
     ("finetune.lora.r=0", "finetune.lora.r"),
@@ -190,6 +191,7 @@ def test_a_bad_override_is_refused_with_its_remedy(
         ),
         (["streams=redis", "streams.host=10.0.0.1"], "set streams.password"),
         (["use_fsdp=true", "use_deepspeed=true"], "two ways of sharding; choose one"),
+        (["fsdp.cpu_offload=true", "use_deepspeed=true"], "its shards lie on the cards; choose one"),
         (["streams=redis", "debug.streams_from=conf"], "recordings are files; set streams=files"),
         (["engine.max_model_len=5000", "finetune.seq_length=5000"], "the model has 4096 positions"),
         (
@@ -242,6 +244,7 @@ def test_keys_that_contradict_each_other_are_refused(
         ["finetune.rl.advantage_estimator=domains.guessing.load_problems"],
         ["finetune.optim=lion"],
         ["finetune.optim=adafactor"],
+        ["finetune.optim=adamw_8bit", "finetune.adam_beta1=0.8"],
         ["finetune.adam_beta1=0", "finetune.adam_beta2=0.95", "finetune.adam_epsilon=1e-6"],
         ["world.preprocessor_fraction=1", "finetune.rl.kl_coef=0.1"],
         ["test_llm.parameters.top_p=0.5", "test_llm.parameters.temperature=0", "max_lag=0"],
@@ -249,8 +252,20 @@ def test_keys_that_contradict_each_other_are_refused(
         ["test_llm.parameters.stop=[END]"],
     ],
 )
-def test_a_sound_configuration_passes(validated: Callable[..., object], overrides: list[str]) -> None:
+def test_a_sound_configuration_passes(
+    validated: Callable[..., object], monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    monkeypatch.setattr(training, "find_spec", lambda name: name)  # every extra is installed
     validated(*overrides)
+
+
+def test_an_optimizer_of_a_missing_package_is_refused(
+    refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "find_spec", lambda name: None)
+    said = refusal("finetune.optim=adamw_8bit")
+    assert "finetune.optim=adamw_8bit: the package torchao is not installed; install the extra" in said
+    assert "or set finetune.optim=adamw_torch" in said
 
 
 @pytest.mark.parametrize(

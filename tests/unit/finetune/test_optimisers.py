@@ -1,24 +1,33 @@
 """Every optimizer that the configuration accepts trains, follows its formula and resumes; schedules."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import FinetuneConfig
 from pipelinerl.finetune.lion import Lion
-from pipelinerl.finetune.optimiser import build_optimiser
+from pipelinerl.finetune.optimiser import OwnStates, build_optimiser
 from pipelinerl.finetune.schedulers import learning_rate_factor
 from tests.support.builders import VALUE_HEAD
-from tests.support.training import assert_resumes_bit_for_bit, saved, train, trainer
+from tests.support.policy import VOCAB
+from tests.support.tiny_model import causal_lm
+from tests.support.training import SAVED, assert_resumes_bit_for_bit, saved, train, trainer
 
 
 @pytest.mark.parametrize("name", get_args(FinetuneConfig.model_fields["optim"].annotation))
 def test_decay_skips_norms_and_biases(model: PreTrainedModel, name: str) -> None:
+    if name == "adamw_8bit":
+        pytest.importorskip("torchao")
     optimiser = build_optimiser(model, name, weight_decay=0.1)
     decayed, plain = optimiser.param_groups
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
@@ -31,6 +40,97 @@ def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path, name: str) -> N
     straight, _ = assert_resumes_bit_for_bit(tmp_path, optim=name)
     before, after = load_file(straight / "model/model.safetensors"), saved(straight)
     assert any(not torch.equal(after[key], before[key]) for key in after)
+
+
+@pytest.mark.parametrize("load_as_bf16", [False, True])
+def test_moments_in_8_bits_resume_bit_for_bit(tmp_path: Path, load_as_bf16: bool) -> None:
+    pytest.importorskip("torchao")
+    for name in ("straight", "resumed"):  # moments of small matrices are float32
+        causal_lm(VOCAB, hidden=64).save_pretrained(tmp_path / name / "model")
+    straight, _ = assert_resumes_bit_for_bit(tmp_path, optim="adamw_8bit", load_as_bf16=load_as_bf16)
+    state = saved(straight, SAVED[1])
+    parts = {name.rpartition(".")[2]: tensor for name, tensor in state.items() if "exp_avg_sq." in name}
+    assert parts["codes"].dtype == torch.uint8 and parts["codes"].numel() == 256 * parts["scale"].numel()
+    assert parts["qmap"].shape == (256,) and float(parts["scale"].max()) > 0
+
+
+def test_moments_in_8_bits_are_those_of_adamw_but_for_their_rounding(
+    gradients: Callable[[int], torch.Tensor],
+) -> None:
+    """Each step rounds a moment by half the distance of two codes at most, in units of its block's largest.
+
+    Codes are farthest apart near 1: 64 of them (128 without a sign) divide what lies between 0.1 and 1.
+    """
+    pytest.importorskip("torchao")
+    steps, betas, width = 6, (0.9, 0.95), {"exp_avg": 0.9 / 64, "exp_avg_sq": 0.9 / 128}
+    layers = [torch.nn.Linear(96, 80, bias=False) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    start = layers[0].weight.detach().clone()
+    names = ("adamw_8bit", "adamw_torch")
+    both = [build_optimiser(layer, name, 1e-2, 0.1, betas) for layer, name in zip(layers, names)]
+    exact = {name: torch.zeros(80, 96, dtype=torch.float64) for name in width}
+    bound = {name: torch.zeros(80 * 96 // 256, dtype=torch.float64) for name in width}
+    for step in range(steps):
+        gradient = gradients(step)
+        for layer, optimiser in zip(layers, both):
+            layer.weight.grad = gradient.clone()
+            optimiser.step()
+        for (name, moment), beta, new in zip(
+            exact.items(), betas, (gradient.double(), gradient.double() ** 2)
+        ):
+            moment.mul_(beta).add_(new, alpha=1 - beta)
+            largest = moment.view(-1, 256).abs().amax(1) + beta * bound[name]
+            bound[name] = beta * bound[name] + width[name] / 2 * largest
+    state = both[0].state[layers[0].weight]
+    for name, moment in exact.items():
+        error = (state[name].dequantize().double() - moment).view(-1, 256).abs().amax(1)
+        assert bool((error <= bound[name] * 1.001).all()) and float(error.max()) > 0
+    moved, adamw = (layer.weight.detach() - start for layer in layers)
+    assert float((moved - adamw).norm()) < 0.1 * float(adamw.norm())
+
+
+@pytest.fixture
+def gradients() -> Callable[[int], torch.Tensor]:
+    """Of the size that gradients have, some rows much smaller than others."""
+    generator = torch.Generator().manual_seed(3)
+    sizes = 1e-3 * torch.logspace(-2, 0, 80)[:, None]
+    mean = torch.randn(80, 96, generator=generator)
+    return lambda step: sizes * (mean + torch.randn(80, 96, generator=generator))
+
+
+@pytest.mark.parametrize(("count", "kept"), [(1, True), (3, True), (8, False)])
+def test_saved_moments_in_8_bits_are_shared_out_over_any_number_of_ranks(count: int, kept: bool) -> None:
+    """Two rows of 384 numbers are three blocks; of 40 rows 3 ranks have 14, 14 and 12, and 8 have 5 each."""
+    pytest.importorskip("torchao")
+    layer = torch.nn.Linear(384, 40, bias=False)
+    optimiser = build_optimiser(layer, "adamw_8bit")
+    layer.weight.grad = torch.randn(40, 384)
+    optimiser.step()
+    states = optimiser.state[layer.weight]
+    assert isinstance(optimiser, OwnStates)
+    plain = optimiser.plain_state(layer.weight, states)
+    assert sorted(plain) == sorted(
+        [
+            "step",
+            *(f"{name}.{part}" for name in ("exp_avg", "exp_avg_sq") for part in ("codes", "scale", "qmap")),
+        ]
+    )
+    for rank in range(count):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=count)
+        try:
+            mesh = init_device_mesh("cpu", (count,))
+            shard = distribute_tensor(layer.weight.detach(), mesh, [Shard(0)], src_data_rank=None)
+            own = optimiser.own_state(shard, plain)
+        finally:
+            dist.destroy_process_group()
+        assert float(own["step"]) == 1.0
+        for name in ("exp_avg", "exp_avg_sq"):
+            local, whole = own[name].to_local(), states[name]
+            assert hasattr(local, "codes") is kept
+            if kept:
+                assert torch.equal(local.codes, plain[f"{name}.codes"].chunk(count)[rank])
+            numbers = local.dequantize() if kept else local
+            assert torch.equal(numbers, whole.dequantize().chunk(count)[rank])
 
 
 def test_adams_constants_are_those_of_the_configuration(tmp_path: Path) -> None:

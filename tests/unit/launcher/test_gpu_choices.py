@@ -22,6 +22,7 @@ TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size=2"
             "deepspeed_config=deepspeed_stage2_bf16",
         ),
         (("use_deepspeed=true", "deepspeed_config=deepspeed_stage1_bf16"), None, "nothing sharded"),
+        (("fsdp.cpu_offload=true",), Sharding(offload=True), "fsdp.cpu_offload=true"),
     ],
 )
 def test_sharding_as_configured(
@@ -89,12 +90,14 @@ def test_a_context_is_made_to_fit_the_model_by_the_keys_that_are_named(
         (("use_fsdp=true",), "use_fsdp"),
         (("use_deepspeed=true", "deepspeed_config=deepspeed_stage2_bf16"), "use_deepspeed"),
         (("use_deepspeed=true",), "use_deepspeed"),
+        (("fsdp.cpu_offload=true",), "fsdp.cpu_offload"),
     ],
 )
 def test_an_optimizer_that_takes_no_shards_is_refused(
     refused: Refused, sharding: tuple[str, ...], key: str
 ) -> None:
-    said = refused(*ON_GPUS, "hardware.devices=8", "finetune.optim=adafactor", *sharding)
+    devices = 2 if key == "fsdp.cpu_offload" else 8  # a lone rank has shards in host memory as well
+    said = refused(*ON_GPUS, f"hardware.devices={devices}", "finetune.optim=adafactor", *sharding)
     assert f"set finetune.optim=adamw_torch or lion or {key}=false" in said
 
 
