@@ -116,7 +116,7 @@ def _draws_of(owner: Any) -> list[tuple[str, float]]:
     return [
         (name, value)
         for name, value in named
-        if isinstance(value, float) and value > 0 and (_RANDOM.search(name) or dropout and name == "p")
+        if isinstance(value, float) and value > 0 and (_RANDOM.search(name) or (dropout and name == "p"))
     ]
 
 
@@ -170,8 +170,8 @@ def _check_logits(model: PreTrainedModel) -> None:
     difference, largest = float((own - trained).abs().max()), float(own.abs().max())
     if not difference <= _ROUNDING * largest:
         raise ValueError(
-            f"{name} computes other logits in training than in evaluation (a difference of {difference:.2g} in "
-            f"{largest:.2g}) although its dropout is 0, so it cannot be compared with what engines sample; "
+            f"{name} computes other logits in training than in evaluation (a difference of {difference:.2g} "
+            f"in {largest:.2g}) although its dropout is 0, so it cannot be compared with what engines sample; "
             "give another architecture"
         )
     found = nn.functional.linear(hidden, weight, bias) * logit_scale(model)
