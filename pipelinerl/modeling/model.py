@@ -171,7 +171,7 @@ def _check_logits(model: PreTrainedModel) -> None:
     if not difference <= _ROUNDING * largest:
         raise ValueError(
             f"{name} computes other logits in training than in evaluation (a difference of {difference:.2g} "
-            f"in {largest:.2g}) although its dropout is 0, so it cannot be compared with what engines sample; "
+            f"in {largest:.2g}) although its dropout is 0, so engines sample from another model; "
             "give another architecture"
         )
     found = nn.functional.linear(hidden, weight, bias) * logit_scale(model)

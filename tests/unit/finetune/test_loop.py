@@ -74,6 +74,12 @@ def test_a_version_is_announced_only_when_the_engines_have_it(tmp_path: Path) ->
     assert heard == [None, 0, 6, 12, 18]
 
 
+def test_a_record_has_the_learning_rate_of_its_step(tmp_path: Path) -> None:
+    train(tmp_path, lr_scheduler_type="linear", learning_rate=0.4, num_warmup_steps=1)
+    found = [record["stats/lr"] for _, record in sorted(metrics(tmp_path).items())]
+    assert found == pytest.approx([0.4 / 2, 0.4, 0.4 * 2 / 3, 0.4 / 3])  # warm-up, then down to 0 in three
+
+
 def test_update_interval_spans_steps(tmp_path: Path) -> None:
     noted = Noting()
     train(tmp_path, noted, texts_per_update=12)
