@@ -230,6 +230,7 @@ class Trainer:
         counters.passes += len(step.tokens)
         counters.samples += step.texts
         counters.tokens += sum(step.tokens)
+        counters.sampled_tokens += step.lags.total()
         counters.samples_too_old_to_train += step.stale_texts
         if self._stale_in_queue is not None:
             counters.samples_too_old_to_queue += self._stale_in_queue.take()
