@@ -40,6 +40,7 @@ from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.report import report_run
 from pipelinerl.run_state.accounting import reconcile
 from pipelinerl.run_state.announcements import forget_announcements
+from pipelinerl.run_state.saved_steps import trained_before
 from pipelinerl.streams import StreamError
 
 COMPLETED, FAILED, REFUSED = 0, 1, 2
@@ -145,7 +146,8 @@ def _run(
         forget_announcements(folder.path)
     log = logging.getLogger("pipelinerl.launch")
     balance = BalanceWatch(plan.cfg)
-    with ProgressDisplay(folder.path, plan.cfg.total_texts, plain=plain) as display:
+    texts = plan.cfg.total_texts(*trained_before(folder.path))
+    with ProgressDisplay(folder.path, texts, plain=plain) as display:
 
         def say(line: str) -> None:
             log.info(line)

@@ -64,6 +64,8 @@ class Scheduler:
         self.last_evaluated: int | None = None
         """Version of the last complete pass over the test problems."""
         self.version, self.discarded, self.processed = version, 0, 0
+        self.total_texts = cfg.total_texts()
+        """No further group starts when so many are trained; a resume counts from its checkpoint."""
         self._on_error = cfg.actor.on_rollout_error
         self.training_done = False
         self.groups_opened = 0
@@ -167,7 +169,7 @@ class Scheduler:
         if self.running_pass is not None:
             # New training groups wait, so that the pass sees few versions; those that run go on.
             return self._open_test_problem(self.running_pass)
-        enough = self.processed >= self.cfg.total_texts
+        enough = self.processed >= self.total_texts
         if self.training_done or enough or not self.effects.can_publish():
             return False
         # The one place where `max_lag` holds rollouts back. It bounds what is expected; a rollout that takes
