@@ -14,7 +14,7 @@ from typing import Any
 from pipelinerl.actor.budget import LagBudget
 from pipelinerl.actor.difficulty import scale_penalties
 from pipelinerl.actor.evaluation import EvaluationPass
-from pipelinerl.actor.failures import FailureMonitor, is_lost
+from pipelinerl.actor.failures import NO_TEXT, FailureMonitor, is_lost
 from pipelinerl.actor.groups import Group, GroupTable, Start
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
 from pipelinerl.actor.problems import Problem, payload
@@ -224,7 +224,8 @@ class Scheduler:
         else:
             self._finish_test_rollout(start, rollout, name)
         # After it was counted: the run's accounting adds up also when this rollout is the one that ends it.
-        self.failures.record(rollout.reason if failed else None)
+        empty = start.group.training and not failed and not rollout.samples
+        self.failures.record(rollout.reason if failed else NO_TEXT if empty else None)
         if failed and self._on_error == "stop":
             raise RunFailed(f"rollout {name} failed (actor.on_rollout_error=stop): {rollout.reason}")
         if complaint := self.failures.complaint():

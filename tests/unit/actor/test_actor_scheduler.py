@@ -89,6 +89,17 @@ def test_a_run_that_was_resumed_with_smaller_steps_starts_groups(tmp_path):
         world.end_all()
 
 
+def test_a_run_whose_rollouts_have_no_text_ends_with_one_line(tmp_path):
+    """Nothing can be learnt from them, and a run would make them for ever."""
+    world = World(tmp_path, max_failed=0.5)
+    with pytest.raises(RunFailed, match=r"failed or had no text.*training_texts .* is empty") as told:
+        for _ in range(100):
+            world.start_all()
+            for key in sorted(world.running):
+                world.end(key, texts=0)
+    assert "\n" not in str(told.value)
+
+
 def test_groups_are_published_whole_and_engines_are_filled_evenly(tmp_path):
     world = World(tmp_path)
     started = world.start_all()
