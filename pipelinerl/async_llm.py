@@ -88,7 +88,7 @@ async def _ask(
 
 
 def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:
-    output = LLMOutput(content=decode(llm.load_tokenizer(), generation.token_ids, skip_special=True))
+    output = LLMOutput(content=_content(llm.load_tokenizer(), generation))
     if generation.message is not None:
         output = LLMOutput.model_validate({**generation.message, "role": "assistant"})
     info = {
@@ -108,6 +108,20 @@ def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:
         prompt_token_ids=generation.prompt_ids,
         weight_versions=generation.versions,
     )
+
+
+def _content(tokenizer: Any, generation: Generation) -> str:
+    """The text without the stop text or the stop id that ended it, as engines write it; the ids hold both."""
+    ids, stop = generation.token_ids, generation.stop_reason
+    if isinstance(stop, int) and len(ids) and ids[-1] == stop:
+        ids = ids[:-1]
+    text = decode(tokenizer, ids, skip_special=True)
+    if not isinstance(stop, str):
+        return text
+    # The last id completed it; earlier ones, below `min_tokens`, ended nothing.
+    before = decode(tokenizer, ids[:-1], skip_special=True).rstrip("\ufffd")
+    at = text.find(stop, max(0, len(before) - len(stop) + 1))
+    return text if at < 0 else text[:at]
 
 
 def run_blocking(llm: EngineLLM, request: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:

@@ -40,6 +40,7 @@ from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.report import report_run
 from pipelinerl.run_state.accounting import reconcile
 from pipelinerl.run_state.announcements import forget_announcements
+from pipelinerl.run_state.saved_steps import trained_before
 from pipelinerl.run_state.start_times import launched_line
 from pipelinerl.streams import StreamError
 
@@ -146,7 +147,8 @@ def _run(
     if plan.cfg.streams.backend == "files":
         forget_announcements(folder.path)
     balance = BalanceWatch(plan.cfg)
-    with ProgressDisplay(folder.path, plan.cfg.total_texts, plain=plain) as display:
+    texts = plan.cfg.total_texts(*trained_before(folder.path))
+    with ProgressDisplay(folder.path, texts, plain=plain) as display:
 
         def say(line: str) -> None:
             log.info(line)

@@ -8,7 +8,6 @@ together (`"pool"`, written as index 0 of a segment of length 1). Other programs
 that was renamed is read under its present name wherever it comes from: texts, streams, snapshots.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +23,9 @@ LENGTH_KEY = "step_advantage_segment_length"
 PADDING_VALUE_KEY = "step_advantage_padding_value"
 PADDING_REWARD_KEY = "padding_reward"
 POSITIONS = ("end", "pool")
+LARGEST = 1e15
+"""Of rewards, padding values and loss weights. A gradient is a sum over tokens in float32, its norm one of
+squares: beyond it they overflow long before the number itself does."""
 
 _RENAMED = {
     "privacy_hopqa:": {":stage:choose:": ":stage:doc_choose:", ":stage:hop_plan:": ":stage:plan:"},
@@ -179,11 +181,11 @@ def _padding(
     return None if value is None else _number(field, value, name)
 
 
-def _number(field: str, value: Any, name: str, at_least: float = -math.inf) -> Any:
+def _number(field: str, value: Any, name: str, at_least: float = -LARGEST) -> Any:
     if not isinstance(value, int | float | np.number):
         raise ValueError(f"sample {name}: {field}={value!r} must be a number")
-    if not math.isfinite(value) or value < at_least:
-        rule = "finite" if at_least == -math.inf else f"finite and >= {at_least:g}"
+    if not at_least <= value <= LARGEST:
+        rule = f"from {at_least:g} to {LARGEST:g}"
         raise ValueError(f"sample {name}: {field}={value} must be {rule}")
     return value
 

@@ -4,7 +4,9 @@ from collections import Counter, deque
 
 from pipelinerl.actor.groups import Group
 from pipelinerl.actor.messages import Ending
+from pipelinerl.run_state.accounting import kind_of
 
+NO_TEXT = "no text to train on; training_texts of the rollout policy's result is empty"
 WINDOW = 200
 """Recent rollouts that are judged."""
 JUDGED_FROM = 20
@@ -42,8 +44,10 @@ class FailureMonitor:
         # A few failures at the start are no share of anything.
         if total < JUDGED_FROM or failed <= self.max_fraction * total:
             return None
-        reason, count = Counter(reason for reason in self._recent if reason is not None).most_common(1)[0]
+        reasons = [reason for reason in self._recent if reason is not None]
+        kind, count = Counter(map(kind_of, reasons)).most_common(1)[0]
+        reason = next(one for one in reversed(reasons) if kind_of(one) == kind)  # the newest, as it was said
         return (
-            f"{failed} of the last {total} rollouts failed, more than actor.max_failed_fraction="
-            f"{self.max_fraction}; the commonest reason ({count} times): {reason}"
+            f"{failed} of the last {total} rollouts failed or had no text, more than "
+            f"actor.max_failed_fraction={self.max_fraction}; the commonest reason ({count} times): {reason}"
         )

@@ -1,9 +1,13 @@
 """Which errors of a rollout are worth another try, and when."""
 
 import random
+import sysconfig
+import traceback
+from pathlib import Path
 
 import aiohttp
 
+import pipelinerl
 from pipelinerl.inference.client import AbortedCompletion, EngineUnavailable
 
 SERVER_ERROR = 500
@@ -38,8 +42,26 @@ def backoff_s(attempt: int, initial_s: float, longest_s: float) -> float:
     return min(longest_s, initial_s * 2.0 ** min(attempt, 60)) * random.uniform(0.5, 1.0)
 
 
+_STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the rollout code that raised, or called what did; empty where it is all of ours."""
+    ours, place = str(Path(pipelinerl.__file__).parent), ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        of_others = "site-packages" in frame.filename or frame.filename.startswith((*_STANDARD, ours, "<"))
+        if not of_others:
+            path = Path(frame.filename)
+            place = f" ({path.parent.name}/{path.name}:{frame.lineno})"
+    return place
+
+
 def reason_of(error: BaseException) -> str:
-    """One short line for counting and for people, in characters that any file can hold."""
+    """One short line for counting and for people, in characters that any file can hold.
+
+    It ends with the file and line of the rollout code.
+    """
     text = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
     name = type(error).__name__
-    return (f"{name}: {text}" if text else name)[:300]
+    place = _place(error).replace(" ", "_").replace("_(", " (", 1)
+    return (f"{name}: {text}" if text else name)[: 300 - len(place)] + place

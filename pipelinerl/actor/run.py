@@ -92,6 +92,7 @@ class Actor:
         )
         table = GroupTable(slots)
         scheduler = Scheduler(cfg, str(start), train, test, table, budget, self.accounting, effects, version)
+        scheduler.total_texts = cfg.total_texts(point.step, point.version)
         if saved is not None:
             scheduler.load_state_dict(saved)
             self.domain.restore(saved["domain"])

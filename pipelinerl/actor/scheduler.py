@@ -14,7 +14,7 @@ from typing import Any
 from pipelinerl.actor.budget import LagBudget
 from pipelinerl.actor.difficulty import scale_penalties
 from pipelinerl.actor.evaluation import EvaluationPass
-from pipelinerl.actor.failures import FailureMonitor, is_lost
+from pipelinerl.actor.failures import NO_TEXT, FailureMonitor, is_lost
 from pipelinerl.actor.groups import Group, GroupTable, Start
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
 from pipelinerl.actor.problems import Problem, payload
@@ -64,6 +64,8 @@ class Scheduler:
         self.last_evaluated: int | None = None
         """Version of the last complete pass over the test problems."""
         self.version, self.discarded, self.processed = version, 0, 0
+        self.total_texts = cfg.total_texts()
+        """No further group starts when so many are trained; a resume counts from its checkpoint."""
         self._on_error = cfg.actor.on_rollout_error
         self.training_done = False
         self.groups_opened = 0
@@ -167,7 +169,7 @@ class Scheduler:
         if self.running_pass is not None:
             # New training groups wait, so that the pass sees few versions; those that run go on.
             return self._open_test_problem(self.running_pass)
-        enough = self.processed >= self.cfg.total_texts
+        enough = self.processed >= self.total_texts
         if self.training_done or enough or not self.effects.can_publish():
             return False
         # The one place where `max_lag` holds rollouts back. It bounds what is expected; a rollout that takes
@@ -222,7 +224,8 @@ class Scheduler:
         else:
             self._finish_test_rollout(start, rollout, name)
         # After it was counted: the run's accounting adds up also when this rollout is the one that ends it.
-        self.failures.record(rollout.reason if failed else None)
+        empty = start.group.training and not failed and not rollout.samples
+        self.failures.record(rollout.reason if failed else NO_TEXT if empty else None)
         if failed and self._on_error == "stop":
             raise RunFailed(f"rollout {name} failed (actor.on_rollout_error=stop): {rollout.reason}")
         if complaint := self.failures.complaint():

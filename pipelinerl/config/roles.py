@@ -56,7 +56,7 @@ class ActorConfig(OpenSection):
     on_rollout_error: Literal["drop_rollout", "discard_group", "stop"] = "drop_rollout"
     """What an exception in the domain does to the group of its rollout."""
     max_failed_fraction: float = Field(0.5, gt=0, le=1)
-    """Share of recent rollouts that may fail before the run ends with the commonest reason."""
+    """Share of recent rollouts that may fail or lack a text before the run ends with the commonest reason."""
 
 
 class PreprocessConfig(Section):

@@ -31,7 +31,7 @@ class SamplingParameters(Section):
     stop_token_ids: list[int] = []
     """Ids that end a completion besides the end token."""
     stop: list[str] = []
-    """Texts that end a completion; their tokens belong to it."""
+    """Texts that end a completion; their tokens belong to it, its text ends before them."""
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     """Divides the logits of ids in prompt and completion; 1 = off (evaluation only)."""
     presence_penalty: float = Field(0.0, ge=-2, le=2)

@@ -159,10 +159,12 @@ class Config(OpenSection):
             raise ConfigError("derived: missing; start the run again with python -m pipelinerl.launch")
         return self.derived_
 
-    @property
-    def total_texts(self) -> int:
-        """Samples of the whole run."""
-        return self.finetune.last_step * self.derived.texts_per_step
+    def total_texts(self, step: int = 0, texts: int = 0) -> int:
+        """Samples of the whole run, `texts` of which were trained in `step` steps before a resume.
+
+        Those may have been of another size, so they say nothing about what is to come.
+        """
+        return texts + max(0, self.finetune.last_step - step) * self.derived.texts_per_step
 
     @property
     def policy_path(self) -> str:

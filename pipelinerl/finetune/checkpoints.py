@@ -29,7 +29,7 @@ from pipelinerl.modeling.lora import adapter_tensors, save_adapters
 from pipelinerl.modeling.model import distinct_parameters, persistent_buffers
 from pipelinerl.modeling.sharding import shard_like, whole
 from pipelinerl.modeling.value_head import save_value_head
-from pipelinerl.run_state.saved_steps import MARKER, MODEL, STATE, candidates, step_of
+from pipelinerl.run_state.saved_steps import COUNTERS, MARKER, MODEL, STATE, candidates, step_of
 
 INTERMEDIATE = "intermediate"
 
@@ -226,7 +226,7 @@ def _read_state(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The two files of a state; ValueError, in one line, for what this version would not have written."""
     try:
         tensors = load_file(folder / "tensors.safetensors")
-        described = json.loads((folder / "state.json").read_text())
+        described = json.loads((folder / COUNTERS).read_text())
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{folder}: damaged ({error}); train anew with force_restart=true") from error
     missing = [name for name in _DESCRIBED if name not in described]
@@ -274,7 +274,7 @@ def _save_state(
         "counters": counters.to_dict(),
         "extra": dict(extra),
     }
-    (folder / "state.json").write_text(json.dumps(described, indent=1))
+    (folder / COUNTERS).write_text(json.dumps(described, indent=1))
 
 
 def _mark(folder: Path, step: int) -> None:

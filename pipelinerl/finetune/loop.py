@@ -180,6 +180,7 @@ class Trainer:
             rollouts.add(batch, targets)
             count_batch(statistics, batch, targets)
             self._say_samples(counters.samples + statistics.texts)
+        counters.lr = self.learner.learning_rate  # behind `apply` it is the next step's
         grad_norm = self.learner.apply()
         fetch(statistics, measured)
         statistics.waited_s = feed.waited_s
@@ -229,11 +230,12 @@ class Trainer:
         counters.passes += len(step.tokens)
         counters.samples += step.texts
         counters.tokens += sum(step.tokens)
+        counters.sampled_tokens += step.lags.total()
         counters.samples_too_old_to_train += step.stale_texts
         if self._stale_in_queue is not None:
             counters.samples_too_old_to_queue += self._stale_in_queue.take()
         counters.tokens_too_old_to_train += step.stale_tokens
-        counters.grad_norm, counters.lr = grad_norm, self.learner.learning_rate
+        counters.grad_norm = grad_norm
         counters.min_actor_version = min(step.versions, default=counters.min_actor_version)
         counters.max_actor_version = max(step.versions, default=counters.max_actor_version)
         counters.time_waiting_for_data += step.waited_s

@@ -18,6 +18,9 @@ class TrainingMetrics:
     completed_steps: int = 0
     samples: int = 0
     tokens: int = 0
+    """Of all texts, prompts included."""
+    sampled_tokens: int = 0
+    """Those that were trained."""
     last_broadcasted_version: int = 0
     samples_too_old_to_queue: int = 0
     samples_too_old_to_train: int = 0

@@ -29,6 +29,16 @@ def _token_from_environment() -> str:
     return os.environ.get("PIPELINERL_LLM_TOKEN") or os.environ.get("OPENAI_API_KEY") or ""
 
 
+def several(name: str, value: Any, kind: type) -> tuple[Any, ...]:
+    """One value, or several, as OpenAI's `stop`; raises ValueError for one of another kind."""
+    values = () if value is None else (value,) if isinstance(value, str | int) else tuple(value)
+    for one in values:
+        if not isinstance(one, kind) or isinstance(one, bool) or one == "":
+            allowed = "a text or several, none empty" if kind is str else "an id or several"
+            raise ValueError(f"llm.parameters.{name}={value!r}: {one!r} ends nothing; give {allowed}")
+    return values
+
+
 Runner = Callable[[Callable[[aiohttp.ClientSession], Awaitable[Any]]], Any]
 
 
@@ -195,9 +205,9 @@ class EngineLLM(BaseModel):
         wanted = max_tokens_override or chosen.get("max_tokens") or room
         chosen["max_tokens"] = min(int(wanted), room)
         # YAML gives lists; `SamplingParams` must be hashable, since its JSON is cached.
-        for name in ("stop_token_ids", "stop"):
+        for name, kind in (("stop_token_ids", int), ("stop", str)):
             if name in chosen:
-                chosen[name] = tuple(chosen[name])
+                chosen[name] = several(name, chosen[name], kind)
         use = self._use
         if use.seed is not None and "seed" not in chosen:
             # Counted when a call starts: calls that run side by side must not draw the same tokens.

@@ -230,7 +230,7 @@ def _evaluation(cfg: Config) -> Choice:
         return Choice("evaluation", "none", "no test datasets", "test_dataset_names=[...]")
     every = cfg.eval_every_n_versions
     parts = ["first version"] if every else []
-    parts += [f"every {every} texts"] if 0 < every < cfg.total_texts else []
+    parts += [f"every {every} texts"] if 0 < every < cfg.total_texts() else []
     parts += ["last version"] if cfg.eval_at_end else []
     return Choice("evaluation", ", ".join(parts) or "none", "profile", "eval_every_n_versions=TEXTS")
 

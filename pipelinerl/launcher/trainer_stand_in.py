@@ -30,7 +30,7 @@ def stand_in(cfg: Config, output_dir: Path) -> int:
     """
     kinds = {job.kind for job in cfg.jobs}
     preprocessed = "preprocessor" in kinds
-    target = cfg.total_texts
+    target = cfg.total_texts()
     actor = SingleStreamSpec(output_dir, cfg.preprocess.input)
     last = SingleStreamSpec(output_dir, cfg.preprocess.output) if preprocessed else actor
     first_group = stream_end(actor) if "actor" in kinds else 0

@@ -1,5 +1,7 @@
 """Loading and saving the policy: a Hugging Face causal language model with float32 master weights."""
 
+import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,17 @@ from pipelinerl.modeling.loading import load_causal_lm
 from pipelinerl.modeling.lora import Exact, is_adapter, merged_name, merged_weight
 from pipelinerl.modeling.segments import Segments
 
+_RANDOM = re.compile("^(?!classifier|summary).*(drop|jitter)")
+"""Names of probabilities and widths with which modules draw in training: `resid_pdrop`, `hidden_dropout`,
+`layerdrop`, `router_jitter_noise`; a causal LM has no classifier and no summary."""
 _PROBED = 4
 """Tokens for which the model's own logits are compared with those that are computed here."""
+_ROUNDING = 1e-5
+"""Of the largest logit; by it the same operations may differ on a GPU."""
 _TOLERANCE = 1e-3
 """Of the largest logit; rounding in float32 stays far below it, and a forgotten factor far above."""
+
+log = logging.getLogger(__name__)
 
 # Output of a role is a log file, in which a progress bar is noise.
 disable_progress_bar()
@@ -47,16 +56,19 @@ def prepare_model(
     compile: bool = False,
     flash_attention: bool = True,
 ) -> PreTrainedModel:
-    """Give a freshly built causal LM packed attention and float32 weights, and move it.
+    """Give a freshly built causal LM packed attention and float32 weights, turn dropout off, and move it.
 
     `compile` compiles the decoder layers for any length of row; it is for GPUs, where the attention of a row
     is one operation whatever its segments. Without `flash_attention` that, too, goes text by text. Raises
-    ValueError for layers that would not keep the texts of a row apart, and for logits that are not computed
-    here.
+    ValueError for layers that would not keep the texts of a row apart, for logits that are not computed here,
+    and for a model that computes others in training.
     """
     attention = ATTENTION_NAME if flash_attention else PER_TEXT_NAME
     model.set_attn_implementation(attention)
     _refuse_layers(model, attention)
+    if switched_off := _stop_draws(model):
+        said = ", ".join(f"{name}={value:g}" for name, value in switched_off.items())
+        log.warning("engines draw nothing, so the policy does not either: %s of the model set to 0", said)
     model.to(device=device, dtype=torch.float32)
     _check_logits(model)
     checkpoint_layers(model, gradient_checkpointing, reentrant_checkpointing)
@@ -80,6 +92,32 @@ def _refuse_layers(model: PreTrainedModel, attention: str) -> None:
         raise ValueError(f"{name} has layers of {said}; only full_attention can be trained on packed rows")
     if config._attn_implementation != attention:  # transformers only warns
         raise ValueError(f"{name} cannot be given another attention, so it cannot be trained on packed rows")
+
+
+def _stop_draws(model: PreTrainedModel) -> dict[str, float]:
+    """Set everything that the model's modules draw with to 0; returns what was not, by name.
+
+    Engines draw nothing, so a trainer that drops units compares two models: its importance ratios are those
+    of the dropout. Some modules read their own attributes in a forward, some the configuration.
+    """
+    found: dict[str, float] = {}
+    for module in model.modules():
+        for owner in (getattr(module, "config", None), module):
+            for name, value in _draws_of(owner):
+                if owner is not module or value not in found.values():  # a name that people have written
+                    found.setdefault(name, value)
+                setattr(owner, name, 0.0)
+    return found
+
+
+def _draws_of(owner: Any) -> list[tuple[str, float]]:
+    named = vars(owner).items() if owner is not None else ()
+    dropout = isinstance(owner, nn.modules.dropout._DropoutNd)
+    return [
+        (name, value)
+        for name, value in named
+        if isinstance(value, float) and value > 0 and (_RANDOM.search(name) or (dropout and name == "p"))
+    ]
 
 
 def hidden_states(
@@ -125,7 +163,17 @@ def _check_logits(model: PreTrainedModel) -> None:
     model.eval()  # no dropout, and no number drawn
     own = model(input_ids=ids, use_cache=False).logits
     hidden = hidden_states(model, ids, torch.arange(_PROBED, device=weight.device)[None], None)
+    model.train()
+    with torch.random.fork_rng([weight.device] if weight.is_cuda else []):  # a resume draws what a run drew
+        trained = model(input_ids=ids, use_cache=False).logits
     model.train(training)
+    difference, largest = float((own - trained).abs().max()), float(own.abs().max())
+    if not difference <= _ROUNDING * largest:
+        raise ValueError(
+            f"{name} computes other logits in training than in evaluation (a difference of {difference:.2g} "
+            f"in {largest:.2g}) although its dropout is 0, so engines sample from another model; "
+            "give another architecture"
+        )
     found = nn.functional.linear(hidden, weight, bias) * logit_scale(model)
     largest = max(float(own.abs().max()), float(found.abs().max()))
     difference = float((own - found).abs().max())

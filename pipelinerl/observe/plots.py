@@ -185,15 +185,15 @@ def lag_histogram(
     return edges, counts
 
 
-def pace(records: Records, name: str = "throughput/tokens_per_step") -> Series:
-    """Tokens per second of wall time around each record, over windows of a sixth of the run.
+def pace(records: Records, name: str = "stats/sampled_tokens") -> Series:
+    """Growth of a total per second of wall time around each record, over windows of a sixth of the run.
 
     Whatever happens between two records counts, updates of the engines too.
     """
     tokens, times = series(records, name), series(records, "time")
     if len(tokens) < 2 or len(times) != len(tokens):
         return Series(np.zeros(0), np.zeros(0))
-    done, half = np.cumsum(tokens.y), max(1, len(tokens) // 12)
+    done, half = tokens.y, max(1, len(tokens) // 12)
     last = len(tokens) - 1
     first, behind = (np.clip(np.arange(last + 1) + shift, 0, last) for shift in (-half, half))
     seconds = np.maximum(times.y[behind] - times.y[first], 1e-9)
@@ -220,17 +220,28 @@ def staleness(figure: Any, finetune: Records) -> None:
     figure.tight_layout()
 
 
+def _sampled_while_working(records: Records) -> Series:
+    """Sampled tokens that the trainer takes per second in which it does not wait."""
+    every, sampled = "throughput/tokens_per_step", "rl/num_output_tokens_sum"
+    shares = [
+        record | {"rate": record["throughput/working_tokens_per_sec"] * record[sampled] / record[every]}
+        for record in records
+        if record.get("throughput/working_tokens_per_sec") and record.get(every) and record.get(sampled)
+    ]
+    return series(shares, "rate")
+
+
 def throughput(figure: Any, actor: Records, finetune: Records) -> None:
-    """Tokens per second of engines and trainer."""
+    """Sampled tokens per second of engines and trainer; prompts, which only the latter computes, left out."""
     axes = figure.subplots()
     lines = {
         "generated": series(actor, "actor/output_tokens_per_second"),
         "trained on": pace(finetune),
-        "trainer while working": series(finetune, "throughput/working_tokens_per_sec"),
+        "trainer while working": _sampled_while_working(finetune),
     }
     for index, (label, data) in enumerate(lines.items()):
         curve(axes, data, label, index)
-    axes.set(title="throughput", xlabel=_TEXTS, ylabel="tokens per second")
+    axes.set(title="throughput", xlabel=_TEXTS, ylabel="sampled tokens per second")
     axes.set_yscale("log")  # a trainer that mostly waits is a hundred times as fast while it works
     _legend(axes)
 

@@ -25,10 +25,13 @@ _RATES = {
     "elapsed_s": "seconds from the first to the last record",
     "optimizer_steps": "optimizer steps",
     "trained_texts": "texts trained on",
-    "trained_tokens": "tokens trained on",
+    "trained_tokens": "tokens of these texts, prompts included",
+    "trained_sampled_tokens": "sampled tokens trained on",
     "trained_texts_per_second": "texts trained on per second",
     "generated_tokens_per_second_median": "generated tokens per second (median)",
-    "trainer_tokens_per_second_while_working": "trainer's tokens per second while working (median)",
+    "trainer_tokens_per_second_while_working": (
+        "trainer's tokens per second while working, prompts included (median)"
+    ),
     "rollout_latency_mean_s": "seconds per rollout (mean)",
     "lag_mean_texts": "lag of trained tokens, mean (texts)",
     "lag_max_texts": "lag of trained tokens, largest (texts)",

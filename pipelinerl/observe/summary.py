@@ -114,6 +114,7 @@ def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> di
     for label, name in (
         ("trained_texts", "stats/samples"),
         ("trained_tokens", "stats/tokens"),
+        ("trained_sampled_tokens", "stats/sampled_tokens"),
         ("optimizer_steps", "stats/completed_steps"),
         ("tokens_too_old_to_train", "stats/tokens_too_old_to_train"),
     ):

@@ -26,7 +26,7 @@ class KeptRollouts(Closing):
     """Chooses groups and writes them; writes nothing where all of them stay."""
 
     def __init__(self, cfg: Config, output_dir: Path) -> None:
-        self._per_version, self._total = cfg.observe.rollouts_per_version, cfg.total_texts
+        self._per_version, self.total = cfg.observe.rollouts_per_version, cfg.total_texts()
         self._stream: StreamWriter | None = None
         if self._per_version and (cfg.streams.trim or cfg.streams.backend == "redis"):
             self._stream = write_to_streams(SingleStreamSpec(output_dir, KEPT_TOPIC))
@@ -37,7 +37,7 @@ class KeptRollouts(Closing):
         """Write those of the groups that are kept; `published` texts went to the trainer before."""
         if self._stream is None:
             return
-        share = published / self._total
+        share = published / self.total
         for texts in groups:
             version = min((metadata_of(text).get("model_version", 0) for text in texts), default=0)
             if texts and (not ENDS <= share < 1 - ENDS or self._of_version[version] < self._per_version):

@@ -81,6 +81,7 @@ class Preprocess:
         self.metrics = PreprocessMetrics()
         self.step = session.step
         self.published = self._start = session.version
+        kept.total = cfg.total_texts(session.step, session.version)
         self._last_version = 0
         self._first = True
 

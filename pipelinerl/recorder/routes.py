@@ -76,7 +76,8 @@ async def chat(session: Session, body: bytes) -> Answer:
     writer = ChatWriter(llm.load_tokenizer(), fields)
     if calls_tools:
         writer = _EngineCalls(llm, fields, call.output)
-    elif text == call.output.content:  # the program's next prompt may go on from these ids
+    elif text == decode(llm.load_tokenizer(), call.output_token_ids, skip_special=True):
+        # Nothing was cut off, so the program's next prompt may go on from these ids.
         reply = {"role": "assistant", "content": text}
         session.remember(key + dialogue_key({}, [reply])[1:], call)
     return _openai(session, writer, fields, [call], [text])

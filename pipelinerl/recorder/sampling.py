@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from pipelinerl.inference.embedded.protocol import BadRequest
-from pipelinerl.inference.llm_engine import EngineLLM
+from pipelinerl.inference.llm_engine import EngineLLM, several
 from pipelinerl.inference.requests import SamplingParams
 
 ENDS = ("max_tokens", "stop", "stop_token_ids")
@@ -45,9 +45,12 @@ def bounded(asked: int | None, parameters: Mapping[str, Any]) -> int | None:
 def with_ends(llm: EngineLLM, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The run's parameters, with the ends of the program's answer added to the run's."""
     parameters = dict(llm.parameters)
-    for name in ENDS[1:]:
+    for name, kind in (("stop", str), ("stop_token_ids", int)):
         sent = asked.get(name) or []
-        both = [*parameters.get(name, ()), *([sent] if isinstance(sent, str) else sent)]
+        both = [
+            *several(name, parameters.get(name), kind),
+            *([sent] if isinstance(sent, str) else sent),
+        ]
         if both:
             parameters[name] = list(dict.fromkeys(both))
     return parameters

@@ -12,6 +12,7 @@ under way is discarded, and stays unfinished.
 """
 
 import enum
+import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -45,6 +46,26 @@ class Outcome(enum.StrEnum):
 TRAINER = "finetune"
 """The role whose ends a resume may roll back."""
 # Ends of a rollout, the most final first.
+_OF_ONE = re.compile(
+    r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
+    r"|(?<!\d)(?<!HTTP )(?<!status )\d+(?:\.\d+)?"
+)
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_PLACE = re.compile(r" \([^()\s]+:\d+\)$")
+_LONG_QUOTE = 20
+
+
+def kind_of(reason: str) -> str:
+    """A reason without what belongs to one rollout (ids, numbers, long or numbered quotes), to be counted.
+
+    The file and line at its end stay, and so does a status of HTTP.
+    """
+    place = found[0] if (found := _PLACE.search(reason)) else ""
+    said = reason.removesuffix(place) if place else reason
+    said = _QUOTED.sub(lambda q: "'…'" if len(q[0]) > _LONG_QUOTE or _OF_ONE.search(q[0]) else q[0], said)
+    return _OF_ONE.sub("#", said) + place
+
+
 TRAINING_ENDS = (Outcome.TRAINED, Outcome.STALE, Outcome.FILTERED, Outcome.FAILED, Outcome.EMPTY)
 EVAL_ENDS = (Outcome.EVAL_DONE, Outcome.EVAL_FAILED)
 # They say something also where they name no rollout.
@@ -177,7 +198,10 @@ class RolloutCounts:
             evaluated = _sum(self.eval_started, self.eval_ends, self.eval_unfinished)
             rows.append(f"evaluation rollouts: {evaluated}")
         for outcome, reasons in self.reasons.items():
-            listed = ", ".join(f"{reason} {n}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1]))
+            kinds = Counter[str]()
+            for reason, n in reasons.items():
+                kinds[kind_of(reason)] += n
+            listed = ", ".join(f"{kind} {n}" for kind, n in kinds.most_common())
             rows.append(f"{outcome}: {listed}")
         if self.resumes:
             often = "once" if self.resumes == 1 else f"{self.resumes} times"

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 MODEL, STATE = "current", "training_state"
+COUNTERS = "state.json"
 MARKER = "checkpoint.json"
 """Written last into each folder of a checkpoint: a folder that has it is complete."""
 _PREFIXES = ("~old-", "~", "")
@@ -26,6 +27,18 @@ def candidates(root: Path, name: str) -> dict[int, Path]:
         if step is not None:
             found[step] = folder
     return found
+
+
+def trained_before(output_dir: Path) -> tuple[int, int]:
+    """Steps and texts from which a resume goes on; zeros where nothing was saved, or it cannot be read."""
+    states = candidates(output_dir / "finetune", STATE)
+    if not (step := saved_step(output_dir)):
+        return 0, 0
+    try:
+        counters = json.loads((states[step] / COUNTERS).read_text())["counters"]
+        return step, int(counters["samples"])
+    except (OSError, ValueError, KeyError, TypeError):  # the trainer says what is wrong with it
+        return 0, 0
 
 
 def saved_step(output_dir: Path) -> int | None:

@@ -32,6 +32,7 @@ SYNCHRONOUS = [
     "engine.max_prefill_tokens=256",
     f"finetune.gradient_accumulation_passes={SYNCHRONOUS_TEXTS}",
 ]
+PASSES = "finetune.gradient_accumulation_passes"
 CLOCK = ("time", "throughput/", "weights/", "stats/time_waiting_for_data", "stats/queue/")
 
 MAX_LAG, TEXTS = 64, 16
@@ -78,6 +79,19 @@ def test_a_synchronous_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
     counts = again.counts()
     assert counts.resumes == 1 and counts.undone > 0
     assert counts[Outcome.TRAINED] == straight.counts()[Outcome.TRAINED]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then", "total"), [(32, 8, 160), (8, 32, 160)])
+def test_a_resume_may_have_steps_of_another_size(start: Start, first: int, then: int, total: int) -> None:
+    """The smaller steps of all eight would have fewer texts than the first four have trained."""
+    begun = start(*COMMON, "max_lag=64", f"{PASSES}={first}", "finetune.max_train_steps=4")
+    assert begun.wait() == 0, begun.err
+    again = start(*COMMON, "max_lag=64", f"{PASSES}={then}", "finetune.max_train_steps=8")
+    assert again.wait() == 0, again.err
+    made = [step * first for step in range(1, 5)]
+    assert sorted(metrics(again.output_dir)) == [*made, *(made[-1] + step * then for step in range(1, 5))]
+    assert f"trained {total} texts of {total} (100%)" in again.out
 
 
 def tokens_by_lag(output_dir: Path) -> dict[int, dict[int, int]]:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from pipelinerl.rollouts import MASKED_TOKEN_ID, RolloutOrigin, TrainingText, VersionSpan
-from pipelinerl.situations import Labels, absent, emit_situations, fill_places, read_labels
+from pipelinerl.situations import LARGEST, Labels, absent, emit_situations, fill_places, read_labels
 
 UNSAMPLED = -1
 """Weight version of tokens that no engine sampled (prompts), and of those whose version nobody noted."""
@@ -298,6 +298,12 @@ def _check(
         )
     if not math.isfinite(reward):
         raise BadSample("not_finite", f"sample {name}: reward is {reward}, expected a finite number")
+    if abs(reward) > LARGEST:
+        raise BadSample(
+            "too_large",
+            f"sample {name}: reward is {reward}, expected at most {LARGEST:g} in size, because gradients and "
+            "their squares are float32; scale rewards down",
+        )
     if np.count_nonzero(np.isfinite(old_logprobs)) != count:
         raise BadSample("not_finite", f"sample {name}: a log-probability is not finite")
     end = newest = 0

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from pipelinerl.inference.embedded.openai_chat import read_tool_calls, reads_tool_calls
 from pipelinerl.inference.embedded.openai_fields import ChatFields, CompletionFields
 from pipelinerl.inference.embedded.sequence import Piece
+from pipelinerl.inference.embedded.text import token_bytes
 
 
 class Prompted(Protocol):
@@ -66,7 +67,7 @@ class CompletionWriter(Writer):
     def __init__(self, tokenizer: PreTrainedTokenizerFast, fields: CompletionFields) -> None:
         super().__init__(tokenizer, fields)
         self._logprobs = fields.logprobs is not None
-        # Characters told so far, by choice: offsets go on from chunk to chunk.
+        # Characters begun so far, by choice: offsets go on from chunk to chunk.
         self._offsets: dict[int, int] = {}
 
     def choice(self, index: int, request: Prompted, piece: Piece) -> dict[str, Any]:
@@ -84,9 +85,10 @@ class CompletionWriter(Writer):
     def _logprobs_of(self, index: int, piece: Piece) -> dict[str, Any]:
         tokens = [self._name(one) for one in piece.token_ids]
         offsets, position = [], self._offsets.get(index, 0)
-        for token in tokens:
+        for token in piece.token_ids:
             offsets.append(position)
-            position += len(token)
+            # A byte of this form goes on with the character of the byte before it.
+            position += sum(byte & 0xC0 != 0x80 for byte in token_bytes(self._backend, token))
         self._offsets[index] = position
         return {
             "tokens": tokens,
@@ -138,8 +140,13 @@ class ChatWriter(Writer):
 
     def _reply(self, index: int, piece: Piece, calls: bool) -> dict[str, Any]:
         content = [
-            {"token": name, "logprob": value, "bytes": list(name.encode()), "top_logprobs": []}
-            for name, value in zip(map(self._name, piece.token_ids), piece.logprobs, strict=True)
+            {
+                "token": self._name(token),
+                "logprob": value,
+                "bytes": list(token_bytes(self._backend, token)),
+                "top_logprobs": [],
+            }
+            for token, value in zip(piece.token_ids, piece.logprobs, strict=True)
         ]
         shared = self._shared(index, piece)
         # A generation that ends by itself with a call ends because of it.

@@ -4,7 +4,10 @@ An id can end in the middle of a character, so the last few ids are decoded agai
 the text of a sequence is the concatenation of its pieces, streamed or not.
 """
 
+import json
+import re
 from collections.abc import Sequence as SequenceOf
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 
@@ -13,6 +16,44 @@ from pipelinerl.inference.embedded.protocol import SamplingFields
 REPLACEMENT = "\ufffd"
 # A character has at most four bytes: what is still incomplete after so many ids stays incomplete.
 MAX_OPEN_IDS = 4
+
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+_SPACE = "\u2581"
+
+
+def _byte_characters() -> dict[str, int]:
+    """The characters as which byte-level vocabularies write bytes: printable ones of Latin-1 are themselves,
+    the others are numbered from 256 on (Radford et al. 2019)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_characters()
+
+
+@lru_cache(maxsize=8)
+def _decoder_kinds(state: bytes) -> frozenset[str]:
+    """Names of the steps of a tokenizer's decoder, from its JSON."""
+    decoder = json.loads(state)
+    return frozenset(one["type"] for one in decoder.get("decoders", [decoder]))
+
+
+def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    """The bytes that an id stands for, alone: those of a text's ids join to the text, also where an id is a
+    part of a character only."""
+    name = tokenizer.id_to_token(token)
+    if name is None:  # beyond the vocabulary: a padded output head
+        return b""
+    kinds = _decoder_kinds(tokenizer.decoder.__getstate__()) if tokenizer.decoder else frozenset()
+    if "ByteLevel" in kinds:
+        known = [_BYTE_OF.get(character) for character in name]
+        return name.encode() if None in known else bytes(known)  # type: ignore[arg-type]
+    if "ByteFallback" in kinds and (found := _BYTE.fullmatch(name)):
+        return bytes([int(found[1], 16)])
+    if kinds & {"Metaspace", "Replace"}:
+        return name.replace(_SPACE, " ").encode()
+    return tokenizer.decode([token], skip_special_tokens=False).encode()
 
 
 class OutputText:

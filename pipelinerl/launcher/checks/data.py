@@ -29,6 +29,11 @@ def check(cfg: Config) -> Iterator[str]:
         yield from dotted("actor.rollout_policy", cfg.actor.rollout_policy, "the function of a rollout")
         if not cfg.train_dataset_names:
             yield "train_dataset_names=[]: nothing to train on; name at least one dataset"
+        for name in sorted({*cfg.train_dataset_names} & {*cfg.test_dataset_names}):
+            yield (
+                f"test_dataset_names: {name} is trained on too, so its evaluation would not be held out; "
+                "name another dataset, or set test_dataset_names=[] with eval_every_n_versions=0"
+            )
         if cfg.eval_every_n_versions > 0 and not cfg.test_dataset_names:
             yield "test_dataset_names=[]: nothing to evaluate; name a dataset or set eval_every_n_versions=0"
     for domain, path in cfg.actor.domain_rollouts.items():

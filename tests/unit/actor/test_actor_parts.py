@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -15,7 +16,7 @@ from pipelinerl.actor.failures import FailureMonitor
 from pipelinerl.actor.loop_lag import LoopLag
 from pipelinerl.actor.messages import Ending, FinishedRollout
 from pipelinerl.actor.publishing import StreamWriterThread
-from pipelinerl.actor.retries import backoff_s, retryable
+from pipelinerl.actor.retries import backoff_s, reason_of, retryable
 from pipelinerl.actor.runner import metric_values
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, RecentGroups, Throughput
@@ -25,6 +26,7 @@ from pipelinerl.domain_sampling import DomainWeightedSampler
 from pipelinerl.finetune.rl.sample import BadSample, Sample, samples_of
 from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
 from pipelinerl.rollouts import BaseMetrics, RolloutOrigin, TrainingText
+from pipelinerl.run_state.accounting import Outcome, RolloutCounts, kind_of
 from pipelinerl.run_state.snapshots import Snapshots
 from tests.support.toy_domain import text
 
@@ -193,6 +195,34 @@ def test_failures_are_judged_over_recent_rollouts():
     for _ in range(200):
         monitor.record(None)
     assert monitor.complaint() is None
+
+
+def test_failures_are_counted_by_kind_and_named_with_the_place_of_the_rollout_code():
+    def rollout(number):
+        if number % 3:
+            raise ValueError(f"problem {number} ('0-{number:06d}') has no answer after {number / 7:.3f} s")
+        raise KeyError("gold")
+
+    monitor, reasons = FailureMonitor(0.5), {}
+    for number in range(60):
+        try:
+            rollout(number)
+        except (ValueError, KeyError) as error:
+            reason = reason_of(error)
+        monitor.record(reason)
+        reasons[reason] = reasons.get(reason, 0) + 1
+    line = rollout.__code__.co_firstlineno + 2
+    assert len(reasons) == 41 and all("(actor/test_actor_parts.py:" in reason for reason in reasons)
+    counts = replace(RolloutCounts(), reasons={Outcome.FAILED: reasons})
+    (row,) = [row for row in counts.lines() if row.startswith("failed: ")]
+    assert row.count("actor/test_actor_parts.py:") == 2
+    assert f"(actor/test_actor_parts.py:{line}) 40, KeyError: 'gold'" in row
+    assert "(40 times): ValueError: problem 59 " in monitor.complaint()
+
+
+def test_a_kind_keeps_a_status_and_its_place():
+    assert kind_of("Error: HTTP 503 of 10.0.0.7:8080 (a/b.py:12)") == "Error: HTTP 503 of #.#:# (a/b.py:12)"
+    assert kind_of("no_texts") == "no_texts"
 
 
 def test_the_lags_of_a_long_wait_for_a_version_are_not_all_kept():

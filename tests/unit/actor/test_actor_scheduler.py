@@ -76,6 +76,30 @@ class World:
             self.end(key, ending, reason=reason)
 
 
+def test_a_run_that_was_resumed_with_smaller_steps_starts_groups(tmp_path):
+    """2,048 texts in 8 steps are more than 12 steps of 128 have, but four of them are still to come."""
+    world = World(tmp_path, steps=12)
+    cfg = world.scheduler.cfg.model_copy(
+        update={"derived_": world.scheduler.cfg.derived.model_copy(update={"texts_per_step": 128})}
+    )
+    world.scheduler.total_texts = cfg.total_texts(step=8, texts=2048)
+    for processed, starts in ((2048, True), (2048 + 4 * 128 - 1, True), (2048 + 4 * 128, False)):
+        world.scheduler.observe(0, 0, processed)
+        assert bool(world.start_all()) is starts
+        world.end_all()
+
+
+def test_a_run_whose_rollouts_have_no_text_ends_with_one_line(tmp_path):
+    """Nothing can be learnt from them, and a run would make them for ever."""
+    world = World(tmp_path, max_failed=0.5)
+    with pytest.raises(RunFailed, match=r"failed or had no text.*training_texts .* is empty") as told:
+        for _ in range(100):
+            world.start_all()
+            for key in sorted(world.running):
+                world.end(key, texts=0)
+    assert "\n" not in str(told.value)
+
+
 def test_groups_are_published_whole_and_engines_are_filled_evenly(tmp_path):
     world = World(tmp_path)
     started = world.start_all()

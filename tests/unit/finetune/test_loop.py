@@ -13,6 +13,7 @@ from pipelinerl.run_state.epochs import note_problems
 from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.run_state.saved_steps import MARKER
 from pipelinerl.streams import read_stream
+from tests.support.builders import ready
 from tests.support.training import Noting, assert_resumes_bit_for_bit, saved, train, trainer
 
 CLOCK = ("time", "throughput/", "samples_per", "weights/", "stats/time_waiting_for_data")
@@ -72,6 +73,25 @@ def test_a_version_is_announced_only_when_the_engines_have_it(tmp_path: Path) ->
 
     train(tmp_path, Listening())
     assert heard == [None, 0, 6, 12, 18]
+
+
+def test_a_record_has_the_learning_rate_of_its_step(tmp_path: Path) -> None:
+    train(tmp_path, lr_scheduler_type="linear", learning_rate=0.4, num_warmup_steps=1)
+    found = [record["stats/lr"] for _, record in sorted(metrics(tmp_path).items())]
+    assert found == pytest.approx([0.4 / 2, 0.4, 0.4 * 2 / 3, 0.4 / 3])  # warm-up, then down to 0 in three
+
+
+def test_sampled_tokens_are_counted_without_prompts_and_stale_ones(tmp_path: Path) -> None:
+    train(tmp_path / "fresh", max_lag=100)
+    found = [record for _, record in sorted(metrics(tmp_path / "fresh").items())]
+    made = [ready(number) for number in range(24)]  # what `write_steps` records: six in each of four steps
+    expected = [sum(len(sample.old_logprobs) for sample in made[: 6 * step]) for step in range(1, 5)]
+    assert [record["stats/sampled_tokens"] for record in found] == expected
+    assert found[-1]["stats/tokens"] == sum(len(sample.input_ids) for sample in made)
+    late = trainer(tmp_path / "late", max_lag=0)
+    late.counters.samples = 100
+    late.run()
+    assert late.counters.sampled_tokens == 0 and late.counters.tokens_too_old_to_train == expected[-1]
 
 
 def test_update_interval_spans_steps(tmp_path: Path) -> None:

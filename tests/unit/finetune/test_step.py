@@ -16,6 +16,7 @@ from pipelinerl.finetune.rl.losses import Coefficients, LossInputs
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.modeling.value_head import build_value_head
+from pipelinerl.situations import LARGEST
 from tests.support.builders import ready
 from tests.support.policy import learner, tiny_model
 
@@ -146,6 +147,16 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model: PreTrainedModel) -
     with pytest.raises(FloatingPointError, match="the weights were not changed"):
         one.apply()
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+@pytest.mark.parametrize("loss", ["reinforce", "ppo", "gspo"])
+def test_the_largest_advantages_that_pass_are_trained(model: PreTrainedModel, loss: str) -> None:
+    one = learner(RLConfig(policy_loss=loss, epsilon_high=4.0), model, 0.1)
+    samples = [ready(i, (-1.0) ** i * 2 * LARGEST) for i in range(7)]
+    batch = encode(samples, 0, 1)  # nothing divides the sum over texts
+    one.accumulate(batch, targets_of(batch, one.rl), Coefficients())
+    assert np.isfinite(one.apply())
+    assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
 def test_clipping_limits_the_step(model: PreTrainedModel) -> None:

@@ -44,6 +44,29 @@ async def test_a_chat_samples_what_the_token_route_samples(folder: Path) -> None
         assert answer.usage.prompt_tokens == len(ids_of(PROMPT))
 
 
+async def test_log_probabilities_name_the_bytes_and_places_of_a_text(folder: Path) -> None:
+    """The vocabulary is one of bytes, so most sampled ids are parts of a character."""
+    async with asked(folder) as (_, client):
+        kwargs: dict[str, Any] = {"model": "model", "max_tokens": 40, "seed": 2}
+        full = {**IDS, "skip_special_tokens": False, "ignore_eos": True}
+        chat = await client.chat.completions.create(
+            messages=MESSAGES, logprobs=True, extra_body=full, **kwargs
+        )
+        text = await client.completions.create(prompt="Once", logprobs=0, extra_body=full, **kwargs)
+    (choice,) = chat.choices
+    assert choice.logprobs and choice.logprobs.content
+    said = bytes(byte for one in choice.logprobs.content for byte in one.bytes or ())
+    assert said.decode(errors="replace") == choice.message.content and max(said) > 127
+    assert len(said) >= len(choice.logprobs.content)
+    offsets = text.choices[0].logprobs.text_offset  # type: ignore[union-attr]
+    ids: list[int] = text.choices[0].token_ids  # type: ignore[attr-defined]
+    assert offsets
+    for at, offset in enumerate(offsets):
+        before = TOKENIZER.decode(ids[:at])
+        if "\ufffd" not in before:  # not one part of a character
+            assert offset == len(before)
+
+
 async def test_completions_of_text_ids_and_lists(folder: Path) -> None:
     async with asked(folder) as (engine, client):
         kwargs: dict[str, Any] = {"model": "model", "max_tokens": 8, "seed": 1, "logprobs": 0}

@@ -1,8 +1,11 @@
 """Text of a sequence while its ids arrive."""
 
+import pytest
+from tokenizers import Tokenizer, decoders, models
+
 from pipelinerl.base.tokenizing import encode
 from pipelinerl.inference.embedded.protocol import SamplingFields
-from pipelinerl.inference.embedded.text import OutputText
+from pipelinerl.inference.embedded.text import OutputText, token_bytes
 from tests.support.text_model import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -35,6 +38,26 @@ def test_pieces_join_to_what_the_tokeniser_decodes() -> None:
 def test_no_piece_ends_in_the_middle_of_a_character() -> None:
     pieces, _ = feed(OutputText(BACKEND, SamplingFields()), ids_of("a🙂é"))
     assert [one for one in pieces if one] == ["a", "🙂", "é"]
+
+
+@pytest.mark.parametrize("text", ["añb 中文 🙂\ufffd.", "\n\t é\u2028\x7f\xad"])
+def test_bytes_of_ids_join_to_those_of_the_text(text: str) -> None:
+    found = [token_bytes(BACKEND, token) for token in ids_of(text)]
+    assert b"".join(found) == text.encode()
+    assert found[0] == text.encode()[:1]  # its vocabulary is one of bytes
+    end = encode(TOKENIZER, "<|end|>").tolist()
+    assert [token_bytes(BACKEND, token) for token in [*end, 10**6]] == [b"<|end|>", b""]
+
+
+def test_bytes_of_ids_that_fall_back_to_bytes() -> None:
+    """As Llama 2 and Mistral write them."""
+    names = ["<unk>", "\u2581the", "é", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer = Tokenizer(models.BPE({name: at for at, name in enumerate(names)}, [], byte_fallback=True))
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    ids = [1, 2, *(3 + byte for byte in "🙂".encode())]
+    assert b"".join(token_bytes(tokenizer, token) for token in ids) == " theé🙂".encode()
+    assert token_bytes(tokenizer, ids[2]) == b"\xf0"
 
 
 def test_a_stop_string_ends_the_text_before_or_behind_it() -> None:

@@ -1,11 +1,15 @@
 """A run that goes on in its folder does so with the model that it began with."""
 
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
-from pipelinerl.config.files import config_path, load
+from pipelinerl.config.compose import compose
+from pipelinerl.config.files import config_path, load, typed
+from pipelinerl.launcher.resumed import MAY_CHANGE, flat, may_change
 from tests.unit.launcher.conftest import DryRun
 
 GUESSING = ("+domain=guessing", "engine.max_model_len=64", "llm.parameters.max_tokens=16")
@@ -90,3 +94,95 @@ def test_a_run_may_be_copied_with_the_model_in_it(
 def test_the_table_says_how_to_leave_a_checkpoint(begun: Path, dry_run: DryRun) -> None:
     row = next(line for line in dry_run(*GUESSING)[1].splitlines() if " model " in line)
     assert "latest checkpoint" in row and "model_path=DIR" not in row and "force_restart=true" in row
+
+
+KEPT = {
+    "seed": "7",
+    "finetune.model_class": "causal-language-modeling-with-value-head",
+    "finetune.optim": "lion",
+    "finetune.lora": "{enabled: true}",
+    "finetune.rl.role_weights": "{guesser: 1}",
+    "finetune.rl.loss_scale_scope": "chunk",
+    "train_dataset_names": "[numbers]",
+    "train_subset": "{begin: 0, end: 3}",
+}
+"""What a checkpoint, the buffers or the numbers of the problems are about, with another value."""
+TOGETHER = {
+    "finetune.model_class": ("finetune.rl.value_loss_coef=0.1",),
+    "finetune.rl.loss_scale_scope": ("finetune.rl.batch_size_normalization=rollouts",),
+}
+"""Without it the value would be refused for another reason."""
+
+
+@pytest.mark.parametrize("key", KEPT)
+def test_what_a_resume_keeps_is_refused_in_one_line(begun: Path, dry_run: DryRun, key: str) -> None:
+    changed = (*GUESSING, f"{key}={KEPT[key]}", *TOGETHER.get(key, ()))
+    status, _, err = dry_run(*changed)
+    assert status == 2 and f"launcher: {key}" in err and err.count("\n") == 1
+    assert "this folder's run began with" in err and "force_restart=true" in err
+    assert dry_run(*GUESSING)[0] == 0, "the run's own values go on"
+    shutil.rmtree(begun / "finetune")
+    assert "began with" not in dry_run(*changed)[2], "nothing was trained yet"
+
+
+def test_every_key_may_change_or_is_kept() -> None:
+    """A new key is refused over a resume until somebody says that it may change."""
+    tree = OmegaConf.to_container(composed())
+    keys = {key for key, _ in flat(tree)}
+    kept = {key for key in keys if not may_change(key)}
+    named = {"finetune.config_name", "finetune.input", "preprocess.input", "preprocess.output", "model_path"}
+    named |= {"dataset_loader", "domain_hooks", "actor.rollout_policy", "actor.domain_rollouts"}
+    named |= {"finetune.rl.role_lengths", "guessing.numbers"}
+    lora = {f"finetune.lora.{name}" for name in ("enabled", "r", "alpha", "target_modules")}
+    assert kept - named == (KEPT.keys() - {"finetune.lora"}) | lora
+    sections = {key.rpartition(".")[0] + "." for key in keys}
+    assert all(one in keys or any(f"{s}".startswith(one) for s in sections) for one in MAY_CHANGE)
+
+
+@cache
+def composed() -> DictConfig:
+    return compose(["+domain=guessing", "hardware=cpu"]).tree
+
+
+NUMBERS = [
+    "finetune.max_train_steps",
+    "finetune.max_epochs",
+    "finetune.interrupt_train_steps",
+    "finetune.learning_rate",
+    "finetune.gradient_accumulation_passes",
+    "finetune.weight_update_interval",
+    "finetune.attempts",
+    "finetune.seq_length",
+    "finetune.save_checkpoint_steps",
+    "finetune.num_warmup_steps",
+    "max_lag",
+    "actor.llm_max_rollouts",
+    "actor.rollout_workers",
+    "engine.count",
+    "preprocess.ring_buffer_size",
+    "preprocess.chunk_n_groups",
+    "eval_every_n_versions",
+    "llm.parameters.temperature",
+    "finetune.rl.kl_coef",
+]
+
+
+@pytest.mark.parametrize("steps_done", [0, 8])
+@pytest.mark.parametrize("larger", [True, False])
+@pytest.mark.parametrize("key", NUMBERS)
+def test_a_resumed_run_needs_what_its_remaining_steps_need(key: str, larger: bool, steps_done: int) -> None:
+    """Eight steps of 256 texts are trained; then a key is doubled or halved."""
+    base = {"finetune.max_train_steps": 12, "finetune.gradient_accumulation_passes": 256, "max_lag": 1024}
+    base |= {"finetune.max_epochs": 4, "finetune.interrupt_train_steps": 10, "finetune.num_warmup_steps": 4}
+    tree = composed().copy()
+    old = base.get(key, OmegaConf.select(tree, key)) or 1
+    assert may_change(key)
+    new = old * 2 if larger else max(1, old // 2) if isinstance(old, int) else old / 2
+    for name, value in (base | {key: new}).items():
+        OmegaConf.update(tree, name, value)
+    texts = int(tree.finetune.gradient_accumulation_passes)
+    tree.derived = {"trainer_ranks": 1, "texts_per_step": texts, "texts_per_update": texts}
+    cfg = typed(tree)
+    last = min(int(tree.finetune.max_train_steps), int(tree.finetune.interrupt_train_steps))
+    expected = 256 * steps_done + texts * max(0, last - steps_done)
+    assert cfg.total_texts(steps_done, 256 * steps_done) == expected

@@ -114,6 +114,46 @@ async def test_parameters_never_override_the_request(llm, session, name):
         await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
 
 
+@pytest.mark.parametrize(("given", "sent"), [("Paris", ["Paris"]), (["a", "b"], ["a", "b"]), (None, None)])
+async def test_a_stop_text_is_one_text(llm, session, engine, given, sent):
+    llm.parameters["stop"] = given
+    await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+    assert engine.sampling[-1].get("stop") == sent
+    llm.parameters["stop_token_ids"] = 7
+    await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+    assert engine.sampling[-1]["stop_token_ids"] == [7]
+
+
+@pytest.mark.parametrize(("name", "value"), [("stop", [""]), ("stop", 3), ("stop_token_ids", "12")])
+async def test_what_cannot_end_an_answer_is_refused(llm, session, name, value):
+    llm.parameters[name] = value
+    with pytest.raises(ValueError, match=rf"^llm\.parameters\.{name}=.* ends nothing; give an? ") as told:
+        await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "stop", "content"),
+    [
+        ("12345", "45", "123"),
+        ("1212", "2", "121"),  # the first 2 was sampled below min_tokens
+        ("123", ids("3")[0], "12"),
+        ("333", ids("3")[0], "33"),
+        ("123", None, "123"),
+        ("12", "never sampled", "12"),
+    ],
+)
+async def test_the_text_of_an_answer_ends_before_what_stopped_it(
+    llm, session, engine, sampled, stop, content
+):
+    answer = engine.reply(ids(sampled))
+    answer["choices"][0]["stop_reason"] = stop
+    engine.misbehave.append(answer)
+    call = await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+    assert call.output.content == content
+    assert make_training_text(llm, call).output_text == sampled  # what was sampled is what is trained
+
+
 async def test_an_empty_prompt_is_refused(llm, session):
     with pytest.raises(ValueError, match="neither messages nor token_ids"):
         await llm_async_generate(llm, Prompt(), session)

@@ -6,6 +6,8 @@ import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +23,9 @@ from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.history import metrics_record, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
 from pipelinerl.observe.metrics import MetricsWriter
-from pipelinerl.observe.plots import lag_histogram, pace, smooth
+from pipelinerl.observe.plots import lag_histogram, pace, plt, smooth, throughput
 from pipelinerl.observe.progress import ProgressDisplay, notable_waits, status_line
-from pipelinerl.observe.report import comparison_rows, write_report
+from pipelinerl.observe.report import comparison_rows, rate_rows, write_report
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.summary import compare, run_rates, summarise
 from pipelinerl.report import main
@@ -209,13 +211,40 @@ def test_a_wide_bin_of_lags_is_spread_over_its_width() -> None:
 def test_the_pace_of_training_is_over_all_time_that_passed() -> None:
     """One slow step in two: the mean of the two rates would be five times too high."""
     records = [
-        {"step": n, "time": 100.0 + 10 * (n // 2) + 0.1 * (n % 2), "throughput/tokens_per_step": 50.0}
+        {"step": n, "time": 100.0 + 10 * (n // 2) + 0.1 * (n % 2), "stats/sampled_tokens": 50.0 * n}
         for n in range(24)
     ]
     found = pace(records)
     assert found.x.tolist() == list(range(24))
     assert found.y[4:20] == pytest.approx([10.0] * 16, rel=0.05)
     assert len(pace(records[:1])) == 0
+
+
+def test_a_figure_of_throughput_compares_sampled_tokens() -> None:
+    """A trainer takes 200 sampled tokens a second beside 800 of prompts, and works half of the time."""
+    records = [
+        {
+            "step": n,
+            "time": 10.0 * n,
+            "stats/sampled_tokens": 2000 * n,
+            "stats/tokens": 10_000 * n,
+            "rl/num_output_tokens_sum": 2000,
+            "throughput/tokens_per_step": 10_000,
+            "throughput/working_tokens_per_sec": 2000,
+        }
+        for n in range(24)
+    ]
+    actor = [{"step": n, "time": 10.0 * n, "actor/output_tokens_per_second": 200} for n in range(24)]
+    figure = plt.figure()
+    throughput(figure, actor, records)
+    drawn = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
+    plt.close(figure)
+    for name, rate in {"generated": 200, "trained on": 200, "trainer while working": 400}.items():
+        assert np.asarray(drawn[name]) == pytest.approx(rate)
+    rates: Any = SimpleNamespace(rates=run_rates(actor, records))
+    rows = dict(rate_rows(rates))
+    assert rows["sampled tokens trained on"] == "46,000"
+    assert rows["tokens of these texts, prompts included"] == "230,000"
 
 
 def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:

@@ -94,6 +94,8 @@ def another_label(texts: list[Record]) -> None:
 ONE_TEXT = {
     "reward nan": (put(reward=NAN), "not_finite"),
     "reward infinite": (put(reward=INF), "not_finite"),
+    "reward beyond float32": (put(reward=1e39), "too_large"),
+    "reward whose gradient's square is beyond float32": (put(reward=-1e25), "too_large"),
     "reward missing": (put(reward=None), "malformed"),
     "reward a word": (put(reward="much"), "malformed"),
     "logprob nan": (logprob(NAN), "not_finite"),
@@ -127,6 +129,9 @@ WHOLE_GROUP = {
     ),
     "empty role": (put(role=""), "bad_labels"),
     "negative loss weight": (put(loss_weight=-1.0), "bad_labels"),
+    "loss weight beyond float32": (put(loss_weight=1e39), "bad_labels"),
+    "advantage times loss weight beyond float32": (put(loss_weight=1e15, reward=1e14), "bad_labels"),
+    "padding beyond float32": (put(padding_reward=-1e39), "bad_labels"),
     "metadata a word": (put(metadata="none"), "foreign_index"),
 }
 CASES = [(name, *case, 1) for name, case in ONE_TEXT.items()]

@@ -23,7 +23,7 @@ def test_some_groups_of_each_version_stay_with_what_training_made_of_them(bench:
         bench.preprocess.take_groups([texts])
         bench.trainer.samples_processed = bench.preprocess.published
         bench.preprocess.write_steps()
-    total = bench.preprocess.cfg.total_texts
+    total = bench.preprocess.cfg.total_texts()
     groups, steps = kept(bench)
     first = [texts[0]["group_id"] for texts in sent]
     ends = [name for at, name in enumerate(first) if 4 * at < 0.05 * total]

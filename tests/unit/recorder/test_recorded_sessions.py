@@ -133,7 +133,8 @@ async def test_a_stop_string_ends_the_text_and_its_ids_stay(llm: TrainableLLM) -
         cut = await client.completions.create(model="m", prompt="Once", stop=["never there", stop])
         call = session.calls[1]
     assert cut.choices[0].text == free.choices[0].text.partition(stop)[0]
-    assert (call.output.content or "").endswith(stop) and session.texts()[1].finished
+    assert call.output.content == cut.choices[0].text
+    assert session.texts()[1].output_text.endswith(stop) and session.texts()[1].finished
 
 
 RULES: list[tuple[dict[str, Any], str]] = [

@@ -10,6 +10,7 @@ from pipelinerl.config.finetune import RLConfig
 from pipelinerl.domain import resolve_dotted
 from pipelinerl.finetune.rl.advantages.base import AdvantageEstimator, Advantages
 from pipelinerl.finetune.rl.table import SampleTable
+from pipelinerl.situations import LARGEST
 
 __all__ = ["AdvantageEstimator", "Advantages", "compute_advantages"]
 
@@ -19,8 +20,9 @@ _KEY = "finetune.rl.advantage_estimator"
 def compute_advantages(table: SampleTable, rl: RLConfig) -> Advantages:
     """Advantages of the unmasked samples of whole groups.
 
-    Raises ValueError for samples that the estimator cannot compare, and for an estimator of another package
-    that returns anything but one finite number per sample.
+    Raises ValueError for samples that the estimator cannot compare, for an advantage that float32 gradients
+    cannot hold, and for an estimator of another package that returns anything but one finite number per
+    sample.
     """
     name = rl.estimator
     estimator: AdvantageEstimator = resolve_dotted(name if "." in name else f"{__name__}.{name}.{name}", _KEY)
@@ -31,5 +33,11 @@ def compute_advantages(table: SampleTable, rl: RLConfig) -> Advantages:
         raise ValueError(
             f"{_KEY}={name} returned advantages of shape {found.advantage.shape}, "
             f"expected {len(table)} finite numbers"
+        )
+    weighted = np.abs(found.advantage) * np.maximum(table.loss_weight, 1.0)
+    for row in np.flatnonzero(weighted > 2 * LARGEST)[:1].tolist():
+        raise ValueError(
+            f"sample {table.name(row)}: advantage {found.advantage[row]:g} with loss_weight "
+            f"{table.loss_weight[row]:g} is beyond {2 * LARGEST:g}, which float32 gradients cannot hold"
         )
     return found

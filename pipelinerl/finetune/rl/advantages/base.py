@@ -9,6 +9,8 @@ from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.table import SampleTable
 
 STD_EPSILON = 1e-4
+_ROUNDING = 4 * np.finfo(np.float64).eps
+"""Of the larger reward: two sums of the same terms differ by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +55,22 @@ def leave_one_out(
 
     bucket int64 and reward float64 `[rows]`: samples, then padding. The baseline is (sum - r)/(n - 1), or r
     itself in a bucket of one row; the standard deviation that divides has ddof 1, and is 0 for a single row.
+    Rewards are summed as distances from the bucket's lowest one: a sum of large rewards is rounded by more
+    than they differ. A bucket whose rewards differ by rounding only has no advantages.
     """
     rows = np.bincount(bucket)
-    total = np.bincount(bucket, weights=reward)
-    mine, own = bucket[:n_samples], reward[:n_samples]
+    lowest, highest = np.full(len(rows), np.inf), np.full(len(rows), -np.inf)
+    np.minimum.at(lowest, bucket, reward)
+    np.maximum.at(highest, bucket, reward)
+    equal = highest - lowest <= _ROUNDING * np.maximum(np.abs(lowest), np.abs(highest))
+    above = np.where(equal[bucket], 0.0, reward - lowest[bucket])
+    total = np.bincount(bucket, weights=above)
+    mine, own = bucket[:n_samples], above[:n_samples]
     others = (total[mine] - own) / np.maximum(rows[mine] - 1, 1)
-    baseline = np.where(rows[mine] > 1, others, own)
-    advantage = own - baseline
+    baseline = np.where(equal[mine], reward[:n_samples], lowest[mine] + others)
+    advantage = own - others
     if divide_by_std:
-        deviation = reward - (total / np.maximum(rows, 1))[bucket]
+        deviation = above - (total / np.maximum(rows, 1))[bucket]
         squares = np.bincount(bucket, weights=deviation * deviation)
         std = np.sqrt(squares / np.maximum(rows - 1, 1)) * (rows > 1)
         advantage = advantage / (std[mine] + STD_EPSILON)

@@ -17,7 +17,7 @@ from pipelinerl.finetune.rl.loss_scale import apply_scales
 from pipelinerl.finetune.rl.sample import Sample, settle_group
 from pipelinerl.finetune.rl.table import SampleTable
 from pipelinerl.rollouts import MASKED_TOKEN_ID
-from pipelinerl.situations import absent, read_labels
+from pipelinerl.situations import LARGEST, absent, read_labels
 
 REQUIRED = ("group_id", "rollout_index", "step_index", "input_ids", "labels", "rewards")
 COLUMNS = ("advantages", "group_tokens", "overflow", "num_labels", "loss_weight_scale")
@@ -121,8 +121,8 @@ def _sample(row: Row, number: int) -> Sample:
             f"sample {name}: {len(ids)} input_ids, {len(labels)} labels and {len(row['rewards'])} rewards; "
             "all need one number per token"
         )
-    if not np.isfinite(np.asarray(row["rewards"], np.float64)).all():
-        raise ValueError(f"sample {name}: a reward is not finite")
+    if not (np.abs(np.asarray(row["rewards"], np.float64)) <= LARGEST).all():
+        raise ValueError(f"sample {name}: a reward is not finite, or beyond {LARGEST:g} in size")
     metadata = row.get("metadata")
     reason = row.get("finish_reason")
     return Sample(

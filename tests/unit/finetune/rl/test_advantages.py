@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,7 @@ def meta(**fields: Any) -> dict[str, Any]:
         ([text(1, 2, 0, position="start")], r"sample g/1/2: position='start' must be one of end, pool"),
         ([text(1, 2, 0, loss_weight="much")], r"sample g/1/2: loss_weight='much' must be a number"),
         ([text(1, 2, 0, padding_reward=[1])], r"sample g/1/2: padding_reward=\[1\] must be a number"),
-        ([text(1, 2, 0, loss_weight=-1.0)], r"sample g/1/2: loss_weight=-1.0 must be finite and >= 0"),
+        ([text(1, 2, 0, loss_weight=-1.0)], r"sample g/1/2: loss_weight=-1.0 must be from 0 to 1e\+15"),
         ([text(1, 2, 0, situation="a", padding_value=float("inf"))], r"sample g/1/2: padding_value=inf"),
         (
             [text(0, 0, 0, situation="a"), text(1, 2, 0, situation="a", position="pool")],
@@ -270,3 +271,27 @@ def test_module_needs_neither_torch_nor_pandas() -> None:
         "assert not {'torch', 'pandas', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("steps", [False, True])
+@pytest.mark.parametrize("reward", [0.1, 1e6 + 0.1, -3e9 / 7, 1e12 / 3, -1e15 / 7])
+def test_equal_rewards_of_any_size_have_no_advantage(reward: float, steps: bool) -> None:
+    for n in (2, 3, 8):
+        same = [text(i, 0, reward) for i in range(n)]
+        rounded = [text(i, 0, float(np.nextafter(reward, 0)) if i else reward) for i in range(n)]
+        for texts in (same, rounded):
+            found = estimate(texts, steps, std=True)
+            assert (found.advantage == 0).all()
+            assert found.baseline.tolist() == [t["reward"] for t in texts]
+
+
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e9, 1e12, 9e14])
+def test_large_rewards_that_differ_keep_their_differences(size: float) -> None:
+    rewards = [size + i for i in (0, 1, 2, 5, 0, 7, 3, 3)]  # exact in float64
+    exact = [Fraction(r) - (sum(map(Fraction, rewards)) - Fraction(r)) / 7 for r in rewards]
+    found = estimate([text(i, 0, r) for i, r in enumerate(rewards)])
+    np.testing.assert_allclose(found.advantage, [float(a) for a in exact], rtol=1e-14)
+    mean = sum(map(Fraction, rewards)) / 8
+    std = float(sum((Fraction(r) - mean) ** 2 for r in rewards) / 7) ** 0.5
+    divided = estimate([text(i, 0, r) for i, r in enumerate(rewards)], std=True)
+    np.testing.assert_allclose(divided.advantage, [float(a) / (std + 1e-4) for a in exact], rtol=1e-13)
