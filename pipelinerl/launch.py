@@ -20,6 +20,7 @@ from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.compose import Composition, compose
+from pipelinerl.config.secrets import shown_tree
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.arguments import USAGE, launched_on_each_host, parse
@@ -82,7 +83,7 @@ def launch(argv: Sequence[str]) -> int:
         raise ConfigError(fault)
     composition = compose(arguments.overrides, arguments.config_name, arguments.config_dir)
     if arguments.show:
-        print(OmegaConf.to_yaml(composition.tree), end="")
+        print(OmegaConf.to_yaml(shown_tree(composition.tree)), end="")
         return COMPLETED
     for notice in composition.notices:
         print(f"launcher: {notice}", flush=True)

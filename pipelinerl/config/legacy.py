@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.base import Section
+from pipelinerl.config.files import with_secrets
 from pipelinerl.config.finetune import LoraConfig, MemoryDebugConfig
 from pipelinerl.config.roles import DifficultyPenaltyConfig
 
@@ -137,6 +138,7 @@ def whole_tree(path: Path) -> DictConfig | None:
     content = OmegaConf.load(path)
     if not isinstance(content, DictConfig) or "defaults" in content:
         return None
+    content = with_secrets(content, path)
     for key in WRITTEN_BY_LAUNCHERS:
         content.pop(key, None)
     return content

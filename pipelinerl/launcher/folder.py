@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from pipelinerl.base.closing import Closing
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.base.files import write_whole
-from pipelinerl.config.files import config_path, read_tree
+from pipelinerl.config.files import config_path, read_shown
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class RunFolder(Closing):
         if not config_path(self.path).is_file():
             return 0
         try:
-            return int(OmegaConf.select(read_tree(self.path), "attempt")) + 1
+            return int(OmegaConf.select(read_shown(self.path), "attempt")) + 1
         except (ConfigError, ValueError, TypeError) as error:
             aside = [int(path.name.removeprefix("streams_")) for path in self.path.glob("streams_[0-9]*")]
             log.warning("damaged tree: starts are counted by the streams that were set aside: %s", error)

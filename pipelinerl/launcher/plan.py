@@ -13,6 +13,7 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import forget_started, keep_started, save, typed
 from pipelinerl.config.machine import Job, roles_of
+from pipelinerl.config.secrets import hidden, secrets_of
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, NamedService, ServiceSpec
 from pipelinerl.launcher.backend import Backend
@@ -95,9 +96,13 @@ def make_plan(
     if spread:
         write_token(folder.path)
     write_accelerate_config(folder.path)
+    hidden_values = secrets_of(tree)
     for child in children:
-        write_start_script(child)
-    rows = list(choices(final, composition, folder.path, hosts, checkpoint, services, named, trainer))
+        write_start_script(child, hidden_values)
+    rows = [
+        Choice(*(hidden(cell, hidden_values) for cell in row))
+        for row in choices(final, composition, folder.path, hosts, checkpoint, services, named, trainer)
+    ]
     return Plan(cfg=final, children=children, rows=rows)
 
 
