@@ -21,7 +21,7 @@ from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands, write_accelerate_config
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.placement import STREAMS_SERVICE, derive, place
-from pipelinerl.launcher.services import is_spread, write_token
+from pipelinerl.launcher.services import is_spread, write_control_token, write_token
 from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
 from pipelinerl.launcher.supervision import ChildSpec, write_start_script
 from pipelinerl.launcher.trainer_choice import choose_trainer
@@ -95,6 +95,7 @@ def make_plan(
     write_server_config(final, folder.path)
     if spread:
         write_token(folder.path)
+    write_control_token(folder.path)
     write_accelerate_config(folder.path)
     hidden_values = secrets_of(tree)
     for child in children:
