@@ -46,6 +46,8 @@ async def answered(
         return _response(_refused(request, error, paths, most_bytes), error.headers.get("Allow"))
     except BODY_ERRORS:
         return _response(RequestError(400, "bad_body", BAD_BODY))
+    except ConnectionError:  # the client hung up, in its body perhaps; aiohttp ends the connection
+        raise
     except Exception as error:
         # Places without values: an exception's text may quote the request.
         places = "".join(traceback.format_tb(error.__traceback__))

@@ -37,9 +37,9 @@ def die_with_parent(parent_pid: int | None = None) -> None:
 def die_with_agent() -> None:
     """For a rank that torch's elastic agent started: end when the agent does, which ends with the launcher.
 
-    The agent puts each rank into a session of its own, where killing the agent's group misses it. It
-    is the process that this file turned into, so its pid is in the environment: an agent that died before this
-    call is noticed by it. Nothing for a process that no agent started.
+    The agent puts each rank into a session of its own, where killing its group misses it. It is the process
+    that this file turned into, so its pid is in the environment: an agent that died before this call is
+    noticed. Nothing for a process that no agent started.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         agent = os.environ.get(CHILD_VARIABLE)
