@@ -18,7 +18,7 @@ from typing import NoReturn
 from omegaconf import OmegaConf
 
 from pipelinerl.base import faults
-from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.errors import ConfigError, printable
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired
@@ -211,7 +211,7 @@ def _run(
             if isinstance(error, Interrupted):
                 error.resumes = resumes(folder.path, plan.cfg.finetune.save_checkpoint_steps)
             for line in reconcile(folder.path).lines():  # where every rollout went, although it ends early
-                print(line, flush=True)
+                print(printable(line), flush=True)
             raise
         folder.check_unchanged()
     if cfg.debug.mode == "":

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipelinerl.base import faults
+from pipelinerl.base.errors import printable
 from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.launcher.made_again import RESUMES
 from pipelinerl.launcher.plan import Plan
@@ -175,7 +176,7 @@ def failure_line(error: Exception) -> str:
     """One line that names the process and the cause."""
     if isinstance(error, WaitExpired):
         return f"launcher: {error}"
-    line = " ".join(str(error).split())
+    line = printable(" ".join(str(error).split()))
     if isinstance(error, ChildFailed):
         with suppress(OSError):  # the folder may be gone
             if shutil.disk_usage(error.log_path.parent).free < FULL_BELOW_BYTES:
