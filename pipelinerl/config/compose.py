@@ -319,8 +319,6 @@ def _hydra(roots: Sequence[Path]) -> Iterator[ConfigLoader]:
         yield Hydra.create_main_hydra2("pipelinerl", search).config_loader
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(first_line(error)) from None
-    except ConfigError:
-        raise
     except (ValueError, TypeError, AttributeError) as error:  # hydra's about files that are no configuration
         raise ConfigError(f"a configuration file cannot be read: {first_line(error)}") from None
     except YAMLError as error:
