@@ -1,4 +1,4 @@
-"""Ranks that torch's elastic agent starts in sessions of their own: none outlives the agent or the launcher."""
+"""Ranks that torch's elastic agent starts in sessions of their own: none outlives agent or launcher."""
 
 import os
 import signal
