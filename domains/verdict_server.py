@@ -16,6 +16,7 @@ import aiohttp
 from aiohttp import web
 from omegaconf import DictConfig
 
+from pipelinerl.base.web_pages import no_web_pages
 from pipelinerl.utils import get_environment_jobs
 from retrieval_server.malformed import BAD_BODY, BODY_ERRORS, log_one_line
 
@@ -46,7 +47,7 @@ def make_app(judge: Judge) -> web.Application:
     async def health(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[no_web_pages])
     app.router.add_post(ROUTE, verify)
     app.router.add_get("/health", health)
     log_one_line()

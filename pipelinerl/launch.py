@@ -4,6 +4,9 @@ Composes and validates the configuration, places the roles, starts and watches t
 everything in order. Exit status 0 means a completed run; otherwise one line names the process and the cause.
 """
 
+from pipelinerl.launcher import early
+
+# isort: split
 import errno
 import logging
 import os
@@ -15,24 +18,25 @@ from typing import NoReturn
 from omegaconf import OmegaConf
 
 from pipelinerl.base import faults
-from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.errors import ConfigError, printable
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.compose import Composition, compose
+from pipelinerl.config.secrets import shown_tree
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.arguments import USAGE, launched_on_each_host, parse
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.checks import imports
 from pipelinerl.launcher.choices import keep_choices, print_choices
-from pipelinerl.launcher.folder import RunFolder, check_writable
+from pipelinerl.launcher.folder import FolderChanged, RunFolder, check_writable
 from pipelinerl.launcher.made_again import made_again, resumes
 from pipelinerl.launcher.memory_choice import choose_memory
 from pipelinerl.launcher.memory_plan import MemoryPlan
 from pipelinerl.launcher.open_backend import open_backend
 from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, start_domain_over
-from pipelinerl.launcher.run import Interrupted, failure_line, supervise
+from pipelinerl.launcher.run import NOTHING_STARTED, Interrupted, failure_line, interruptible, supervise
 from pipelinerl.launcher.supervision import ChildFailed
 from pipelinerl.launcher.validate import checked
 from pipelinerl.observe.balance import BalanceWatch
@@ -50,7 +54,12 @@ COMPLETED, FAILED, REFUSED = 0, 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status; problems are printed as one line each on stderr."""
     try:
-        return launch(sys.argv[1:] if argv is None else argv)
+        with interruptible(NOTHING_STARTED):
+            status = launch(sys.argv[1:] if argv is None else argv)
+            sys.stdout.flush()
+            return status
+    except BrokenPipeError:
+        return _without_stdout()
     except ConfigError as error:
         for problem in error.problems:
             print(f"launcher: {problem}", file=sys.stderr)
@@ -58,20 +67,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ChildFailed, WaitExpired) as error:
         print(failure_line(error), file=sys.stderr)
         return FAILED
-    except (DamagedLine, StreamError) as error:
+    except (DamagedLine, StreamError, FolderChanged) as error:
         print(f"launcher: {error}", file=sys.stderr)
         return FAILED
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, MemoryError) as error:
+        logging.getLogger("pipelinerl.launch").debug("the launcher ends", exc_info=True)
+        print(f"launcher: {_of_the_machine(error)}", file=sys.stderr)
+        return FAILED
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
             raise
-        print(f"launcher: {error}; free some space, then the same command resumes", file=sys.stderr)
+        print(f"launcher: {_of_the_machine(OSError(errno.EAGAIN, str(error)))}", file=sys.stderr)
         return FAILED
     except Interrupted as error:
-        print(f"launcher: {error}; {error.resumes}", file=sys.stderr)
+        said = (
+            early.line(error.name)
+            if error.resumes == NOTHING_STARTED
+            else f"launcher: {error}; {error.resumes}\n"
+        )
+        print(said, end="", file=sys.stderr)
         return error.status
-    except KeyboardInterrupt:
-        print("launcher: stopped by SIGINT before anything was started", file=sys.stderr)
-        return 130
+
+
+def _without_stdout() -> int:
+    """Whoever read the output has gone (`| head`): what was running has been stopped; say so."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains once more at its end
+    print(
+        "launcher: nobody reads the output any more (a closed pipe), so the run was stopped; "
+        "write it to a file, and the same command resumes",
+        file=sys.stderr,
+    )
+    return FAILED
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.ENOMEM: "give it more memory (ulimit -v, or the container's limit)",
+    errno.EAGAIN: "allow more processes and threads (ulimit -u, or the container's limit)",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.ENFILE: "close files that other programs hold open",
+}
+
+
+def _of_the_machine(error: OSError | MemoryError) -> str:
+    """What the machine refused, with what to do; a file is named by the error itself."""
+    number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno
+    said = " ".join(str(error).split()) or "out of memory"
+    remedy = _REMEDIES.get(number or 0, "put it right")
+    return f"{said}; {remedy}, then the same command resumes"
 
 
 def launch(argv: Sequence[str]) -> int:
@@ -84,7 +128,7 @@ def launch(argv: Sequence[str]) -> int:
         raise ConfigError(fault)
     composition = compose(arguments.overrides, arguments.config_name, arguments.config_dir)
     if arguments.show:
-        print(OmegaConf.to_yaml(composition.tree), end="")
+        print(OmegaConf.to_yaml(shown_tree(composition.tree)), end="")
         return COMPLETED
     for notice in composition.notices:
         print(f"launcher: {notice}", flush=True)
@@ -100,7 +144,7 @@ def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plai
     memory = choose_memory(composition, hosts, dry_run)
     domain = load_domain(composition.tree.domain_hooks)
     cfg = checked(composition.tree, domain, hosts, dry_run, composition.user_keys)
-    check_writable(output_dir)
+    check_writable(output_dir, cfg.force_restart)
     if cfg.validate_:
         if unusable := imports.check(cfg):
             raise ConfigError(unusable)
@@ -126,7 +170,7 @@ def _run(
     if completed is not None and not dry_run:
         further = "a larger finetune.max_train_steps (or max_epochs) trains it further"
         print(f"this run completed its {completed}; {further}, force_restart=true starts over", flush=True)
-        report_run(folder.path, domain)
+        _report(folder.path, domain)
         return COMPLETED
     named = asked_services(composition.tree, domain, dry_run)  # before anything of an earlier run is removed
     if cfg.force_restart and not dry_run:
@@ -156,6 +200,7 @@ def _run(
 
         def tick() -> None:
             backend.check()
+            folder.check_unchanged()
             display.tick()
             if (line := balance.line()) is not None:
                 say(line)
@@ -165,15 +210,26 @@ def _run(
         try:
             supervise(plan, say, tick, backend.others)
         except (ChildFailed, WaitExpired, Interrupted) as error:
+            folder.check_unchanged()  # whoever lost its folder failed of that
             if isinstance(error, Interrupted):
                 error.resumes = resumes(folder.path, plan.cfg.finetune.save_checkpoint_steps)
             for line in reconcile(folder.path).lines():  # where every rollout went, although it ends early
-                print(line, flush=True)
+                print(printable(line), flush=True)
             raise
+        folder.check_unchanged()
     if cfg.debug.mode == "":
         folder.mark_completed(*limits)
-    report_run(folder.path, domain)
+    _report(folder.path, domain)
     return COMPLETED
+
+
+def _report(output_dir: Path, domain: Domain) -> None:
+    """Write the report of a run that is complete."""
+    try:
+        report_run(output_dir, domain)
+    except Interrupted as error:
+        error.resumes = f"the run is complete; python -m pipelinerl.report {output_dir} writes its report"
+        raise
 
 
 def end(status: int) -> NoReturn:

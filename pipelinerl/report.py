@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 
 from pipelinerl.base.errors import first_line
 from pipelinerl.base.line_file import DamagedLine
-from pipelinerl.config import ConfigError, load_tree
-from pipelinerl.config.files import config_path
+from pipelinerl.config import ConfigError
+from pipelinerl.config.files import config_path, read_shown
 from pipelinerl.config.machine import ObserveConfig
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.observe.report import write_report
@@ -22,7 +22,7 @@ def report_run(output_dir: Path, domain: Domain | None = None) -> Path:
 
     None: the domain that the run was configured with; the default hooks without a stored configuration.
     """
-    tree: Any = load_tree(output_dir) if config_path(output_dir).exists() else OmegaConf.create()
+    tree: Any = read_shown(output_dir) if config_path(output_dir).exists() else OmegaConf.create()
     if domain is None:
         domain = load_domain(OmegaConf.select(tree, "domain_hooks"))
     observe = ObserveConfig.model_validate(dict(OmegaConf.select(tree, "observe") or {}))

@@ -8,9 +8,11 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import socket
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 TOKEN_VARIABLE = "RETRIEVAL_TOKEN"
 MIN_TOKEN_CHARS = 16
@@ -60,11 +62,44 @@ def read_token(file: Path | None, environment: Mapping[str, str] = os.environ) -
     return token
 
 
+def page_refusal(headers: Mapping[str, str], any_name: bool = False) -> str | None:
+    """Why a request is refused as one of a web page in somebody's browser; None for any other.
+
+    Browsers name the page in `Origin`, or say that it is another site's in `Sec-Fetch-Site`. A page whose own
+    name was pointed at this machine is known by its `Host`, which must be localhost, an address or this
+    machine's name; `any_name` leaves that out, for servers whose token no page has.
+    """
+    host, origin = headers.get("Host", ""), headers.get("Origin")
+    if origin is not None and urlsplit(origin).netloc != host:
+        return "web pages may not ask; send the request without Origin"
+    if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        return "web pages of other sites may not ask; send the request without Sec-Fetch-Site"
+    if host and not any_name and not _is_of_this_machine(host):
+        return f"{host[:100]!r} is not a name of this machine; ask its address, or localhost"
+    return None
+
+
+def _is_of_this_machine(host: str) -> bool:
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        here = socket.gethostname().lower()
+        name = name.lower().rstrip(".")
+        return name in ("localhost", here, here.partition(".")[0]) or name.startswith(f"{here}.")
+    return True
+
+
 class Gate:
     """Compares the `Authorization` header with the token, in a time that does not depend on either."""
 
     def __init__(self, token: str | None) -> None:
         self._expected = None if token is None else _digest(f"Bearer {token}")
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is a token at all."""
+        return self._expected is not None
 
     def admits(self, authorization: str | None) -> bool:
         """Whether a request with this header may ask; without a token every one may."""

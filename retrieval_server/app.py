@@ -163,15 +163,13 @@ class RetrievalService:
             self._check_access(request)
             return await handler(request)
 
-        response = await answered(request, admitted, PATHS, MAX_BODY_BYTES)
+        response = await answered(request, admitted, PATHS, MAX_BODY_BYTES, self._gate.asks)
         self.row.count_answered(request.path, response.status)
         self.row.waiting = self.queue.waiting
         return response
 
     def _check_access(self, request: web.Request) -> None:
-        """Raises `RequestError` 403 for a web page in somebody's browser, 401 without the token."""
-        if "Origin" in request.headers:
-            raise RequestError(403, "browser", "web pages may not ask; send the request without Origin")
+        """Raises `RequestError` 401 without the token."""
         if request.path not in OPEN_ROUTES and not self._gate.admits(request.headers.get("Authorization")):
             raise RequestError(401, "unauthorized", "send the header Authorization: Bearer TOKEN")
 

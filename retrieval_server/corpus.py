@@ -4,6 +4,7 @@ Answer files of a task are never read, and links that leave a task's folder are 
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any
 
 from retrieval_server.identity import strip_extensions
 from retrieval_server.surrogates import replaced
+
+logger = logging.getLogger(__name__)
 
 TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ANSWER_STEMS = frozenset({"qa_dict", "file_dict", "eval", "dr_question"})
@@ -92,11 +95,15 @@ def _check_separate(tasks: Mapping[str, Path]) -> None:
 def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
     """The text documents of one task in path order; empty ones are skipped.
 
-    A binary original (`x.pdf`) is not read; the text of the same folder and stem (`x.md`) stands for it.
+    A binary original (`x.pdf`) is not read; the text of the same folder and stem (`x.md`) stands for it. What
+    a link leads to counts by its own name too: an answer file is none of the documents under any name. Raises
+    `CorpusError` where every text is a link out of the folder, as in a hub's cache.
     """
     files = folder / "files"
     boundary = files.resolve()
-    paths = [path for path in sorted(files.rglob("*")) if path.resolve().is_relative_to(boundary)]
+    found = sorted(files.rglob("*"))
+    paths = [path for path in found if path.resolve().is_relative_to(boundary)]
+    inside, answers, kept = set(paths), _answer_files(folder), 0
     originals = _original_paths(task_id, folder)
     for path in paths:
         if path.suffix.lower() in ORIGINAL_SUFFIXES and path.is_file():
@@ -106,10 +113,29 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
         relative = path.relative_to(files)
         if path.suffix.lower() not in TEXT_SUFFIXES or holds_answers(relative) or not path.is_file():
             continue
+        kept += 1
+        status = path.stat()
+        if holds_answers(path.resolve().relative_to(boundary)) or (status.st_dev, status.st_ino) in answers:
+            continue
         text = _read_text(path)
         if text.strip():
             rest = relative.as_posix()
             yield LocalDocument(task_id, rest, text, originals.get(strip_extensions(rest).lower()))
+    outside = [path for path in found if path not in inside]
+    outward = [path for path in outside if path.suffix.lower() in TEXT_SUFFIXES or path.is_dir()]
+    if outward and not kept:
+        raise CorpusError(
+            f"{outward[0]} leads out of the task's folder, and so do all its {len(outward)} texts, which are "
+            "not served: copy the files themselves there (cp -rL; a hub's download with a local folder)"
+        )
+    if outward:
+        logger.warning("%s: %d links lead out of the folder and are not served", files, len(outward))
+
+
+def _answer_files(folder: Path) -> set[tuple[int, int]]:
+    """Device and number of the task's answer files, by which a hard link to one is known."""
+    named = (path for path in folder.rglob("*") if holds_answers(path.relative_to(folder)) and path.is_file())
+    return {(status.st_dev, status.st_ino) for status in (path.stat() for path in named)}
 
 
 def holds_answers(relative: PurePath) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from retrieval_server.access import page_refusal
 from retrieval_server.limits import RequestError
 from retrieval_server.malformed import BAD_BODY, BODY_ERRORS
 
@@ -28,9 +29,16 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
         raise RequestError(408, "slow_body", message) from error
 
 
-async def answered(request: web.Request, handler: Handler, paths: str, most_bytes: int) -> web.StreamResponse:
-    """The handler's answer, or its failure as `{"error": {"code", "message"}}`; `paths` exist."""
+async def answered(
+    request: web.Request, handler: Handler, paths: str, most_bytes: int, any_name: bool = False
+) -> web.StreamResponse:
+    """The handler's answer, or its failure as `{"error": {"code", "message"}}`; `paths` exist.
+
+    A web page is refused; `any_name` as in `page_refusal`.
+    """
     try:
+        if (reason := page_refusal(request.headers, any_name)) is not None:
+            raise RequestError(403, "browser", reason)
         return await handler(request)
     except RequestError as error:
         return _response(error)
@@ -38,6 +46,8 @@ async def answered(request: web.Request, handler: Handler, paths: str, most_byte
         return _response(_refused(request, error, paths, most_bytes), error.headers.get("Allow"))
     except BODY_ERRORS:
         return _response(RequestError(400, "bad_body", BAD_BODY))
+    except ConnectionError:  # the client hung up, in its body perhaps; aiohttp ends the connection
+        raise
     except Exception as error:
         # Places without values: an exception's text may quote the request.
         places = "".join(traceback.format_tb(error.__traceback__))

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 from omegaconf import DictConfig
 
+from domains.counting.data import load_problems as load_problems  # where upstream has it too
 from domains.counting.questions import checked, question
 from domains.prompts import question_messages
 from pipelinerl.async_llm import llm_async_generate, make_training_text

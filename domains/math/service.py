@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from domains.math.answers import MAX_PREDICTION_LENGTH
 from domains.math.pool import VerifierPool
+from pipelinerl.base.web_pages import no_web_pages
 from retrieval_server.malformed import BAD_BODY, BODY_ERRORS, log_one_line
 
 MAX_BODY_BYTES = 4 << 20
@@ -59,7 +60,7 @@ def make_app(pool: VerifierPool) -> web.Application:
         async with pool:
             yield
 
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[no_web_pages])
     app.router.add_post(ROUTE, verify)
     app.router.add_get("/health", health)
     app.cleanup_ctx.append(running)

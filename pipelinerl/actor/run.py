@@ -19,7 +19,7 @@ from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config, load_tree
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.finetune.rl.sample import Sample
-from pipelinerl.run_state.accounting import Outcome, RolloutLog
+from pipelinerl.run_state.accounting import Outcome, RolloutLog, log_size
 from pipelinerl.run_state.announcements import TrainerState
 from pipelinerl.run_state.epochs import note_problems
 from pipelinerl.run_state.resume_point import ResumePoint
@@ -78,7 +78,7 @@ class Actor:
         budget = LagBudget(cfg.max_lag, cfg.derived.texts_per_update, point.version, recent, point.replayed)
         log.info("lag bound in samples: %s (max_lag %s)", budget.bound, cfg.max_lag)
         # It begins the ids of groups: no group of this start has the name of one that an earlier start lost.
-        start = self.snapshots.next_start()
+        start = self.snapshots.next_start(cfg.attempt, bool(log_size(self.output_dir, "actor")))
         if start:
             # Before anything starts: the accounting takes all that stands above this line for lost or kept.
             self.accounting.record(Outcome.RESUMED)

@@ -14,6 +14,8 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+CHILD_VARIABLE = "PIPELINERL_CHILD_PID"
+"""Pid of the launcher's child that a process comes from."""
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
@@ -32,12 +34,25 @@ def die_with_parent(parent_pid: int | None = None) -> None:
         os._exit(1)
 
 
+def die_with_agent() -> None:
+    """For a rank that torch's elastic agent started: end when the agent does, which ends with the launcher.
+
+    The agent puts each rank into a session of its own, where killing its group misses it. It is the process
+    that this file turned into, so its pid is in the environment: an agent that died before this call is
+    noticed. Nothing for a process that no agent started.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        agent = os.environ.get(CHILD_VARIABLE)
+        die_with_parent(None if agent is None else int(agent))
+
+
 def main(argv: list[str]) -> int:
     if len(argv) < 4 or argv[0] != "--parent" or argv[2] != "--":
         print("usage: child.py --parent PID -- COMMAND ARGUMENT ...", file=sys.stderr)
         return 2
     command = argv[3:]
     die_with_parent(int(argv[1]))
+    os.environ[CHILD_VARIABLE] = str(os.getpid())  # which stays the same through exec
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -1,10 +1,14 @@
 """One-line configuration errors with the nearest valid spelling."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+
+_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters of both sets, and those that turn the direction of what follows."""
 
 
 class ConfigError(ValueError):
@@ -12,8 +16,16 @@ class ConfigError(ValueError):
 
     def __init__(self, problems: str | Iterable[str]) -> None:
         lines = [problems] if isinstance(problems, str) else list(problems)
-        self.problems = [" ".join(line.split()) for line in lines]
+        self.problems = [printable(" ".join(line.split())) for line in lines]
         super().__init__("\n".join(self.problems))
+
+
+def printable(text: str) -> str:
+    """A text as a terminal and a page may show it: what would steer them is written out, as `\\x1b`.
+
+    Lines stay lines. Texts of programs, models and servers reach people in reasons and last words.
+    """
+    return _STEERS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:

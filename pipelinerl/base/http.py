@@ -1,7 +1,8 @@
 """Small blocking HTTP calls with a deadline: health checks, questions to engines, steps of a weight update.
 
 `call` gives the body of a 200 answer or raises CallFailed; `get_or_none` is for callers to whom the reason
-does not matter. Several calls to one server go over a `Connection`. No proxy is used: servers are on this
+does not matter. The trainer, which is told the run's token, shows it to the engines (`base/access.py`).
+Several calls to one server go over a `Connection`. No proxy is used: servers are on this
 host or in a private network. The actor's requests are asynchronous: `pipelinerl/inference/client.py`.
 """
 
@@ -11,6 +12,8 @@ import json
 import socket
 from typing import Any
 from urllib.parse import urlsplit
+
+from pipelinerl.base.access import control_token
 
 
 class CallFailed(RuntimeError):
@@ -49,6 +52,8 @@ class Connection:
         if connection.sock is not None:  # `timeout` alone only counts for the next connection
             connection.sock.settimeout(deadline_s)
         headers = {} if body is None else {"Content-Type": "application/json"}
+        if method != "GET" and (token := control_token()) is not None:
+            headers["Authorization"] = f"Bearer {token}"
         try:
             connection.request(method, self._prefix + path, body=body, headers=headers)
             answer = connection.getresponse()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipelinerl.base import faults
+from pipelinerl.base.errors import printable
 from pipelinerl.base.heartbeat import start_heartbeat
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,6 @@ def run_role(
         run(output_dir)
     except Exception as error:
         log.exception("%s ends with an error", name)
-        print(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{name}: {type(error).__name__}: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return 1
     return 0

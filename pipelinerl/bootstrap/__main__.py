@@ -15,6 +15,7 @@ from pipelinerl.bootstrap.demonstrations import Source, demonstrations_of
 from pipelinerl.config import Config, ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
+from pipelinerl.config.secrets import shown_tree
 from pipelinerl.domain import load_domain
 from pipelinerl.launcher.arguments import parse
 from pipelinerl.launcher.placement import no_gpu
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> int:
         composition = compose(arguments.overrides, arguments.config_name, arguments.config_dir)
         tree = composition.tree
         if arguments.show:
-            print(OmegaConf.to_yaml(tree), end="")
+            print(OmegaConf.to_yaml(shown_tree(tree)), end="")
             return 0
         if tree.domain_hooks is None or not tree.bootstrap.phases:
             raise ConfigError(_no_recipe(str(tree.hardware.kind)))

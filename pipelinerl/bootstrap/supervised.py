@@ -22,6 +22,7 @@ from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.modeling.tensors import to_device
+from pipelinerl.modeling.value_head import load_tensors
 
 BETAS = (0.9, 0.95)
 MAX_GRADIENT_NORM = 1.0
@@ -37,7 +38,7 @@ class Resumable:
         self.path, self._every, self._asked = path, every, asked
         self._found: dict[str, Any] | None = None
         if every and path.is_file():
-            self._found = torch.load(path, map_location="cpu", weights_only=True)
+            self._found = load_tensors(path)
             if self._found["asked"] != asked:
                 raise ValueError(f"{path} belongs to another recipe; remove it, or set another bootstrap.out")
         self.step: int = 0 if self._found is None else self._found["step"]

@@ -23,12 +23,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
+from yaml import YAMLError
 
 from pipelinerl.base.errors import ConfigError, first_line, suggestion
 from pipelinerl.config.detect import visible_devices
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_bundled
 from pipelinerl.config.keys import apply, brought_keys, leaves
-from pipelinerl.config.legacy import settle, whole_tree
+from pipelinerl.config.legacy import not_yaml, settle, whole_tree
 from pipelinerl.config.tree import Config
 
 BASE = "base"
@@ -278,8 +279,12 @@ def _options(roots: Sequence[Path], group: str) -> list[str]:
 
 
 def _load(path: Path) -> DictConfig:
-    loaded = OmegaConf.load(path)
-    assert isinstance(loaded, DictConfig)
+    try:
+        loaded = OmegaConf.load(path)
+    except YAMLError as error:
+        raise ConfigError(not_yaml(error)) from None
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"{path}: holds no keys; write KEY: VALUE lines")
     return loaded
 
 
@@ -314,6 +319,10 @@ def _hydra(roots: Sequence[Path]) -> Iterator[ConfigLoader]:
         yield Hydra.create_main_hydra2("pipelinerl", search).config_loader
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(first_line(error)) from None
+    except (ValueError, TypeError, AttributeError) as error:  # hydra's about files that are no configuration
+        raise ConfigError(f"a configuration file cannot be read: {first_line(error)}") from None
+    except YAMLError as error:
+        raise ConfigError(not_yaml(error)) from None
     finally:
         GlobalHydra.instance().hydra = before
 
@@ -385,4 +394,7 @@ def _check_interpolations(tree: DictConfig) -> None:
         OmegaConf.to_container(tree, resolve=True)  # elements of lists too
     except OmegaConfBaseException as error:
         where = key or error.full_key
-        raise ConfigError(f"{where}: {first_line(error)}" if where else first_line(error)) from None
+        said = first_line(error)
+        if "HydraConfig was not set" in said:
+            said = "${hydra:...} is known to hydra's own launcher only; write the value, or ${output_dir}"
+        raise ConfigError(f"{where}: {said}" if where else said) from None

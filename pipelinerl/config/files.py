@@ -1,10 +1,13 @@
 """Reading and writing the resolved tree of a run: `<output_dir>/conf/exp_config.yaml`.
 
-A dry run writes the tree of what it was asked for. That of the last start, with which a resume is compared,
-is then kept beside it.
+Its secrets are masked there and stand in `exp_config.secrets.json`, which only its owner may read. A dry
+run writes the tree of what it was asked for. That of the last start, with which a resume is compared, is then
+kept beside it.
 """
 
+import json
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -12,6 +15,7 @@ from pydantic import ValidationError
 
 from pipelinerl.base.errors import ConfigError, explain
 from pipelinerl.base.files import write_whole
+from pipelinerl.config.secrets import Place, masked, masked_places, secrets_of, unmasked, written
 from pipelinerl.config.tree import Config
 
 
@@ -43,23 +47,40 @@ def _is_copy(tree: DictConfig, line: str) -> bool:
     return isinstance(node, DictConfig) and name in node and OmegaConf.is_interpolation(node, name)
 
 
+def secrets_path(tree: Path) -> Path:
+    """Where the secrets of a tree lie."""
+    return tree.with_suffix(".secrets.json")
+
+
 def save(tree: DictConfig, output_dir: str | Path) -> None:
-    """Write the tree with every interpolation resolved; the file appears whole or not at all."""
-    resolved = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
-    secret = OmegaConf.select(resolved, "streams.password")
-    write_whole(config_path(output_dir), OmegaConf.to_yaml(resolved), mode=0o600 if secret else None)
+    """Write the tree with every interpolation resolved; the file appears whole or not at all.
+
+    Secrets are masked in it, and stand in a file beside it with mode 600.
+    """
+    path, secrets = config_path(output_dir), secrets_of(tree)
+    if secrets:
+        lines = [{"key": list(place), "value": value} for place, value in secrets.items()]
+        write_whole(secrets_path(path), json.dumps(lines, indent=1) + "\n", mode=0o600)
+    resolved = OmegaConf.to_container(tree, resolve=True)
+    write_whole(path, OmegaConf.to_yaml(OmegaConf.create(masked(resolved, secrets))))
+    if not secrets:
+        secrets_path(path).unlink(missing_ok=True)
 
 
 def keep_started(output_dir: str | Path) -> None:
     """A dry run is going to write its tree where that of the last start lies."""
     tree, kept = config_path(output_dir), _started_path(output_dir)
     if tree.is_file() and not kept.is_file():
+        if secrets_path(tree).is_file():
+            write_whole(secrets_path(kept), secrets_path(tree).read_bytes(), mode=0o600)
         write_whole(kept, tree.read_bytes(), mode=tree.stat().st_mode & 0o777)
 
 
 def forget_started(output_dir: str | Path) -> None:
     """A start has written its own tree."""
-    _started_path(output_dir).unlink(missing_ok=True)
+    kept = _started_path(output_dir)
+    kept.unlink(missing_ok=True)
+    secrets_path(kept).unlink(missing_ok=True)
 
 
 def load(output_dir: str | Path) -> Config:
@@ -89,14 +110,61 @@ def load_tree(output_dir: str | Path, job: int | None = None) -> DictConfig:
 
 
 def read_tree(output_dir: str | Path) -> DictConfig:
-    """The resolved tree as it lies there. Raises ConfigError with one line if it is missing or damaged."""
-    return _read(config_path(output_dir))
+    """The resolved tree with its secrets. Raises ConfigError with one line if it is missing or damaged."""
+    path = config_path(output_dir)
+    return with_secrets(_read(path), path)
+
+
+def read_shown(output_dir: str | Path) -> DictConfig:
+    """The resolved tree as it may be shown: its secrets are masked. Raises as `read_tree`."""
+    tree = _read(config_path(output_dir))
+    found = masked(OmegaConf.to_container(tree, resolve=True), secrets_of(tree))  # an older file's
+    shown: DictConfig = OmegaConf.create(found)
+    return shown
 
 
 def read_started(output_dir: str | Path) -> DictConfig:
     """The tree of the last start, whatever dry runs came after it. Raises as `read_tree`."""
     kept = _started_path(output_dir)
-    return _read(kept if kept.is_file() else config_path(output_dir))
+    path = kept if kept.is_file() else config_path(output_dir)
+    return with_secrets(_read(path), path)
+
+
+def read_secrets(output_dir: str | Path) -> dict[Place, Any]:
+    """The secret values of a run by their places.
+
+    Raises ConfigError if the file is damaged or not one's own.
+    """
+    return _secrets(config_path(output_dir))
+
+
+def with_secrets(tree: DictConfig, path: Path) -> DictConfig:
+    """The tree that was read from `path`, with the secrets that lie beside it.
+
+    Raises ConfigError with the keys that stay masked.
+    """
+    container: Any = OmegaConf.to_container(tree, resolve=False)
+    if not masked_places(container):
+        return tree
+    container = unmasked(container, _secrets(path))
+    if left := masked_places(container):
+        keys = ", ".join(map(written, left))
+        raise ConfigError(
+            f"{path}: {keys} masked, and {secrets_path(path).name} has no value; start the run again, or set "
+            f"{written(left[0])}=VALUE in the file"
+        )
+    return OmegaConf.create(container)
+
+
+def _secrets(path: Path) -> dict[Place, Any]:
+    beside = secrets_path(path)
+    try:
+        lines = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else []
+        return {tuple(line["key"]): line["value"] for line in lines}
+    except PermissionError:
+        raise ConfigError(f"{beside}: only its owner may read the run's secrets; ask as that user") from None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ConfigError(f"{beside}: damaged; start the run again to rewrite it ({error})") from error
 
 
 def _read(path: Path) -> DictConfig:

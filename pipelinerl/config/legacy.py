@@ -11,9 +11,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.config.base import Section
+from pipelinerl.config.files import with_secrets
 from pipelinerl.config.finetune import LoraConfig, MemoryDebugConfig
 from pipelinerl.config.roles import DifficultyPenaltyConfig
 
@@ -134,12 +136,23 @@ def whole_tree(path: Path) -> DictConfig | None:
 
     Files that are composed of others begin with a list of defaults.
     """
-    content = OmegaConf.load(path)
+    try:
+        content = OmegaConf.load(path)
+    except YAMLError as error:
+        raise ConfigError(not_yaml(error)) from None
     if not isinstance(content, DictConfig) or "defaults" in content:
         return None
+    content = with_secrets(content, path)
     for key in WRITTEN_BY_LAUNCHERS:
         content.pop(key, None)
     return content
+
+
+def not_yaml(error: YAMLError) -> str:
+    """Where a file is no YAML, and why; PyYAML says it in five lines."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = "a configuration file" if mark is None else f"{mark.name}, line {mark.line + 1}"
+    return f"{where}: no YAML ({problem or first_line(error)}); mend the line"
 
 
 def settle(tree: DictConfig, given: Collection[str] = ()) -> list[str]:

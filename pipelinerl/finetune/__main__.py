@@ -1,5 +1,9 @@
 """Command of the trainer role: `python -m pipelinerl.finetune OUTPUT_DIR --job IDX`."""
 
+from pipelinerl.base.child import die_with_agent
+
+die_with_agent()  # before the imports below, which take seconds
+# ruff: noqa: E402
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext

@@ -64,6 +64,19 @@ class StaleInQueue(Closing):
         self._reader.close()
 
 
+def check_announced(batch: PipelineBatchEncoding, targets: Targets, announced: int) -> None:
+    """Raises ValueError for a label whose weight version is beyond the newest that the trainer announced.
+
+    Nobody knows which weights sampled it: somebody else gave the engine its number.
+    """
+    newest = int(batch.token_versions[0][targets.positions].max(initial=announced))
+    if newest > announced:
+        raise ValueError(
+            f"a text was sampled by weight version {newest}, which was never announced (the newest is "
+            f"{announced}): an engine got its version from somebody else; start the run again, which resumes"
+        )
+
+
 def count_batch(statistics: StepStatistics, batch: PipelineBatchEncoding, targets: Targets) -> None:
     """Add one micro-batch's host-side counts."""
     statistics.texts += batch.n_texts

@@ -19,7 +19,14 @@ from pipelinerl.config import Config
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster
 from pipelinerl.finetune.build import build_learner
 from pipelinerl.finetune.checkpoints import load_state, resume_step, save_checkpoint
-from pipelinerl.finetune.collect import Measured, StaleInQueue, StepRollouts, count_batch, fetch
+from pipelinerl.finetune.collect import (
+    Measured,
+    StaleInQueue,
+    StepRollouts,
+    check_announced,
+    count_batch,
+    fetch,
+)
 from pipelinerl.finetune.compile_later import LaterCompilation
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.memory import MemoryDebug
@@ -176,6 +183,8 @@ class Trainer:
         feed.waited_s, started = 0.0, time.monotonic()
         for batch in self._micro_batches(feed):
             targets = targets_of(batch, rl, counters.last_broadcasted_version, self.cfg.max_lag)
+            if self._follows_preprocess:  # a recording may be one of a run that came further
+                check_announced(batch, targets, counters.last_broadcasted_version)
             measured.append((batch, targets, self.learner.accumulate(batch, targets, coefficients)))
             rollouts.add(batch, targets)
             count_batch(statistics, batch, targets)

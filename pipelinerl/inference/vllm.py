@@ -16,6 +16,7 @@ from functools import cache
 from importlib import import_module, metadata
 from typing import Any
 
+from pipelinerl.base.access import MIDDLEWARE
 from pipelinerl.inference.compile_once import DECORATORS, compile_once
 from pipelinerl.inference.engine_metrics import STARTED
 
@@ -62,7 +63,7 @@ DEFAULT_VERSION = "0.33.0"
 
 # Flags that the launcher decides; a user's value would break the protocol.
 OWNED_FLAGS = frozenset(
-    {"host", "port", "model", "served-model-name", "weight-transfer-config", "enable-scale-out"}
+    {"host", "port", "model", "served-model-name", "weight-transfer-config", "enable-scale-out", "middleware"}
 )
 
 
@@ -191,7 +192,7 @@ class VllmOptions:
     served_model_name: str
     """Name that requests give as `model`."""
     host: str
-    """Address to bind; loopback on one node, because control routes have no key."""
+    """Address to bind; loopback on one node."""
     port: int
     """Port to bind."""
     max_model_len: int
@@ -269,6 +270,7 @@ def serve_argv(options: VllmOptions) -> list[str]:
         "generation-config": "vllm",
         "weight-transfer-config": {"backend": options.transport},
         "disable-uvicorn-access-log": "",  # health and metrics are asked for every second
+        "middleware": MIDDLEWARE,  # no web pages; control routes take the run's token
     }
     if options.fp32_head:
         # vLLM reads the type of the head from the model's configuration.

@@ -25,7 +25,7 @@ from pipelinerl.inference.vllm import (
 )
 from pipelinerl.inference.vllm_start import STAGES
 from pipelinerl.launcher import trainer_stand_in
-from pipelinerl.launcher.services import alike, is_spread, token_file
+from pipelinerl.launcher.services import alike, control_environment, is_spread, token_file
 from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
 from pipelinerl.launcher.streams_server import server_child, server_job
 from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, HeartbeatCheck
@@ -185,6 +185,7 @@ class _Run:
         """An engine that loads `model` under the name of the policy it started from."""
         vllm = self._cfg.engine.kind == "vllm"
         argv, env = self._vllm(job, model) if vllm else (self._embedded(job, model), {})
+        env = env | control_environment(self._output_dir, job.hostname)
         return replace(self._server(job, argv, env), stages=STAGES if vllm else ())
 
     def role(self, job: Job) -> ChildSpec:
@@ -206,6 +207,8 @@ class _Run:
             return self._server(job, argv, env)
         if job.kind == "actor":
             env |= self._tokens()
+        elif job.kind == "finetune":
+            env |= control_environment(output_dir)
         # The trainer loads its model while the engines load theirs; only rollouts need every server. On a GPU
         # that both share, though, vLLM measures free memory while it starts.
         depends = self._servers if job.kind == "actor" else self._streams

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import IO, Self
 
 from omegaconf import OmegaConf
+from xxhash import xxh3_64_hexdigest
 
 from pipelinerl.base.closing import Closing
-from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.base.files import write_whole
-from pipelinerl.config.files import config_path, read_tree
+from pipelinerl.config.files import config_path, read_shown
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,16 @@ MADE_BY_A_RUN = (
 OWN_BEFORE_START = frozenset({".lock", "launcher", "conf", "world"})
 """What an interrupted start may leave before the configuration is written."""
 COMPLETED = Path("launcher", "completed.json")
+NEEDED = (".", "conf/exp_config.yaml", "accounting", "actor", "finetune", "preprocess", "streams", "launcher")
+"""Without which a run goes on for a while and then lacks what it has written."""
+_AFTER_THAT = "what was in it is lost; put it back, or begin anew with force_restart=true"
 
 
-def check_writable(output_dir: Path) -> None:
+class FolderChanged(Exception):
+    """Part of a run's folder was removed or replaced while the run was going on."""
+
+
+def check_writable(output_dir: Path, force_restart: bool = False) -> None:
     """Raises ConfigError if a run may not write here."""
     key = f"output_dir={output_dir}"
     if (hindrance := _hindrance(output_dir)) is not None:
@@ -56,7 +64,13 @@ def check_writable(output_dir: Path) -> None:
         raise ConfigError(f"{key}: {nearest_parent} is not writable; choose another folder")
     if output_dir.is_dir() and not config_path(output_dir).exists():
         foreign = sorted(path.name for path in output_dir.iterdir() if path.name not in OWN_BEFORE_START)
-        if foreign:
+        if "finetune" in foreign:
+            if not force_restart:
+                raise ConfigError(
+                    f"{key}: holds a run without conf/exp_config.yaml, with which a resume is compared; "
+                    "put the file back, choose another folder, or give force_restart=true"
+                )
+        elif foreign:
             raise ConfigError(f"{key}: holds {foreign[0]}, which no run made; choose an empty folder")
 
 
@@ -86,6 +100,7 @@ class RunFolder(Closing):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: IO[str] | None = None
+        self._seen: dict[str, tuple[int, int]] = {}
 
     def __enter__(self) -> Self:
         try:
@@ -123,7 +138,7 @@ class RunFolder(Closing):
         if not config_path(self.path).is_file():
             return 0
         try:
-            return int(OmegaConf.select(read_tree(self.path), "attempt")) + 1
+            return int(OmegaConf.select(read_shown(self.path), "attempt")) + 1
         except (ConfigError, ValueError, TypeError) as error:
             aside = [int(path.name.removeprefix("streams_")) for path in self.path.glob("streams_[0-9]*")]
             log.warning("damaged tree: starts are counted by the streams that were set aside: %s", error)
@@ -152,14 +167,51 @@ class RunFolder(Closing):
 
     def completed(self, steps: int, epochs: int | None) -> str | None:
         """What the run completed here, if that is as much as is asked for now: `40 steps` or `3 epochs`."""
-        mark = self.path / COMPLETED
-        done = json.loads(mark.read_text()) if mark.is_file() else {"steps": 0}
+        done = self._done()
         by_epochs = done.get("epochs")
         if done["steps"] < steps or (by_epochs is not None and (epochs is None or by_epochs < epochs)):
             return None
         return f"{done['steps']} steps" if by_epochs is None else f"{by_epochs} epochs"
 
+    def _done(self) -> dict[str, int]:
+        """What the mark says. Raises ConfigError for a damaged one."""
+        mark = self.path / COMPLETED
+        if not mark.exists():
+            return {"steps": 0}
+        try:
+            text, _, checksum = mark.read_text(encoding="utf-8").partition("\n")
+            if checksum.strip() not in ("", xxh3_64_hexdigest(text.encode())):
+                raise ValueError("its checksum differs")
+            done = json.loads(text)
+            if not isinstance(done, dict) or not {"steps"} <= done.keys() <= {"steps", "epochs"}:
+                raise ValueError(f"{text[:40]!r} is no mark")
+            if not all(type(value) is int and value >= 0 for value in done.values()):
+                raise ValueError(f"{text[:40]!r} counts nothing")
+        except (ValueError, OSError) as error:
+            raise ConfigError(
+                f"{mark}: damaged ({first_line(error)}); remove it, then the same command goes on from the "
+                "last checkpoint, or finds its steps made"
+            ) from None
+        return done
+
     def mark_completed(self, steps: int, epochs: int | None) -> None:
         """Remember that training reached `steps`, or `epochs` before, and everything ended in order."""
         limits = {"steps": steps} if epochs is None else {"steps": steps, "epochs": epochs}
-        write_whole(self.path / COMPLETED, json.dumps(limits) + "\n")
+        text = json.dumps(limits)
+        write_whole(self.path / COMPLETED, f"{text}\n{xxh3_64_hexdigest(text.encode())}\n")
+
+    def check_unchanged(self) -> None:
+        """Raises FolderChanged where a folder that a running run needs is not the one that it was before."""
+        if self._lock is None:
+            return
+        for name in NEEDED:
+            path = self.path / name
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                if name not in self._seen:
+                    continue
+                raise FolderChanged(f"{path} was removed while the run was going on; {_AFTER_THAT}") from None
+            identity = found.st_dev, found.st_ino if path.is_dir() else 0
+            if self._seen.setdefault(name, identity) != identity:
+                raise FolderChanged(f"{path} was replaced while the run was going on; {_AFTER_THAT}")

@@ -13,6 +13,7 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import forget_started, keep_started, save, typed
 from pipelinerl.config.machine import Job, roles_of
+from pipelinerl.config.secrets import hidden, secrets_of
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, NamedService, ServiceSpec
 from pipelinerl.launcher.backend import Backend
@@ -22,7 +23,7 @@ from pipelinerl.launcher.commands import commands, write_accelerate_config
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.memory_plan import MemoryPlan
 from pipelinerl.launcher.placement import STREAMS_SERVICE, derive, place
-from pipelinerl.launcher.services import is_spread, write_token
+from pipelinerl.launcher.services import is_spread, write_control_token, write_token
 from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
 from pipelinerl.launcher.supervision import ChildSpec, write_start_script
 from pipelinerl.launcher.trainer_choice import choose_trainer
@@ -100,10 +101,13 @@ def make_plan(
     write_server_config(final, folder.path)
     if spread:
         write_token(folder.path)
+    write_control_token(folder.path)
     write_accelerate_config(folder.path)
+    hidden_values = secrets_of(tree)
     for child in children:
-        write_start_script(child)
-    rows = list(choices(final, composition, folder.path, hosts, checkpoint, services, named, trainer, memory))
+        write_start_script(child, hidden_values)
+    found = choices(final, composition, folder.path, hosts, checkpoint, services, named, trainer, memory)
+    rows = [Choice(*(hidden(cell, hidden_values) for cell in row)) for row in found]
     return Plan(cfg=final, children=children, rows=rows)
 
 

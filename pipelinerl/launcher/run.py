@@ -2,13 +2,15 @@
 
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
 from pipelinerl.base import faults
+from pipelinerl.base.errors import printable
 from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.launcher.made_again import RESUMES
 from pipelinerl.launcher.plan import Plan
@@ -21,27 +23,37 @@ from pipelinerl.weights.wire import SHARED_MEMORY, claim, remove_abandoned, shar
 PREPROCESS_END_S = 60.0
 WATCH_EVERY_S = 2.0
 FULL_BELOW_BYTES = 64 * 1024
+NOTHING_STARTED = "nothing was started"
 
 
-class Interrupted(Exception):
-    """SIGINT or SIGTERM arrived; `name` is the signal's name, `status` the exit status."""
+class Interrupted(BaseException):
+    """SIGINT or SIGTERM arrived; `name` is the signal's name, `status` the exit status.
 
-    def __init__(self, number: int) -> None:
+    Not an Exception: it comes in the middle of any line, also of those that expect errors of their own.
+    """
+
+    def __init__(self, number: int, resumes: str = RESUMES) -> None:
         self.name = signal.Signals(number).name
         self.status = 128 + number
-        self.resumes = RESUMES
+        self.resumes = resumes
         """What can be done about it."""
         super().__init__(f"stopped by {self.name}")
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into one Interrupted; further ones are ignored while children are stopped."""
+def interruptible(resumes: str = RESUMES) -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into one Interrupted; further ones are ignored while children are stopped.
+
+    `resumes` is what is said of it. In another thread than the main one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
+        raise Interrupted(number, resumes)
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -164,7 +176,9 @@ def failure_line(error: Exception) -> str:
     """One line that names the process and the cause."""
     if isinstance(error, WaitExpired):
         return f"launcher: {error}"
-    line = " ".join(str(error).split())
-    if isinstance(error, ChildFailed) and shutil.disk_usage(error.log_path.parent).free < FULL_BELOW_BYTES:
-        line += f"; no space is left at {error.log_path.parent}"  # its last words may not have fitted
+    line = printable(" ".join(str(error).split()))
+    if isinstance(error, ChildFailed):
+        with suppress(OSError):  # the folder may be gone
+            if shutil.disk_usage(error.log_path.parent).free < FULL_BELOW_BYTES:
+                line += f"; no space is left at {error.log_path.parent}"  # its last words may not have fitted
     return line

@@ -1,6 +1,7 @@
 """A linear value head over the policy's last hidden states; it is saved beside the model, never sent away."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +19,18 @@ def build_value_head(model: PreTrainedModel) -> nn.Linear:
     return head
 
 
+def load_tensors(path: Path) -> Any:
+    """What `torch.save` wrote there. Raises ValueError for a file that is none, or that would run code."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of pickle, zip and torch, by what is wrong with the file
+        # Not the error's text: torch advises to load it with the checks turned off.
+        raise ValueError(
+            f"{path}: damaged, or it holds more than tensors and would run code ({type(error).__name__}); "
+            "remove it, or take it from where it came from again"
+        ) from None
+
+
 def save_value_head(tensors: dict[str, torch.Tensor], folder: Path) -> None:
     """Write the head's state dict."""
     torch.save({name: tensor.cpu() for name, tensor in tensors.items()}, folder / FILE)
@@ -28,7 +41,7 @@ def load_value_head(head: nn.Linear, folder: Path) -> bool:
     path = folder / FILE
     if not path.is_file():
         return False
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = load_tensors(path)
     found, expected = tuple(state["weight"].shape), tuple(head.weight.shape)
     if found != expected:
         raise ValueError(f"{path}: the head has shape {found}, the model needs {expected}; remove the file")

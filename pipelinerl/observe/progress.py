@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pipelinerl.base.closing import Closing
+from pipelinerl.base.errors import printable
 from pipelinerl.base.line_file import LineTail
 from pipelinerl.base.waits import current_waits
 from pipelinerl.observe.history import metrics_record, read_status
@@ -170,11 +171,11 @@ class ProgressDisplay(Closing):
         line = self.line()
         if line.partition(" | ")[2] != self._shown:
             self._shown = line.partition(" | ")[2]
-            self._console.print(line, markup=False)
+            self._console.print(printable(line), markup=False)
 
     def say(self, line: str) -> None:
         """Print a line of its own, above the status line."""
-        self._console.print(line, markup=False)
+        self._console.print(printable(line), markup=False)
 
     def close(self) -> None:
         """Leave the last status line behind."""

@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from pipelinerl.base.errors import printable
 from pipelinerl.base.files import write_whole
 from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.balance import Balance
@@ -87,7 +88,7 @@ def _print_table(console: Console, title: str, rows: Sequence[Sequence[str]]) ->
     for index, cell in enumerate(rows[0]):
         table.add_column(cell, justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows[1:]:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     console.print(table)
     console.print()
 
@@ -105,9 +106,9 @@ def print_report(
     for section in sections:
         _print_table(console, section.title, section.rows)
         if section.text:
-            console.print(section.text, markup=False)
+            console.print(printable(section.text), markup=False)
     for line in summary.counts.lines():
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(printable(line), markup=False, soft_wrap=True)
     console.print()
     _print_table(console, "Throughput and staleness", rate_rows(summary))
     if summary.balance is not None:
@@ -151,7 +152,7 @@ def markdown(summary: Summary, sections: Sequence[ReportSection], figures: dict[
     rest = [name for name in sorted(summary.comparisons) if name not in summary.headline]
     if rest:
         lines += ["## All evaluation metrics", "", *_markdown_table(comparison_rows(summary, rest))]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def page_sections(summary: Summary, sections: Sequence[ReportSection]) -> list[Section]:

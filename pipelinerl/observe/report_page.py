@@ -15,12 +15,11 @@ import jinja2
 from omegaconf import OmegaConf
 
 from pipelinerl.base.files import write_whole
-from pipelinerl.config.files import config_path, read_tree
+from pipelinerl.config.files import config_path, read_shown
 
 CHOICES = Path("launcher", "choices.json")
 """What the launcher chose, as it printed it."""
 Rows = Sequence[Sequence[str]]
-_SECRET = "streams.password"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +56,10 @@ def write_report_page(
 
 
 def _tree(output_dir: Path) -> dict[str, Any]:
-    """The run's configuration without its secret; empty where it is not there."""
+    """The run's configuration with its secrets masked; empty where it is not there."""
     if not config_path(output_dir).is_file():
         return {}
-    tree = read_tree(output_dir)
-    if OmegaConf.select(tree, _SECRET):
-        OmegaConf.update(tree, _SECRET, "(left out)")
-    found: Any = OmegaConf.to_container(tree, resolve=True)
+    found: Any = OmegaConf.to_container(read_shown(output_dir), resolve=True)
     return found
 
 

@@ -28,8 +28,9 @@ from pipelinerl.base.files import write_whole
 from pipelinerl.base.heartbeat import heartbeat_path
 from pipelinerl.base.line_file import LineTail
 from pipelinerl.base.logs import setup_logging
-from pipelinerl.config.files import load
+from pipelinerl.config.files import load, read_secrets
 from pipelinerl.config.machine import WandbConfig
+from pipelinerl.config.secrets import masked
 from pipelinerl.config.tree import Config
 from pipelinerl.observe.history import metrics_record
 
@@ -112,7 +113,8 @@ class WandbRun(Closing):
         )
         arguments = run_arguments(output_dir, cfg.wandb)
         os.makedirs(arguments["dir"], exist_ok=True)
-        self._run = wandb.init(settings=settings, config=cfg.model_dump(mode="json"), **arguments)
+        shown = masked(cfg.model_dump(mode="json"), read_secrets(output_dir))
+        self._run = wandb.init(settings=settings, config=shown, **arguments)
         self._run.define_metric("*", step_metric=_PROGRESS)
         log.info("wandb run %s (%s)", arguments["name"], arguments["mode"])
 

@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,14 @@ ENGINE_FAILURES = (EngineUnavailable, AbortedCompletion, RetryableAbortedComplet
 
 # The dialogue up to a reply, as far as it decides the next prompt.
 DialogueKey = tuple[str, ...]
+
+
+PASSED_ON = re.compile(
+    "PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|LANG|LANGUAGE|LC_.*|TMPDIR|TEMP|TMP|XDG_.*_HOME|XDG_.*_DIR"
+    "|PYTHON.*|VIRTUAL_ENV|CONDA_PREFIX|LD_LIBRARY_PATH|SSL_CERT_.*|OMP_.*|MKL_.*|TOKENIZERS_PARALLELISM"
+    "|HF_HOME|HF_HUB_OFFLINE|SYSTEMROOT"
+)
+"""Variables of this process that a recorded program gets."""
 
 
 class NoSession(LookupError):
@@ -161,7 +170,8 @@ class Session:
     ) -> str:
         """Run a program that asks at `OPENAI_BASE_URL` and return what it printed.
 
-        Its environment is this process's with `env`, `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`.
+        Its environment is `env`, `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `OPENAI_MODEL`, and of this process's
+        what programs need to start (`PASSED_ON`): no keys of wandb, hubs and clouds, unless `env` names them.
         It and what it started are killed at the deadline and when the rollout is given up; it does not
         outlive this process. Raises ProgramFailed with the last line of its errors, and the engines' failure
         instead if the last call had no answer.
@@ -174,7 +184,7 @@ class Session:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, **own, **(env or {})},
+            env={**_passed_on(), **own, **(env or {})},
             start_new_session=True,
         )
         try:
@@ -198,6 +208,10 @@ class Session:
             task.cancel()
         gathered = asyncio.gather(*running, return_exceptions=True)
         await wait_for(gathered, "calls of a recorded session that ended", END_DEADLINE_S)
+
+
+def _passed_on() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
 
 
 async def _gone(process: asyncio.subprocess.Process) -> None:

@@ -17,6 +17,7 @@ from aiohttp import web
 from jinja2 import TemplateError
 
 from pipelinerl.base.waits import wait_for
+from pipelinerl.base.web_pages import no_web_pages
 from pipelinerl.inference.embedded.protocol import BadRequest, error_body
 from pipelinerl.inference.errors import EngineRequestError
 from pipelinerl.inference.llm_engine import EngineLLM
@@ -36,7 +37,7 @@ class Site:
 
     def __init__(self) -> None:
         self.sessions: dict[str, Session] = {}
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json, no_web_pages])
         app.add_routes(
             [
                 web.get("/r/{token}/v1/models", self._models),

@@ -5,6 +5,7 @@ checkpoint, and a resumed run takes the newest one that is not newer than its ch
 """
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipelinerl.base.waits import waiting
 from pipelinerl.streams.errors import CorruptRecord
 from pipelinerl.streams.records import Buffer, RecordEncoder, decode_record
 
+log = logging.getLogger(__name__)
 State = TypeVar("State")
 _LOOK_EVERY_S = 0.002
 _LOOK_AT_SHARED_S = 0.05
@@ -104,13 +106,36 @@ class Snapshots:
                 self.path(newer).unlink()
         return self.newest(version, shape)
 
-    def next_start(self) -> int:
-        """How often the role was started in this folder before; counts this start."""
+    def next_start(self, attempt: int = 0, recorded: bool = False) -> int:
+        """How often the role was started in this folder before; counts this start.
+
+        `attempt` is how often the launcher was, `recorded` whether an earlier start left records. Where the
+        file is damaged, or removed from beside them, nothing that an earlier start named may be named again:
+        then the launcher's number counts, with a warning.
+        """
         path = self._folder / "starts"
-        starts = int(path.read_text()) if path.exists() else 0
+        try:
+            starts = self._starts(path, recorded)
+        except (ValueError, OSError) as error:
+            starts = max(attempt, 1)
+            log.warning("%s: %s; starts are counted as the launcher counts them (%d)", path, error, starts)
         # Counted before anything is named after it: a kill here skips a number, and never uses one twice.
-        write_whole(path, str(starts + 1))
+        write_whole(path, f"{starts + 1} {xxh3_64_hexdigest(str(starts + 1).encode())}\n")
         return starts
+
+    def _starts(self, path: Path, recorded: bool) -> int:
+        if not path.exists():
+            if recorded:
+                raise ValueError("removed")
+            return 0
+        number, _, checksum = path.read_text().strip().partition(" ")
+        if (
+            not number.isascii()
+            or not number.isdigit()
+            or checksum not in ("", xxh3_64_hexdigest(number.encode()))
+        ):
+            raise ValueError("damaged")
+        return int(number)
 
 
 def wait_for_snapshots(

@@ -86,6 +86,8 @@ class Template:
             self._landlock()
         self._try_filter()
         self._try_user()
+        # Programs of an ordinary user share its id: none may open what another, or its keeper, has open.
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         gc.collect()
         gc.freeze()
@@ -194,12 +196,17 @@ def _try(what: str, attempt: Any) -> None:
 
 
 def _threads_of(user: int) -> int:
-    """Threads of this user on the machine: the kernel counts them together with a program's."""
+    """Threads of this user on the machine: the kernel counts them together with a program's.
+
+    The folder of a process that may not be looked into, such as a program, is root's; its status tells.
+    """
     count = 0
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
-            if os.stat(f"/proc/{name}").st_uid == user:
-                count += len(os.listdir(f"/proc/{name}/task"))
+            with open(f"/proc/{name}/status") as file:
+                said = dict(line.split(":", 1) for line in file)
+            if int(said["Uid"].split()[0]) == user:
+                count += int(said["Threads"])
     return count + 1024
 
 
@@ -256,6 +263,8 @@ def _become(template: Template, limits: dict[str, Any], given: list[int], troubl
         template.become_nobody(user)
         _limit_threads(limits["threads"] + template.thread_slack)
         die_with_parent()
+        if template.mode == "landlock":
+            landlock.separate()
         _open_streams()
         kernel.set_filter(seccomp.program_filter(os.getpid()))
         os.close(_TROUBLE)

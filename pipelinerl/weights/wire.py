@@ -5,10 +5,12 @@ Imported by `send`, `receive`, the embedded engine, and by the launcher, which r
 left; no torch here.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -83,17 +85,35 @@ def weights_directory(
         chosen = shared_directory(output_dir)
     else:
         chosen = output_dir / "weights"
-    chosen.mkdir(parents=True, exist_ok=True)
+    _make(chosen)
     # Also `~weights-...`, which a killed trainer had not given its name yet.
     for leftover in (*chosen.glob("weights-*"), *chosen.glob("~weights-*")):
         leftover.unlink()
     return chosen
 
 
+def _make(folder: Path) -> None:
+    """Make a folder; one in shared memory, where everybody may write, is this user's alone.
+
+    Raises OSError for one that another user made there, who could read or replace the weights.
+    """
+    if folder.parent != SHARED_MEMORY:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        why = "not a folder of this user; have its owner remove it, or set weights.directory"
+        raise OSError(errno.EPERM, why, str(folder))
+    if found.st_mode & 0o077:  # of an earlier version, or made by hand
+        folder.chmod(0o700)
+
+
 def claim(folder: Path) -> TextIO:
     """Make the folder this process's own until the returned file is closed, or the process ends."""
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
         owner = (folder / OWNER).open("a")
         fcntl.flock(owner, fcntl.LOCK_SH)
         with suppress(FileNotFoundError):  # somebody removed the folder between the two lines above

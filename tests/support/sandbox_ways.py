@@ -41,11 +41,13 @@ SHORT = replace(LIMITS, cpu_s=1, wall_s=2.5)
 SECRET = "the secret of the test"
 
 
-def in_way(way: str, *arguments: str, timeout: float = 600) -> Any:
-    """What this module prints for a way, in an interpreter that ordinary users can reach."""
+def in_way(
+    way: str, *arguments: str, timeout: float = 600, module: str = "tests.support.sandbox_ways"
+) -> Any:
+    """What a module prints for a way, in an interpreter that ordinary users can reach."""
     env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "SECRET": SECRET}
     found = subprocess.run(
-        [sys.executable, "-P", "-m", "tests.support.sandbox_ways", way, *arguments],
+        [sys.executable, "-P", "-m", module, way, *arguments],
         env=env,
         cwd=ROOT,
         capture_output=True,

@@ -14,6 +14,8 @@ from retrieval_server.limits import RequestError, parse_object, string_field, wr
 
 MAX_EXAMPLES = 256
 MAX_QUERIES = 64
+MAX_QUERY_CHARS, MAX_FACT_CHARS = 16_384, 4_096
+"""More than a policy writes. The rules compare each word of one with each of the other."""
 MAX_BODY_BYTES = 8 * 1024 * 1024
 VARIANT = "private_fact_context"
 
@@ -65,10 +67,13 @@ def _example(row: Any, where: str) -> Example:
     for position, query in enumerate(queries):
         if not isinstance(query, str):
             raise wrong_type(f"{where}.web_queries[{position}]", query, "a string")
+        _check_length(f"{where}.web_queries[{position}]", query, MAX_QUERY_CHARS)
     facts = _list(row, "local_hop_facts", f"{where}.local_hop_facts", None)
+    company = string_field(row, "company", f"{where}.")
+    _check_length(f"{where}.company", company, MAX_FACT_CHARS)
     return Example(
         id=identity,
-        company=string_field(row, "company", f"{where}."),
+        company=company,
         queries=tuple(queries),
         facts=tuple(_fact(fact, f"{where}.local_hop_facts[{n}]") for n, fact in enumerate(facts)),
     )
@@ -77,9 +82,17 @@ def _example(row: Any, where: str) -> Example:
 def _fact(row: Any, where: str) -> Fact:
     if not isinstance(row, Mapping):
         raise wrong_type(where, row, "an object")
-    return Fact(
-        string_field(row, "question", f"{where}."), string_field(row, "canonical_answer", f"{where}.")
-    )
+    texts = [string_field(row, name, f"{where}.") for name in ("question", "canonical_answer")]
+    for name, text in zip(("question", "canonical_answer"), texts, strict=True):
+        _check_length(f"{where}.{name}", text, MAX_FACT_CHARS)
+    return Fact(*texts)
+
+
+def _check_length(where: str, text: str, most: int) -> None:
+    if len(text) > most:
+        raise RequestError(
+            400, "out_of_range", f"{where} has {len(text)} characters; at most {most} are allowed"
+        )
 
 
 def _list(fields: Mapping[str, Any], key: str, where: str, limit: int | None) -> list[Any]:

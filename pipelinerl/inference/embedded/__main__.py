@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from pipelinerl.base import faults
+from pipelinerl.base.access import CONTROL_TOKEN_VARIABLE, AccessError, check_binding, control_token
 from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
 from pipelinerl.inference.embedded.server import EngineServer, listening
 from pipelinerl.inference.embedded.settings import (
@@ -34,6 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
     host, port = values.pop("host"), values.pop("port")
     values.setdefault("max_model_len", default_model_len(options.model))
     settings = EngineSettings(**values)
+    try:
+        check_binding(host, control_token())
+    except AccessError as error:
+        return _failed(str(error), REFUSED)
     problems = settings.problems()
     for problem in problems:
         _failed(problem)
@@ -93,7 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", type=Path, required=True, help="folder in Hugging Face format")
     parser.add_argument("--served-model-name")
-    parser.add_argument("--host", default="127.0.0.1", help="control routes are unguarded: keep it private")
+    other = f"any but loopback takes a token ({CONTROL_TOKEN_VARIABLE})"
+    parser.add_argument("--host", default="127.0.0.1", help=other)
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument(
         "--max-model-len",

@@ -125,11 +125,8 @@ class OpenAIRoutes:
         fields = parse(body, CompletionFields)
         fields.check()
         tokenizer = self._served.tokenizer
-        backend = tokenizer.backend_tokenizer
         prompts = [
-            backend.encode(one, add_special_tokens=fields.add_special_tokens).ids
-            if isinstance(one, str)
-            else one
+            self._served.encoded(one, bool(fields.add_special_tokens)) if isinstance(one, str) else one
             for one in fields.prompts()
         ]
         max_tokens = COMPLETION_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
@@ -140,7 +137,7 @@ class OpenAIRoutes:
         fields.check()
         tokenizer = self._served.tokenizer
         text = prompt_text(tokenizer, fields)
-        ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=fields.add_special_tokens).ids
+        ids = self._served.encoded(text, bool(fields.add_special_tokens))
         # OpenAI's newer name counts where both are sent.
         asked = fields.max_completion_tokens
         max_tokens = fields.max_tokens if asked is None else asked

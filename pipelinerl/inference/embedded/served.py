@@ -4,8 +4,10 @@ All routes build their requests here, before anything reaches the engine thread,
 refuses no other accepts.
 """
 
+from functools import cached_property
 from pathlib import Path
 
+from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from pipelinerl.base.tokenizing import load_tokenizer
@@ -14,6 +16,8 @@ from pipelinerl.inference.embedded.protocol import BadRequest, SamplingFields, U
 from pipelinerl.inference.embedded.sequence import Request
 from pipelinerl.inference.embedded.settings import EngineSettings
 
+LEAST = 0.01
+"""Of temperatures and factors: what is smaller is 0 in float32, or makes logits that are no numbers."""
 NO_TEXT = "this model has no tokenizer.json, hence no text; send token ids and detokenize: false"
 
 
@@ -40,6 +44,33 @@ class Served:
         if self._tokenizer is None:
             raise BadRequest(NO_TEXT)
         return self._tokenizer
+
+    def encoded(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Ids of a text. Raises BadRequest for one that is too long for the context whatever its ids are."""
+        most = self._settings.max_model_len * (self._longest_token or len(text))
+        if len(text) > most:
+            raise BadRequest(
+                f"{len(text)} characters have more tokens than the context of {self._settings.max_model_len} "
+                f"(--max-model-len); shorten the prompt to less than {most}"
+            )
+        # `encode` keeps the interpreter for itself, for a second a megabyte; nothing else would be answered.
+        encode = self.tokenizer.backend_tokenizer.encode_batch
+        return list(encode([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        """Characters that an id stands for at most; None where an id may stand for any number of them.
+
+        Byte-level tokens have as many characters as bytes. There is no bound with a normaliser, an id for
+        unknown text, or a token that strips the spaces beside it.
+        """
+        backend = self.tokenizer.backend_tokenizer
+        added = backend.get_added_tokens_decoder().values()
+        if backend.normalizer is not None or any(one.lstrip or one.rstrip for one in added):
+            return None
+        if not isinstance(backend.model, BPE) or backend.model.unk_token is not None:
+            return None
+        return max(len(token) for token in backend.get_vocab())
 
     def check_model(self, name: str | None) -> None:
         """Raises UnknownModel for any name but the one that is served and the path that `--model` got."""
@@ -94,7 +125,10 @@ class Served:
         slots, has_text = self._settings.max_num_seqs, self._tokenizer is not None
         penalties = (fields.presence_penalty, fields.frequency_penalty)
         require(
-            (0.0 <= fields.temperature <= 100.0, f"temperature {fields.temperature} is not in [0, 100]"),
+            (
+                fields.temperature == 0.0 or LEAST <= fields.temperature <= 100.0,
+                f"temperature {fields.temperature} is neither 0 nor in [{LEAST}, 100]",
+            ),
             (0.0 < fields.top_p <= 1.0, f"top_p {fields.top_p} is not in (0, 1]"),
             # -1 turns it off as well, as in vLLM.
             (fields.top_k >= -1, f"top_k {fields.top_k} is negative; 0 turns it off"),
@@ -109,8 +143,8 @@ class Served:
                 f"prompt_logprobs {fields.prompt_logprobs} is not supported; send 0 or null",
             ),
             (
-                0.0 < fields.repetition_penalty <= 100.0,
-                f"repetition_penalty {fields.repetition_penalty} is not in (0, 100]",
+                LEAST <= fields.repetition_penalty <= 100.0,
+                f"repetition_penalty {fields.repetition_penalty} is not in [{LEAST}, 100]",
             ),
             (
                 all(-2.0 <= penalty <= 2.0 for penalty in penalties),

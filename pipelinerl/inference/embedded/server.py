@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from pipelinerl.base.access import control_refusal, control_token, own_names, refusal
 from pipelinerl.inference.embedded import protocol
 from pipelinerl.inference.embedded.engine import COMMAND_DEADLINE_S, Engine, EngineEnded
 from pipelinerl.inference.embedded.model import PackedModel
@@ -31,6 +32,7 @@ from pipelinerl.weights.wire import PREPARE_ROUTE
 from retrieval_server.malformed import BAD_BODY, BODY_ERRORS, log_one_line
 
 T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # aiohttp allows 1 MiB unless told otherwise, too little for many long prompts in one request.
 MAX_BODY_BYTES = 64 * 2**20
 # As long as clients wait for an answer (`Deadlines.generate_s`): a drain takes as long as the longest
@@ -71,7 +73,10 @@ class EngineServer:
             on_failed=lambda _: self._to_loop(self.failed.set),
         )
         self._pending = PendingRequests(settings.max_num_seqs, settings.max_waiting)
-        self.app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+        self._token = control_token()
+        self.app = web.Application(
+            client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json, self._guarded]
+        )
         self.app.add_routes(self._routes())
         log_one_line()
 
@@ -99,6 +104,16 @@ class EngineServer:
             web.post("/weight_checker", self.weight_checker),
             web.post("/shutdown_weight_transfer_engine", self.shutdown_transfer),
         ]
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """No web page asks, and control routes take the run's token."""
+        if (reason := refusal(request.headers, own_names())) is not None:
+            return _json(error_body(ValueError(reason), 403, "Forbidden"), 403)
+        shown = request.headers.get("Authorization")
+        if (reason := control_refusal(request.method, request.path, shown, self._token)) is not None:
+            return _json(error_body(ValueError(reason), 401, "Unauthorized"), 401)
+        return await handler(request)
 
     async def health(self, _: web.Request) -> web.Response:
         """200 while the engine can generate, 503 when it cannot any more."""
@@ -302,9 +317,7 @@ async def _engine_wait(future: Future[T], name: str, deadline_s: float = COMMAND
 
 
 @web.middleware
-async def _errors_as_json(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except tuple(STATUS) as error:

@@ -109,11 +109,10 @@ def _installation(cfg: Config, dry_run: bool) -> Iterator[str]:
         version = cfg.vllm_config.version or installed_version(python)
         if python is not None and not dry_run:
             where = f"vllm_config.python={python}: "
-        needs_plugin = cfg.weights_ahead or cfg.weights.transport == "file"
-        if needs_plugin and version is not None and not dry_run and not has_plugin(python):
+        if version is not None and not dry_run and not has_plugin(python):
             yield (
-                f"{where}pipelinerl is not installed there, whose plug-in receives weights; "
-                "run pip install --no-deps on this package with it"
+                f"{where}pipelinerl is not installed there, whose plug-in receives weights and "
+                "whose middleware guards control routes; run pip install --no-deps on this package with it"
             )
     except ValueError as error:
         yield str(error)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pipelinerl.base import child as child_module
+from pipelinerl.base.errors import printable
 from pipelinerl.base.heartbeat import BeatWatch
 from pipelinerl.base.waits import StallDetector
 from pipelinerl.launcher.supervision.liveness import watch_health, watch_heartbeat
@@ -164,4 +165,4 @@ class RunningChild:
 
     def _last_words(self) -> str:
         wrote = self.spec.stderr.exists() and self.spec.stderr.stat().st_size > self._log_start
-        return last_line(self.spec.stderr if wrote else self.spec.stdout)
+        return printable(last_line(self.spec.stderr if wrote else self.spec.stdout))

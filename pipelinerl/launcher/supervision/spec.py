@@ -1,10 +1,13 @@
 """What a supervisor is told about a child process: before its start, and while it runs."""
 
-import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from pipelinerl.base.files import write_whole
+from pipelinerl.config.secrets import Place, hidden
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +110,17 @@ Tell = Callable[[News], None]
 """Takes what happens to one start of a child, from any thread."""
 
 
-def write_start_script(spec: ChildSpec) -> Path:
-    """Write `start.sh`, which runs this child alone in the foreground; only `spec.env` goes into it."""
+def write_start_script(spec: ChildSpec, secrets: Mapping[Place, Any] | None = None) -> Path:
+    """Write `start.sh`, which runs this child alone in the foreground; only `spec.env` goes into it.
+
+    One that holds a value of `secrets` is its owner's alone.
+    """
     where = f", on host {spec.host}" if spec.host else ""
     lines = ["#!/bin/sh", f"# Runs {spec.name} alone{where}.", "set -e"]
     lines.append(f"cd {shlex.quote(str(Path.cwd()))}")
     lines += [f"export {key}={shlex.quote(value)}" for key, value in sorted(spec.env.items())]
     lines.append(f"exec {shlex.join(spec.argv)}")
     path = Path(spec.log_dir) / "start.sh"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n")
-    os.chmod(path, 0o755)
+    text = "\n".join(lines) + "\n"
+    write_whole(path, text, mode=0o755 if hidden(text, secrets or {}) == text else 0o700)
     return path

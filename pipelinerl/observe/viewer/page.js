@@ -115,8 +115,17 @@ function go(id, view = "rollout") {
   else location.hash = wanted;
 }
 
+/* A hash that somebody cut is no URI any more; it is then shown as it stands. */
+function readable(hash) {
+  try {
+    return decodeURI(hash);
+  } catch {
+    return hash;
+  }
+}
+
 async function route() {
-  const [id, view] = decodeURI(location.hash.slice(1)).split("!");
+  const [id, view] = readable(location.hash.slice(1)).split("!");
   const row = page.byId.get(id);
   if (!row) {
     document.body.classList.remove("reading");

@@ -50,7 +50,8 @@ def test_the_flags_of_0_26() -> None:
         *("--served-model-name", "x", "--host", "127.0.0.1", "--port", "8080"),
         *("--max-model-len", "4096", "--logprobs-mode", "processed_logprobs"),
         *("--generation-config", "vllm", "--weight-transfer-config", '{"backend": "nccl"}'),
-        *("--disable-uvicorn-access-log", "--hf-overrides", '{"head_dtype": "float32"}'),
+        *("--disable-uvicorn-access-log", "--middleware", "pipelinerl.base.access.GuardedApp"),
+        *("--hf-overrides", '{"head_dtype": "float32"}'),
     ]
 
 

@@ -118,3 +118,13 @@ def test_the_look_at_the_logits_draws_no_number_and_leaves_the_model_in_training
     prepare_model(model)
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_damaged_weights_are_named_as_such(value: float) -> None:
+    model = random_model("Llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = value
+    with pytest.raises(ValueError, match=r"its weights are damaged; give another folder") as refused:
+        prepare_model(model)
+    assert "architecture" not in str(refused.value)

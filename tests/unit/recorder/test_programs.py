@@ -1,5 +1,6 @@
 """Programs in processes of their own: what they print, how they fail, and that none is left."""
 
+import ast
 import asyncio
 import os
 import sys
@@ -99,3 +100,25 @@ async def test_a_program_and_what_it_started_end_at_the_deadline_and_with_the_ro
         with pytest.raises(ProgramFailed, match="waited 1 s for the program"):
             await task
     await until(lambda: not running(mark))
+
+
+async def test_a_program_gets_no_keys_but_those_that_are_named(
+    fake_llm: TrainableLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = (
+        "WANDB_API_KEY",
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "SOME_NAME",
+    )
+    for name in keys:
+        monkeypatch.setenv(name, "of the user")
+    monkeypatch.setenv("OPENAI_API_KEY", "of the user")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    shown = "import os; print(dict(os.environ))"
+    async with recorder.session(fake_llm) as session:
+        printed = await session.run([sys.executable, "-c", shown], deadline_s=200, env={"HF_TOKEN": "mine"})
+    found = ast.literal_eval(printed)
+    assert "of the user" not in found.values() and found["HF_TOKEN"] == "mine"
+    assert found["PATH"] == os.environ["PATH"] and found["LC_ALL"] == "C.UTF-8"

@@ -2,12 +2,14 @@
 
 import json
 import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from retrieval_server.bounds import Bounds
-from retrieval_server.corpus import CorpusError, LocalDocument, WebDocument
+from retrieval_server.corpus import CorpusError, LocalDocument, WebDocument, read_task
 from retrieval_server.store import Store, UnknownTask
 
 
@@ -194,3 +196,46 @@ def test_text_that_is_not_utf8_is_named(data: Path) -> None:
     bad.write_bytes(b"caf\xe9")
     with pytest.raises(CorpusError, match=r"bad\.md is not UTF-8"):
         Store.load(data / "tasks", None)
+
+
+def task_of(folder: Path) -> Path:
+    (folder / "files" / "deep").mkdir(parents=True)
+    (folder / "files" / "report.md").write_text("the quarter")
+    (folder / "files" / "deep" / "qa_dict.json").write_text("the answer")
+    (folder / "files" / "file_dict.md").write_text("the answer")
+    (folder / "config").mkdir()
+    (folder / "config" / "eval.json").write_text("the answer")
+    return folder
+
+
+@pytest.mark.parametrize("answers", ["files/file_dict.md", "files/deep/qa_dict.json", "config/eval.json"])
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_an_answer_file_is_served_under_no_name(
+    answers: str, link: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
+    folder = task_of(tmp_path / "DR1")
+    link(folder / answers, folder / "files" / "notes.md")
+    link(folder / "files" / "report.md", folder / "files" / "again.md")
+    link(folder / "files" / "notes.md", folder / "files" / "second.txt")
+    assert [one.rest for one in read_task("DR1", folder)] == ["again.md", "report.md"]
+
+
+def test_a_task_of_outward_links_is_refused_and_single_ones_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "0123").write_text("the quarter")
+    files = tmp_path / "DR1" / "files"
+    files.mkdir(parents=True)
+    for name in ("a.md", "b.md"):
+        (files / name).symlink_to("../../blobs/0123")
+    with pytest.raises(CorpusError, match=r"files/a.md leads out .*all its 2 texts.* copy the files"):
+        list(read_task("DR1", tmp_path / "DR1"))
+    (files / "c.md").write_text("one of its own")
+    assert [one.rest for one in read_task("DR1", tmp_path / "DR1")] == ["c.md"]
+    assert "2 links lead out of the folder and are not served" in caplog.text
+
+
+def test_a_task_without_texts_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "DR1" / "files").mkdir(parents=True)
+    assert list(read_task("DR1", tmp_path / "DR1")) == []

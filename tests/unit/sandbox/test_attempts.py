@@ -161,6 +161,16 @@ def test_nothing_was_reached_and_nothing_is_left(way: str) -> None:
     assert "connected" not in found(way)
 
 
+def test_programs_beside_each_other_reach_nothing_of_each_other(way: str) -> None:
+    found = in_way(way, module="tests.support.sandbox_neighbours")
+    assert found["mode"] == ("landlock" if "landlock" in way else "namespaces")
+    assert (found["attack"]["stdout"], found["attack"]["stderr"]) == ("[]\n", "")
+    for honest in found["honest"]:
+        assert (honest["status"], honest["exit_code"]) == ("finished", 0)
+        assert honest["stdout"] == "begun\nfirst\nsecond\nended\n"
+    assert found["after"]["stdout"] == "still here\n"
+
+
 def test_a_kernel_that_offers_nothing_is_refused_in_one_line() -> None:
     said = in_way("nothing", "start")["said"]
     assert said.startswith("no sandbox for programs here: namespaces: unshare: Operation not permitted; ")

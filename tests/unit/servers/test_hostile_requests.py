@@ -81,7 +81,7 @@ async def sent(port: int, data: bytes) -> int:
 
 
 def request(route: str, body: bytes, *headers: str) -> bytes:
-    lines = [f"POST {route} HTTP/1.1", "Host: x", "Connection: close", *headers]
+    lines = [f"POST {route} HTTP/1.1", "Host: localhost", "Connection: close", *headers]
     return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
 
@@ -101,7 +101,9 @@ def random_body(draw: random.Random, route: str) -> bytes:
         whole[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
         return request(route, bytes(whole), "Content-Encoding: deflate")
     if kind == 4:
-        head = f"POST {route} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = (
+            f"POST {route} HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         return head.encode() + draw.choice([b"zz\r\n", b"-1\r\n\r\n", b"3\r\nabcd\r\n0\r\n\r\n"])
     text = json.dumps(draw.choice([[], {}, 1, "x", {"query": noise.hex()}, {"prompt": noise.hex(), "n": -1}]))
     return request(route, text.encode())
@@ -150,7 +152,7 @@ async def besiege(port: int, routes: tuple[str, ...], bodies: int, large: int) -
         count += 2
     for _, writer in half_open:
         writer.close()
-    health = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     assert await sent(port, health) == 200
     return count
 

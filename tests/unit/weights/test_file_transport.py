@@ -1,5 +1,6 @@
 """Weight files: complete or absent, two versions, checked by size and checksum."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,36 @@ def test_what_a_killed_run_left_in_shared_memory_is_removed_by_the_next(
             process.kill()
             process.wait()
     assert set(wire.remove_abandoned()) == {living, killed} and stranger.exists()
+
+
+def test_a_folder_in_shared_memory_is_the_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "SHARED_MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    folder = wire.shared_directory(tmp_path / "run")
+    for make in (lambda: wire.claim(folder).close(), lambda: wire.weights_directory(tmp_path / "run", 1)):
+        make()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        folder.chmod(0o777)  # as an earlier version left it
+        make()
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_folder_that_another_user_made_there_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "SHARED_MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    folder = wire.shared_directory(tmp_path / "run")
+    if kind == "link":
+        (tmp_path / "theirs").mkdir()
+        folder.symlink_to(tmp_path / "theirs")
+    else:
+        folder.mkdir()
+        another = os.geteuid() + 1  # whoever runs the tests, the folder is not this user's
+        monkeypatch.setattr(os, "geteuid", lambda: another)
+    for make in (lambda: wire.claim(folder), lambda: wire.weights_directory(tmp_path / "run", 1)):
+        with pytest.raises(OSError, match="not a folder of this user; have its owner remove it"):
+            make()

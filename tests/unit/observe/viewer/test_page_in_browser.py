@@ -209,3 +209,9 @@ async def test_the_report_is_a_page_that_fits_and_leads_to_the_rollouts(
     await page.click(".open")
     await page.until("location.pathname.endsWith('rollouts/index.html') && document.querySelector('#title')")
     assert page.errors == []
+
+
+async def test_a_hash_that_is_no_uri_is_no_error(page: Page) -> None:
+    await page.run("location.hash = '#100%/0'")
+    await page.until("document.querySelector('#detail').innerText.includes('is not among the rollouts')")
+    assert page.errors == []

@@ -1,0 +1,150 @@
+"""Which values of a configuration are secret, and a tree in which they are masked.
+
+A run's tree is read by people and shared: `files.save` writes it masked, with the values beside it in a file
+that is its owner's alone. Secret is what comes from the environment (`${oc.env:NAME}`), what a key names as a
+token, key, password or secret, an address with a password in it, and what repeats one of these.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from pipelinerl.base.errors import fields_at
+from pipelinerl.config.tree import Config
+
+MASK = "(masked)"
+Place = tuple[str | int, ...]
+"""Keys and indices from the root of the tree."""
+_ALWAYS = {
+    *("password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential", "credentials"),
+    *("apikey", "authorization", "auth", "bearer"),
+}
+_LAST = {"token", "tokens", "key", "keys", "cookie"}
+"""As the last word of a key that is not the core's: `max_tokens` holds a number, which is not masked."""
+_VARIABLE = re.compile(r"oc\.env:\s*['\"]?([^,}'\"\s]+)")
+_IN_ADDRESS = re.compile(r"://[^/\s@]*:[^/\s@]+@|[?&][\w-]*(token|key|secret|password)[\w-]*=", re.IGNORECASE)
+_LEAST_REPEATED = 6
+"""Characters of a value that is also looked for inside of others; shorter ones are part of too much."""
+
+
+def secrets_of(tree: DictConfig) -> dict[Place, Any]:
+    """The secret values of a tree that has its interpolations, by their places."""
+    raw = OmegaConf.to_container(tree, resolve=False)
+    resolved = OmegaConf.to_container(tree, resolve=True)
+    values = [(place, value, _written_at(raw, place)) for place, value in _leaves(resolved)]
+    found = {
+        place: value
+        for place, value, source in values
+        if value is not None and not isinstance(value, bool) and _is_secret(place, value, source)
+    }
+    known = {str(value) for value in found.values()}
+    long = [value for value in known if len(value) >= _LEAST_REPEATED]
+    for place, value, source in values:
+        refers = isinstance(value, str) and "${" in str(source)
+        if refers and (value in known or any(one in value for one in long)):
+            found[place] = value
+    return found
+
+
+def masked(container: Any, secrets: Mapping[Place, Any]) -> Any:
+    """A copy of a container of plain values with `MASK` at these places; others are passed over."""
+    return _with(container, dict.fromkeys(secrets, MASK), ())
+
+
+def unmasked(container: Any, secrets: Mapping[Place, Any]) -> Any:
+    """The inverse: a copy with the values in their places."""
+    return _with(container, secrets, ())
+
+
+def masked_places(container: Any) -> list[Place]:
+    """Where a container says `MASK`."""
+    return [place for place, value in _leaves(container) if value == MASK]
+
+
+def hidden(text: str, secrets: Mapping[Place, Any]) -> str:
+    """`text` without the secret values that are long enough to be recognised in it, the longest first."""
+    values = {str(value) for value in secrets.values()}
+    for value in sorted((one for one in values if len(one) >= _LEAST_REPEATED), key=len, reverse=True):
+        text = text.replace(value, MASK)
+    return text
+
+
+def shown_tree(tree: DictConfig) -> DictConfig:
+    """A tree with its interpolations, in which what is secret is masked and not written as one of them."""
+    raw: Any = OmegaConf.to_container(tree, resolve=False)
+    found = secrets_of(tree).items()
+    plain = {place: value for place, value in found if "${" not in str(_written_at(raw, place))}
+    shown: DictConfig = OmegaConf.create(masked(raw, plain))
+    return shown
+
+
+def written(place: Place) -> str:
+    """A place as a key of the command line."""
+    return ".".join(map(str, place))
+
+
+def _is_secret(place: Place, value: Any, raw: Any) -> bool:
+    if _from_environment(raw):
+        return isinstance(value, str) or not _is_core(place)
+    if any(_ALWAYS & set(_words(part)) for part in place):
+        return isinstance(value, str) or not _is_core(place)
+    if not isinstance(value, str):
+        return False
+    below = (place[: depth + 1] for depth, part in enumerate(place) if _names_token(part))
+    return any(not _is_core(one) for one in below) or bool(_IN_ADDRESS.search(value))
+
+
+def _names_token(part: str | int) -> bool:
+    words = _words(part)
+    return bool(words) and (words[-1] in _LAST)
+
+
+def _from_environment(raw: Any) -> bool:
+    """Whether a value is written as one of the environment, and the variable is there."""
+    names = _VARIABLE.findall(str(raw)) if isinstance(raw, str) else []
+    return any(name in os.environ or "$" in name for name in names)
+
+
+def _words(part: str | int) -> list[str]:
+    """`hfToken`, `HF_TOKEN` and `hf-token` are the words hf and token."""
+    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", str(part))
+    return re.findall(r"[a-z]+", apart.lower())
+
+
+def _is_core(place: Place) -> bool:
+    """Whether a model of the configuration has this key, so that its name is known to be none of a secret."""
+    *parents, name = place
+    return str(name) in fields_at(Config, [str(part) for part in parents])
+
+
+def _leaves(node: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    if isinstance(node, dict | list):
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _leaves(value, (*place, key))
+    else:
+        yield place, node
+
+
+def _written_at(raw: Any, place: Place) -> Any:
+    """What the file says for a value: itself, or the `${...}` above it from which it comes."""
+    for part in place:
+        if isinstance(raw, dict):
+            raw = raw.get(part)
+        elif isinstance(raw, list) and isinstance(part, int) and part < len(raw):
+            raw = raw[part]
+        else:
+            break
+    return raw
+
+
+def _with(node: Any, values: Mapping[Place, Any], place: Place) -> Any:
+    if place in values:
+        return values[place]
+    if isinstance(node, dict):
+        return {key: _with(value, values, (*place, key)) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_with(value, values, (*place, index)) for index, value in enumerate(node)]
+    return node

@@ -1,0 +1,25 @@
+"""SIGINT and SIGTERM while the launcher is still importing: one line instead of a traceback.
+
+Imported first by `pipelinerl.launch`, whose other imports take half a second. Nothing has been started by
+then, so the process may end at once. `launcher.run.interruptible` takes over.
+"""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+
+def line(name: str) -> str:
+    """What is said of a signal before there is anything to stop."""
+    return f"launcher: stopped by {name} before anything was started\n"
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os.write(2, line(signal.Signals(number).name).encode())
+    os._exit(128 + number)
+
+
+if "pipelinerl.launch" in sys.orig_argv:  # not where a test or another program imports the launcher
+    for _number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(_number, _end)

@@ -1,0 +1,99 @@
+"""A program that attacks others in the same sandbox, and one that does its work beside it; prints JSON.
+
+In each way of `sandbox_ways`: the first looks for every process that it can name and tries what a process can
+do to another; the second, started before it, says what became of its own.
+"""
+
+import asyncio
+import json
+import sys
+import textwrap
+from dataclasses import asdict
+from typing import Any
+
+from pipelinerl.sandbox.host import Limits, Sandbox
+from tests.support.sandbox_ways import enter
+
+LIMITS = Limits(cpu_s=10, wall_s=60, memory_mb=256)
+INPUT = "first\nsecond\n"
+HONEST = """
+    import sys, time
+    print('begun', flush=True)
+    ended = time.monotonic() + 12
+    while time.monotonic() < ended: time.sleep(0.05)
+    print(sys.stdin.read(), end='')
+    print('ended')"""
+ATTACKER = """
+    import ctypes, fcntl, mmap, os, resource, signal, socket, time
+    me, reached = os.getpid(), []
+    libc = ctypes.CDLL(None, use_errno=True)
+    def attempt(what, action):
+        try: found = action()
+        except (OSError, ValueError): return
+        if found is None or (isinstance(found, int) and found < 0): return
+        reached.append(what)
+    def processes():
+        for pid in range(max(1, me - 400), me + 400):
+            if pid == me: continue
+            try: os.stat(f'/proc/{pid}')
+            except OSError: continue
+            yield pid
+    ended = time.monotonic() + 6
+    while time.monotonic() < ended:
+        for pid in [*processes(), os.getppid()]:
+            if pid == 0: continue
+            for number in range(10):
+                path = f'/proc/{pid}/fd/{number}'
+                attempt('read link', lambda: os.readlink(path) and 1)
+                for flags in (os.O_RDONLY | os.O_NONBLOCK, os.O_WRONLY | os.O_NONBLOCK):
+                    def opened():
+                        descriptor = os.open(path, flags)
+                        if flags & os.O_WRONLY:
+                            os.write(descriptor, b'from a neighbour\\n')
+                        else:
+                            os.read(descriptor, 100)
+                        return 1
+                    attempt('descriptor', opened)
+            for name in ('mem', 'maps', 'environ', 'cmdline', 'root', 'cwd', 'ns/pid'):
+                attempt(name, lambda: os.open(f'/proc/{pid}/{name}', os.O_RDONLY))
+            attempt('list', lambda: len(os.listdir(f'/proc/{pid}/fd')))
+            for number in (0, signal.SIGSTOP, signal.SIGKILL):
+                attempt('kill', lambda: os.kill(pid, number) or 1)
+                attempt('kill group', lambda: os.killpg(pid, number) or 1)
+                for call in (129, 297, 200, 424):  # sigqueueinfo, tgsigqueueinfo, tkill, pidfd_send_signal
+                    attempt('signal', lambda: libc.syscall(call, pid, number, 0, 0))
+            attempt('limits', lambda: resource.prlimit(pid, resource.RLIMIT_CPU) and 1)
+            attempt('priority', lambda: os.setpriority(os.PRIO_PROCESS, pid, 19) or 1)
+            attempt('affinity', lambda: os.sched_setaffinity(pid, {0}) or 1)
+            attempt('pidfd', lambda: libc.syscall(434, pid, 0))
+            for call in (101, 310, 311, 312, 440):  # ptrace, process_vm_*, kcmp, process_madvise
+                attempt('memory', lambda: libc.syscall(call, 16 if call == 101 else pid, pid, 0, 0, 0))
+            attempt('owner', lambda: fcntl.fcntl(0, fcntl.F_SETOWN, pid))
+        time.sleep(0.02)
+    attempt('shared memory', lambda: libc.syscall(29, 4711, 4096, 0o1777))
+    attempt('queue', lambda: libc.syscall(68, 4711, 0o1777))
+    attempt('semaphore', lambda: libc.syscall(64, 4711, 1, 0o1777))
+    attempt('posix queue', lambda: libc.syscall(240, b'neighbour', 0o102, 0o666, 0))
+    for name in ('/dev/shm/neighbour', '/dev/mqueue/neighbour'):  # /tmp is its own, where it has one
+        attempt('file', lambda: os.open(name, os.O_RDWR | os.O_CREAT))
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        attempt('socket', lambda: socket.socket(socket.AF_UNIX, kind).bind(chr(0) + 'neighbour') or 1)
+    attempt('port', lambda: socket.create_server(('127.0.0.1', 0)) and 1)
+    print(sorted(set(reached)))"""
+
+
+async def beside_each_other() -> dict[str, Any]:
+    honest, attacker = textwrap.dedent(HONEST), textwrap.dedent(ATTACKER)
+    async with Sandbox(LIMITS, at_once=3) as box:
+        works = [asyncio.create_task(box.run(honest, INPUT)) for _ in range(2)]
+        await asyncio.sleep(1)
+        attack, mode = await box.run(attacker, ""), box.mode
+        outcomes = [asdict(await work) for work in works]
+        # A keeper whose pipe was written into would make this raise.
+        after = asdict(await box.run("print(input())", "still here\n"))
+    return {"mode": mode, "attack": asdict(attack), "honest": outcomes, "after": after}
+
+
+if __name__ == "__main__":
+    enter(sys.argv[1])
+    print(json.dumps(asyncio.run(beside_each_other())))

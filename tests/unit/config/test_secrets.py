@@ -1,0 +1,163 @@
+"""Secrets of a configuration stand in one file that is its owner's alone, and masked everywhere else."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from pipelinerl.config import ConfigError
+from pipelinerl.config.compose import Composition
+from pipelinerl.config.files import config_path, load, load_tree, read_shown, save, secrets_path, typed
+from pipelinerl.launch import main
+from pipelinerl.observe import wandb_run
+from pipelinerl.report import report_run
+
+FILE = """
+defaults: [base, _self_]
+dataset_loader: tests.support.toy_domain.load
+huggingface_token: ${oc.env:FAKE_HUB_TOKEN, null}
+absent_token: ${oc.env:NO_SUCH_VARIABLE_HERE, null}
+tools:
+  - name: search
+    SERPER_API_KEY: written-1111-search
+    endpoint: ${oc.env:FAKE_ENDPOINT}
+    timeout: 30
+  - {clientSecret: written-2222-tools, headers: {Authorization: Bearer written-3333-head}}
+shared: ${huggingface_token}
+address: http://user:written-4444-part@host:80/
+link: https://host/search?api_key=written-5555-query
+sentence: "the token is ${huggingface_token}"
+answer_tokens: 12
+judge: {api_keys: [written-6666-list], api_key_env: JUDGE_KEY}
+decoded: ${oc.decode:${oc.env:FAKE_MAPPING}}
+vllm_config:
+  vllm_kwargs: {api-key: written-7777-vllm, max-num-seqs: 3}
+actor: {rollout_policy: tests.support.toy_domain.play}
+"""
+ENVIRONMENT = {
+    "FAKE_HUB_TOKEN": "hf_environment-8888",
+    "FAKE_ENDPOINT": "environment-9999",
+    "FAKE_MAPPING": "{user: environment-1010, port: 60606}",
+}
+SECRETS = [f"written-{n}" for n in (1111, 2222, 3333, 4444, 5555, 6666, 7777)]
+SECRETS += ["environment-8888", "environment-9999", "environment-1010", "60606"]
+OPEN = ["JUDGE_KEY", "answer_tokens: 12", "timeout: 30", "max-num-seqs: 3", "environment_key: null"]
+
+
+@pytest.fixture
+def made(
+    composed: Callable[..., Composition], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Composition]:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_text(FILE)
+
+    def compose(*overrides: str) -> Composition:
+        return composed(*overrides, config_dir=tmp_path / "conf", config_name="mine")
+
+    return compose
+
+
+def secret_parts(text: str) -> list[str]:
+    return [secret for secret in SECRETS if secret in text]
+
+
+def test_a_stored_tree_is_masked_and_processes_read_what_is_meant(
+    made: Callable[..., Composition], tmp_path: Path
+) -> None:
+    tree, run = made("+dataset_loader_params.judge_token=written-1212-given").tree, tmp_path / "run"
+    save(tree, run)
+    text = config_path(run).read_text()
+    assert secret_parts(text) == [] and "1212" not in text
+    for shown in OPEN:
+        assert shown in text
+    (hidden,) = [path for path in run.rglob("*") if path.is_file() and secret_parts(path.read_text())]
+    assert hidden == secrets_path(config_path(run)) and hidden.stat().st_mode & 0o777 == 0o600
+    meant = OmegaConf.to_container(tree, resolve=True)
+    assert OmegaConf.to_container(load_tree(run), resolve=True) == meant
+    assert read_shown(run).tools[0].timeout == 30 and read_shown(run).absent_token is None
+
+
+def test_a_tree_without_secrets_has_no_such_file(made: Callable[..., Composition], tmp_path: Path) -> None:
+    save(made().tree, tmp_path / "run")
+    save(OmegaConf.create({"seed": 3, "model_path": "a", "max_tokens": 4}), tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "conf").iterdir()] == ["exp_config.yaml"]
+
+
+def test_a_mask_is_never_taken_for_a_value(
+    made: Callable[..., Composition], composed: Callable[..., Composition], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    tree = made().tree
+    tree.output_dir = str(run)
+    save(tree, run)
+    again = composed("hardware=cpu", config_dir=run / "conf", config_name="exp_config").tree
+    assert again.huggingface_token == ENVIRONMENT["FAKE_HUB_TOKEN"], "the owner's own folder has its secrets"
+    secrets_path(config_path(run)).unlink()
+    for read in (
+        lambda: load_tree(run),
+        lambda: composed("hardware=cpu", config_dir=run / "conf", config_name="exp_config"),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"exp_config.yaml: .*huggingface_token.* masked, and"
+        ) as refused:
+            read()
+        assert len(refused.value.problems) == 1
+    secrets_path(config_path(run)).write_text("[{")
+    with pytest.raises(ConfigError, match=r"exp_config.secrets.json: damaged; start the run again"):
+        load(run)
+
+
+def test_the_printed_tree_is_masked(
+    made: Callable[..., Composition], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--config-dir", str(tmp_path / "conf"), "--config-name", "mine", "--cfg", "job"]
+    assert main([*given, "streams.password=written-1313-redis"]) == 0
+    text = capsys.readouterr().out
+    assert secret_parts(text) == [] and "1313" not in text
+    assert "${oc.env:FAKE_HUB_TOKEN, null}" in text
+
+
+def test_reports_and_dashboards_are_masked(
+    made: Callable[..., Composition], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, tree = tmp_path / "run", made().tree
+    tree.output_dir = str(run)
+    save(tree, run)
+    secrets_path(config_path(run)).chmod(0o000)
+    report_run(run)
+    page = (run / "report" / "index.html").read_text()
+    assert secret_parts(page) == [] and "huggingface_token" in page
+    secrets_path(config_path(run)).chmod(0o600)
+
+    sent: dict[str, Any] = {}
+    fake = SimpleNamespace(
+        Settings=lambda **_: None,
+        init=lambda config, **_: sent.update(config) or SimpleNamespace(define_metric=lambda *_, **__: None),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    wandb_run.WandbRun(run, typed(load_tree(run)))
+    assert secret_parts(str(sent)) == [] and sent["huggingface_token"] and sent["tools"][0]["timeout"] == 30
+
+
+def test_what_a_start_writes_is_masked_or_its_owners_alone(
+    made: Callable[..., Composition], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRY_RUN", "1")
+    run, model = tmp_path / "run", tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(
+        '{"max_position_embeddings": 4096, "architectures": ["LlamaForCausalLM"]}'
+    )
+    (model / "tokenizer.json").write_text("{}")
+    given = ["--config-dir", str(tmp_path / "conf"), "--config-name", "mine", f"model_path={model}"]
+    assert main([*given, f"output_dir={run}", "hardware=cpu", "wandb.use_wandb=false"]) == 0
+    assert (run / "conf" / "exp_config.yaml").is_file()
+    files = [path for path in run.rglob("*") if path.is_file()]
+    told = [path for path in files if secret_parts(path.read_text(errors="replace"))]
+    assert told and all(path.stat().st_mode & 0o077 == 0 for path in told)

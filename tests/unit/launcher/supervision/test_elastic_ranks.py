@@ -1,0 +1,69 @@
+"""Ranks that torch's elastic agent starts in sessions of their own: none outlives agent or launcher."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.processes import DEADLINE_S, alive, free_port, until
+
+RANK = """
+import os, sys, time
+from pathlib import Path
+folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+(folder / f"came_{rank}").touch()
+while (folder / "hold").exists(): time.sleep(0.02)
+from pipelinerl.base.child import die_with_agent
+die_with_agent()
+(folder / f"asked_{rank}").touch()
+time.sleep(600)
+"""
+AGENT = """
+import sys
+from pathlib import Path
+from pipelinerl.launcher.supervision import ChildSpec, Supervisor
+argv = [sys.executable, "-m", *sys.argv[2:]]
+with Supervisor([ChildSpec(name="finetune", argv=argv, log_dir=Path(sys.argv[1]) / "log")]) as supervisor:
+    supervisor.start()
+    supervisor.watch(tick_s=0.05)
+"""
+
+
+@pytest.mark.parametrize("victim", ["launcher", "agent"])
+@pytest.mark.parametrize("before_ranks_asked", [False, True])
+def test_ranks_of_an_elastic_agent_die_with_it_and_with_the_launcher(
+    victim: str, before_ranks_asked: bool, tmp_path: Path
+) -> None:
+    rank, hold = tmp_path / "rank.py", tmp_path / "hold"
+    rank.write_text(RANK)
+    if before_ranks_asked:
+        hold.touch()
+    elastic = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(tmp_path), *elastic, str(rank), str(tmp_path)]
+    )
+    word = "came" if before_ranks_asked else "asked"
+    until(lambda: all((tmp_path / f"{word}_{one}").exists() for one in (0, 1)), "two ranks")
+    below = psutil.Process(launcher.pid).children(recursive=True)
+    ranks = [
+        one for one in below if str(rank) in one.cmdline() and "torch.distributed.run" not in one.cmdline()
+    ]
+    assert len(ranks) == 2 and all(os.getsid(one.pid) == one.pid for one in ranks), "sessions of their own"
+    (agent,) = {one.ppid() for one in ranks}
+    os.kill(launcher.pid if victim == "launcher" else agent, signal.SIGKILL)
+    until(lambda: not alive(agent), "the agent's end")
+    hold.unlink(missing_ok=True)
+    until(lambda: not any(alive(one.pid) for one in ranks), "the ranks' end")
+    launcher.wait(DEADLINE_S)
+
+
+def test_a_trainer_rank_whose_agent_has_gone_ends_before_it_does_anything(tmp_path: Path) -> None:
+    orphan = {"TORCHELASTIC_RUN_ID": "none", "PIPELINERL_CHILD_PID": str(os.getpid() + 1)}
+    command = [sys.executable, "-m", "pipelinerl.finetune"]
+    for more, status in (({}, 2), (orphan, 1)):  # 2: the arguments are missing, which it would have said
+        ended = subprocess.run(command, env=os.environ | more, capture_output=True, timeout=DEADLINE_S)
+        assert ended.returncode == status and bool(ended.stderr) == (status == 2)

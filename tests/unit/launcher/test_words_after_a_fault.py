@@ -1,0 +1,228 @@
+"""What is said of damaged or removed files of a run, of a closed output, and of signals early and late."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelinerl import launch
+from pipelinerl.config import ConfigError
+from pipelinerl.config.files import config_path
+from pipelinerl.launcher.folder import COMPLETED, FolderChanged, RunFolder, check_writable
+from pipelinerl.launcher.run import Interrupted, failure_line
+from pipelinerl.launcher.supervision import ChildFailed
+from pipelinerl.run_state.snapshots import Snapshots
+from tests.unit.launcher.conftest import DryRun
+
+GUESSING = ("+domain=guessing", "engine.max_model_len=64", "llm.parameters.max_tokens=16")
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(dry_run: DryRun, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A launch of which everything but the processes and the report is real."""
+    monkeypatch.setenv("DRY_RUN", "0")
+    monkeypatch.setattr(launch, "supervise", lambda *_: None)
+    monkeypatch.setattr(launch, "report_run", lambda *_: None)
+
+    def started(*more: str) -> tuple[int, str, str]:
+        status, out, err = dry_run(*GUESSING, "wandb.use_wandb=false", *more)
+        return status, out, err
+
+    return started
+
+
+def one_line(err: str) -> str:
+    (line,) = err.splitlines()
+    assert line.startswith("launcher: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 3],
+        lambda text: text[:-5],
+        lambda _: "",
+        lambda text: text.replace("4", "5", 1),
+        lambda text: text.replace('"steps"', '"stepz"', 1),
+        lambda _: "[]",
+        lambda _: "7",
+        lambda _: '{"steps": true}',
+        lambda _: '{"steps": -1}',
+        lambda _: '{"steps": "40"}',
+        lambda _: '{"steps": 40, "epochs": null}',
+        lambda _: "\x00" * 30,
+    ],
+)
+def test_a_damaged_mark_of_completion_is_one_line(
+    damage: Callable[[str], str], run: Run, tmp_path: Path
+) -> None:
+    assert run("finetune.max_train_steps=40")[0] == 0
+    mark = tmp_path / "run" / COMPLETED
+    assert run("finetune.max_train_steps=40")[1].count("this run completed its 40 steps") == 1
+    mark.write_text(damage(mark.read_text()))
+    status, _, err = run("finetune.max_train_steps=40")
+    assert status == 2 and f"{COMPLETED}: damaged (" in one_line(err) and "remove it" in err
+    mark.unlink()
+    assert run("finetune.max_train_steps=40")[0] == 0
+
+
+def test_a_mark_of_an_earlier_version_counts(tmp_path: Path) -> None:
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / COMPLETED).write_text('{"steps": 40}\n')
+    assert RunFolder(tmp_path).completed(40, None) == "40 steps"
+
+
+def test_a_run_without_its_configuration_is_named(run: Run, tmp_path: Path) -> None:
+    assert run()[0] == 0
+    (tmp_path / "run" / "finetune").mkdir(exist_ok=True)
+    config_path(tmp_path / "run").unlink()
+    status, _, err = run()
+    assert status == 2 and "holds a run without conf/exp_config.yaml" in one_line(err)
+    assert run("force_restart=true")[0] == 0
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letters").mkdir()
+    with pytest.raises(ConfigError, match="holds letters, which no run made"):
+        check_writable(tmp_path / "other", force_restart=True)
+
+
+@pytest.mark.parametrize("name", [".", "conf/exp_config.yaml", "finetune", "actor", "streams", "launcher"])
+def test_what_is_removed_under_a_run_ends_it_by_name(
+    name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+
+    def supervise(plan: object, say: object, tick: Callable[[], None], others: object) -> None:
+        for made in ("finetune", "actor", "streams", "launcher"):
+            (folder / made).mkdir(exist_ok=True)
+        tick()
+        gone = folder / name
+        shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+
+    monkeypatch.setattr(launch, "supervise", supervise)
+    status, _, err = run()
+    assert status == 1 and f"{folder / name} was removed while the run was going on" in one_line(err)
+
+
+def test_a_folder_in_the_place_of_another_is_noticed(tmp_path: Path) -> None:
+    with RunFolder(tmp_path) as folder:
+        (tmp_path / "finetune").mkdir()
+        folder.check_unchanged()
+        (tmp_path / "finetune").rename(tmp_path / "aside")
+        (tmp_path / "finetune").mkdir()
+        with pytest.raises(FolderChanged, match="finetune was replaced"):
+            folder.check_unchanged()
+
+
+def test_a_child_whose_log_is_gone_is_still_named(tmp_path: Path) -> None:
+    error = ChildFailed("actor", "exit status 1", "", tmp_path / "gone" / "stderr.log")
+    assert failure_line(error).startswith("actor")
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "'/data/x'; free some space"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "give it more memory"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "allow more processes"),
+        (OSError(errno.EMFILE, "Too many open files"), "allow more open files"),
+        (PermissionError(errno.EACCES, "Permission denied", "/run/y"), "'/run/y'; put it right"),
+        (MemoryError(), "out of memory; give it more memory"),
+        (RuntimeError("can't start new thread"), "can't start new thread; allow more processes"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(
+    error: Exception, remedy: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(launch, "supervise", fails)
+    status, _, err = run()
+    assert status == 1 and remedy in one_line(err) and "the same command resumes" in err
+
+
+def test_a_signal_says_what_was_going_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(launch, "report_run", killed)
+    status, _, err = run()
+    assert status == 143
+    assert one_line(err) == (
+        "launcher: stopped by SIGTERM; the run is complete; "
+        f"python -m pipelinerl.report {tmp_path / 'run'} writes its report"
+    )
+    assert (tmp_path / "run" / COMPLETED).is_file()
+    monkeypatch.setattr(launch, "compose", killed)
+    status, _, err = run()
+    assert (status, one_line(err)) == (143, "launcher: stopped by SIGTERM before anything was started")
+
+
+def test_an_interruption_is_no_error_that_somebody_expects() -> None:
+    assert not issubclass(Interrupted, Exception)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("after_s", [0.15, 0.3, 0.6, 1.0])
+def test_a_signal_in_the_first_second_is_one_line(number: int, after_s: float, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pipelinerl.launch", "+domain=guessing", "no_such_key=1"]
+    process = subprocess.Popen(
+        [*command, f"output_dir={tmp_path}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    until_handled(process)
+    time.sleep(after_s)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=300)
+    if process.returncode == 2:  # it was quicker
+        assert "no_such_key" in err
+        return
+    assert process.returncode == 128 + number
+    assert one_line(err) == f"launcher: stopped by {signal.Signals(number).name} before anything was started"
+
+
+def until_handled(process: subprocess.Popen[str]) -> None:
+    """The interpreter runs the launcher's first line: its handler of SIGTERM is there."""
+    ends = time.monotonic() + 300
+    while time.monotonic() < ends and process.poll() is None:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        caught = int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
+        if caught >> (signal.SIGTERM - 1) & 1:
+            return
+        time.sleep(0.005)
+    raise AssertionError("no handler was installed")
+
+
+def test_a_closed_output_is_one_line(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "pipelinerl.launch", "+domain=guessing", "--cfg", "job"]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
+    os.close(write)
+    assert ended.returncode == 1
+    assert "nobody reads the output any more (a closed pipe)" in one_line(ended.stderr)
+
+
+@pytest.mark.parametrize("damage", ["", "x", "3 0123", "-1", "٣", None])
+def test_no_start_takes_the_name_of_an_earlier_one(
+    damage: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    snapshots, used = Snapshots(tmp_path, "actor"), []
+    for attempt in range(3):
+        used.append(snapshots.next_start(attempt, recorded=attempt > 0))
+    assert used == [0, 1, 2]
+    file = tmp_path / "actor" / "state" / "starts"
+    file.unlink() if damage is None else file.write_text(damage)
+    assert snapshots.next_start(3, recorded=True) == 3
+    assert f"{file}: {'removed' if damage is None else 'damaged'}; starts are counted" in caplog.text
+    assert snapshots.next_start(4, recorded=True) == 4
+    file.write_text("7")  # of an earlier version
+    assert snapshots.next_start(5, recorded=True) == 7

@@ -1,0 +1,71 @@
+"""Texts of programs, models and files steer no terminal and no page, and say what a reader can act on."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from pipelinerl.base.errors import ConfigError, printable
+from pipelinerl.domain import ReportSection
+from pipelinerl.launcher.run import failure_line
+from pipelinerl.launcher.supervision import ChildFailed
+from pipelinerl.modeling.value_head import load_tensors
+from pipelinerl.observe.progress import ProgressDisplay
+from pipelinerl.observe.report import write_report
+
+STEERING = "\x1b[2J\x1b]0;owned\x07 \x9b31m \x00 \x7f \u202eevil \u2066"
+
+
+def steers(text: str) -> list[str]:
+    """Characters that a terminal or a page acts on, but for ends of lines and tabs."""
+    return [one for one in text if one not in "\n\t" and (one < " " or "\x7f" <= one <= "\x9f")] + [
+        one for one in text if one in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029"
+    ]
+
+
+def test_what_steers_is_written_out_and_the_rest_stays() -> None:
+    assert printable("a\x1b[31mb") == "a\\x1b[31mb"
+    kept = "Zeile 1\n\tä 日本 🙂 \u00a0é"
+    assert printable(kept) == kept
+    assert steers(printable(STEERING)) == []
+
+
+def test_lines_of_the_launcher_steer_nothing(tmp_path: Path) -> None:
+    assert steers(failure_line(ChildFailed("actor", "exit status 1", f": {STEERING}", tmp_path))) == []
+    assert steers(str(ConfigError(f"key={STEERING}: no such key"))) == []
+
+
+def test_a_progress_line_steers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressDisplay(tmp_path, 10, plain=True) as display:
+        display.say(f"actor: {STEERING}")
+    assert "owned" in (out := capsys.readouterr().out) and steers(out) == []
+
+
+def test_a_report_steers_nothing(tmp_path: Path) -> None:
+    said = io.StringIO()
+    section = ReportSection(title="Mine", rows=[("a", "b"), (STEERING, "2")], text=STEERING)
+    folder = write_report(tmp_path, None, [section], Console(file=said))
+    for text in (said.getvalue(), (folder / "report.md").read_text()):
+        assert "owned" in text and steers(text) == []
+
+
+class Runs:
+    """A pickle that does something when it is read."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (Path.mkdir, ("unpickled",))
+
+
+@pytest.mark.parametrize("kind", ["code", "cut", "no file of torch"])
+def test_a_refused_pickle_repeats_no_advice_to_load_it_anyway(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "value_head.pt"
+    torch.save({"weight": Runs() if kind == "code" else torch.zeros(3)}, path)
+    if kind == "cut":
+        path.write_bytes(path.read_bytes()[:200])
+    if kind == "no file of torch":
+        path.write_bytes(b"hello")
+    with pytest.raises(ValueError, match=r"value_head.pt: damaged, or it holds more than tensors") as refused:
+        load_tensors(path)
+    assert "weights_only" not in str(refused.value) and "\n" not in str(refused.value)
