@@ -26,7 +26,7 @@ $(PY):
 # Torch first and alone: as a bare requirement it would pull gigabytes of CUDA libraries.
 $(STAMP): setup.py constraints.txt | $(PY)
 	$(PY) -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,lora,torchao,redis,reputation,dashboard,math,pretrained]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,lora,redis,reputation,dashboard,math,pretrained]'
 	rm -f $(VENV)/.installed-*
 	touch $@
 

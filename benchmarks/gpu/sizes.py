@@ -160,14 +160,14 @@ def memory_watch(log: Path, devices: Sequence[str]) -> Iterator[None]:
 
 
 def peaks(log: Path) -> dict[str, float]:
-    """Most MiB of each card by its index."""
-    found: dict[str, float] = {}
+    """Most MiB of each card by its index, without what other programs hold there all the time."""
+    found: dict[str, list[float]] = {}
     for line in log.read_text().splitlines():
         index, _, rest = line.partition(",")
         used = rest.split(",")[0].strip()
         if used.isdigit():
-            found[index.strip()] = max(found.get(index.strip(), 0.0), float(used))
-    return found
+            found.setdefault(index.strip(), []).append(float(used))
+    return {index: max(looks) - min(looks) for index, looks in found.items()}
 
 
 def run_arm(name: str, options: Any, devices: Sequence[str]) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def cells(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             step["memory/device_peak_bytes"] for step in row["steps"] if "memory/device_peak_bytes" in step
         ]
         engine, trainer = planned_gib(row, "engine"), planned_gib(row, "trainer")
-        if trainer is not None and memory:
+        if trainer is not None and len(memory) > 3:  # before, layers may not be compiled yet
             peak = max(memory) / 2**30
             yield {"arm": name, "role": "trainer", "predicted_gib": trainer, "peak_gib": round(peak, 2)}
         if engine is not None and row["peaks_mib"] and row["steps"] and row["cards"] > 1:

@@ -164,7 +164,10 @@ def _memory(
     for role, parts in memory.lines():
         listed = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size > GIB / 20)
         total = f"{sum(parts.values()) / GIB:.1f} of {memory.card.total / GIB:.1f} GiB"
-        yield Choice(f"bytes for {role}", f"{total}: {listed}", str(memory.card), f"{changes[role]}=N")
+        because = str(memory.card)
+        if role == "trainer" and (shorter := composition.reasons.get("finetune.seq_length")):
+            because += f"; {shorter}"
+        yield Choice(f"bytes for {role}", f"{total}: {listed}", because, f"{changes[role]}=N")
 
 
 def _http_processes(cfg: Config, hosts: Sequence[Host], why: Callable[[str, str], str]) -> Iterator[Choice]:

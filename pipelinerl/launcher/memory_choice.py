@@ -36,6 +36,7 @@ TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size"
 AHEAD, FSDP, TRANSPORT = "weights.ahead", "use_fsdp", "weights.transport"
 ACTOR, FINETUNE = "world.actor_fraction", "world.finetune_fraction"
 IN_FLIGHT = "actor.llm_max_rollouts"
+ROWS, ROW_STEP = "finetune.seq_length", 256
 MOST_CARDS = 8
 """Of a host, when more cards are proposed."""
 
@@ -57,7 +58,10 @@ def choose_memory(
         cards = [imagined[1]] * imagined[0] if imagined else _cards(cfg, hosts, card_of)
         config = model_config(cfg.policy_path, ask_hub=not dry_run) if cards else None
         asked = Asked(derive(cfg, []).texts_per_update, _given_requests(tree), len(hosts) == 1)
-        plan = _plan(cfg, decoder_shape(config), cards, asked)
+        shape = decoder_shape(config)
+        if shape is not None and cards:
+            cfg = _with_rows_that_fit(composition, cfg, shape, cards, asked)
+        plan = _plan(cfg, shape, cards, asked)
     except DoesNotFit:
         raise
     except ValueError:  # a ConfigError, or a flag that is no number: the checks, which come next, say it
@@ -85,6 +89,30 @@ def _given_requests(tree: DictConfig) -> int | None:
     return next((one for one in given if isinstance(one, int)), None)
 
 
+def _with_rows_that_fit(
+    composition: Composition, cfg: Config, shape: DecoderShape, cards: Sequence[Card], asked: Asked
+) -> Config:
+    """The configuration, with shorter rows where only those fit and the command line did not say how long.
+
+    That changes how samples are packed, not what is trained.
+    """
+    given = cfg.finetune.seq_length
+    if ROWS in composition.user_keys or _fits(cfg, {}, shape, cards, asked):
+        return cfg
+    for length in range(given - given % ROW_STEP, _shortest_rows(cfg) - 1, -ROW_STEP):
+        change = {"finetune": {"seq_length": length}}
+        if _fits(cfg, change, shape, cards, asked):
+            OmegaConf.update(composition.tree, ROWS, length)
+            composition.reasons[ROWS] = f"rows of {given} tokens do not fit"
+            return _changed(cfg, change)  # type: ignore[no-any-return]
+    return cfg
+
+
+def _shortest_rows(cfg: Config) -> int:
+    """A row holds the longest request."""
+    return -(-cfg.engine.max_model_len // 256) * 256
+
+
 def _plan(cfg: Config, shape: DecoderShape | None, cards: Sequence[Card], asked: Asked) -> MemoryPlan | None:
     if shape is None or not cards:
         return None
@@ -99,7 +127,7 @@ def _plan(cfg: Config, shape: DecoderShape | None, cards: Sequence[Card], asked:
 
 def smallest_changes(cfg: Config, shape: DecoderShape, cards: Sequence[Card], asked: Asked) -> Iterator[str]:
     """Overrides each of which alone makes a plan fit, the smallest change first."""
-    shortest = -(-cfg.engine.max_model_len // 256) * 256
+    shortest = _shortest_rows(cfg)
     tried: list[tuple[str, dict[str, Any]]] = []
     if cfg.weights.ahead is True:
         tried.append(("weights.ahead=false", {"weights": {"ahead": False}}))

@@ -293,7 +293,11 @@ class _Planner:
     ) -> dict[str, float]:
         cfg, shape = self._cfg, self._shape
         state = state_bytes(shape, cfg.finetune, ranks, sharding, on_host)
-        rows = needed_bytes(shape, mode, True, cfg.finetune.seq_length, 0.0) - OTHER
+        tune = cfg.finetune
+        rows = needed_bytes(shape, mode, True, tune.seq_length, 0.0) - OTHER
+        if tune.compile is not True:  # the first steps are not compiled, and recompute all if need be
+            plain = True if tune.gradient_checkpointing == "auto" else mode
+            rows = max(rows, needed_bytes(shape, plain, False, tune.seq_length, 0.0) - OTHER)
         # No row is there while weights are gathered.
         state = max(state, gathering_bytes(shape, cfg.finetune, ranks, sharding) - rows - OTHER)
         reference = 0.0

@@ -185,6 +185,21 @@ def test_what_is_open_is_written_with_its_reason_and_what_is_given_stays(model: 
     assert not {"use_fsdp", "weights.ahead", "world.actor_fraction"} & made.reasons.keys()
 
 
+def test_rows_are_shortened_where_only_those_fit_unless_the_user_says_how_long_they_are(model: Path) -> None:
+    lengths = ("vllm_config.vllm_kwargs.max_model_len=12288",)
+    preset = compose(["+domain=guessing", "hardware=gpu", f"model_path={folder(model, '4B')}", *lengths])
+    preset.tree.finetune.seq_length = 20000  # as a domain's file would
+    choose_memory(preset, one_host(2), True, lambda device: card(80))
+    rows = preset.tree.finetune.seq_length
+    assert (
+        12288 <= rows < 20000 and preset.reasons["finetune.seq_length"] == "rows of 20000 tokens do not fit"
+    )
+    with pytest.raises(
+        DoesNotFit, match=r"rows of 20000 tokens.*set finetune\.optim=adamw_8bit, or finetune"
+    ):
+        chosen(model, 80, 2, *lengths, "finetune.seq_length=20000")
+
+
 def test_unknown_cards_and_models_get_the_usual_values(model: Path) -> None:
     made = compose(["+domain=guessing", "hardware=gpu", f"model_path={folder(model, '8B')}"])
     assert choose_memory(made, one_host(4), True, lambda device: None) is None
