@@ -72,6 +72,8 @@ class TrainerPlan(NamedTuple):
     recomputed: Checkpointing
     """What is recomputed once layers are compiled."""
     parts: Mapping[str, float]
+    compiled_first: bool = False
+    """Whether layers have to be compiled before the first step, because they need less memory so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,12 +266,25 @@ class _Planner:
                 parts = self._trainer_parts(ranks, sharding, on_host, mode)
                 if sum(parts.values()) <= (FITS if last else ROOM) * room:
                     return TrainerPlan(ranks, sharding, on_host, mode, parts)
+        for sharding, on_host in ways if self._may_compile() else ():
+            parts = self._trainer_parts(ranks, sharding, on_host, modes[-1], compiled_first=True)
+            if sum(parts.values()) <= FITS * room:
+                return TrainerPlan(ranks, sharding, on_host, modes[-1], parts, compiled_first=True)
         sharding, on_host = ways[-1]
         parts = self._trainer_parts(ranks, sharding, on_host, modes[-1])
         listed = ", ".join(f"{name} {size / GIB:.0f}" for name, size in parts.items() if size > GIB / 2)
         raise DoesNotFit(
             f"a trainer on {_cards(ranks)} of {self._card} needs {sum(parts.values()) / GIB:.0f} GiB of each "
             f"({listed}); {FITS * room / GIB:.0f} GiB can be used"
+        )
+
+    def _may_compile(self) -> bool:
+        tune = self._cfg.finetune
+        return (
+            tune.compile == "auto"
+            and tune.load_as_bf16
+            and tune.use_flash_attention
+            and not self._shape.experts
         )
 
     def _ways_of_sharding(self, ranks: int) -> Iterator[tuple[Sharding | None, bool]]:
@@ -289,13 +304,20 @@ class _Planner:
         yield chosen, True
 
     def _trainer_parts(
-        self, ranks: int, sharding: Sharding | None, on_host: bool, mode: Checkpointing
+        self,
+        ranks: int,
+        sharding: Sharding | None,
+        on_host: bool,
+        mode: Checkpointing,
+        compiled_first: bool = False,
     ) -> dict[str, float]:
         cfg, shape = self._cfg, self._shape
         state = state_bytes(shape, cfg.finetune, ranks, sharding, on_host)
         tune = cfg.finetune
         rows = needed_bytes(shape, mode, True, tune.seq_length, 0.0) - OTHER
-        if tune.compile is not True:  # the first steps are not compiled, and recompute all if need be
+        if (
+            tune.compile is not True and not compiled_first
+        ):  # the first steps are not compiled, and recompute all if need be
             plain = True if tune.gradient_checkpointing == "auto" else mode
             rows = max(rows, needed_bytes(shape, plain, False, tune.seq_length, 0.0) - OTHER)
         # No row is there while weights are gathered.

@@ -88,8 +88,8 @@ def make_plan(
         tree.derived = derive(cfg, jobs).model_dump()
     devices = next((hosts[job.node_rank].devices for job in jobs if job.kind == "finetune"), ())
     card_of: CardOf = (lambda device: memory.card) if memory is not None else card_memory
-    on_host = memory is not None and memory.trainer is not None and memory.trainer.whole_on_host
-    trainer = choose_trainer(typed(tree), devices, dry_run, card_of, on_host)
+    planned = None if memory is None else memory.trainer
+    trainer = choose_trainer(typed(tree), devices, dry_run, card_of, planned)
     with open_dict(tree):
         tree.derived.update(trainer.derived)
     final, checkpoint = typed(tree), folder.checkpoint

@@ -12,7 +12,7 @@ from pipelinerl.config.finetune import COMPILE_WORTH_S, Checkpointing
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.cards import CardOf, card_memory
 from pipelinerl.launcher.decoder_shape import decoder_shape, has_experts, model_config
-from pipelinerl.launcher.memory_plan import ROOM
+from pipelinerl.launcher.memory_plan import ROOM, TrainerPlan
 from pipelinerl.launcher.trainer_memory import least_recomputed, reference_bytes, state_bytes
 
 GB = 1e9
@@ -48,11 +48,11 @@ def choose_trainer(
     devices: Sequence[str],
     dry_run: bool,
     memory_of: CardOf = card_memory,
-    whole_on_host: bool = False,
+    planned: TrainerPlan | None = None,
 ) -> TrainerChoice:
     """What the trainer of a placed run does; `devices` are the ids that its `job.gpus` counts.
 
-    `whole_on_host` is what the memory plan says of the copy that is gathered for the engines.
+    `planned` is what the memory plan says of it, if there is one.
 
     A partial run may have no trainer. A dry run, perhaps on another machine, asks neither a hub for the
     model's sizes nor a card for its memory unless they are there.
@@ -61,6 +61,9 @@ def choose_trainer(
         return NO_TRAINER
     config = model_config(cfg.policy_path, ask_hub=not dry_run) if cfg.trainer_on_gpu else None
     compiles, because_compile = _compile(cfg, config)
+    if planned is not None and planned.compiled_first:
+        compiles, because_compile = True, "the first steps would not fit without"
+    whole_on_host = planned is not None and planned.whole_on_host
     eager, compiled, because = _checkpointing(cfg, config, _room(cfg, devices, memory_of), whole_on_host)
     return TrainerChoice(compiles, eager, compiled, because_compile, because, whole_on_host)
 

@@ -200,6 +200,17 @@ def test_rows_are_shortened_where_only_those_fit_unless_the_user_says_how_long_t
         chosen(model, 80, 2, *lengths, "finetune.seq_length=20000")
 
 
+def test_layers_are_compiled_before_the_first_step_where_only_that_fits(model: Path) -> None:
+    first = [
+        plan.trainer.compiled_first
+        for rows in (12000, 18432)
+        if (plan := planned("4B", 80, 2, finetune={"seq_length": rows})).trainer is not None
+    ]
+    assert first == [False, True]
+    with pytest.raises(DoesNotFit):
+        planned("4B", 80, 2, finetune={"seq_length": 18432, "compile": False})
+
+
 def test_unknown_cards_and_models_get_the_usual_values(model: Path) -> None:
     made = compose(["+domain=guessing", "hardware=gpu", f"model_path={folder(model, '8B')}"])
     assert choose_memory(made, one_host(4), True, lambda device: None) is None
