@@ -159,7 +159,7 @@ def _for_the_trainer(cfg: Config) -> Iterator[str]:
     if tune.compile is False and tune.load_as_bf16 and tune.use_flash_attention:
         yield "finetune.compile=auto"
     if len(engines) > 1:
-        yield f"a larger world.finetune_fraction ({cfg.world.finetune_fraction})"
+        yield f"a larger world.finetune_fraction ({cfg.world.fractions[2]})"
     elif cfg.hardware.devices:
         yield f"more GPUs for the trainer, hardware.devices ({cfg.hardware.devices})"
 
@@ -180,7 +180,7 @@ def _for_the_engines(cfg: Config, held: bool) -> Iterator[str]:
         if kwargs.get("async-scheduling") is False:
             yield "vllm_config.vllm_kwargs.async-scheduling=true"
         if sum(len(job.gpus) for job in cfg.jobs_of("finetune")) > 1:
-            yield f"a larger world.actor_fraction ({cfg.world.actor_fraction})"
+            yield f"a larger world.actor_fraction ({cfg.world.fractions[0]})"
     yield from _in_flight(cfg, held)
 
 
