@@ -33,7 +33,7 @@ from pipelinerl.launcher.choices import keep_choices, print_choices
 from pipelinerl.launcher.folder import FolderChanged, RunFolder, check_writable
 from pipelinerl.launcher.made_again import made_again, resumes
 from pipelinerl.launcher.memory_choice import choose_memory
-from pipelinerl.launcher.memory_plan import MemoryPlan
+from pipelinerl.launcher.memory_values import MemoryPlan
 from pipelinerl.launcher.open_backend import open_backend
 from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, start_domain_over
 from pipelinerl.launcher.run import NOTHING_STARTED, Interrupted, failure_line, interruptible, supervise

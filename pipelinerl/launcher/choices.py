@@ -22,7 +22,7 @@ from pipelinerl.launcher.cards import GIB
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.commands import http_processes
 from pipelinerl.launcher.memory_choice import UTILIZATION
-from pipelinerl.launcher.memory_plan import MemoryPlan
+from pipelinerl.launcher.memory_values import MemoryPlan
 from pipelinerl.launcher.trainer_choice import TrainerChoice
 from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.observe.wandb_run import wandb_mode

@@ -8,7 +8,10 @@ from typing import Any
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
+ATTEND = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Kinds of layers that have keys and values of the usual size."""
 _SIZED_OTHERWISE = (
+    "hybrid_override_pattern",  # Nemotron-H
     "kv_lora_rank",  # latent attention
     "mamba_d_state",  # hybrids
     "intermediate_size_mlp",  # experts that are laid out in other ways: Llama 4, ERNIE 4.5, Jamba, DBRX
@@ -47,6 +50,10 @@ class DecoderShape:
     """Width of one expert's MLP."""
     shared_mlp: int = 0
     """Width of the MLP that every token passes through beside its experts, all shared experts together."""
+    heads: int = 0
+    """Of its queries; 0 where nobody needs to know."""
+    key_heads: int = 0
+    """Of its keys."""
 
     @property
     def parameters(self) -> int:
@@ -118,8 +125,7 @@ def decoder_shape(config: dict[str, Any] | None) -> DecoderShape | None:
     if config is None:
         return None
     config = _decoder(config)
-    linear = "linear_attention" in (config.get("layer_types") or ())
-    if linear or any(config.get(key) for key in _SIZED_OTHERWISE):
+    if {*(config.get("layer_types") or ())} - ATTEND or any(config.get(key) for key in _SIZED_OTHERWISE):
         return None
     try:
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
@@ -131,6 +137,8 @@ def decoder_shape(config: dict[str, Any] | None) -> DecoderShape | None:
             mlp=int(config["intermediate_size"]),
             queries=heads * head,
             keys=int(config.get("num_key_value_heads") or heads) * head,
+            heads=heads,
+            key_heads=int(config.get("num_key_value_heads") or heads),
             vocabulary=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", str(config.get("model_type")).startswith(_TIED))),
             **(_mixture(config, layers) if has_experts(config) else {"dense_layers": layers}),

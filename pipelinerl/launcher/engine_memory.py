@@ -45,7 +45,8 @@ def weight_bytes(shape: DecoderShape, work: EngineWork) -> float:
 
 def token_bytes(shape: DecoderShape, work: EngineWork) -> float:
     """Keys and values of one token on each of an engine's cards."""
-    return 2.0 * work.cache_bytes_per_number * shape.keys * shape.layers / work.cards
+    parts = min(work.cards, shape.key_heads or work.cards)  # with more cards than heads, they are repeated
+    return 2.0 * work.cache_bytes_per_number * shape.keys * shape.layers / parts
 
 
 def step_bytes(shape: DecoderShape, work: EngineWork, requests: int) -> float:

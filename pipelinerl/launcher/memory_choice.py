@@ -5,6 +5,7 @@ read the usual values are written: halves of the cards, 0.9 of an engine's card,
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,8 @@ from pipelinerl.config.tree import Config
 from pipelinerl.launcher.cards import GIB, Card, CardOf, card_memory, imagined_cards
 from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, model_config
 from pipelinerl.launcher.engine_memory import MOST_SHARE
-from pipelinerl.launcher.memory_plan import (
-    FEWEST,
-    MOST,
-    Asked,
-    DoesNotFit,
-    MemoryPlan,
-    memory_plan,
-    wanted_requests,
-)
+from pipelinerl.launcher.memory_plan import FEWEST, MOST, memory_plan, wanted_requests
+from pipelinerl.launcher.memory_values import Asked, DoesNotFit, MemoryPlan
 from pipelinerl.launcher.placement import Place, derive, layout
 from pipelinerl.launcher.sharing import engine_share, without_sizes
 
@@ -35,7 +29,7 @@ UTILIZATION = "vllm_config.vllm_kwargs.gpu-memory-utilization"
 TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size"
 AHEAD, FSDP, TRANSPORT = "weights.ahead", "use_fsdp", "weights.transport"
 ACTOR, FINETUNE = "world.actor_fraction", "world.finetune_fraction"
-IN_FLIGHT = "actor.llm_max_rollouts"
+IN_FLIGHT, MOST_SEQUENCES = "actor.llm_max_rollouts", "vllm_config.vllm_kwargs.max-num-seqs"
 ROWS, ROW_STEP = "finetune.seq_length", 256
 MOST_CARDS = 8
 """Of a host, when more cards are proposed."""
@@ -50,14 +44,17 @@ def choose_memory(
     not fit, with the smallest change that does.
     """
     tree = composition.tree
-    imagined = imagined_cards(tree.hardware.devices)
-    if tree.hardware.kind == "gpu":
+    on_gpus = tree.hardware.kind == "gpu"
+    imagined = imagined_cards(tree.hardware.devices) if on_gpus else None
+    if on_gpus:
         _share_transport(composition, hosts)
+        _check_numbers(tree)
     try:
         cfg = typed(tree)
-        cards = [imagined[1]] * imagined[0] if imagined else _cards(cfg, hosts, card_of)
+        cards = [imagined[1]] * imagined[0] * len(hosts) if imagined else _cards(cfg, hosts, card_of)
         config = model_config(cfg.policy_path, ask_hub=not dry_run) if cards else None
-        asked = Asked(derive(cfg, []).texts_per_update, _given_requests(tree), len(hosts) == 1)
+        update, one_host = derive(cfg, []).texts_per_update, len(hosts) == 1
+        asked = Asked(update, _given_requests(tree), one_host, partial(_placed, cfg, hosts))
         shape = decoder_shape(config)
         if shape is not None and cards:
             cfg = _with_rows_that_fit(composition, cfg, shape, cards, asked)
@@ -67,7 +64,8 @@ def choose_memory(
     except ValueError:  # a ConfigError, or a flag that is no number: the checks, which come next, say it
         return None
     if tree.hardware.kind == "gpu":
-        _write(composition, plan, _usual_share(cfg, hosts, cards, dry_run) if plan is None else 0.0)
+        usual = _usual_share(cfg, hosts, cards, dry_run) if plan is None else 0.0
+        _write(composition, plan, usual, known=bool(cards))
     _choose_in_flight(composition, hosts, plan)
     return plan
 
@@ -85,8 +83,31 @@ def _cards(cfg: Config, hosts: Sequence[Host], card_of: CardOf) -> list[Card]:
 
 def _given_requests(tree: DictConfig) -> int | None:
     """Requests in flight that the tree asks for; typed, null would be the number of a CPU."""
-    given = OmegaConf.select(tree, IN_FLIGHT), OmegaConf.select(tree, "vllm_config.vllm_kwargs.max-num-seqs")
-    return next((one for one in given if isinstance(one, int)), None)
+    return next((one for key in (IN_FLIGHT, MOST_SEQUENCES) if (one := _number(tree, key)) is not None), None)
+
+
+def _number(tree: DictConfig, key: str) -> int | None:
+    """A number of the tree, also one in quotes; None for anything else, which the checks refuse."""
+    value = OmegaConf.select(tree, key)
+    number = isinstance(value, int) and not isinstance(value, bool)
+    return int(value) if number or (isinstance(value, str) and value.isdecimal()) else None
+
+
+def _check_numbers(tree: DictConfig) -> None:
+    """Raises ConfigError for flags of vLLM that the plan computes with and that are no numbers."""
+    for name in ("max-num-batched-tokens", "kv-cache-memory-bytes", MOST_SEQUENCES.rpartition(".")[2]):
+        key = f"vllm_config.vllm_kwargs.{name}"
+        value = OmegaConf.select(tree, key)
+        if value not in (None, "") and _number(tree, key) is None:
+            raise ConfigError(f"{key}={value}: no whole number; set one, such as 8192")
+
+
+def _placed(cfg: Config, hosts: Sequence[Host], cards: int) -> tuple[int, int]:
+    """Engines of so many cards and trainer ranks, as they will be placed. Raises ConfigError."""
+    size = max(1, cards // cfg.vllm_config.parallel_size("pipeline", "data"))
+    sized = _changed(cfg, {"vllm_config": {"vllm_kwargs": {"tensor-parallel-size": size}}})
+    places = layout(sized, hosts)
+    return len(places.engines), sum(len(place.gpus) for place in places.trainer)
 
 
 def _with_rows_that_fit(
@@ -216,7 +237,8 @@ def _usual_share(cfg: Config, hosts: Sequence[Host], cards: Sequence[Card], dry_
     return engine_share(cards[0], Path(cfg.model_path))
 
 
-def _write(composition: Composition, plan: MemoryPlan | None, usual_share: float) -> None:
+def _write(composition: Composition, plan: MemoryPlan | None, usual_share: float, known: bool) -> None:
+    """`known`: the cards are, so that without a plan the model's sizes are what is not."""
     tree = composition.tree
 
     def fill(key: str, value: Any, because: str = "") -> None:
@@ -226,6 +248,8 @@ def _write(composition: Composition, plan: MemoryPlan | None, usual_share: float
                 composition.reasons[key] = because
 
     if plan is None:
+        if known:  # a copy of unknown size beside the engine's share would fail at the first update
+            fill(AHEAD, tree.weights.transport == "file", "the model's sizes are not known")
         fill(FSDP, False, "the sizes of model or card are not known")
         fill(TENSOR_PARALLEL, 1)
         fill(UTILIZATION, usual_share)
@@ -238,9 +262,11 @@ def _write(composition: Composition, plan: MemoryPlan | None, usual_share: float
     if plan.engine is not None:
         fill(TENSOR_PARALLEL, _tensor_parallel(tree, plan.engine.cards), "the weights fit on so many cards")
         fill(UTILIZATION, plan.engine.share, f"what {plan.card} leaves beside the second copy")
-        fill(
-            AHEAD, plan.engine.ahead, "" if plan.engine.ahead else "no room for a second copy of the weights"
+        several = plan.engine.cards > 1 and tree.weights.transport == "nccl"
+        why = (
+            "NCCL into an engine of several cards" if several else "no room for a second copy of the weights"
         )
+        fill(AHEAD, plan.engine.ahead, "" if plan.engine.ahead else why)
     if plan.trainer is not None:
         sharded = plan.trainer.sharding is not None
         fill(FSDP, sharded and not tree.use_deepspeed, _because_sharded(plan))
@@ -287,8 +313,8 @@ def _choose_in_flight(composition: Composition, hosts: Sequence[Host], plan: Mem
     )
     if number == MOST and texts > MOST * engines:
         because += f", at most {MOST}"
-    most = cfg.vllm_config.vllm_kwargs.get("max-num-seqs")
-    if isinstance(most, int) and most < number:
+    most = _number(tree, MOST_SEQUENCES)
+    if most is not None and most < number:
         number, because = most, "vllm_config.vllm_kwargs.max-num-seqs"
     elif plan is not None and plan.engine is not None and plan.engine.requests < number:
         number, because = plan.engine.requests, "room for their keys and values"

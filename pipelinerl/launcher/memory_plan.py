@@ -4,9 +4,7 @@ A pure function of the configuration, the model's shape and the cards of one hos
 writes what it decides into the run's tree; tests ask it for models and cards that are not there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
 
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.finetune import Checkpointing, Sharding
@@ -24,6 +22,7 @@ from pipelinerl.launcher.engine_memory import (
     token_bytes,
     weight_bytes,
 )
+from pipelinerl.launcher.memory_values import Asked, DoesNotFit, EnginePlan, MemoryPlan, TrainerPlan
 from pipelinerl.launcher.placement import split_devices
 from pipelinerl.launcher.trainer_memory import (
     OTHER,
@@ -44,69 +43,6 @@ MFU_OF_EXPERTS = 0.2
 """What a trainer reaches of a card, for dividing cards only (`docs/gpu.md`)."""
 
 
-class DoesNotFit(ConfigError):
-    """A plan that no card can hold; the message has the numbers."""
-
-
-class EnginePlan(NamedTuple):
-    """One engine: each of its cards has the same bytes."""
-
-    cards: int
-    share: float
-    """`gpu-memory-utilization`."""
-    ahead: bool
-    """Whether versions are received into a second copy."""
-    requests: int
-    """Requests of the usual length that its cache holds, at most those that are wanted."""
-    parts: Mapping[str, float]
-    """Bytes of a card by what they are for."""
-
-
-class TrainerPlan(NamedTuple):
-    """The trainer; the main rank needs most, and every rank is planned as it."""
-
-    ranks: int
-    sharding: Sharding | None
-    whole_on_host: bool
-    """Whether the copy that is gathered for the engines lies in host memory meanwhile."""
-    recomputed: Checkpointing
-    """What is recomputed once layers are compiled."""
-    parts: Mapping[str, float]
-    compiled_first: bool = False
-    """Whether layers have to be compiled before the first step, because they need less memory so."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryPlan:
-    """Who gets which cards, and what lies on them."""
-
-    card: Card
-    engines: int
-    engine: EnginePlan | None
-    trainer: TrainerPlan | None
-    shared: bool = False
-    """Whether engine and trainer have one card together."""
-    divided: bool = False
-    """Whether the division of the cards was free, and chosen."""
-
-    def lines(self) -> Iterator[tuple[str, Mapping[str, float]]]:
-        """Each kind of card, and its bytes by what they are for."""
-        if self.engine is not None:
-            yield "engine", self.engine.parts
-        if self.trainer is not None:
-            yield "trainer", self.trainer.parts
-
-
-class Asked(NamedTuple):
-    """What the plan has to know beside the configuration."""
-
-    texts_per_update: int
-    in_flight: int | None = None
-    """`actor.llm_max_rollouts` or `max-num-seqs` where the user gave one."""
-    one_host: bool = True
-    """Whether the cards are those of one host, which alone are divided freely."""
-
-
 def wanted_requests(cfg: Config, texts_per_update: int, engines: int) -> int:
     """Rollouts that an engine could have under way: what the age of weights admits, shared out."""
     lag = cfg.max_lag
@@ -122,46 +58,55 @@ def memory_plan(cfg: Config, shape: DecoderShape, cards: Sequence[Card], asked: 
     What the configuration leaves open (null, `auto`) is chosen; what it says is kept, and refused if it does
     not fit. Of several divisions of the cards the one that samples and trains most tokens a second is taken.
     """
-    card = Card(min(one.total for one in cards), min(one.free for one in cards), cards[0].name)
-    planner = _Planner(cfg, shape, card, asked)
-    roles = cfg.debug.roles
-    trains = "finetune" in roles
-    if "actor_llm" not in roles and not cfg.debug.place_inference_workers:
-        return MemoryPlan(card=card, engines=0, engine=None, trainer=planner.trainer(len(cards)))
-    if len(cards) == 1 and trains:
+    planner = _Planner(cfg, shape, cards, asked)
+    if not (planner.serves or planner.trains):
+        return MemoryPlan(card=cards[0], engines=0, engine=None, trainer=None)
+    placed = "actor_llm" in cfg.debug.roles or cfg.debug.place_inference_workers
+    if not placed or (len(cards) == 1 and not planner.serves):
+        return MemoryPlan(card=cards[0], engines=0, engine=None, trainer=planner.trainer(len(cards)))
+    if len(cards) == 1 and planner.trains:
         return planner.shared()
-    return planner.divided(len(cards), trains)
+    return planner.divided(len(cards))
 
 
 class _Planner:
-    """The steps of `memory_plan`, for one kind of card."""
+    """The steps of `memory_plan`. Engines have the first cards of a host, the trainer those behind them."""
 
-    def __init__(self, cfg: Config, shape: DecoderShape, card: Card, asked: Asked) -> None:
-        self._cfg, self._shape, self._card, self._asked = cfg, shape, card, asked
+    def __init__(self, cfg: Config, shape: DecoderShape, cards: Sequence[Card], asked: Asked) -> None:
+        self._cfg, self._shape, self._cards, self._asked = cfg, shape, cards, asked
+        self.serves = "actor_llm" in cfg.debug.roles and not cfg.debug.use_existing_llms
+        """Whether engines are started."""
+        self.trains = "finetune" in cfg.debug.roles
+        self._card = _least(cards)
         self._kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
         self._copies = cfg.vllm_config.parallel_size("data")
 
-    def divided(self, total: int, trains: bool) -> MemoryPlan:
+    def divided(self, total: int) -> MemoryPlan:
         """Engines on some cards, trainer ranks on the others."""
-        world = self._cfg.world
+        world, trains = self._cfg.world, self.trains
         given = world.actor_fraction is not None or world.finetune_fraction is not None
-        free = self._asked.one_host and trains and not given and not world.preprocessor_fraction
+        free = (
+            self._asked.one_host and trains and self.serves and not given and not world.preprocessor_fraction
+        )
         best: tuple[float, MemoryPlan] | None = None
         problem: DoesNotFit | None = None
         for cards in self._cards_of_an_engine(total - trains):
-            splits = range(cards, total - trains + 1, cards) if free else [self._as_asked(total, cards)]
-            for used in splits:
-                engines, ranks = max(1, used // cards), total - used if trains else 0
+            if free:
+                splits = [(used // cards, total - used) for used in range(cards, total - trains + 1, cards)]
+            else:
                 try:
-                    engine = self.engine(cards, engines)
-                    trainer = self.trainer(ranks) if trains else None
+                    splits = [self._as_asked(total, cards)]
+                except ConfigError:
+                    if problem is None:
+                        raise
+                    break  # larger engines leave no room for the others
+            for engines, ranks in splits:
+                try:
+                    plan = self._division(cards, engines, ranks if trains else 0, free)
                 except DoesNotFit as error:
-                    problem = problem or error
+                    problem = error
                     continue
-                plan = MemoryPlan(
-                    card=self._card, engines=engines, engine=engine, trainer=trainer, divided=free
-                )
-                speed = min(engines / self._sampling(engine), self._training(ranks) if trains else 1e30)
+                speed = self._speed(plan)
                 # Of equals the one with fewer engines, whose samples are younger.
                 if best is None or speed > 1.001 * best[0]:
                     best = speed, plan
@@ -169,19 +114,46 @@ class _Planner:
                 return best[1]
         raise problem or DoesNotFit(f"{_cards(total)} of {self._card} leave none for an engine")
 
+    def _division(self, cards: int, engines: int, ranks: int, free: bool) -> MemoryPlan:
+        """Engines of so many cards, and trainer ranks. Raises DoesNotFit."""
+        if self.trains and ranks < 1:
+            raise ConfigError(f"world: {len(self._cards)} GPUs leave none for the trainer")
+        used = engines * cards
+        self._card = _least(self._cards[:used] or self._cards)
+        engine = self.engine(cards, max(1, engines)) if self.serves else None
+        self._card = _least(self._cards[used:] or self._cards)
+        trainer = self.trainer(ranks) if self.trains else None
+        card = _least(self._cards[:used] or self._cards)
+        return MemoryPlan(card=card, engines=engines, engine=engine, trainer=trainer, divided=free)
+
+    def _speed(self, plan: MemoryPlan) -> float:
+        """Sampled tokens a second that engines and trainer both keep up with."""
+        if plan.engine is None or plan.trainer is None:
+            return 1.0
+        return min(plan.engines / self._sampling(plan.engine), self._training(plan.trainer.ranks))
+
     def _cards_of_an_engine(self, most: int) -> Iterator[int]:
         """Sizes of an engine: that which is given, or one card and then more, as heads can be divided."""
         if self._kwargs.get("tensor-parallel-size") is not None:
             yield self._cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
             return
-        other = self._cfg.vllm_config.parallel_size("pipeline", "data")
-        size = 1
-        while size * other <= max(1, most):
-            yield size * other
+        other, heads = self._cfg.vllm_config.parallel_size("pipeline", "data"), self._shape.heads
+        alone = self._cfg.weights.ahead is True and self._cfg.weights.transport == "nccl"
+        size, most = (
+            1,
+            other if alone else max(1, most),
+        )  # NCCL reaches an engine of several cards in its pause
+        while size * other <= most:
+            if heads % size == 0:  # vLLM gives each card the same number of heads
+                yield size * other
             size *= 2
 
-    def _as_asked(self, total: int, cards: int) -> int:
-        return split_devices(total, self._cfg.world.fractions, cards)[0]
+    def _as_asked(self, total: int, cards: int) -> tuple[int, int]:
+        """Engines and trainer ranks by the shares that are given."""
+        if self._asked.placed is not None:
+            return self._asked.placed(cards)
+        engines, _, ranks = split_devices(total, self._cfg.world.fractions, cards)
+        return engines // cards, ranks
 
     def _work(self, cards: int) -> EngineWork:
         batched = self._kwargs.get("max-num-batched-tokens")
@@ -203,12 +175,12 @@ class _Planner:
         copy = weights if cfg.weights.transport == "nccl" else 0.0
         ways = [True, False] if cfg.weights.ahead == "auto" else [bool(cfg.weights.ahead)]
         found: list[EnginePlan] = []
+        steps = step_bytes(shape, work, requests) + FIXED
         for ahead in ways if can else [False]:
             second = copy if ahead and cfg.updates_engines else 0.0
-            share = self._share(card.free - beside - second - UNCOUNTED)
+            share = self._share(card.free - beside - second - UNCOUNTED, weights + steps)
             held = requests_held(shape, work, share * card.total, requests)
             if held and share * card.total + second + UNCOUNTED / 2 + beside <= card.free:
-                steps = step_bytes(shape, work, requests) + FIXED
                 parts = {
                     "weights": weights,
                     "second copy": second,
@@ -243,9 +215,14 @@ class _Planner:
             f"{max(0.0, card.free - beside) / GIB:.0f} GiB are free{said}"
         )
 
-    def _share(self, room: float) -> float:
-        """`gpu-memory-utilization` as it is given, or the largest that leaves what has to stay beside it."""
-        given = self._kwargs.get("gpu-memory-utilization")
+    def _share(self, room: float, without_cache: float) -> float:
+        """`gpu-memory-utilization` as it is given, or the largest that leaves what has to stay beside it.
+
+        With `kv-cache-memory-bytes` the cache has a size of its own, whatever the share.
+        """
+        given, cache = (self._kwargs.get(key) for key in ("gpu-memory-utilization", "kv-cache-memory-bytes"))
+        if cache is not None:
+            return min((without_cache + int(cache)) / self._card.total, room / self._card.total)
         if given is not None:
             return float(given)
         return max(0.0, int(min(MOST_SHARE, room / self._card.total) * 100) / 100)
@@ -265,11 +242,11 @@ class _Planner:
                 last = mode == modes[-1]
                 parts = self._trainer_parts(ranks, sharding, on_host, mode)
                 if sum(parts.values()) <= (FITS if last else ROOM) * room:
-                    return TrainerPlan(ranks, sharding, on_host, mode, parts)
+                    return TrainerPlan(ranks, sharding, on_host, parts)
         for sharding, on_host in ways if self._may_compile() else ():
             parts = self._trainer_parts(ranks, sharding, on_host, modes[-1], compiled_first=True)
             if sum(parts.values()) <= FITS * room:
-                return TrainerPlan(ranks, sharding, on_host, modes[-1], parts, compiled_first=True)
+                return TrainerPlan(ranks, sharding, on_host, parts, compiled_first=True)
         sharding, on_host = ways[-1]
         parts = self._trainer_parts(ranks, sharding, on_host, modes[-1])
         listed = ", ".join(f"{name} {size / GIB:.0f}" for name, size in parts.items() if size > GIB / 2)
@@ -290,15 +267,14 @@ class _Planner:
     def _ways_of_sharding(self, ranks: int) -> Iterator[tuple[Sharding | None, bool]]:
         """Whole or sharded, and where sharded with the gathered copy on the card or in host memory."""
         cfg = self._cfg
-        chosen = cfg.sharding_if(True) if cfg.use_fsdp == "auto" else cfg.sharding
+        open_still = cfg.use_fsdp == "auto" and not cfg.use_deepspeed
+        chosen = cfg.sharding_if(True) if open_still else cfg.sharding
         if ranks == 1 and not (chosen and chosen.offload):
             yield None, False
             return
-        if cfg.use_fsdp == "auto" and not (chosen and chosen.offload):
+        if chosen is None or (open_still and not chosen.offload):
             yield None, False
         if chosen is None:
-            if cfg.use_fsdp != "auto":
-                yield None, False
             return
         yield chosen, False
         yield chosen, True
@@ -341,23 +317,26 @@ class _Planner:
             engine = self.engine(1, 1, sum(trainer.parts.values()))
             return MemoryPlan(card=card, engines=1, engine=engine, trainer=trainer, shared=True)
         wanted = self._wanted(1)
-        modes: tuple[Literal["selective"] | bool, ...] = (False, "selective", True)
-        if cfg.finetune.gradient_checkpointing != "auto" or self._shape.experts:
+        modes: tuple[Checkpointing, ...] = (False, "selective", True)
+        if cfg.finetune.gradient_checkpointing != "auto":
+            modes = (cfg.finetune.gradient_checkpointing,)
+        elif self._shape.experts:
             modes = (True,)
+        sharding = next(one for one, _ in self._ways_of_sharding(1))
         problem: DoesNotFit | None = None
         for mode in modes:
-            parts = self._trainer_parts(1, None, False, mode)
-            needed = sum(parts.values()) / (ROOM if mode is not True else FITS)
+            parts = self._trainer_parts(1, sharding, False, mode)
+            needed = sum(parts.values()) / (FITS if mode == modes[-1] else ROOM)
             try:
                 engine = self.engine(1, 1, needed)
             except DoesNotFit as error:
                 problem = error
                 continue
-            if mode is True or engine.requests >= wanted:
-                trainer = TrainerPlan(1, None, False, mode, parts)
+            if mode == modes[-1] or engine.requests >= wanted:
+                trainer = TrainerPlan(1, sharding, False, parts)
                 return MemoryPlan(card=card, engines=1, engine=engine, trainer=trainer, shared=True)
         assert problem is not None
-        size = sum(self._trainer_parts(1, None, False, True).values()) / GIB
+        size = sum(self._trainer_parts(1, sharding, False, modes[-1]).values()) / GIB
         raise DoesNotFit(
             f"world.share_device=true: trainer ({size:.0f} GiB) and engine do not fit into "
             f"{card.free / GIB:.0f} GiB free: {problem.problems[0]}"
@@ -378,3 +357,8 @@ class _Planner:
 
 def _cards(count: int) -> str:
     return f"{count} card{'s' * (count > 1)}"
+
+
+def _least(cards: Sequence[Card]) -> Card:
+    """The memory that each of these cards has."""
+    return Card(min(one.total for one in cards), min(one.free for one in cards), cards[0].name)

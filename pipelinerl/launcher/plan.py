@@ -21,7 +21,7 @@ from pipelinerl.launcher.cards import CardOf, card_memory
 from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands, write_accelerate_config
 from pipelinerl.launcher.folder import RunFolder
-from pipelinerl.launcher.memory_plan import MemoryPlan
+from pipelinerl.launcher.memory_values import MemoryPlan
 from pipelinerl.launcher.placement import STREAMS_SERVICE, derive, place
 from pipelinerl.launcher.services import is_spread, write_control_token, write_token
 from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config

@@ -12,7 +12,8 @@ from pipelinerl.config.finetune import COMPILE_WORTH_S, Checkpointing
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.cards import CardOf, card_memory
 from pipelinerl.launcher.decoder_shape import decoder_shape, has_experts, model_config
-from pipelinerl.launcher.memory_plan import ROOM, TrainerPlan
+from pipelinerl.launcher.memory_plan import ROOM
+from pipelinerl.launcher.memory_values import TrainerPlan
 from pipelinerl.launcher.trainer_memory import least_recomputed, reference_bytes, state_bytes
 
 GB = 1e9

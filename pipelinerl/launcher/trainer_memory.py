@@ -25,9 +25,9 @@ def state_bytes(
     Where shards are offloaded, the card holds what is whole at a time and that copy alone.
     """
     size = shape.parameters
-    if tune.lora.enabled:
+    if tune.lora.enabled and sharding is None:
         return 4.0 * size  # frozen: bfloat16, and a merged copy for the engines
-    exact = 4 + 4 + OPTIMISER_BYTES[tune.optim]
+    exact = _sharded_bytes(tune)
     if sharding is None or (ranks == 1 and not sharding.offload):
         return (2 + exact) * size
     shards = 0.0 if sharding.offload else exact * size / ranks
@@ -39,13 +39,18 @@ def state_bytes(
     return shards + whole + kept + copy
 
 
+def _sharded_bytes(tune: FinetuneConfig) -> float:
+    """Of a weight over all ranks: float32 master, and its gradient and moments where it is trained."""
+    return 4.0 if tune.lora.enabled else 8 + OPTIMISER_BYTES[tune.optim]
+
+
 def gathering_bytes(
     shape: DecoderShape, tune: FinetuneConfig, ranks: int, sharding: Sharding | None
 ) -> float:
     """Of the main rank while it gathers the weights for the engines: shards and the whole copy."""
-    if sharding is None or tune.lora.enabled:
+    if sharding is None:
         return 0.0
-    exact = 0.0 if sharding.offload else 8 + OPTIMISER_BYTES[tune.optim]
+    exact = 0.0 if sharding.offload else _sharded_bytes(tune)
     return shape.parameters * (exact / ranks + 2.0)
 
 

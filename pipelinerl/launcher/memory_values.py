@@ -1,0 +1,73 @@
+"""What the memory plan is asked and what it answers: values without any arithmetic."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.finetune import Sharding
+from pipelinerl.launcher.cards import Card
+
+
+class DoesNotFit(ConfigError):
+    """A plan that no card can hold; the message has the numbers."""
+
+
+class EnginePlan(NamedTuple):
+    """One engine: each of its cards has the same bytes."""
+
+    cards: int
+    share: float
+    """`gpu-memory-utilization`."""
+    ahead: bool
+    """Whether versions are received into a second copy."""
+    requests: int
+    """Requests of the usual length that its cache holds, at most those that are wanted."""
+    parts: Mapping[str, float]
+    """Bytes of a card by what they are for."""
+
+
+class TrainerPlan(NamedTuple):
+    """The trainer; the main rank needs most, and every rank is planned as it."""
+
+    ranks: int
+    sharding: Sharding | None
+    whole_on_host: bool
+    """Whether the copy that is gathered for the engines lies in host memory meanwhile."""
+    parts: Mapping[str, float]
+    compiled_first: bool = False
+    """Whether layers have to be compiled before the first step, because they need less memory so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Who gets which cards, and what lies on them."""
+
+    card: Card
+    engines: int
+    engine: EnginePlan | None
+    trainer: TrainerPlan | None
+    shared: bool = False
+    """Whether engine and trainer have one card together."""
+    divided: bool = False
+    """Whether the division of the cards was free, and chosen."""
+
+    def lines(self) -> Iterator[tuple[str, Mapping[str, float]]]:
+        """Each kind of card, and its bytes by what they are for."""
+        if self.engine is not None:
+            yield "engine", self.engine.parts
+        if self.trainer is not None:
+            yield "trainer", self.trainer.parts
+
+
+class Asked(NamedTuple):
+    """What the plan has to know beside the configuration."""
+
+    texts_per_update: int
+    in_flight: int | None = None
+    """`actor.llm_max_rollouts` or `max-num-seqs` where the user gave one."""
+    one_host: bool = True
+    """Whether the cards are those of one host, which alone are divided freely."""
+    placed: Callable[[int], tuple[int, int]] | None = None
+    """Engines and trainer ranks where an engine has so many cards and the division is not free; None: by the
+    shares of one host."""
