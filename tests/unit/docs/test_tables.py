@@ -41,6 +41,7 @@ from tests.support.measured import (
     gpu_engine,
     gpu_prefixes,
     gpu_shared,
+    gpu_sizes,
     gpu_trainer,
     gpu_trl,
     imitated,
@@ -87,6 +88,7 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
         "bundled | where it comes from": "words",
         "vLLM | torch | transformers | Python | on | what was run": "versions",
     },
+    GPU: {"key | left open | chosen": "what the launcher chooses"},
     "domains/guessing/README.md": {"function | what it does": "words"},
     "domains/math/README.md": {
         "rows of | question | gold answer": "words",
@@ -187,6 +189,7 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         "samples of a step | attention | recomputed | samples/s | unshared | ratio | peak memory | unshared",
     ): (3, gpu_shared),
     (GPU, "| host | samples/s | trainer alone | sampled tokens/s | steps that count"): (2, gpu_trl),
+    (GPU, "| 8B, four cards | 4B, two cards | six layers of Qwen3-30B-A3B, two cards"): (1, gpu_sizes),
     (GPU, "cache | samples/s | sampled tokens/s | prompt tokens found"): (1, gpu_prefixes),
     (GPU, "|"): (1, gpu_engine),
     **{
