@@ -31,7 +31,13 @@ from pipelinerl.launcher.made_again import made_again, resumes
 from pipelinerl.launcher.memory_choice import choose_memory
 from pipelinerl.launcher.memory_plan import MemoryPlan
 from pipelinerl.launcher.open_backend import open_backend
-from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, start_domain_over
+from pipelinerl.launcher.plan import (
+    asked_services,
+    fix_output_dir,
+    make_plan,
+    start_domain_over,
+    validated_plan,
+)
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.launcher.supervision import ChildFailed
 from pipelinerl.launcher.validate import checked
@@ -103,6 +109,8 @@ def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plai
     if cfg.validate_:
         if unusable := imports.check(cfg):
             raise ConfigError(unusable)
+        folder = RunFolder(output_dir)
+        print_choices(validated_plan(composition, domain, folder, backend, memory, dry_run).rows)
         print(f"the configuration is valid; output_dir={output_dir}")
         return COMPLETED
     with RunFolder(output_dir) as folder:

@@ -68,7 +68,7 @@ def retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
         token_variable=TOKEN_FILE_VARIABLE,
         health="/ready",
         start_deadline_s=start_deadline_s(web),
-        note=describe(web, backend),
+        note=describe(web, backend) if settings.dataset_paths else "the world that the start makes",
     )
 
 
