@@ -42,6 +42,7 @@ from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.launcher.supervision import ChildFailed
 from pipelinerl.launcher.validate import checked
 from pipelinerl.observe.balance import BalanceWatch
+from pipelinerl.observe.blocked import BlockWatch
 from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.report import report_run
 from pipelinerl.run_state.accounting import reconcile
@@ -153,7 +154,7 @@ def _run(
     keep_choices(folder.path, plan.rows)
     if plan.cfg.streams.backend == "files":
         forget_announcements(folder.path)
-    balance = BalanceWatch(plan.cfg)
+    balance, blocked = BalanceWatch(plan.cfg), BlockWatch(folder.path)
     with ProgressDisplay(folder.path, plan.cfg.total_texts, plain=plain) as display:
 
         def say(line: str) -> None:
@@ -163,6 +164,8 @@ def _run(
         def tick() -> None:
             backend.check()
             display.tick()
+            for block in blocked.lines():
+                say(block)
             if (line := balance.line()) is not None:
                 say(line)
 
