@@ -45,7 +45,8 @@ class Actor:
         self.domain: Domain = load_domain(cfg.domain_hooks)
         self.domain.attach(load_tree(output_dir, job), output_dir)
         train, test = load_problems(cfg)
-        note_problems(output_dir, len(train))
+        if train:
+            note_problems(output_dir, len(train))
         # A resume takes the snapshot of the checkpoint's version, which may lie a checkpoint interval back.
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
         self.snapshots = Snapshots(output_dir, "actor", keep)

@@ -73,6 +73,20 @@ def choices(
     yield from _http_processes(cfg, hosts, why)
     key, in_flight = "actor.llm_max_rollouts", f"{cfg.actor.llm_max_rollouts} for each engine"
     yield Choice("rollouts at once", in_flight, why(key, composition.reasons.get(key, "profile")), f"{key}=N")
+    if cfg.debug.evaluates_only:
+        yield Choice("evaluation", "once, nothing is trained", "debug.mode=evaluate", "debug.mode=''")
+    else:
+        yield from _training(cfg, composition, trainer, why)
+    yield _wandb(cfg)
+    yield from _servers(cfg, services, composition.reasons.get("streams", "no address is configured"))
+    for service, said in named:
+        shown = f"{service.url}, {said}" if said else service.url
+        yield Choice(f"service {service.name}", shown, "given", f"{service.url_key}=null")
+    yield from _rest(cfg)
+
+
+def _training(cfg: Config, composition: Composition, trainer: TrainerChoice, why: Why) -> Iterator[Choice]:
+    """What a run that only evaluates has none of."""
     ahead = ", received ahead" if cfg.weights_ahead else ""
     sent = f"{cfg.weights.transport}{ahead}, KV cache {cfg.weights.kv}"
     because = why("weights.transport", f"engine.kind={cfg.engine.kind}", "weights.kv", "weights.ahead")
@@ -89,12 +103,6 @@ def choices(
         yield from _layers(trainer, why)
     yield _lag(cfg, why)
     yield _evaluation(cfg, why)
-    yield _wandb(cfg)
-    yield from _servers(cfg, services, composition.reasons.get("streams", "no address is configured"))
-    for service, said in named:
-        shown = f"{service.url}, {said}" if said else service.url
-        yield Choice(f"service {service.name}", shown, "given", f"{service.url_key}=null")
-    yield from _rest(cfg)
 
 
 def _hardware(cfg: Config, composition: Composition, hosts: Sequence[Host]) -> Choice:

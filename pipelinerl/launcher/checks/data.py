@@ -31,9 +31,11 @@ def check(cfg: Config, dry_run: bool = False) -> Iterator[str]:
     if has_rollouts:
         yield from dotted("dataset_loader", cfg.dataset_loader, "the function that loads problems")
         yield from dotted("actor.rollout_policy", cfg.actor.rollout_policy, "the function of a rollout")
-        if not cfg.train_dataset_names:
+        if not cfg.train_dataset_names and not cfg.debug.evaluates_only:
             yield "train_dataset_names=[]: nothing to train on; name at least one dataset"
-        if cfg.eval_every_n_versions > 0 and not cfg.test_dataset_names:
+        if cfg.debug.evaluates_only and not cfg.test_dataset_names:
+            yield "test_dataset_names=[]: nothing to evaluate; name a dataset"
+        elif cfg.eval_every_n_versions > 0 and not cfg.test_dataset_names:
             yield "test_dataset_names=[]: nothing to evaluate; name a dataset or set eval_every_n_versions=0"
     for domain, path in cfg.actor.domain_rollouts.items():
         yield from dotted(f"actor.domain_rollouts.{domain}", path, "the function of a rollout")

@@ -84,7 +84,7 @@ def looked_at(tree: DictConfig) -> Looked:
     try:
         domain = load_domain(cfg.domain_hooks)
         train, test = load_problems(cfg)
-        payload(train[0], 0)
+        payload((train or test)[0], 0)
     except UNREACHED as error:
         return Looked(said=f"not looked at: {error}")
     except ConfigError as error:
