@@ -32,6 +32,7 @@ from pipelinerl.launcher.memory_choice import choose_memory
 from pipelinerl.launcher.memory_plan import MemoryPlan
 from pipelinerl.launcher.open_backend import open_backend
 from pipelinerl.launcher.plan import (
+    Plan,
     asked_services,
     fix_output_dir,
     make_plan,
@@ -151,11 +152,20 @@ def _run(
             f"DRY_RUN: wrote {len(plan.children)} start.sh below {folder.path}; started nothing", flush=True
         )
         return COMPLETED
-    keep_choices(folder.path, plan.rows)
+    _supervised(plan, folder.path, backend, plain, log)
+    if cfg.debug.mode == "":
+        folder.mark_completed(*limits)
+    report_run(folder.path, domain)
+    return COMPLETED
+
+
+def _supervised(plan: Plan, output_dir: Path, backend: Backend, plain: bool, log: logging.Logger) -> None:
+    """Run the plan to its end, with the progress line and what is said of it. Raises as `supervise`."""
+    keep_choices(output_dir, plan.rows)
     if plan.cfg.streams.backend == "files":
-        forget_announcements(folder.path)
-    balance, blocked = BalanceWatch(plan.cfg), BlockWatch(folder.path)
-    with ProgressDisplay(folder.path, plan.cfg.total_texts, plain=plain) as display:
+        forget_announcements(output_dir)
+    balance, blocked = BalanceWatch(plan.cfg), BlockWatch(output_dir)
+    with ProgressDisplay(output_dir, plan.cfg.total_texts, plain=plain) as display:
 
         def say(line: str) -> None:
             log.info(line)
@@ -169,20 +179,16 @@ def _run(
             if (line := balance.line()) is not None:
                 say(line)
 
-        if (again := made_again(folder.path)) is not None:
+        if (again := made_again(output_dir)) is not None:
             say(again)
         try:
             supervise(plan, say, tick, backend.others)
         except (ChildFailed, WaitExpired, Interrupted) as error:
             if isinstance(error, Interrupted):
-                error.resumes = resumes(folder.path, plan.cfg.finetune.save_checkpoint_steps)
-            for line in reconcile(folder.path).lines():  # where every rollout went, although it ends early
+                error.resumes = resumes(output_dir, plan.cfg.finetune.save_checkpoint_steps)
+            for line in reconcile(output_dir).lines():  # where every rollout went, although it ends early
                 print(line, flush=True)
             raise
-    if cfg.debug.mode == "":
-        folder.mark_completed(*limits)
-    report_run(folder.path, domain)
-    return COMPLETED
 
 
 def end(status: int) -> NoReturn:

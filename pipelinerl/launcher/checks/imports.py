@@ -60,6 +60,8 @@ def calls(cfg: Config) -> Iterator[Call]:
     for domain, path in cfg.actor.domain_rollouts.items():
         yield f"actor.domain_rollouts.{domain}", path, POLICY, []
     for where, _, spec in located_specs(cfg):
+        if "_target_" not in spec:  # which is said where environments are checked
+            continue
         arguments = [key for key in spec if key not in {"_target_", *OWN_KEYS}]
         yield f"{where}._target_", str(spec["_target_"]), [], arguments
 

@@ -18,7 +18,6 @@ from pipelinerl.base.line_file import DamagedLine, LineFile, LineTail
 from pipelinerl.base.waits import waiting
 from pipelinerl.config.files import config_path
 from pipelinerl.domain import ReportFocus, ReportSection
-from pipelinerl.observe.blocked import BlockWatch, write_block
 from pipelinerl.observe.history import metrics_record, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
 from pipelinerl.observe.metrics import MetricsWriter
@@ -239,24 +238,6 @@ def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
     assert "success" not in line, "the metrics are of the groups since the last version, however few"
     empty = status_line({}, RolloutCounts(), status, None, 61.0)
     assert empty == "1:01 | rollouts 0: 0 open | waiting: actor for an engine with room (12 of 60 s)"
-
-
-def test_a_blocked_worker_is_said_as_it_is_noticed_and_once_a_minute(tmp_path: Path) -> None:
-    watch = BlockWatch(tmp_path, now=1000.0)
-    block = {"who": "rollout 0-000007/2", "where": "mine.py:9 play", "since": 990.0}
-    write_block(tmp_path, "actor/worker_3", block)
-    assert list(watch.lines(1005.0)) == [], "it is of an earlier start"
-    write_block(tmp_path, "actor/worker_3", block | {"since": 1010.0})
-    remedy = "by rollout 0-000007/2 at mine.py:9 play; await, or make the rollout a plain function"
-    assert list(watch.lines(1012.0)) == [f"rollout worker 3 is blocked for 2 s {remedy}"]
-    assert list(watch.lines(1071.0)) == []
-    assert list(watch.lines(1072.0)) == [f"rollout worker 3 is blocked for 62 s {remedy}"]
-    write_block(tmp_path, "actor/worker_3", block | {"since": 1010.0, "until": 1080.0})
-    assert list(watch.lines(1200.0)) == [], "that block was said, and it is over"
-    write_block(tmp_path, "actor/worker_3", block | {"since": 1201.0, "until": 1203.5})
-    assert list(watch.lines(1204.0)) == [f"rollout worker 3 was blocked for 2 s {remedy}"]
-    (tmp_path / "actor/worker_3/blocked.json").write_text("[1]")
-    assert list(watch.lines(1300.0)) == []
 
 
 def test_the_status_line_says_what_engines_that_start_are_at() -> None:
