@@ -1,5 +1,6 @@
 """The prompt of domains with one question and one completion; called by their rollouts."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from omegaconf import DictConfig
@@ -11,6 +12,13 @@ def question_messages(cfg: DictConfig, task: str) -> list[dict[str, Any]]:
     template = str(cfg.actor.get("task_template") or "{task}")
     user = {"role": "user", "content": template.replace("{task}", task)}
     return [{"role": "system", "content": system}, user] if system else [user]
+
+
+def first_question(
+    cfg: DictConfig, problem: Mapping[str, Any], domain: str, task_of: Callable[[Any], str]
+) -> list[dict[str, Any]] | None:
+    """The messages of a problem of this domain, and None for one of another."""
+    return question_messages(cfg, task_of(problem)) if problem.get("domain") == domain else None
 
 
 def check_bare(cfg: DictConfig, domain: str) -> None:

@@ -154,6 +154,13 @@ class BaseDomain:
         """
         return []
 
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """The messages that a rollout of this problem begins with; None where that is not known beforehand.
+
+        Their length and the model's chat template are then checked before anything starts.
+        """
+        return None
+
     def remedy(self, key: str) -> str | None:
         """What to do instead of a key of the domain's block that older configurations know; None for others.
 
@@ -260,6 +267,11 @@ class CombinedDomain(BaseDomain):
 
     def validate(self, cfg: DictConfig) -> list[str]:
         return [problem for part in self.parts.values() for problem in part.validate(cfg)]
+
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """Of the first domain that knows the problem as its own."""
+        said = (part.first_messages(cfg, problem) for part in self.parts.values())
+        return next((messages for messages in said if messages is not None), None)
 
     def remedy(self, key: str) -> str | None:
         said = (part.remedy(key) for part in self.parts.values())

@@ -35,11 +35,19 @@ from pipelinerl.launcher.made_again import made_again, resumes
 from pipelinerl.launcher.memory_choice import choose_memory
 from pipelinerl.launcher.memory_values import MemoryPlan
 from pipelinerl.launcher.open_backend import open_backend
-from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, start_domain_over
+from pipelinerl.launcher.plan import (
+    Plan,
+    asked_services,
+    fix_output_dir,
+    make_plan,
+    start_domain_over,
+    validated_plan,
+)
 from pipelinerl.launcher.run import NOTHING_STARTED, Interrupted, failure_line, interruptible, supervise
 from pipelinerl.launcher.supervision import ChildFailed
 from pipelinerl.launcher.validate import checked
 from pipelinerl.observe.balance import BalanceWatch
+from pipelinerl.observe.blocked import BlockWatch
 from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.report import report_run
 from pipelinerl.run_state.accounting import reconcile
@@ -148,6 +156,8 @@ def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plai
     if cfg.validate_:
         if unusable := imports.check(cfg):
             raise ConfigError(unusable)
+        folder = RunFolder(output_dir)
+        print_choices(validated_plan(composition, domain, folder, backend, memory, dry_run).rows)
         print(f"the configuration is valid; output_dir={output_dir}")
         return COMPLETED
     with RunFolder(output_dir) as folder:
@@ -187,12 +197,22 @@ def _run(
             f"DRY_RUN: wrote {len(plan.children)} start.sh below {folder.path}; started nothing", flush=True
         )
         return COMPLETED
-    keep_choices(folder.path, plan.rows)
+    _supervised(plan, folder, backend, plain, log)
+    if cfg.debug.mode == "":
+        folder.mark_completed(*limits)
+    _report(folder.path, domain)
+    return COMPLETED
+
+
+def _supervised(plan: Plan, folder: RunFolder, backend: Backend, plain: bool, log: logging.Logger) -> None:
+    """Run the plan to its end, with the progress line and what is said of it. Raises as `supervise`."""
+    output_dir = folder.path
+    keep_choices(output_dir, plan.rows)
     if plan.cfg.streams.backend == "files":
-        forget_announcements(folder.path)
-    balance = BalanceWatch(plan.cfg)
-    texts = plan.cfg.total_texts(*trained_before(folder.path))
-    with ProgressDisplay(folder.path, texts, plain=plain) as display:
+        forget_announcements(output_dir)
+    balance, blocked = BalanceWatch(plan.cfg), BlockWatch(output_dir)
+    texts = plan.cfg.total_texts(*trained_before(output_dir))
+    with ProgressDisplay(output_dir, texts, plain=plain) as display:
 
         def say(line: str) -> None:
             log.info(line)
@@ -202,25 +222,23 @@ def _run(
             backend.check()
             folder.check_unchanged()
             display.tick()
+            for block in blocked.lines():
+                say(block)
             if (line := balance.line()) is not None:
                 say(line)
 
-        if (again := made_again(folder.path)) is not None:
+        if (again := made_again(output_dir)) is not None:
             say(again)
         try:
             supervise(plan, say, tick, backend.others)
         except (ChildFailed, WaitExpired, Interrupted) as error:
             folder.check_unchanged()  # whoever lost its folder failed of that
             if isinstance(error, Interrupted):
-                error.resumes = resumes(folder.path, plan.cfg.finetune.save_checkpoint_steps)
-            for line in reconcile(folder.path).lines():  # where every rollout went, although it ends early
+                error.resumes = resumes(output_dir, plan.cfg.finetune.save_checkpoint_steps)
+            for line in reconcile(output_dir).lines():  # where every rollout went, although it ends early
                 print(printable(line), flush=True)
             raise
         folder.check_unchanged()
-    if cfg.debug.mode == "":
-        folder.mark_completed(*limits)
-    _report(folder.path, domain)
-    return COMPLETED
 
 
 def _report(output_dir: Path, domain: Domain) -> None:

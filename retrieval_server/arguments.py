@@ -8,6 +8,7 @@ from retrieval_server.access import check_binding, read_token
 from retrieval_server.backends import ASKED, Asked, Backend, choose, default_index
 from retrieval_server.bounds import ANSWER_CHARS, HIT_CHARS, Bounds
 from retrieval_server.limits import DEFAULT_MAX_WAITING
+from retrieval_server.world import world_fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Arguments:
 
 def parse_arguments(argv: list[str]) -> Arguments:
     """Ends the process with status 2 and one line for what is missing or contradictory; raises `AccessError`
-    for a way of serving that is refused."""
+    for a way of serving that is refused and `CorpusError` for files that their world does not know."""
     parser = _parser()
     given = parser.parse_args(argv)
     if given.tasks is None and given.web is None:
@@ -61,7 +62,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
         index=(given.index or default_index(given.web)) if backend == "bm25s" else None,
         host=given.host,
         port=given.port,
-        fingerprint=given.fingerprint,
+        fingerprint=given.fingerprint or world_fingerprint(given.tasks, given.web),
         token=token,
         workers=given.workers,
         threads=given.threads,
@@ -81,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8700)
     parser.add_argument("--allow-remote", action="store_true", help="let other machines reach the server")
     parser.add_argument("--token-file", type=Path, help="bearer token that searches need (mode 600)")
-    parser.add_argument("--fingerprint", help="of the data, reported by /health")
+    parser.add_argument("--fingerprint", help="of the data; default: of manifest.json beside them")
     parser.add_argument("--workers", type=int, default=1, help="processes over one index and one port")
     parser.add_argument("--threads", type=int, default=2, help="searches at a time in each process")
     parser.add_argument("--max-waiting", type=int, default=DEFAULT_MAX_WAITING, help="searches; then 429")

@@ -1,16 +1,17 @@
 """What the core is told about the domain: settings, checks, demonstrations; named by `domain_hooks`."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig
 
-from domains.coding.dataset import load_problems
+from domains.coding.dataset import DOMAIN, load_problems
+from domains.coding.rollouts import task_of
 from domains.coding.settings import KEY, CodingSettings, settings_of
 from domains.coding.tiny import ARITHMETIC, DIGITS, FAMILIES, Task, training
 from domains.loading import loading_problems
-from domains.prompts import question_messages, template_problems
+from domains.prompts import first_question, question_messages, template_problems
 from pipelinerl.base.errors import first_line
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
@@ -30,6 +31,10 @@ class CodingDomain(BaseDomain):
     settings_key = KEY
     policy_keys = ("rewards", "actor.discount_factor", "actor.system_prompt", "actor.task_template")
     report_focus = ReportFocus(headline=("success", "reward", "no_answer", "no_error"))
+
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """The question, as the rollout asks it."""
+        return first_question(cfg, problem, DOMAIN, task_of)
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The machine has a sandbox, the data can be read, the prompt holds the task."""

@@ -1,15 +1,16 @@
 """What the core is told about the domain: checks before a run, and a counter for a small model to imitate."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from omegaconf import DictConfig
 
 from domains.counting.counting import FORM, task_of
-from domains.counting.data import load_problems
+from domains.counting.data import DOMAIN, load_problems
 from domains.counting.questions import draw, question
 from domains.loading import loading_problems
-from domains.prompts import template_problems
+from domains.prompts import first_question, template_problems
 from domains.split import is_held_out
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
@@ -46,6 +47,10 @@ class CountingDomain(BaseDomain):
 
     policy_keys = ("actor.system_prompt", "actor.task_template")
     report_focus = ReportFocus(headline=("success", "reward", "no_answer", "no_error"))
+
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """The question, as the rollout asks it."""
+        return first_question(cfg, problem, DOMAIN, task_of)
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The rows can be read or made, the prompt holds the question."""

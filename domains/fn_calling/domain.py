@@ -2,14 +2,14 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig
 
-from domains.fn_calling.dataset import load_problems
+from domains.fn_calling.dataset import DOMAIN, load_problems
 from domains.fn_calling.problems import TOOLS, make
-from domains.fn_calling.rollouts import FORM, tools_text
+from domains.fn_calling.rollouts import FORM, messages_of, tools_text
 from domains.loading import loading_problems
 from domains.prompts import template_problems
 from domains.split import is_held_out
@@ -68,6 +68,10 @@ class FnCallingDomain(BaseDomain):
 
     policy_keys = ("rewards", "actor.discount_factor", "actor.system_prompt", "actor.task_template")
     report_focus = ReportFocus(headline=("success", "partial_score", "reward", "no_answer", "no_error"))
+
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """Functions, what was said before, and the question."""
+        return messages_of(cfg, dict(problem)) if problem.get("domain") == DOMAIN else None
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The problems can be read or made, the prompt holds the question."""

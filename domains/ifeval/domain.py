@@ -1,14 +1,15 @@
 """What the core is told about the domain: checks before a run, and responses for a small model to imitate."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from omegaconf import DictConfig
 
-from domains.ifeval.dataset import load_problems
+from domains.ifeval.dataset import DOMAIN, load_problems
 from domains.ifeval.writing import WRITINGS, Prompt, response_of, write
 from domains.loading import loading_problems
-from domains.prompts import template_problems
+from domains.prompts import first_question, template_problems
 from domains.split import is_held_out
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
@@ -32,6 +33,10 @@ class IFEvalDomain(BaseDomain):
     report_focus = ReportFocus(
         headline=("success", "success_loose", "partial_score", "partial_score_loose", "reward")
     )
+
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """The question, as the rollout asks it."""
+        return first_question(cfg, problem, DOMAIN, lambda row: str(row["task"]))
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The prompts can be read or made, the template holds them."""

@@ -1,14 +1,15 @@
 """What the core is told about the domain: settings, checks, demonstrations; named by `domain_hooks`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from omegaconf import DictConfig
 
 from domains.loading import loading_problems
 from domains.logic import demonstrations as answers
-from domains.logic.dataset import FAMILIES, load_problems
+from domains.logic.dataset import DOMAIN, FAMILIES, load_problems
 from domains.logic.settings import KEY, LogicSettings
-from domains.prompts import template_problems
+from domains.prompts import first_question, template_problems
 from domains.reasoning_gym.demonstrations import demonstrations
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
@@ -23,6 +24,10 @@ class LogicDomain(BaseDomain):
     settings_key = KEY
     policy_keys = ("rewards", "actor.discount_factor", "actor.system_prompt", "actor.task_template")
     report_focus = ReportFocus(headline=("success", "score", "reward", "no_answer", "no_error"))
+
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """The question, as the rollout asks it."""
+        return first_question(cfg, problem, DOMAIN, lambda row: str(row["task"]))
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The families are there or the rows can be read, the prompt holds the puzzle."""

@@ -1,13 +1,15 @@
 """What the core is told about the domain: checks before a run starts; named by `domain_hooks`."""
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
-from domains.math.data import load_problems
+from domains.math.data import DOMAIN, load_problems
 from domains.math.notes import judge_notes
-from domains.prompts import template_problems
+from domains.prompts import first_question, template_problems
 from pipelinerl.domain import BaseDomain, NotesOf, ReportFocus
 
 LOADER = "math.load_problems"
@@ -23,6 +25,10 @@ class MathDomain(BaseDomain):
     def rollout_notes(self, output_dir: Path) -> NotesOf:
         """What the judge read in each answer."""
         return judge_notes
+
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """The question, as the rollout asks it."""
+        return first_question(cfg, problem, DOMAIN, lambda row: str(row["task"]))
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The verifier is installed, the data can be read, the prompt holds the question."""

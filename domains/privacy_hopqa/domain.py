@@ -23,6 +23,7 @@ from domains.privacy_hopqa.services import (
     ask_retrieval,
     retrieval_server,
     scoring_server,
+    world_paths,
 )
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, remedy_for, settings_of
 from domains.privacy_hopqa.teacher.demonstrations import ADVERSARY, demonstrations
@@ -133,18 +134,6 @@ class PrivacyHopQADomain(BaseDomain):
     def vocabulary(self) -> Sequence[str]:
         """The skeletons of the compact answers."""
         return SKELETONS
-
-
-def world_paths(world: Path) -> dict[str, Any]:
-    """Configuration keys of a generated world."""
-    chains = {
-        f"{KEY}.final_{split}_dataset_path": str(world / f"chains_{split}.jsonl")
-        for split in ("train", "val", "test")
-    }
-    return chains | {
-        f"{KEY}.task_data_root": str(world / "tasks"),
-        f"{KEY}.web_corpus_path": str(world / "web.jsonl"),
-    }
 
 
 def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:

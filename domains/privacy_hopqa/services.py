@@ -6,7 +6,9 @@ not fit the chains is one line and not a run full of refused searches.
 
 import asyncio
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,9 @@ from domains.privacy_hopqa.agent.search_service import TOKEN_FILE_VARIABLE, chec
 from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.dataset import load_problems
+from domains.privacy_hopqa.same_world import differing, samples
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.world import generate, world_config
 from domains.privacy_hopqa.world.config import manifest_of
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.domain import ServiceSpec
@@ -68,7 +72,7 @@ def retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
         token_variable=TOKEN_FILE_VARIABLE,
         health="/ready",
         start_deadline_s=start_deadline_s(web),
-        note=describe(web, backend),
+        note=describe(web, backend) if settings.dataset_paths else "the world that the start makes",
     )
 
 
@@ -145,6 +149,35 @@ def ask_retrieval(cfg: DictConfig, settings: PrivacyHopQASettings) -> str:
 
     Raises ConfigError with one line for each thing that is wrong.
     """
+    with _world_of(settings) as settings:
+        return _asked(cfg, settings)
+
+
+@contextmanager
+def _world_of(settings: PrivacyHopQASettings) -> Iterator[PrivacyHopQASettings]:
+    """The settings, for a moment with a copy of the world where the start is about to generate one."""
+    if settings.dataset_paths:
+        yield settings
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        world = generate(world_config(**settings.world), Path(folder) / "world")
+        paths = {key.removeprefix(f"{KEY}."): value for key, value in world_paths(world).items()}
+        yield settings.model_copy(update=paths)
+
+
+def world_paths(world: Path) -> dict[str, str]:
+    """Configuration keys of a generated world."""
+    chains = {
+        f"{KEY}.final_{split}_dataset_path": str(world / f"chains_{split}.jsonl")
+        for split in ("train", "val", "test")
+    }
+    return chains | {
+        f"{KEY}.task_data_root": str(world / "tasks"),
+        f"{KEY}.web_corpus_path": str(world / "web.jsonl"),
+    }
+
+
+def _asked(cfg: DictConfig, settings: PrivacyHopQASettings) -> str:
     wanted, problems = Wanted.of(cfg, settings), list[str]()
     served: dict[str, Mapping[str, Any]] = {}
     said = ""
@@ -181,9 +214,13 @@ async def _ask(
     timeout_s = min(_ASK_TIMEOUT_S, settings.helper_timeout_s)
     async with aiohttp.ClientSession() as session:
         client = JsonClient(url, session, timeout_s, headers=helper_headers())
-        served = await check_fingerprint(client, manifest_of(settings.task_data_root).get("fingerprint"))
+        fingerprint = manifest_of(settings.task_data_root).get("fingerprint")
+        served = await check_fingerprint(client, fingerprint)
         tasks, pages = await _missing(client, wanted)
-    problems = [*_bound_problems(settings, served)]
+        same, foreign = "the same fingerprint", list[str]()
+        if not (fingerprint and served.get("fingerprint")) and not tasks:
+            same, foreign = await _texts(client, settings, wanted, exact=pages is not None)
+    problems = [*_bound_problems(settings, served), *foreign]
     if tasks:
         root = settings.task_data_root or "TASKS"
         problems.append(
@@ -195,11 +232,32 @@ async def _ask(
             f"{_some(pages, len(wanted.pages), 'gold pages')} of the chains are not served; "
             f"start the service with --web {settings.web_corpus_path or 'FILE'}, or set {KEY}.no_web=true"
         )
+    if problems:
+        return problems, served, ""
     said = f"{served.get('tasks', '?')} tasks, {served.get('web_docs', '?')} pages"
     if wanted.tasks:
         said += f"; all {len(wanted.tasks)} tasks of the chains"
         said += ", gold pages not asked for" if pages is None else f" and {len(wanted.pages)} gold pages"
-    return problems, served, said
+    return problems, served, f"{said}; {same}"
+
+
+async def _texts(
+    client: JsonClient, settings: PrivacyHopQASettings, wanted: Wanted, exact: bool
+) -> tuple[str, list[str]]:
+    """What was compared, and what is wrong: a world may have the ids of another one and none of its texts.
+
+    `exact`: the service is ours and holds texts as they are; of another make, it may hold them converted.
+    """
+    gold = {one for ids in wanted.pages for one in ids}
+    web = None if settings.no_web else settings.web_corpus_path
+    looked_up = samples(settings.task_data_root, web, wanted.tasks, gold)
+    other = await differing(client, looked_up, exact)
+    if other and (exact or 2 * len(other) >= len(looked_up)):
+        return "", [
+            f"serves another world: it lacks {_some(other, len(looked_up), 'texts')} that were looked up; "
+            "start it on the files of this run, or leave the key out and the run starts one"
+        ]
+    return (f"{len(looked_up)} texts compared" if looked_up else "texts not compared, none is here"), []
 
 
 def _bound_problems(settings: PrivacyHopQASettings, served: Mapping[str, Any]) -> Iterator[str]:

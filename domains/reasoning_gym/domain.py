@@ -1,15 +1,15 @@
 """What the core is told about the domain: settings, checks, demonstrations; named by `domain_hooks`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from domains.imitation import loss_problems
 from domains.loading import loading_problems
-from domains.prompts import template_problems
+from domains.prompts import first_question, template_problems
 from domains.reasoning_gym import demonstrations as answers
-from domains.reasoning_gym.data import chosen, load_problems
+from domains.reasoning_gym.data import DOMAIN, chosen, load_problems
 from domains.reasoning_gym.families import entry
 from domains.reasoning_gym.settings import KEY, ReasoningGymSettings, settings_of
 from pipelinerl.bootstrap.demonstrations import Demonstration
@@ -25,6 +25,10 @@ class ReasoningGymDomain(BaseDomain):
     settings_key = KEY
     policy_keys = ("actor.system_prompt", "actor.task_template")
     report_focus = ReportFocus(headline=("success", "reward", "no_answer", "no_error"))
+
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """The question, as the rollout asks it."""
+        return first_question(cfg, problem, DOMAIN, lambda row: str(row["question"]))
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The package is installed, each family makes a question with its options, the prompt holds it."""

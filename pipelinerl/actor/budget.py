@@ -15,7 +15,7 @@ class LagBudget:
     A group starts while `reserved - version - discarded < L' + U`: `reserved` are the texts produced and
     those expected of running rollouts, `discarded` those that will never be trained, U the texts between
     two versions, L' the bound rounded down to a multiple of U. The overshoot is below one group. Until a
-    rollout has shown how many texts to expect, one group runs at a time.
+    rollout has shown how many texts to expect, one group runs at a time, or as many as are risked.
     """
 
     def __init__(
@@ -35,6 +35,9 @@ class LagBudget:
         # changes nothing in the end.
         self.produced = start_version + replayed
         """Texts of finished groups, counted from the restored version, with those kept over a resume."""
+        self.risked_groups = 1
+        """Groups that may run before a rollout has shown how many texts to expect."""
+        self.running_groups = 0
         self.running_rollouts = 0
         self.running_texts = 0
         """Texts of finished rollouts in groups that still run."""
@@ -56,11 +59,14 @@ class LagBudget:
             return True
         if not self.texts_per_rollout:
             # Nothing says yet whether a rollout has one sample or fifty, and rollouts that had none say it
-            # neither: one group is risked at a time.
-            return self.running_rollouts == 0
+            # neither: one group is risked at a time; of more, each rollout counts as the text it may have.
+            at_least = self.produced + self.running_texts + self.running_rollouts - version - discarded
+            risked = self.running_groups < self.risked_groups and at_least < self.bound
+            return self.running_rollouts == 0 or risked
         return self.reserved - version - discarded < self.bound
 
     def group_started(self, attempts: int) -> None:
+        self.running_groups += 1
         self.running_rollouts += attempts
 
     def rollout_finished(self, texts: int) -> None:
@@ -77,6 +83,7 @@ class LagBudget:
 
     def group_finished(self, texts: int, published: int) -> None:
         """A group whose rollouts had `texts` texts ended, and `published` of them went into the stream."""
+        self.running_groups -= 1
         self.running_texts -= texts
         self.produced += published  # 0 for a dropped group, whose place is free for another at once
 

@@ -4,6 +4,7 @@ Pure bookkeeping. Everything that enters leaves exactly once: each started rollo
 cancelled once, each group is returned once.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -50,6 +51,12 @@ class Start:
     rollout_index: int
     engine: str
     worker: int
+    at: float = field(default_factory=time.time)
+    """When, in seconds since 1970."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.group.id}/{self.rollout_index}"
 
 
 class Slots:
@@ -94,6 +101,11 @@ class GroupTable:
     @property
     def active(self) -> int:
         return len(self._running)
+
+    @property
+    def oldest(self) -> Start | None:
+        """The running rollout that started first."""
+        return next(iter(self._running.values()), None)
 
     @property
     def waiting(self) -> int:

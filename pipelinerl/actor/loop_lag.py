@@ -6,7 +6,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +23,9 @@ class LoopLag:
     Create and `start` it on the loop's own thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[dict[str, Any]], None] = lambda block: None) -> None:
+        """`note` is told of each block as it is noticed and once more when it is over, on the thread."""
+        self._note = note
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._lags_s: list[float] = []
@@ -51,25 +55,30 @@ class LoopLag:
             self._lags_s.append(max(0.0, self._beat - before - INTERVAL_S))
 
     def _watch(self) -> None:
-        reported = False
+        reported: dict[str, Any] = {}
         # Once per block: a rollout that blocks for a minute is one line and not four a second.
         while not self._stopping.wait(WATCH_EVERY_S):
             silent_s = time.monotonic() - self._beat
             blocked = silent_s > BLOCKED_AFTER_S
             if blocked and not reported:
-                self._report(silent_s)
-            reported = blocked
+                reported = self._report(silent_s)
+                self._note(reported)
+            elif reported and not blocked:
+                self._note(reported | {"until": time.time()})
+                reported = {}
 
-    def _report(self, silent_s: float) -> None:
+    def _report(self, silent_s: float) -> dict[str, Any]:
         # Called on the watching thread: the loop's own thread is stuck in the code that is to be named.
         task = asyncio.current_task(self._loop)
         frame = sys._current_frames().get(self._loop_thread)
+        who, where = task.get_name() if task is not None else "no task", _where(frame)
         log.warning(
             "%s blocks the event loop for %.1f s at %s; await, or make the rollout a plain function",
-            task.get_name() if task is not None else "no task",
+            who,
             silent_s,
-            _where(frame),
+            where,
         )
+        return {"who": who, "where": where, "since": time.time() - silent_s}
 
 
 def _where(frame: FrameType | None) -> str:

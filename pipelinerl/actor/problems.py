@@ -14,16 +14,30 @@ Problem = dict[str, Any]
 def load_problems(cfg: Config) -> tuple[list[Problem], list[Problem]]:
     """Training and test problems from the domain's loader, after `random.seed(cfg.seed)`.
 
-    Raises ValueError if the loader returns anything but a list of dicts, or no training problem.
+    Without training problems where a run only evaluates. Raises ValueError if the loader returns anything but
+    a list of dicts, or no problem where some are asked.
     """
     loader = resolve_dotted(str(cfg.dataset_loader), "dataset_loader")
     random.seed(cfg.seed)  # upstream's loaders shuffle with the global generator
     params, name = cfg.dataset_loader_params, cfg.dataset_loader
-    train = _checked(loader(list(cfg.train_dataset_names), **params), name)
+    train = []
+    if not cfg.debug.evaluates_only:
+        train = _checked(loader(list(cfg.train_dataset_names), **params), name)
     test = _checked(loader(list(cfg.test_dataset_names), **params), name) if cfg.test_dataset_names else []
-    if cfg.train_subset is not None:
-        train = train[cfg.train_subset.begin : cfg.train_subset.end]
+    if not train and not cfg.debug.evaluates_only:
+        raise ValueError(f"train_dataset_names={_shown(cfg.train_dataset_names)}: no problems in it")
+    if not test and cfg.evaluates:
+        names = _shown(cfg.test_dataset_names)
+        raise ValueError(f"test_dataset_names={names}: no problems in it; set test_dataset_names=[]")
+    if (part := cfg.train_subset) is not None and train:
+        count, train = len(train), train[part.begin : part.end]
+        if not train:
+            raise ValueError(f"train_subset.begin={part.begin}: there are {count} problems; lower it")
     return train, test
+
+
+def _shown(names: Sequence[str]) -> str:
+    return f"[{','.join(names)}]"
 
 
 def _checked(problems: Any, loader: str | None) -> list[Problem]:

@@ -78,6 +78,10 @@ class Reporter:
         """What the actor is at, for the status file."""
         out = ", ".join(sorted(scheduler.table.slots.out))
         self._status.set(active=scheduler.table.active, engines_out=out or None)
+        oldest = scheduler.table.oldest
+        # Since when, and not for how long, or the file would change every second.
+        name, since = (oldest.name, round(oldest.at, 3)) if oldest else (None, None)
+        self._status.set(oldest_rollout=name, oldest_since=since)
         current = scheduler.running_pass
         self._status.set(
             test_problems=current.problems if current else None,

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
 CLOSE_DEADLINE_S = 60.0
+RISK_EVERY_S = 10.0
+"""While the first rollouts do not end, one further group may start each time this has passed."""
 
 
 class Actor:
@@ -43,7 +45,8 @@ class Actor:
         self.domain: Domain = load_domain(cfg.domain_hooks)
         self.domain.attach(load_tree(output_dir, job), output_dir)
         train, test = load_problems(cfg)
-        note_problems(output_dir, len(train))
+        if train:
+            note_problems(output_dir, len(train))
         # A resume takes the snapshot of the checkpoint's version, which may lie a checkpoint interval back.
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
         self.snapshots = Snapshots(output_dir, "actor", keep)
@@ -232,10 +235,20 @@ class Actor:
             await asyncio.sleep(CHECK_EVERY_S)
             try:
                 self.reporter.stage(self.scheduler)
+                self._risk_more()
                 self.pool.check_alive(limit_s, self.cfg.watchdog.silent_deadline_s)
                 self._check_idle(limit_s)
             except Exception as error:
                 self._fail(error)
+
+    def _risk_more(self) -> None:
+        """A first group that does not end, perhaps never, holds up no other one."""
+        budget, oldest = self.scheduler.budget, self.scheduler.table.oldest
+        if budget.texts_per_rollout is None and oldest is not None:
+            risked = 1 + int((time.time() - oldest.at) / RISK_EVERY_S)
+            if risked > budget.risked_groups:
+                budget.risked_groups = risked
+                self._wake()
 
     def _check_idle(self, limit_s: float) -> None:
         """While nothing runs, the actor waits for an engine (`limit_s`) or for the trainer's next version."""

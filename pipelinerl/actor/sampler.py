@@ -18,10 +18,10 @@ class ProblemSampler:
     def __init__(
         self, problems: Sequence[dict[str, Any]], seed: int, domain_mix: Mapping[str, float] | None = None
     ):
-        if not problems:
-            raise ValueError("there are no training problems; check train_dataset_names and train_subset")
         self.problems, self.seed, self.drawn = problems, seed, 0
-        self.mixture = DomainWeightedSampler(problems, domain_mix, random.Random()) if domain_mix else None
+        self.mixture = None
+        if domain_mix and problems:  # none where nothing is trained, and so nothing drawn
+            self.mixture = DomainWeightedSampler(problems, domain_mix, random.Random())
 
     def draw(self) -> int:
         """Index of the next problem."""

@@ -10,7 +10,9 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ from pipelinerl.domain import resolve_dotted
 from pipelinerl.inference.client import Deadlines, EngineClient
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
+from pipelinerl.observe.blocked import write_block
 from pipelinerl.streams.errors import UnsupportedValue
 
 PULSE_S = 1.0
@@ -71,12 +74,13 @@ class Worker:
         runner: RolloutRunner,
         news: News,
         frozen: bool = False,
+        note: Callable[[dict[str, Any]], None] = lambda block: None,
     ):
-        """`frozen`: engines keep the weights of the first announced version."""
+        """`frozen`: engines keep the weights of the first announced version; `note` is told of blocks."""
         self._index, self._channel, self._fleet, self._runner = index, channel, fleet, runner
         self._news, self._frozen = news, frozen
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._lag = LoopLag()
+        self._lag = LoopLag(note)
 
     async def serve(self) -> None:
         """Until the scheduler says stop or is gone."""
@@ -218,7 +222,8 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
         threads = cfg.actor.llm_max_rollouts * len(engines)
         runner = RolloutRunner(policy, tree, train_llm, test_llm, fleet, session, cfg.actor, threads)
         try:
-            await Worker(index, channel, fleet, runner, news, frozen).serve()
+            note = partial(write_block, Path(str(cfg.output_dir)), worker_role(index))
+            await Worker(index, channel, fleet, runner, news, frozen, note).serve()
         finally:
             await recorder.close()  # rollouts have ended; whoever still asks for one is not waited for
 

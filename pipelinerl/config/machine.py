@@ -224,6 +224,7 @@ ROLES_OF_MODE: dict[str, frozenset[str]] = {
     "": _ALL,
     "open_loop": _ALL,
     "actor": frozenset({"actor_llm", "actor"}),
+    "evaluate": frozenset({"actor_llm", "actor"}),
     "actor+preprocessor": frozenset({"actor_llm", "actor", "preprocessor"}),
     "finetune": frozenset({"finetune"}),
     "preprocessor": frozenset({"preprocessor"}),
@@ -244,15 +245,27 @@ class DebugConfig(Section):
     """Running part of the pipeline."""
 
     mode: Literal[
-        "", "finetune", "actor", "preprocessor", "actor+preprocessor", "finetune+preprocessor", "open_loop"
+        "",
+        "evaluate",
+        "finetune",
+        "actor",
+        "preprocessor",
+        "actor+preprocessor",
+        "finetune+preprocessor",
+        "open_loop",
     ] = ""
-    """Roles to run; empty = all."""
+    """Roles to run; empty = all, `evaluate` = engines and actor for one pass over the test problems."""
     streams_from: str | None = None
     """Folder of an earlier run whose recorded streams are replayed."""
     use_existing_llms: bool = False
     """Use engines that already listen on the configured ports instead of starting them."""
     place_inference_workers: bool = True
     """Reserve devices for engines even in a mode that starts none."""
+
+    @property
+    def evaluates_only(self) -> bool:
+        """Whether nothing is sampled for training."""
+        return self.mode == "evaluate"
 
     @property
     def roles(self) -> frozenset[str]:

@@ -27,6 +27,10 @@ from pipelinerl.launcher.trainer_choice import TrainerChoice
 from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.observe.wandb_run import wandb_mode
 
+Why = Callable[..., str]
+"""Of a key and the reason where nobody gave it, the reason for the table."""
+STEP_KEYS = ("attempts", "finetune.train_batch_size", "finetune.max_train_steps", "finetune.max_epochs")
+
 
 class Choice(NamedTuple):
     """One row."""
@@ -51,8 +55,10 @@ def choices(
     """Rows of the table, in the order in which a run uses them; `named` services with what they said."""
     given = set(composition.user_keys)
 
-    def why(key: str, otherwise: str) -> str:
-        return "given" if key in given else otherwise
+    def why(key: str, otherwise: str, *others: str) -> str:
+        """Why a key has its value; of `others`, which the row shows too, those that were given are named."""
+        also = ", ".join(other for other in others if other in given)
+        return "given" if key in given else f"{also} given, else {otherwise}" if also else otherwise
 
     yield Choice("output folder", str(output_dir), why("output_dir", "default"), "output_dir=DIR")
     yield _hardware(cfg, composition, hosts)
@@ -62,27 +68,15 @@ def choices(
     change = "output_dir=DIR or force_restart=true" if checkpoint else "model_path=DIR"
     yield Choice("model", model, because, change)
     yield _datasets(cfg, composition)
-    yield _engine(cfg)
+    yield _engine(cfg, why)
     yield from _memory(cfg, composition, memory, why)
     yield from _http_processes(cfg, hosts, why)
     key, in_flight = "actor.llm_max_rollouts", f"{cfg.actor.llm_max_rollouts} for each engine"
     yield Choice("rollouts at once", in_flight, why(key, composition.reasons.get(key, "profile")), f"{key}=N")
-    ahead = ", received ahead" if cfg.weights_ahead else ""
-    sent = f"{cfg.weights.transport}{ahead}, KV cache {cfg.weights.kv}"
-    because = why("weights.transport", f"engine.kind={cfg.engine.kind}")
-    if (no_copy := composition.reasons.get("weights.ahead")) is not None:
-        because += f"; {no_copy}"
-    yield Choice("weight updates", sent, because, "weights.kv=keep|recompute")
-    step = f"{cfg.derived.texts_per_step} texts, {cfg.attempts} rollouts a problem"
-    key = "finetune.gradient_accumulation_passes"
-    epochs = cfg.finetune.max_epochs
-    limits = f"{cfg.finetune.last_step} steps" + (f" or {epochs} epochs" if epochs is not None else "")
-    yield Choice("optimizer step", f"{step}, {limits}", why(key, "profile"), f"{key}=N")
-    if cfg.trainer_on_gpu and cfg.jobs_of("finetune"):
-        yield _trainer(cfg, why, composition.reasons.get("use_fsdp", "default"))
-        yield from _layers(trainer, why)
-    yield _lag(cfg)
-    yield _evaluation(cfg)
+    if cfg.debug.evaluates_only:
+        yield Choice("evaluation", "once, nothing is trained", "debug.mode=evaluate", "debug.mode=''")
+    else:
+        yield from _training(cfg, composition, trainer, why)
     yield _wandb(cfg)
     yield from _servers(cfg, services, composition.reasons.get("streams", "no address is configured"))
     for service, said in named:
@@ -91,15 +85,38 @@ def choices(
     yield from _rest(cfg)
 
 
+def _training(cfg: Config, composition: Composition, trainer: TrainerChoice, why: Why) -> Iterator[Choice]:
+    """What a run that only evaluates has none of."""
+    ahead = ", received ahead" if cfg.weights_ahead else ""
+    sent = f"{cfg.weights.transport}{ahead}, KV cache {cfg.weights.kv}"
+    because = why("weights.transport", f"engine.kind={cfg.engine.kind}", "weights.kv", "weights.ahead")
+    if (no_copy := composition.reasons.get("weights.ahead")) is not None:
+        because += f"; {no_copy}"
+    yield Choice("weight updates", sent, because, "weights.kv=keep|recompute")
+    step = f"{cfg.derived.texts_per_step} texts, {cfg.attempts} rollouts a problem"
+    key = "finetune.gradient_accumulation_passes"
+    epochs = cfg.finetune.max_epochs
+    limits = f"{cfg.finetune.last_step} steps" + (f" or {epochs} epochs" if epochs is not None else "")
+    yield Choice("optimizer step", f"{step}, {limits}", why(key, "profile", *STEP_KEYS), f"{key}=N")
+    if cfg.trainer_on_gpu and cfg.jobs_of("finetune"):
+        yield _trainer(cfg, why, composition.reasons.get("use_fsdp", "default"))
+        yield from _layers(trainer, why)
+    yield _lag(cfg, why)
+    yield _evaluation(cfg, why)
+
+
 def _hardware(cfg: Config, composition: Composition, hosts: Sequence[Host]) -> Choice:
     devices = sum(len(host.devices) for host in hosts)
     found = f"{len(composition.devices)} GPUs found" if composition.devices else "no GPU found"
-    used = f"{cfg.hardware.kind}, {devices} GPUs" if cfg.hardware.kind == "gpu" else "cpu"
-    given = "hardware" in composition.user_keys
-    return Choice("hardware", used, f"given ({found})" if given else found, "hardware=cpu|gpu")
+    used, given = "cpu", "hardware" in composition.user_keys
+    if cfg.hardware.kind == "gpu":
+        used = f"gpu, {devices} GPUs" + ("" if composition.devices else ", none of them here")
+    elif composition.devices:
+        used = f"cpu, though {found}"
+    return Choice("hardware", used, "given" if given else found, "hardware=cpu|gpu")
 
 
-def _hosts(cfg: Config, hosts: Sequence[Host], why: Callable[[str, str], str]) -> Iterator[Choice]:
+def _hosts(cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Choice]:
     """Which process runs on which host, with its GPUs; nothing for the usual one."""
     for host in hosts if cfg.world.backend == "ray" else ():
         gpus = {job.name: f" ({','.join(map(str, job.gpus))})" if job.gpus else "" for job in cfg.jobs}
@@ -120,16 +137,21 @@ def _datasets(cfg: Config, composition: Composition) -> Choice:
     return Choice("datasets", f"{train}; evaluation: {test}", because, "train_dataset_names=[...]")
 
 
-def _engine(cfg: Config) -> Choice:
+def _engine(cfg: Config, why: Why) -> Choice:
     engines = len(cfg.jobs_of("actor_llm"))
     size = f"{cfg.engine.max_num_seqs} requests of {cfg.engine.max_model_len} tokens"
     text = f"{engines} x {cfg.engine.kind}, {size}"
     if cfg.engine.kind == "embedded":
         text += "" if cfg.prefix_cache else ", no prefix cache"
-        return Choice("engines", text, f"hardware={cfg.hardware.kind}", "engine.count=N")
-    version = cfg.vllm_config.version or installed_version(cfg.vllm_config.python)
-    source, version = "installed" if version else "not installed", version or DEFAULT_VERSION
-    text += f", {version}"
+        others = ("engine.kind", *(f"engine.{name}" for name in ("max_num_seqs", "max_model_len")))
+        return Choice(
+            "engines", text, why("engine.count", f"hardware={cfg.hardware.kind}", *others), "engine.count=N"
+        )
+    here = installed_version(cfg.vllm_config.python)
+    version = cfg.vllm_config.version or here or DEFAULT_VERSION
+    missing = f"no vLLM is installed here, and this package is made for {DEFAULT_VERSION}"
+    source = why("vllm_config.version", "the version that is installed" if here else missing)
+    text += f", vLLM {version}"
     if not VllmVersion.parse(version).reports_versions:
         text += ", the weight versions of tokens are lower bounds"
     if cfg.hardware.kind == "gpu":
@@ -138,9 +160,7 @@ def _engine(cfg: Config) -> Choice:
     return Choice("engines", text, source, "vllm_config.version=V")
 
 
-def _memory(
-    cfg: Config, composition: Composition, memory: MemoryPlan | None, why: Callable[[str, str], str]
-) -> Iterator[Choice]:
+def _memory(cfg: Config, composition: Composition, memory: MemoryPlan | None, why: Why) -> Iterator[Choice]:
     """How the cards are divided, and what lies on them."""
     trainers, engines = cfg.jobs_of("finetune"), cfg.jobs_of("actor_llm")
     if cfg.hardware.kind != "gpu" or not (trainers and engines):
@@ -170,7 +190,7 @@ def _memory(
         yield Choice(f"bytes for {role}", f"{total}: {listed}", because, f"{changes[role]}=N")
 
 
-def _http_processes(cfg: Config, hosts: Sequence[Host], why: Callable[[str, str], str]) -> Iterator[Choice]:
+def _http_processes(cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Choice]:
     engine = next((job for job in cfg.jobs_of("actor_llm") if job.gpus), None)
     if engine is None:
         return
@@ -180,7 +200,7 @@ def _http_processes(cfg: Config, hosts: Sequence[Host], why: Callable[[str, str]
     yield Choice("HTTP processes", f"{number} for each engine", why(key, profile), f"{key}=N")
 
 
-def _trainer(cfg: Config, why: Callable[[str, str], str], chosen: str) -> Choice:
+def _trainer(cfg: Config, why: Why, chosen: str) -> Choice:
     """What is sharded; a CPU has no such choice."""
     gpus, sharding = sum(len(job.gpus) for job in cfg.jobs_of("finetune")), cfg.sharding
     if sharding is None:
@@ -196,7 +216,7 @@ def _trainer(cfg: Config, why: Callable[[str, str], str], chosen: str) -> Choice
     return Choice("trainer", f"{gpus} GPUs, {shared}", because, "use_fsdp=true|false")
 
 
-def _layers(trainer: TrainerChoice, why: Callable[[str, str], str]) -> Iterator[Choice]:
+def _layers(trainer: TrainerChoice, why: Why) -> Iterator[Choice]:
     """What is compiled and what is recomputed."""
     shown = {True: "from the start", False: "no", "later": "later"}[trainer.compile]
     because = trainer.because_compile or why("finetune.compile", "profile")
@@ -218,24 +238,29 @@ def _recomputed(mode: Checkpointing) -> str:
     return f"one in {mode}"
 
 
-def _lag(cfg: Config) -> Choice:
+def _lag(cfg: Config, why: Why) -> Choice:
+    because = why("max_lag", "profile")
     if cfg.max_lag is None:
-        return Choice("age of weights", "not bounded", "max_lag=null", "max_lag=TEXTS")
+        return Choice("age of weights", "not bounded", because, "max_lag=TEXTS")
     update = cfg.derived.texts_per_update
     admitted = cfg.max_lag // update * update
     ahead = f"rollouts are admitted for {admitted}" if admitted else "rollouts take turns with updates"
     text = f"at most {cfg.max_lag} texts when trained; {ahead}"
-    return Choice("age of weights", text, f"a multiple of the {update} texts of an update", "max_lag=TEXTS")
+    if admitted != cfg.max_lag:
+        because += f"; an update of {update} texts is " + ("not cut" if admitted else "more than that")
+    return Choice("age of weights", text, because, "max_lag=TEXTS")
 
 
-def _evaluation(cfg: Config) -> Choice:
+def _evaluation(cfg: Config, why: Why) -> Choice:
     if not cfg.test_dataset_names:
         return Choice("evaluation", "none", "no test datasets", "test_dataset_names=[...]")
     every = cfg.eval_every_n_versions
     parts = ["first version"] if every else []
     parts += [f"every {every} texts"] if 0 < every < cfg.total_texts() else []
     parts += ["last version"] if cfg.eval_at_end else []
-    return Choice("evaluation", ", ".join(parts) or "none", "profile", "eval_every_n_versions=TEXTS")
+    key = "eval_every_n_versions"
+    because = why(key, "profile", "eval_at_end")
+    return Choice("evaluation", ", ".join(parts) or "none", because, f"{key}=TEXTS")
 
 
 def _wandb(cfg: Config) -> Choice:

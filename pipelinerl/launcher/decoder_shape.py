@@ -1,10 +1,13 @@
 """Sizes of a policy's layers, read from its `config.json` without torch: what memory and time follow from."""
 
 import json
+import socket
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
@@ -23,6 +26,9 @@ _SIZED_OTHERWISE = (
 """Keys of architectures whose weights are not counted here."""
 _TIED = ("gemma", "cohere")
 """Families whose configurations leave `tie_word_embeddings` out where it is true."""
+
+CONNECT_S = 5.0
+"""For the hub to answer at all."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +95,30 @@ def model_config(model: str, ask_hub: bool) -> dict[str, Any] | None:
 
 
 @cache
+def hub_silence() -> str | None:
+    """Why the hub cannot be asked, or None. Its own client tries for half a minute before it says so."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    address = urlsplit(constants.ENDPOINT)
+    if getproxies().get(address.scheme):  # the proxy knows the way, and perhaps the name
+        return None
+    host, port = address.hostname or "", address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except OSError as error:
+        return f"{host} does not answer ({error.strerror or error})"
+    return None
+
+
+@cache
 def _of_hub(name: str, ask: bool) -> str | None:
     # Here, because most runs name a folder, and it takes half a second.
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     cached = try_to_load_from_cache(name, "config.json")
-    if isinstance(cached, str) or not ask:
+    if isinstance(cached, str) or not ask or hub_silence() is not None:
         return cached if isinstance(cached, str) else None
     try:
         return hf_hub_download(name, "config.json")

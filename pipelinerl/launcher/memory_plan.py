@@ -123,8 +123,10 @@ class _Planner:
         engine = self.engine(cards, max(1, engines)) if self.serves else None
         self._card = _least(self._cards[used:] or self._cards)
         trainer = self.trainer(ranks) if self.trains else None
-        card = _least(self._cards[:used] or self._cards)
-        return MemoryPlan(card=card, engines=engines, engine=engine, trainer=trainer, divided=free)
+        first = _least(self._cards[:used] or self._cards)
+        return MemoryPlan(
+            card=first, engines=engines, engine=engine, trainer=trainer, divided=free, behind=self._card
+        )
 
     def _speed(self, plan: MemoryPlan) -> float:
         """Sampled tokens a second that engines and trainer both keep up with."""

@@ -51,6 +51,13 @@ class MemoryPlan:
     """Whether engine and trainer have one card together."""
     divided: bool = False
     """Whether the division of the cards was free, and chosen."""
+    behind: Card | None = None
+    """The least of the trainer's cards; None: as `card`."""
+
+    @property
+    def trainer_card(self) -> Card:
+        """The card that each trainer rank has."""
+        return self.behind or self.card
 
     def lines(self) -> Iterator[tuple[str, Mapping[str, float]]]:
         """Each kind of card, and its bytes by what they are for."""

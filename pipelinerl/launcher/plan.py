@@ -15,9 +15,10 @@ from pipelinerl.config.files import forget_started, keep_started, save, typed
 from pipelinerl.config.machine import Job, roles_of
 from pipelinerl.config.secrets import hidden, secrets_of
 from pipelinerl.config.tree import Config
-from pipelinerl.domain import Domain, NamedService, ServiceSpec
+from pipelinerl.domain import BaseDomain, Domain, NamedService, ServiceSpec, parts_of
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.cards import CardOf, card_memory
+from pipelinerl.launcher.checks.rehearsal import START_DEADLINE_S, VALIDATE_DEADLINE_S, Looked, look
 from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands, write_accelerate_config
 from pipelinerl.launcher.folder import RunFolder
@@ -39,6 +40,8 @@ class Plan:
     """One per process."""
     rows: list[Choice]
     """What was chosen for the user."""
+    spread: bool = False
+    """Whether servers of the domain are spread over hosts, and so need a token."""
 
 
 def fix_output_dir(tree: DictConfig) -> Path:
@@ -66,11 +69,74 @@ def make_plan(
     `named` is what `asked_services` gave, `memory` what was planned for the cards. Streams of an earlier
     attempt are set aside, except in a dry run.
     """
-    tree, hosts = composition.tree, backend.hosts
+    tree = composition.tree
     try:
         _set(tree, domain.prepare(_resolved(tree), folder.path))
     except (ValueError, OSError) as error:
         raise ConfigError(f"{tree.domain_name or 'the domain'} cannot be prepared: {error}") from error
+    plan = _placed(composition, domain, folder, backend, dry_run, named, memory)
+    if not dry_run:
+        # Before anything of an earlier start is moved: a start that is refused leaves it as it was.
+        _look_at_problems(tree, plan, START_DEADLINE_S)
+        folder.set_streams_aside(plan.cfg.attempt)
+        forget_earlier_records(plan.cfg, folder.path)
+    _write_tree(tree, folder, dry_run)
+    write_server_config(plan.cfg, folder.path)
+    if plan.spread:
+        write_token(folder.path)
+    write_control_token(folder.path)
+    write_accelerate_config(folder.path)
+    hidden_values = secrets_of(tree)
+    for child in plan.children:
+        write_start_script(child, hidden_values)
+    return plan
+
+
+def validated_plan(
+    composition: Composition,
+    domain: Domain,
+    folder: RunFolder,
+    backend: Backend,
+    memory: MemoryPlan | None,
+    dry_run: bool,
+) -> Plan:
+    """What a start would do, as far as it is known before the domain has prepared its data; writes nothing.
+
+    Raises ConfigError as `make_plan`.
+    """
+    plan = _placed(composition, domain, folder, backend, True, (), memory)
+    if not dry_run:
+        makes_data = any(type(part).prepare is not BaseDomain.prepare for part in parts_of(domain))
+        _look_at_problems(composition.tree, plan, VALIDATE_DEADLINE_S, makes_data)
+    return plan
+
+
+def _look_at_problems(tree: DictConfig, plan: Plan, deadline_s: float, may_fail: bool = False) -> None:
+    """Load them; what there is becomes a row of the table. Raises ConfigError for what cannot be played.
+
+    `may_fail`: the domain has not prepared its data yet.
+    """
+    looked = look(tree, deadline_s)
+    if looked.problems and may_fail:
+        looked = Looked(said="not there before the start, which makes its data")
+    if looked.problems:
+        raise ConfigError(looked.problems)
+    if looked.said:
+        after = [row.subject for row in plan.rows].index("datasets") + 1
+        because = f"of {plan.cfg.dataset_loader}"
+        plan.rows.insert(after, Choice("problems", looked.said, because, "dataset_loader=PATH"))
+
+
+def _placed(
+    composition: Composition,
+    domain: Domain,
+    folder: RunFolder,
+    backend: Backend,
+    dry_run: bool,
+    named: Sequence[tuple[NamedService, str]],
+    memory: MemoryPlan | None,
+) -> Plan:
+    tree, hosts = composition.tree, backend.hosts
     services, cfg = _missing_services(tree, domain), typed(tree)
     spread = [spec.name for spec in services if is_spread(spec, services, hosts)]
     jobs = place(cfg, hosts, [spec.name for spec in services], backend.free, spread)
@@ -81,34 +147,22 @@ def make_plan(
         _set(tree, {"streams.host": redis.hostname, "streams.port": redis.port})
         if len(hosts) > 1 and cfg.streams.password is None:
             _set(tree, {"streams.password": secrets.token_urlsafe()})
-    attempt = folder.next_attempt()
     with open_dict(tree):
-        tree.attempt = attempt
+        tree.attempt = folder.next_attempt()
         tree.jobs = [job.model_dump() for job in jobs]
         tree.derived = derive(cfg, jobs).model_dump()
     devices = next((hosts[job.node_rank].devices for job in jobs if job.kind == "finetune"), ())
-    card_of: CardOf = (lambda device: memory.card) if memory is not None else card_memory
+    card_of: CardOf = (lambda device: memory.trainer_card) if memory is not None else card_memory
     planned = None if memory is None else memory.trainer
     trainer = choose_trainer(typed(tree), devices, dry_run, card_of, planned)
     with open_dict(tree):
         tree.derived.update(trainer.derived)
     final, checkpoint = typed(tree), folder.checkpoint
     children = commands(final, folder.path, services, hosts, checkpoint)
-    if not dry_run:
-        folder.set_streams_aside(attempt)
-        forget_earlier_records(final, folder.path)
-    _write_tree(tree, folder, dry_run)
-    write_server_config(final, folder.path)
-    if spread:
-        write_token(folder.path)
-    write_control_token(folder.path)
-    write_accelerate_config(folder.path)
-    hidden_values = secrets_of(tree)
-    for child in children:
-        write_start_script(child, hidden_values)
     found = choices(final, composition, folder.path, hosts, checkpoint, services, named, trainer, memory)
+    hidden_values = secrets_of(tree)
     rows = [Choice(*(hidden(cell, hidden_values) for cell in row)) for row in found]
-    return Plan(cfg=final, children=children, rows=rows)
+    return Plan(cfg=final, children=children, rows=rows, spread=bool(spread))
 
 
 def _write_tree(tree: DictConfig, folder: RunFolder, dry_run: bool) -> None:

@@ -1,7 +1,7 @@
 """Takes the trainer's place in a partial run without one; the launcher starts it with OUTPUT_DIR.
 
 Announces version 0, counts the texts that come out of the last stage as processed, and says that training is
-done when a whole run's texts have come. No torch here.
+done when a whole run's texts have come, or at once where there is only an evaluation. No torch here.
 """
 
 import argparse
@@ -36,6 +36,12 @@ def stand_in(cfg: Config, output_dir: Path) -> int:
     first_group = stream_end(actor) if "actor" in kinds else 0
     ResumePoint(version=0, step=0, actor_position=first_group).write(output_dir)
     texts = 0
+    if cfg.debug.evaluates_only:
+        with TrainerAnnouncements(output_dir) as announcements:
+            announcements.samples_processed(0)
+            announcements.training_done()  # before the version: nobody shall begin a training group
+            announcements.weight_update_success(0)
+        return texts
     with (
         TrainerAnnouncements(output_dir) as announcements,
         read_stream(last, stream_end(last), "finetune" if preprocessed else "preprocess") as reader,

@@ -1,6 +1,7 @@
 """Everything that can be found wrong before a process starts."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import ValidationError
@@ -25,6 +26,7 @@ from pipelinerl.launcher.checks import (
     several_hosts,
     training,
 )
+from pipelinerl.launcher.decoder_shape import hub_silence, model_config
 from pipelinerl.launcher.placement import derive, layout
 
 
@@ -70,7 +72,9 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
         derived = derive(cfg, places.trainer_jobs if "finetune" in cfg.debug.roles else [])
     except ValueError as error:  # a ConfigError, or a parallel size that is no number
         unplaceable = [str(error)]
-    yield from data.check(cfg)
+    yield from data.check(cfg, dry_run)
+    if not dry_run:
+        yield from _not_on_hub(cfg)
     yield from sampling.check(cfg)
     yield from objective.check(cfg)
     yield from training.check(cfg, derived)
@@ -84,6 +88,19 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from environments.check(cfg)
     yield from partial.check(cfg)
     yield from resumed.check(cfg)
+
+
+def _not_on_hub(cfg: Config) -> Iterator[str]:
+    """A hub's name on a CPU, where nobody has asked the hub for the model's sizes yet."""
+    name = cfg.model_path
+    if cfg.hardware.kind != "cpu" or Path(name).exists() or not data.HUB_NAME.match(name):
+        return
+    if not Path(Path(name).parts[0]).is_dir() and model_config(name, ask_hub=True) is None:
+        why = hub_silence() or "the hub has no such model, or none that you may read"
+        yield (
+            f"model_path={name}: not in the local cache, and {why}; where there is access run "
+            f"hf download {name} --local-dir DIR, then set model_path=DIR"
+        )
 
 
 def _more_than_there_are(cfg: Config, engines: int) -> Iterator[str]:

@@ -139,11 +139,18 @@ def remedies(cfg: Config, side: Side, actor: Sequence[dict[str, Any]] = ()) -> l
     `actor` are its records, without which only the configuration says whether `max_lag` binds.
     """
     if side == "trainer":
-        return list(_for_the_trainer(cfg))
+        return list(_for_the_trainer(cfg)) or list(_less_or_more(cfg))
     held = lag_binds(cfg, actor)
     if side == "engines":
-        return list(_for_the_engines(cfg, held))
+        return list(_for_the_engines(cfg, held)) or list(_less_or_more(cfg))
     return list(_between(cfg, held)) if side == "neither" else []
+
+
+def _less_or_more(cfg: Config) -> Iterator[str]:
+    """Where no key makes a side faster: less to do for both, or a larger machine."""
+    yield f"a smaller llm.parameters.max_tokens ({cfg.llm.parameters.max_tokens})"
+    yield "a smaller model_path"
+    yield "more GPUs" if cfg.hardware.kind == "gpu" else f"more cores than {_cores()}"
 
 
 def _for_the_trainer(cfg: Config) -> Iterator[str]:

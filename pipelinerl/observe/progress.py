@@ -52,6 +52,8 @@ def status_line(
     if out := actor.get("engines_out"):
         parts.append(f"engines out of rotation: {out.count(',') + 1}")
     parts += _recent(actor)
+    if (since := actor.get("oldest_since")) and (age_s := time.time() - since) >= _NOTABLE_WAIT_S:
+        parts.append(f"oldest rollout {actor['oldest_rollout']} for {age_s:.0f} s")
     # A value that was no number stands as null in the file.
     parts += [form.format(metrics[name]) for name, form in _SHOWN.items() if metrics.get(name) is not None]
     line = " | ".join(parts)

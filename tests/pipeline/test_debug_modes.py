@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from domains.guessing.stepwise import load_problems
+from pipelinerl.run_state.accounting import Outcome
 from tests.pipeline.conftest import Start, records_of
 from tests.support.fake_engine import FakeEngine, said
 
@@ -31,6 +33,37 @@ def test_the_actor_runs_alone_against_engines_that_already_serve(launch: Start) 
     assert records_of(folder, "actor")[0][0]["weight_versions"] == [[0, 0, 3]]
     assert run.counts().eval_started > 0
     assert not (folder / "launcher/completed.json").exists()
+
+
+@pytest.mark.slow
+def test_an_evaluation_alone_plays_each_test_problem_once_and_is_reported(launch: Start) -> None:
+    problems = load_problems(["held_out"], count=70, max_guesses=1)
+    right = [float(problem["answer"] == 42) for problem in problems]
+    assert 0 < sum(right) < len(right)
+    asked = ("debug.mode=evaluate", "test_dataset_names=[held_out]", "dataset_loader_params.count=70")
+    with FakeEngine(said("42"), version="default") as engine:
+        port = engine.url.rpartition(":")[2]
+        existing = (
+            "debug.use_existing_llms=true",
+            f"engine.port={port}",
+            "+dataset_loader_params.max_guesses=1",
+        )
+        run = launch(*asked, *existing)
+        assert run.wait() == 0, run.err
+        assert engine.counts["answered"] == len(problems)
+        again = launch(*asked)
+        assert again.wait() == 2 and "holds a finished evaluation, see report/" in again.err
+        trains = launch("debug.mode=actor", FREE, *existing)
+        assert (
+            trains.wait() == 2
+            and "holds an evaluation; give a run that trains a folder of its own" in trains.err
+        )
+    (found,) = records_of(run.output_dir, "stats_test")
+    assert (found["version"], found["values"]["success"]) == (0, right)
+    counts = run.counts()
+    assert (counts.started, counts.eval_started, counts[Outcome.EVAL_DONE]) == (0, 70, 70)
+    assert "Evaluation on held-out problems" in run.out and f"{sum(right) / 70:.2f} [" in run.out
+    assert not (run.output_dir / "launcher/completed.json").exists()
 
 
 @pytest.mark.slow

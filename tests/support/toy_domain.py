@@ -1,12 +1,13 @@
 """Rollout policies for the actor's tests; problems say how to behave."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from pipelinerl.async_llm import llm_async_generate, make_training_text, make_training_texts_from_llm_calls
 from pipelinerl.llm import Prompt, TrainableLLM
-from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText
+from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutResult, TrainingText
 
 
 def load(names: Sequence[str], count: int = 10, **problem: Any) -> list[dict[str, Any]]:
@@ -40,6 +41,18 @@ async def play(cfg: Any, llm: TrainableLLM, problem: dict[str, Any], session: An
     return result(
         make_training_texts_from_llm_calls(llm, calls, reward=float(problem["number"])), problem["number"]
     )
+
+
+async def hang_in_the_first_group(
+    cfg: Any, llm: TrainableLLM, problem: dict[str, Any], session: Any
+) -> RolloutResult:
+    """The first rollout of all blocks its loop for some seconds; no rollout of its group ever returns."""
+    origin = ROLLOUT_ORIGIN.get()
+    if origin is not None and origin.group_id.endswith("-000000"):
+        if origin.rollout_index == 0:
+            time.sleep(2.5)  # noqa: ASYNC251
+        await asyncio.Event().wait()
+    return await play(cfg, llm, problem, session)
 
 
 def play_plain(cfg: Any, llm: TrainableLLM, problem: dict[str, Any], session: Any) -> RolloutResult:

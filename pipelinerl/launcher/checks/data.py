@@ -10,7 +10,8 @@ from typing import Any
 from pipelinerl.base.errors import suggestion
 from pipelinerl.config.installed import conf_dir
 from pipelinerl.config.tree import Config
-from pipelinerl.launcher.checks.dotted import dotted
+from pipelinerl.launcher.checks.dotted import dotted, signature_problem
+from pipelinerl.launcher.checks.imports import calls
 from pipelinerl.launcher.checks.sampling import context_key
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
@@ -18,27 +19,34 @@ MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
 LONGEST_HEADER = 100 << 20
 """Bytes; safetensors allows no more."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
-def check(cfg: Config) -> Iterator[str]:
+def check(cfg: Config, dry_run: bool = False) -> Iterator[str]:
     """Problems with paths and dotted names that the roles of this run need."""
     yield from model_problems(cfg)
+    if not dry_run:  # which may be made elsewhere, with no more of a model than its sizes
+        yield from _no_weights(cfg)
     has_rollouts = "actor" in cfg.debug.roles
     if has_rollouts:
         yield from dotted("dataset_loader", cfg.dataset_loader, "the function that loads problems")
         yield from dotted("actor.rollout_policy", cfg.actor.rollout_policy, "the function of a rollout")
-        if not cfg.train_dataset_names:
+        if not cfg.train_dataset_names and not cfg.debug.evaluates_only:
             yield "train_dataset_names=[]: nothing to train on; name at least one dataset"
         for name in sorted({*cfg.train_dataset_names} & {*cfg.test_dataset_names}):
-            yield (
-                f"test_dataset_names: {name} is trained on too, so its evaluation would not be held out; "
-                "name another dataset, or set test_dataset_names=[] with eval_every_n_versions=0"
-            )
-        if cfg.eval_every_n_versions > 0 and not cfg.test_dataset_names:
+            if not cfg.debug.evaluates_only:
+                yield (
+                    f"test_dataset_names: {name} is trained on too, so its evaluation would not be held out; "
+                    "name another dataset, or set test_dataset_names=[] with eval_every_n_versions=0"
+                )
+        if cfg.debug.evaluates_only and not cfg.test_dataset_names:
+            yield "test_dataset_names=[]: nothing to evaluate; name a dataset"
+        elif cfg.eval_every_n_versions > 0 and not cfg.test_dataset_names:
             yield "test_dataset_names=[]: nothing to evaluate; name a dataset or set eval_every_n_versions=0"
     for domain, path in cfg.actor.domain_rollouts.items():
         yield from dotted(f"actor.domain_rollouts.{domain}", path, "the function of a rollout")
     if has_rollouts:
+        yield from filter(None, (signature_problem(*call) for call in calls(cfg)))
         yield from _domains(cfg)
     subset = cfg.train_subset
     if subset is not None and subset.end is not None and subset.begin >= subset.end:
@@ -100,6 +108,14 @@ def model_problems(cfg: Config) -> Iterator[str]:
         yield f"model_path={cfg.model_path}: no such folder; give a model folder or a hub name (owner/model)"
     if cfg.finetune.config_name not in (None, cfg.model_path):
         yield f"finetune.config_name={cfg.finetune.config_name}: differs from model_path; set model_path only"
+
+
+def _no_weights(cfg: Config) -> Iterator[str]:
+    path = Path(cfg.model_path)
+    if not (path / "config.json").is_file() or not {"finetune", "actor_llm"} & cfg.debug.roles:
+        return
+    if not any(any(path.glob(pattern)) for pattern in WEIGHTS):
+        yield f"model_path={path}: no weights in it; copy its *.safetensors there, or save it again"
 
 
 def _recipe_command(cfg: Config) -> str:

@@ -2,8 +2,9 @@
 
 import ast
 import importlib.util
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipelinerl.base.errors import suggestion
@@ -30,12 +31,92 @@ def dotted(key: str, path: str | None, what: str) -> Iterator[str]:
         if error.name and not f"{module_name}.".startswith(f"{error.name}."):
             yield f"{key}={path}: {module_name} needs {error.name}, which is not installed"
             return
+    except Exception as error:  # whatever a package above it does while it is imported
+        yield f"{key}={path}: importing {module_name} failed: {type(error).__name__}: {error}"
+        return
     if spec is None:
         yield f"{key}={path}: no module {module_name}; check the spelling or install it"
         return
     source = Path(spec.origin).read_text() if spec.origin and spec.origin.endswith(".py") else None
     if source is not None and not re.search(rf"\b{re.escape(name)}\b", source):
         yield f"{key}={path}: {module_name} has no {name}; {suggestion(name, _offered(source))}"
+
+
+def refused_call(
+    key: str, path: str, signature: inspect.Signature, positional: Sequence[str], named: Sequence[str]
+) -> str | None:
+    """Why what stands at `path` cannot be called with these arguments, or None."""
+    try:
+        signature.bind(*positional, **dict.fromkeys(named))
+    except TypeError as error:
+        called = ", ".join([*positional, *(f"{name}=..." for name in named)])
+        return f"{key}={path}: is called with ({called}) and takes {signature}: {error}"
+    return None
+
+
+def signature_problem(key: str, path: str, positional: Sequence[str], named: Sequence[str]) -> str | None:
+    """The same from the function's source, without an import; None where that does not show its arguments."""
+    signature = _signature(path)
+    return None if signature is None else refused_call(key, path, signature, positional, named)
+
+
+def _signature(path: str, hops: int = 5) -> inspect.Signature | None:
+    """Of a plain function of a module, also through modules that pass it on; None for anything else."""
+    module_name, _, name = path.rpartition(".")
+    try:
+        spec = importlib.util.find_spec(module_name) if module_name else None
+        origin = spec.origin if spec else None
+        source = Path(origin).read_text() if origin and origin.endswith(".py") else ""
+        body = ast.parse(source).body
+    except Exception:  # also of a package above it, which is imported: that says it better
+        return None
+    functions = [n for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name == name]
+    bound = [node for node in ast.walk(ast.Module(body, [])) if getattr(node, "id", None) == name]
+    if len(functions) == 1 and not functions[0].decorator_list and not any(_stored(node) for node in bound):
+        return _declared(functions[0].args)
+    passed_on = [node for node in body if isinstance(node, ast.ImportFrom)]
+    for node in passed_on if hops and not functions else []:
+        for alias in node.names:
+            if (alias.asname or alias.name) == name:
+                package = bool(spec and spec.submodule_search_locations)
+                names = module_name.split(".")
+                above = names[: len(names) + package - node.level] if node.level else []
+                return _signature(".".join([*above, *filter(None, [node.module]), alias.name]), hops - 1)
+    return None
+
+
+def _stored(node: ast.AST) -> bool:
+    return isinstance(getattr(node, "ctx", None), ast.Store)
+
+
+class _Written:
+    """A default value, shown as it is written."""
+
+    def __init__(self, node: ast.expr) -> None:
+        self._text = ast.unparse(node)
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _declared(args: ast.arguments) -> inspect.Signature:
+    kind, empty = inspect.Parameter, inspect.Parameter.empty
+    places = [*args.posonlyargs, *args.args]
+    ways = [kind.POSITIONAL_ONLY] * len(args.posonlyargs) + [kind.POSITIONAL_OR_KEYWORD] * len(args.args)
+    without = len(places) - len(args.defaults)
+    found = [
+        kind(a.arg, way, default=_Written(args.defaults[at - without]) if at >= without else empty)
+        for at, (a, way) in enumerate(zip(places, ways, strict=True))
+    ]
+    if args.vararg:
+        found.append(kind(args.vararg.arg, kind.VAR_POSITIONAL))
+    found += [
+        kind(a.arg, kind.KEYWORD_ONLY, default=_Written(value) if value else empty)
+        for a, value in zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    ]
+    if args.kwarg:
+        found.append(kind(args.kwarg.arg, kind.VAR_KEYWORD))
+    return inspect.Signature(found)
 
 
 def _offered(source: str) -> list[str]:

@@ -15,6 +15,7 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.environments import OWN_KEYS, located_specs
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import resolve_dotted
+from pipelinerl.launcher.checks.dotted import refused_call
 
 DEADLINE_S = 300.0
 """Importing torch from a cold network disk takes a minute."""
@@ -59,6 +60,8 @@ def calls(cfg: Config) -> Iterator[Call]:
     for domain, path in cfg.actor.domain_rollouts.items():
         yield f"actor.domain_rollouts.{domain}", path, POLICY, []
     for where, _, spec in located_specs(cfg):
+        if "_target_" not in spec:  # which is said where environments are checked
+            continue
         arguments = [key for key in spec if key not in {"_target_", *OWN_KEYS}]
         yield f"{where}._target_", str(spec["_target_"]), [], arguments
 
@@ -77,12 +80,7 @@ def problem(key: str, path: str, positional: Sequence[str], named: Sequence[str]
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have none
         return None
-    try:
-        signature.bind(*positional, **dict.fromkeys(named))
-    except TypeError as error:
-        called = ", ".join([*positional, *(f"{name}=..." for name in named)])
-        return f"{key}={path}: is called with ({called}) and takes {signature}: {error}"
-    return None
+    return refused_call(key, path, signature, positional, named)
 
 
 def main() -> None:

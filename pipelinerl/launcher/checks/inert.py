@@ -118,6 +118,11 @@ CONDITIONAL = (
     _switched_off("finetune.lora.enabled", "all weights are trained; set finetune.lora.enabled=true"),
     Inert("test_llm", lambda c: not c.evaluates, "nothing is evaluated; name test_dataset_names"),
     Inert("eval_at_end", lambda c: not c.test_dataset_names, "nothing is evaluated; name test_dataset_names"),
+    Inert(
+        "eval_every_n_versions",
+        lambda c: c.debug.evaluates_only,
+        "debug.mode=evaluate evaluates once; leave it out",
+    ),
     Inert("bootstrap", lambda c: True, "only python -m pipelinerl.bootstrap reads it"),
 )
 

@@ -1,10 +1,16 @@
 """Partial runs: which keys of `debug` a mode reads, and what it cannot do."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.files import config_path, read_started
 from pipelinerl.config.machine import ROLES_OF_MODE
 from pipelinerl.config.tree import Config
+from pipelinerl.observe.history import read_evaluations
 
 
 def check(cfg: Config) -> Iterator[str]:
@@ -27,9 +33,30 @@ def check(cfg: Config) -> Iterator[str]:
             else f"debug.mode={shown} has engines"
         )
         yield f"debug.place_inference_workers=false: {why}; leave it at true"
-    if samples and not cfg.updates_engines and cfg.max_lag is not None:
+    if debug.evaluates_only and not cfg.eval_at_end:
+        yield "eval_at_end=false: debug.mode=evaluate does nothing else; leave it at true"
+    yield from _of_one_kind(cfg)
+    if samples and not cfg.updates_engines and cfg.max_lag is not None and not debug.evaluates_only:
         cause = "finetune.send_weight_updates=false" if debug.mode == "" else f"debug.mode={shown}"
         yield f"max_lag={cfg.max_lag}: {cause} sends no weights, so every text grows old; set max_lag=null"
+
+
+def _of_one_kind(cfg: Config) -> Iterator[str]:
+    """An evaluation in a folder of something else, or after another one, perhaps of other weights."""
+    folder = Path(str(cfg.output_dir))
+    if cfg.output_dir is None or cfg.force_restart or not config_path(folder).is_file():
+        return
+    with suppress(ConfigError, OSError):  # a damaged tree is no reason, as in `resumed`
+        before = OmegaConf.select(read_started(folder), "debug.mode") == "evaluate"
+        if before != cfg.debug.evaluates_only:
+            kind = "an evaluation" if before else "a run that is none"
+            now = "debug.mode=evaluate" if cfg.debug.evaluates_only else "a run that trains"
+            yield f"output_dir={folder}: holds {kind}; give {now} a folder of its own"
+        elif before and read_evaluations(folder):
+            yield (
+                f"output_dir={folder}: holds a finished evaluation, see report/ in it; give another "
+                "output_dir, or force_restart=true"
+            )
 
 
 def _recording(cfg: Config) -> Iterator[str]:

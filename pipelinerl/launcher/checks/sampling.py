@@ -55,7 +55,7 @@ def context(cfg: Config) -> Iterator[str]:
                 f"{group}.parameters.max_tokens={longest}: leaves no room for a prompt in "
                 f"{context_key(cfg)}={limit}; lower the first or raise the second"
             )
-    if cfg.finetune.seq_length < limit:
+    if cfg.finetune.seq_length < limit and not cfg.debug.evaluates_only:
         yield (
             f"finetune.seq_length={cfg.finetune.seq_length}: shorter than {context_key(cfg)}={limit}; "
             f"set finetune.seq_length={limit} or more"

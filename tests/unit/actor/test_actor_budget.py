@@ -115,6 +115,23 @@ def test_rollouts_without_texts_say_nothing_of_how_many_to_expect():
     assert budget.admits(0, 0) and budget.texts_per_rollout == 1 / 7
 
 
+def test_groups_that_are_risked_count_for_the_one_text_that_each_rollout_may_have():
+    budget = LagBudget(16, 8, 0)  # three updates of 8 texts
+    budget.group_started(8)
+    assert not budget.admits(0, 0)
+    budget.risked_groups = 9
+    for started in (16, 24):
+        assert budget.admits(0, 0)
+        budget.group_started(8)
+        assert budget.running_rollouts == started
+    assert not budget.admits(0, 0), "24 rollouts have 24 texts or more"
+    budget.rollout_finished(2)
+    assert not budget.admits(8, 0) and budget.reserved == 2 + 23 * 2, "what is known now decides"
+    fresh = LagBudget(None, 8, 0)
+    fresh.group_started(8)
+    assert fresh.admits(0, 0)
+
+
 def test_the_bound_is_rounded_down_to_whole_updates():
     assert LagBudget(13, 4, 0).bound == 12 + 4
     assert LagBudget(0, 4, 0).bound == 4

@@ -337,9 +337,13 @@ def test_a_slow_disk_fills_the_queue_and_nothing_is_lost():
 
 
 async def test_the_rollout_that_blocks_the_loop_is_named(caplog):
-    lag, told = LoopLag(), threading.Event()
-    report = lag._report
-    lag._report = lambda silent_s: (report(silent_s), told.set())
+    noted, told, over = [], threading.Event(), threading.Event()
+
+    def note(block):
+        noted.append(block)
+        (over if "until" in block else told).set()
+
+    lag = LoopLag(note)
     lag.start()
     await asyncio.sleep(0.05)
 
@@ -350,7 +354,9 @@ async def test_the_rollout_that_blocks_the_loop_is_named(caplog):
 
     with caplog.at_level(logging.WARNING):
         await asyncio.create_task(blocking(), name="rollout 0-000001/3")
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(over.wait, 100)
     lag.stop()
+    assert [block["who"] for block in noted] == ["rollout 0-000001/3"] * 2
+    assert noted[1]["until"] > noted[1]["since"] == noted[0]["since"] and "blocking" in noted[0]["where"]
     assert "rollout 0-000001/3 blocks the event loop" in caplog.text and "blocking" in caplog.text
     assert max(lag.take()) > 1.0

@@ -9,8 +9,10 @@ import psutil
 import pytest
 from aiohttp import web
 
+from pipelinerl.observe.blocked import BlockWatch
 from pipelinerl.observe.history import read_status
-from pipelinerl.run_state.accounting import Outcome, reconcile
+from pipelinerl.observe.progress import status_line
+from pipelinerl.run_state.accounting import Outcome, RolloutCounts, reconcile
 from tests.support.actor_run import ActorRun, tiny_model, write_config
 from tests.support.fake_engine import FakeEngine, said
 from tests.support.processes import DEADLINE_S
@@ -99,6 +101,24 @@ def test_a_worker_that_dies_before_the_first_version_ends_the_run_by_its_name(tm
             worker.kill()
             run.trainer.weight_update_success(0)
             assert run.end() == (1, "actor: rollout worker 0 died with exit code -9; its log says more")
+
+
+def test_a_first_group_that_never_ends_holds_up_no_other_and_is_named(tmp_path: Path, model, answer):
+    hangs = {"rollout_policy": "tests.support.toy_domain.hang_in_the_first_group"}
+    watch = BlockWatch(tmp_path)
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=0, actor=hangs)
+        with ActorRun(tmp_path) as run:
+            (line,) = run.until(lambda: list(watch.lines()))
+            assert line.startswith("rollout worker 0 ") and " blocked for " in line
+            assert "rollout 0-000000/0 at " in line and "toy_domain.py:" in line
+            run.until(lambda: len(groups(run)) == 1)
+            (samples,) = groups(run)
+            assert {sample["group_id"] for sample in samples} == {"0-000001"}
+            shown = status_line({}, RolloutCounts(), read_status(tmp_path), None, 61.0)
+            assert " | oldest rollout 0-000000/0 for " in shown
+            run.trainer.training_done()
+            assert run.end()[0] == 0
 
 
 def test_the_status_after_the_end_is_not_of_the_last_evaluation_under_way(tmp_path: Path, model, answer):

@@ -30,6 +30,7 @@ def model(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 16384, "vocab_size": 100}))
     (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # whole, and empty
     return folder
 
 

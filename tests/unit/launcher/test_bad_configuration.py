@@ -21,6 +21,10 @@ SFT_FILTERED = ("finetune.rl.policy_loss=sft", "finetune.rl.filter_zero_advantag
 
 # Arguments besides the domain, and what the line must hold.
 INERT: list[tuple[list[str], str]] = [
+    (
+        ["debug.mode=evaluate", "eval_every_n_versions=9"],
+        "eval_every_n_versions=9: has no effect here: debug",
+    ),
     (["actor.problem_queue_size=3"], "actor.problem_queue_size=3: has no effect here"),
     (["preprocess.n_workers=4"], "preprocess.n_workers=4"),
     (["preprocess.raw_queue_size=9"], "preprocess.raw_queue_size=9"),

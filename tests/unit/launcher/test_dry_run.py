@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from pipelinerl.config.compose import compose
 from pipelinerl.config.files import load, load_tree
+from pipelinerl.domain import BaseDomain
+from pipelinerl.inference.vllm import installed_version
 from pipelinerl.launch import main
 from pipelinerl.launcher.folder import RunFolder
+from pipelinerl.launcher.memory_choice import choose_memory
+from pipelinerl.launcher.open_backend import open_backend
+from pipelinerl.launcher.plan import make_plan
 from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused, python
 
 MINE = """
@@ -55,6 +61,69 @@ def test_the_mode_of_wandb_is_shown_as_it_is_and_must_be_possible(
     (row,) = [line for line in out.splitlines() if f"WANDB_MODE={mode}" in line]
     assert "wandb" in row and shown in row
     assert (tmp_path / "run/wandb/start.sh").exists() is (mode != "disabled")
+
+
+def rows(output_dir: Path, *arguments: str) -> dict[str, str]:
+    """Reasons of the table by what they are about, and what was chosen behind an `=`."""
+    composition = compose([*arguments, f"output_dir={output_dir}"])
+    with open_backend(composition, True) as backend:
+        memory = choose_memory(composition, backend.hosts, True)
+        plan = make_plan(composition, BaseDomain(), RunFolder(output_dir), backend, True, (), memory)
+    found = {row.subject: row.because for row in plan.rows}
+    return found | {f"{row.subject}=": row.chosen for row in plan.rows}
+
+
+def test_what_was_given_is_said_to_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    """And what was not has a reason that is none of a given key."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    of_row = {
+        "hardware": "hardware=cpu",
+        "model": f"model_path={model}",
+        "datasets": "train_dataset_names=[x]",
+        "engines": "engine.count=2",
+        "rollouts at once": "actor.llm_max_rollouts=7",
+        "weight updates": "weights.transport=file",
+        "optimizer step": "finetune.gradient_accumulation_passes=128",
+        "age of weights": "max_lag=300",
+        "evaluation": "eval_every_n_versions=512",
+    }
+    every = list(of_row.values())
+    given = rows(tmp_path / "run", "+domain=guessing", *every)
+    assert {subject for subject, because in given.items() if because.startswith("given")} >= of_row.keys()
+    assert "no GPU" not in given["hardware"] and given["hardware="] == "cpu"
+    without = rows(tmp_path / "run", "+domain=guessing", of_row["hardware"], of_row["model"])
+    for subject in of_row.keys() - {"hardware", "model"}:
+        assert "given" not in without[subject], subject
+
+
+@pytest.mark.parametrize(
+    ("max_lag", "reason"),
+    [
+        ("100", "given; an update of 256 texts is more than that"),
+        ("600", "given; an update of 256 texts is not cut"),
+        ("512", "given"),
+        ("0", "given"),
+        ("null", "given"),
+    ],
+)
+def test_the_reason_for_the_age_of_weights_is_true(
+    max_lag: str, reason: str, tmp_path: Path, model: Path
+) -> None:
+    found = rows(
+        tmp_path / "run", "+domain=guessing", "hardware=cpu", f"model_path={model}", f"max_lag={max_lag}"
+    )
+    assert found["age of weights"] == reason
+
+
+def test_a_vllm_that_is_not_here_is_no_reason_for_a_version(tmp_path: Path, model: Path) -> None:
+    there = ("+domain=guessing", "hardware=gpu", f"model_path={model}", "hardware.devices=2xH100-80GB")
+    found = rows(tmp_path / "run", *there)
+    if installed_version() is None:
+        assert found["engines"].startswith("no vLLM is installed here, and this package is made for 0.")
+    assert found["hardware"] == "given" and found["hardware="] == "gpu, 2 GPUs, none of them here"
+    assert rows(tmp_path / "run", *there, "vllm_config.version=0.32.0")["engines"] == "given"
 
 
 def test_a_dry_run_writes_every_start_script_and_starts_nothing(placed: Placed, tmp_path: Path) -> None:

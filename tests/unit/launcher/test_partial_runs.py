@@ -32,6 +32,7 @@ def recording(tmp_path: Path) -> Path:
     ("mode", "expected"),
     [
         ("actor", {"actor_vllm_0", "actor", "trainer_stand_in"}),
+        ("evaluate", {"actor_vllm_0", "actor", "trainer_stand_in"}),
         ("preprocessor", {"preprocess", "trainer_stand_in"}),
         ("finetune", {"finetune"}),
         ("actor+preprocessor", {"actor_vllm_0", "actor", "preprocess", "trainer_stand_in"}),
@@ -42,9 +43,9 @@ def recording(tmp_path: Path) -> Path:
 def test_each_mode_starts_its_own_processes(
     placed: Placed, tmp_path: Path, recording: Path, mode: str, expected: set[str]
 ) -> None:
-    replays = "actor" not in mode and mode != "open_loop"
+    replays = "actor" not in mode and mode not in ("open_loop", "evaluate")
     more = [f"debug.streams_from={recording}"] if replays else []
-    cfg, _ = placed(f"debug.mode={mode}", FREE, *more)
+    cfg, _ = placed(f"debug.mode={mode}", *([] if mode == "evaluate" else [FREE]), *more)
     started = {path.parent.name for path in (tmp_path / "run").rglob("start.sh")}
     assert started == {*expected, "wandb"}
     assert not cfg.updates_engines
@@ -54,6 +55,7 @@ def test_each_mode_starts_its_own_processes(
     ("mode", "trains"),
     [
         ("actor", False),
+        ("evaluate", False),
         ("preprocessor", False),
         ("finetune", True),
         ("actor+preprocessor", False),
@@ -63,9 +65,10 @@ def test_each_mode_starts_its_own_processes(
     ],
 )
 def test_each_mode_is_planned_on_gpus(placed: Placed, recording: Path, mode: str, trains: bool) -> None:
-    replays = "actor" not in mode and mode not in ("open_loop", "''")
+    replays = "actor" not in mode and mode not in ("open_loop", "evaluate", "''")
     more = [f"debug.streams_from={recording}"] if replays else []
-    cfg, out = placed(*ON_GPUS, "hardware.devices=2", f"debug.mode={mode}", FREE, *more)
+    free = [] if mode == "evaluate" else [FREE]
+    cfg, out = placed(*ON_GPUS, "hardware.devices=2", f"debug.mode={mode}", *free, *more)
     assert ("recomputation" in out) is trains is bool(cfg.jobs_of("finetune"))
     assert (cfg.derived.compile == "later") is trains
 

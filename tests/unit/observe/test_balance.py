@@ -100,7 +100,7 @@ CPU = {
 @pytest.mark.parametrize(
     ("side", "changes", "expected"),
     [
-        ("trainer", {}, ""),
+        ("trainer", {}, "a smaller llm.parameters.max_tokens (8192), a smaller model_path, more GPUs"),
         ("trainer", {"finetune": {"gradient_checkpointing": True}}, "finetune.gradient_checkpointing=auto"),
         ("trainer", {"finetune": {"compile": False}}, "finetune.compile=auto"),
         ("trainer", {"finetune": {"share_prefixes": False}}, "finetune.share_prefixes=true"),
@@ -138,6 +138,16 @@ def test_only_keys_that_would_help_this_run_are_named(
     monkeypatch.setattr(module, "_cores", lambda: 16)
     found = ", ".join(remedies(config(**changes), side))
     assert found == expected
+
+
+@pytest.mark.parametrize("side", ["trainer", "engines"])
+def test_a_small_machine_whose_keys_are_all_set_is_told_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, side: Any
+) -> None:
+    monkeypatch.setattr(module, "_cores", lambda: 2)
+    cfg = config(**CPU | {"llm": {"parameters": {"max_tokens": 96}}})
+    left = ["a smaller llm.parameters.max_tokens (96)", "a smaller model_path", "more cores than 2"]
+    assert remedies(cfg, side) == left
 
 
 def budgeted(ahead: int, waiting: int = 0, versions: int = 10, update: int = 8) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired, current_waits, wait_for, waiting
+from pipelinerl.observe.blocked import BlockWatch, write_block
 from pipelinerl.observe.metrics import MetricsWriter, histogram
 from pipelinerl.observe.status import StatusFile
 
@@ -97,3 +98,21 @@ async def test_a_cancelled_wait_ends_what_it_awaits() -> None:
     outer.cancel()
     await asyncio.gather(outer, return_exceptions=True)
     assert outer.cancelled() and inner.cancelled() and current_waits() == []
+
+
+def test_a_blocked_worker_is_said_as_it_is_noticed_and_once_a_minute(tmp_path: Path) -> None:
+    watch = BlockWatch(tmp_path, now=1000.0)
+    block = {"who": "rollout 0-000007/2", "where": "mine.py:9 play", "since": 990.0}
+    write_block(tmp_path, "actor/worker_3", block)
+    assert list(watch.lines(1005.0)) == [], "it is of an earlier start"
+    write_block(tmp_path, "actor/worker_3", block | {"since": 1010.0})
+    remedy = "by rollout 0-000007/2 at mine.py:9 play; await, or make the rollout a plain function"
+    assert list(watch.lines(1012.0)) == [f"rollout worker 3 is blocked for 2 s {remedy}"]
+    assert list(watch.lines(1071.0)) == []
+    assert list(watch.lines(1072.0)) == [f"rollout worker 3 is blocked for 62 s {remedy}"]
+    write_block(tmp_path, "actor/worker_3", block | {"since": 1010.0, "until": 1080.0})
+    assert list(watch.lines(1200.0)) == [], "that block was said, and it is over"
+    write_block(tmp_path, "actor/worker_3", block | {"since": 1201.0, "until": 1203.5})
+    assert list(watch.lines(1204.0)) == [f"rollout worker 3 was blocked for 2 s {remedy}"]
+    (tmp_path / "actor/worker_3/blocked.json").write_text("[1]")
+    assert list(watch.lines(1300.0)) == []

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from contextlib import asynccontextmanager
 
 import pytest
@@ -9,7 +10,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
-from domains.privacy_hopqa.domain import PrivacyHopQADomain
+from domains.privacy_hopqa.domain import PrivacyHopQADomain, world_paths
+from domains.privacy_hopqa.world import generate, world_config
 from pipelinerl.config import ConfigError
 from retrieval_server.app import RetrievalService, build_app
 from retrieval_server.corpus import LocalDocument, WebDocument
@@ -58,7 +60,7 @@ def ours(tasks, pages=PAGES, token=None):
 async def test_a_service_that_has_everything_is_shown_with_its_sizes(chains):
     async with ours(task("DR90001") | task("DR90002")) as url:
         said = "2 tasks, 2 pages; all 1 tasks of the chains and 1 gold pages"
-        assert await asked(url, chains) == said
+        assert await asked(url, chains) == f"{said}; texts not compared, none is here"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,8 @@ async def test_a_service_of_another_make_is_asked_by_a_search_in_each_task(chain
     async with serving(app) as url:
         if error is None:
             said = await asked(url, chains)
-            assert said == "? tasks, ? pages; all 1 tasks of the chains, gold pages not asked for"
+            served = "? tasks, ? pages; all 1 tasks of the chains, gold pages not asked for"
+            assert said == f"{served}; texts not compared, none is here"
         else:
             with pytest.raises(ConfigError) as refused:
                 await asked(url, chains)
@@ -167,3 +170,90 @@ async def test_each_server_of_a_list_is_asked_and_all_serve_alike(chains, unused
         check_one_line(
             line, f"privacy_hopqa.helper_service_url: tasks is 1 at {one} and 2 at {more}; give all"
         )
+
+
+TINY = {"size": "tiny", "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    """The world of a run, and others that have the same tasks and pages by name."""
+    folder = tmp_path_factory.mktemp("worlds")
+    return [generate(world_config(**TINY | {"seed": seed}), folder / f"world_{seed}") for seed in (3, 4, 5)]
+
+
+def without_manifest(world, tmp_path):
+    copied = tmp_path / f"bare_{world.name}"
+    shutil.copytree(world, copied)
+    (copied / "manifest.json").unlink()
+    return copied
+
+
+def served(world, **more):
+    store = Store.load(world / "tasks", world / "web.jsonl")
+    return serving(build_app(RetrievalService(store, **more)))
+
+
+async def asked_for(url, **settings):
+    tree = OmegaConf.create(
+        {"train_dataset_names": ["train"], "privacy_hopqa": {"helper_service_url": url} | settings}
+    )
+    (service,) = PrivacyHopQADomain().named_services(tree)
+    return await asyncio.to_thread(service.ask)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own files", "a world that the start makes"])
+async def test_a_world_with_the_same_names_and_other_texts_is_refused(own, worlds, tmp_path):
+    mine, *others = worlds
+    bare = without_manifest(mine, tmp_path)
+    paths = {name.partition(".")[2]: path for name, path in world_paths(bare).items()}
+    settings = paths if own else {"world": TINY}
+    async with served(bare) as url:
+        assert "texts compared" in await asked_for(url, **settings)
+    for other in others:
+        async with served(other) as url:
+            with pytest.raises(ConfigError, match="serves another world: it lacks ") as error:
+                await asked_for(url, **settings)
+        check_one_line(
+            error.value.problems[0], f"privacy_hopqa.helper_service_url={url}: serves another world"
+        )
+        made = json.loads((other / "manifest.json").read_text())["fingerprint"]
+        async with served(other, fingerprint=made) as url:
+            with pytest.raises(ConfigError, match=r"serves (another )?world"):
+                await asked_for(url, **settings)
+
+
+async def test_the_world_of_the_run_is_known_by_its_fingerprint(worlds):
+    mine = json.loads((worlds[0] / "manifest.json").read_text())["fingerprint"]
+    async with served(worlds[0], fingerprint=mine) as url:
+        assert "; the same fingerprint" in await asked_for(url, world=TINY)
+
+
+async def test_no_query_to_the_web_is_about_a_page_that_the_chains_need(worlds):
+    """A private text is looked up in its task alone, and pages that no chain names by their own words."""
+    asked_of, rows = [], []
+    for split in ("train", "val", "test"):
+        rows += [json.loads(line) for line in (worlds[0] / f"chains_{split}.jsonl").open()]
+    gold = {hop["doc_id"].removeprefix("web/") for row in rows for hop in row["hops"]}
+    pages = [json.loads(line) for line in (worlds[0] / "web.jsonl").open()]
+    needed = set().union(*(page["text"].split() for page in pages if page["docid"] in gold))
+    public = [page["text"] for page in pages if page["docid"] not in gold]
+
+    @web.middleware
+    async def note(request, handler):
+        if request.path.endswith("search"):
+            asked_of.append((request.path, await request.json()))
+        return await handler(request)
+
+    app = build_app(RetrievalService(Store.load(worlds[0] / "tasks", worlds[0] / "web.jsonl")))
+    app.middlewares.append(note)
+    async with serving(app) as url:
+        await asked_for(url, world=TINY)
+    assert {path for path, _ in asked_of} == {"/browsecomp/search", "/local/search"} and needed
+    for path, body in asked_of:
+        words = set(body["query"].split())
+        if path == "/browsecomp/search":
+            assert "task_id" not in body and any(words <= set(text.split()) for text in public)
+        else:
+            folder = worlds[0] / "tasks" / body["task_id"] / "files"
+            assert any(words <= set(file.read_text().split()) for file in folder.rglob("*.*"))

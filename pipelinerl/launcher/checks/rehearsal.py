@@ -1,0 +1,163 @@
+"""The problems of a run, loaded before anything starts, and the prompts that its domain can tell of them.
+
+A loader is code of a domain: it runs in a process of its own, which is this file, within a deadline.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from pipelinerl.actor.problems import Problem, load_problems, payload
+from pipelinerl.base.child import die_with_parent
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.tokenizing import encode, load_tokenizer, render_chat
+from pipelinerl.config.files import typed
+from pipelinerl.config.tree import Config
+from pipelinerl.domain import Domain, load_domain
+from pipelinerl.launcher.checks.sampling import context_key
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+START_DEADLINE_S, VALIDATE_DEADLINE_S = 10.0, 300.0
+"""A start goes on without having seen the problems; a validation has nothing else to do."""
+PROMPTS_S = 5.0
+"""For rendering prompts; of many problems the first ones are looked at."""
+UNREACHED = (ConnectionError, TimeoutError)
+"""Of a loader that asks a server which the run may be about to start."""
+
+
+@dataclass
+class Looked:
+    """What was found; without problems, `said` is for the table of choices."""
+
+    problems: list[str] = field(default_factory=list)
+    said: str = ""
+
+
+def look(tree: DictConfig, deadline_s: float) -> Looked:
+    """Load the problems of a resolved or resolvable tree, elsewhere; nothing where it has no rollouts."""
+    cfg = typed(tree)
+    if "actor" not in cfg.debug.roles:
+        return Looked()
+    given = OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(tree, resolve=True)))
+    child = subprocess.Popen(
+        [sys.executable, "-m", __name__, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # what a loader starts ends with it
+    )
+    try:
+        out, words = child.communicate(given, deadline_s)
+    except subprocess.TimeoutExpired:
+        return Looked(said=f"not looked at: loading them takes more than {deadline_s:.0f} s")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    if child.returncode != 0:
+        last = " ".join(words.split())[-200:]
+        return Looked([f"{_loader(cfg)}: loading ended its process with status {child.returncode}: {last}"])
+    return Looked(**json.loads(out.splitlines()[-1]))
+
+
+def _loader(cfg: Config) -> str:
+    return f"dataset_loader={cfg.dataset_loader}"
+
+
+def looked_at(tree: DictConfig) -> Looked:
+    """The same in this process."""
+    cfg = typed(tree)
+    try:
+        domain = load_domain(cfg.domain_hooks)
+        train, test = load_problems(cfg)
+        payload((train or test)[0], 0)
+    except UNREACHED as error:
+        return Looked(said=f"not looked at: {error}")
+    except ConfigError as error:
+        return Looked(error.problems)
+    except Exception as error:  # whatever a loader does
+        named = isinstance(error, ValueError | OSError)
+        return Looked([f"{_loader(cfg)}: {'' if named else f'{type(error).__name__}: '}{error}"])
+    said = f"{len(train)} to train on, {len(test)} to evaluate"
+    tokenizer = _tokenizer(cfg.model_path)
+    if tokenizer is None:
+        return Looked(said=said)
+    try:
+        sizes = list(prompt_sizes(tree, cfg, domain, tokenizer, chain(train, test)))
+    except ValueError as error:
+        return Looked([f"model_path={cfg.model_path}: {error}"])
+    return _judged(cfg, sizes, said)
+
+
+def prompt_sizes(
+    tree: DictConfig,
+    cfg: Config,
+    domain: Domain,
+    tokenizer: "PreTrainedTokenizerFast",
+    problems: Iterator[Problem],
+) -> Iterator[int]:
+    """Tokens of first prompts, where the domain tells them. Raises ValueError without a chat template."""
+    until = time.monotonic() + PROMPTS_S
+    for problem in problems:
+        messages = domain.first_messages(tree, problem)
+        if messages is not None:
+            given = dict(cfg.llm.chat_template_kwargs)
+            yield len(encode(tokenizer, render_chat(tokenizer, messages, template_kwargs=given)))
+        if time.monotonic() > until:
+            return
+
+
+def _judged(cfg: Config, sizes: Sequence[int], said: str) -> Looked:
+    limit = cfg.engine.max_model_len
+    if not sizes:
+        return Looked(said=said)
+    too_long = sum(size >= limit for size in sizes)
+    if too_long == len(sizes):
+        return Looked(
+            [
+                f"{context_key(cfg)}={limit}: no prompt fits, the shortest of {len(sizes)} has {min(sizes)} "
+                f"tokens; set {min(sizes) + 1} or more, or shorten the prompt"
+            ]
+        )
+    said += f"; prompts of {min(sizes)} to {max(sizes)} tokens"
+    return Looked(said=said + (f", {too_long} of {len(sizes)} do not fit {limit}" if too_long else ""))
+
+
+def _tokenizer(model: str) -> "PreTrainedTokenizerFast | None":
+    """That of a folder; None where there is none to be read here, which others name."""
+    if not (Path(model) / "tokenizer.json").is_file():
+        return None
+    try:
+        return load_tokenizer(model)
+    except Exception:  # whatever a damaged file makes of its reader
+        return None
+
+
+def main() -> None:
+    """Read a tree from stdin, print what was found as the last line."""
+    die_with_parent(int(sys.argv[1]))
+    tree = OmegaConf.create(sys.stdin.read())
+    assert isinstance(tree, DictConfig)
+    with contextlib.redirect_stdout(sys.stderr):
+        found = looked_at(tree)
+    shown: dict[str, Any] = {"problems": [" ".join(line.split()) for line in found.problems]}
+    print(json.dumps(shown | {"said": " ".join(found.said.split())}), flush=True)
+    os._exit(0)  # threads of a loader are not waited for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The fingerprint of a generated world, from the `manifest.json` beside the served files. Files only."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from retrieval_server.corpus import CorpusError
+
+NAME = "manifest.json"
+
+
+def world_fingerprint(tasks: Path | None, web: Path | None) -> str | None:
+    """That of the world to which all of these files belong; None where they are of none, or not all of one.
+
+    Raises `CorpusError` where a file is not the one that its world was made with, and for two worlds.
+    """
+    found = {path: _of(path) for path in (tasks, web) if path is not None}
+    told = {told for told in found.values() if told is not None}
+    if len(told) > 1:
+        raise CorpusError(
+            f"{' and '.join(map(str, found))} belong to two worlds ({NAME} beside each); "
+            "serve the files of one, or name the data with --fingerprint"
+        )
+    return None if None in found.values() else next(iter(told), None)
+
+
+def _of(path: Path) -> str | None:
+    place = path.resolve()
+    manifest = place.parent / NAME
+    try:
+        content: Any = json.loads(manifest.read_bytes())
+        fingerprint, files = content["fingerprint"], content["files"]
+        listed = {name: sha for name, sha in files.items() if Path(name).parts[0] == place.name}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return None  # none there, or one of something else
+    if not listed or not isinstance(fingerprint, str):
+        return None
+    for name, expected in listed.items():
+        file = place.parent / name
+        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != expected:
+            raise CorpusError(
+                f"{file} is missing or was changed since {manifest} was written; make the world again, or "
+                "name the data with --fingerprint"
+            )
+    return fingerprint

@@ -1,0 +1,174 @@
+"""What a start would find out late is refused before anything starts, and by `validate=true`."""
+
+import json
+import shutil
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelinerl.launch import main
+from pipelinerl.launcher.checks.dotted import dotted, signature_problem
+from pipelinerl.launcher.decoder_shape import hub_silence
+from tests.support.one_line import check_one_line
+from tests.unit.launcher.conftest import ROOT
+
+COUNTING = ROOT / "domains/counting/checkpoint"
+GUESSING = ROOT / "domains/guessing/checkpoint"
+PLAY = """
+async def play(cfg, llm, problem, session):
+    raise NotImplementedError
+"""
+Started = Callable[..., str]
+
+
+@pytest.fixture(params=["validate=true", "validate=false"])
+def refused(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> Started:
+    """The one line that refuses a validation, and a start, of which nothing is left but its log."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run = tmp_path / "run"
+
+    def refuse(*arguments: str) -> str:
+        assert main(["hardware=cpu", f"output_dir={run}", request.param, *arguments]) == 2
+        err = capsys.readouterr().err
+        check_one_line(err, "launcher: ", str(arguments))
+        assert not (run / "conf").exists() and not (run / "streams").exists()
+        return err
+
+    return refuse
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list[str]]:
+    """Arguments for a module of a user, which other processes find as well."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+
+    def arguments(source: str) -> list[str]:
+        name = f"early_{abs(hash((source, str(tmp_path))))}"
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source) + PLAY)
+        given = [f"dataset_loader={name}.load", f"actor.rollout_policy={name}.play"]
+        short = [
+            "engine.max_model_len=256",
+            "llm.parameters.max_tokens=64",
+            "test_llm.parameters.max_tokens=64",
+        ]
+        return [*given, f"model_path={GUESSING}", "wandb.use_wandb=false", *short]
+
+    return arguments
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "message"),
+    [
+        ("def load(names): return []", [], "train_dataset_names=[train]: no problems in it"),
+        (
+            "def load(names): return [{'n': 1}] * (names == ['train'])",
+            [],
+            "test_dataset_names=[test]: no problems in it; set test_dataset_names=[]",
+        ),
+        (
+            "def load(names): return [{'n': 1}] * 5",
+            ["train_subset={begin: 5, end: 9}"],
+            "train_subset.begin=5: there are 5 problems; lower it",
+        ),
+        ("def load(names): return {'a': 1}", [], "load must return a list of dicts, got dict"),
+        ("def load(names): return 1 / 0", [], "load: ZeroDivisionError: division by zero"),
+        ("def load(names):\n    import os\n    os._exit(7)", [], "ended its process with status 7"),
+        ("def load(names): return [{'n': lambda: 0}]", [], "problem 0 cannot be sent to a worker process"),
+    ],
+)
+def test_problems_that_nobody_can_play(
+    source: str, arguments: list[str], message: str, own: Callable[[str], list[str]], refused: Started
+) -> None:
+    assert message in refused(*own(source), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("declared", "taken"),
+    [
+        ("async def play(cfg, llm, problem)", "(cfg, llm, problem): too many positional arguments"),
+        ("def play(cfg, llm, problem, session, *, env)", "missing a required"),
+        ("def play(cfg, *, llm=3, problem, session)", "too many positional arguments"),
+        ("def play(cfg, llm, problem, session, **more)", None),
+        ("def play(*everything)", None),
+        ("@str\ndef play()", None),
+        ("def play(): 0\nplay = print\ndef other()", None),
+    ],
+)
+def test_a_signature_is_read_from_the_source_as_the_import_would_show_it(
+    declared: str, taken: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also through a package that passes the function on; what the source does not show is left alone."""
+    package = tmp_path / f"early_package_{abs(hash(declared))}"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('never imported')\n")
+    (package / "inner.py").write_text(f"{declared}: ...\n")
+    plain = f"early_plain_{abs(hash(declared))}"
+    (tmp_path / f"{plain}.py").write_text(f"{declared}: ...\n")
+    (tmp_path / f"{plain}_passed.py").write_text(f"from {plain} import play as other_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    given = ("cfg", "llm", "problem", "session")
+    for path in (f"{plain}.play", f"{plain}_passed.other_name"):
+        found = signature_problem("actor.rollout_policy", path, given, [])
+        assert (found is None) is (taken is None), found
+        assert taken is None or (found is not None and taken in found)
+    assert signature_problem("key", f"{package.name}.inner.play", given, []) is None
+    (said,) = dotted("key", f"{package.name}.inner.play", "a function")
+    assert said.endswith("failed: RuntimeError: never imported")
+
+
+def test_a_folder_without_weights(tmp_path: Path, refused: Started) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(COUNTING, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    assert f"model_path={bare}: no weights in it" in refused("+domain=counting", f"model_path={bare}")
+
+
+def test_a_hub_name_that_nobody_can_reach(refused: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    for variable in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    hub_silence.cache_clear()
+    line = refused("+domain=counting", "model_path=nobody/made-this")
+    hub_silence.cache_clear()
+    assert "127.0.0.1 does not answer" in line
+    assert "hf download nobody/made-this --local-dir DIR, then set model_path=DIR" in line
+
+
+def test_a_tokenizer_without_a_chat_template(tmp_path: Path, refused: Started) -> None:
+    model = tmp_path / "bare"
+    shutil.copytree(COUNTING, model, ignore=shutil.ignore_patterns("*.jinja"))
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    line = refused("+domain=counting", f"model_path={model}")
+    assert f"model_path={model}: tokenizer" in line and "has no chat template; add one" in line
+
+
+def test_a_prompt_that_fills_the_context(refused: Started) -> None:
+    told = "how many letters " * 400
+    line = refused("+domain=counting", f"actor.system_prompt='{told}'")
+    assert "engine.max_model_len=256: no prompt fits, the shortest of" in line
+
+
+def test_a_validation_shows_the_table_of_choices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run = tmp_path / "run"
+    given = ["dataset_loader_params.count=30", "dataset_loader_params.test_count=7"]
+    kinds = "dataset_loader_params.kinds=[letters]"
+    assert (
+        main(["+domain=counting", "hardware=cpu", f"output_dir={run}", "validate=true", kinds, *given]) == 0
+    )
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "problems 30 to train on, 7 to evaluate" in out and "the configuration is valid" in out
+    assert "output folder" in out and not run.exists()
