@@ -61,6 +61,8 @@ COMPLETED, FAILED, REFUSED = 0, 1, 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status; problems are printed as one line each on stderr."""
+    if hasattr(sys.stdout, "reconfigure"):  # what the terminal cannot show becomes a question mark
+        sys.stdout.reconfigure(errors="replace")
     try:
         with interruptible(NOTHING_STARTED):
             status = launch(sys.argv[1:] if argv is None else argv)

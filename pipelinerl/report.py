@@ -54,11 +54,18 @@ def _rollout_page(output_dir: Path, domain: Domain, observe: ObserveConfig) -> P
         return None
 
 
+def _holds_a_run(folder: Path) -> bool:
+    """Whether a launcher or a role has written anything there."""
+    return config_path(folder).is_file() or next(folder.glob("*/metrics.jsonl"), None) is not None
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pipelinerl.report", description=__doc__)
     parser.add_argument("output_dir", type=Path, help="the run's folder")
     args = parser.parse_args(argv)
-    if not args.output_dir.is_dir():
+    if hasattr(sys.stdout, "reconfigure"):  # what the terminal cannot show becomes a question mark
+        sys.stdout.reconfigure(errors="replace")
+    if not _holds_a_run(args.output_dir):
         print(f"report: there is no run in {args.output_dir}", file=sys.stderr)
         return 1
     try:

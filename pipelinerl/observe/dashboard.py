@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_fie
 from pipelinerl.observe.wandb_run import wandb_mode
 
 DEFINITION = Path(__file__).with_name("dashboard.yaml")
-DEFAULT_OUT = Path("dashboard.json")
 _PLACEHOLDER = re.compile(r"<[a-z]+>")
 
 
@@ -141,7 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise ValueError("--entity is empty; name the user or team that owns the project")
             print(f"dashboard: {publish(dashboard, options.entity, options.project)}")
             return 0
-        out = options.out or DEFAULT_OUT
+        if (out := options.out) is None:
+            raise ValueError(f"wandb is {mode}; set WANDB_API_KEY to publish, or give --out FILE for a copy")
         project = {"entity": options.entity, "project": options.project}
         data = project | dashboard.model_dump(mode="json")  # each panel's regular expression beside its keys
         out.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
@@ -151,8 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, RuntimeError, OSError) as error:
         print(f"dashboard: {error}", file=sys.stderr)
         return 1
-    why = "" if options.out else f"; wandb is {mode}: with WANDB_API_KEY the same command publishes it"
-    print(f"dashboard: wrote {out}{why}")
+    print(f"dashboard: wrote {out}")
     return 0
 
 

@@ -97,12 +97,15 @@ def test_placeholders_become_a_pattern_of_whole_keys():
     assert Panel(title="t", metrics=("rl/loss",)).pattern is None
 
 
-def test_offline_the_view_is_written_to_a_file(tmp_path, monkeypatch, capsys):
+def test_offline_the_view_is_written_to_the_file_that_is_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert main(["--project", "p", "--domain", "guessing"]) == 0
-    assert "wrote dashboard.json; wandb is offline" in capsys.readouterr().out
-    data = json.loads((tmp_path / "dashboard.json").read_text())
+    assert main(["--project", "p"]) == 1
+    said = "dashboard: wandb is offline; set WANDB_API_KEY to publish, or give --out FILE for a copy\n"
+    assert capsys.readouterr().err == said and not list(tmp_path.iterdir())
+    assert main(["--project", "p", "--domain", "guessing", "--out", "view.json"]) == 0
+    assert capsys.readouterr().out == "dashboard: wrote view.json\n"
+    data = json.loads((tmp_path / "view.json").read_text())
     assert data["project"] == "p" and data["x"] == "texts"
     assert {section["domain"] for section in data["sections"]} == {None, "guessing"}
     situations = next(one for one in data["sections"] if one["name"] == "Situations")

@@ -154,6 +154,20 @@ def test_the_command_reports_a_run_and_refuses_a_missing_one(
     assert "Rollouts:" not in said, "the run wrote none"
     assert main([str(tmp_path / "no")]) == 1
     assert capsys.readouterr().err == f"report: there is no run in {tmp_path / 'no'}\n"
+    (tmp_path / "clone" / "conf").mkdir(parents=True)
+    (tmp_path / "clone" / "conf" / "base.yaml").touch()
+    assert main([str(tmp_path / "clone")]) == 1
+    assert not (tmp_path / "clone" / "report").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_terminal_that_knows_only_ascii_gets_the_report(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True))
+    assert main([str(run_dir)]) == 0
+    assert b"434 trained" in shown.getvalue()
 
 
 def test_a_run_that_wrote_nothing_is_reported_as_such(tmp_path: Path) -> None:
