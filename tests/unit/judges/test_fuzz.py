@@ -203,8 +203,8 @@ PURE: dict[str, tuple[Callable[[str], bool], int]] = {
     "rollouts": (rollouts, 30),
 }
 MATH, PROGRAMS = 40, 30
-SLOWER = 10
-"""How many times as many texts `make test-all` judges."""
+SHARE = 5
+"""`make test` judges one text in so many, `make test-all` all of them."""
 
 
 def test_ten_thousand_texts_are_judged() -> None:
@@ -228,13 +228,13 @@ def test_a_number_of_a_million_digits_has_a_verdict(name: str) -> None:
 
 @pytest.mark.parametrize("name", PURE)
 def test_every_text_has_a_verdict(name: str) -> None:
-    _judged(PURE[name][0], texts(PURE[name][1], seed=1))
+    _judged(PURE[name][0], texts(PURE[name][1] // SHARE, seed=1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PURE)
 def test_many_more_texts_have_a_verdict(name: str) -> None:
-    _judged(PURE[name][0], texts(SLOWER * PURE[name][1], seed=2))
+    _judged(PURE[name][0], texts(PURE[name][1], seed=2))
 
 
 async def _answers(count: int, seed: int) -> None:
@@ -253,12 +253,12 @@ async def _answers(count: int, seed: int) -> None:
 
 
 async def test_every_boxed_text_has_a_verdict() -> None:
-    await _answers(MATH, seed=1)
+    await _answers(MATH // SHARE, seed=1)
 
 
 @pytest.mark.slow
 async def test_many_more_boxed_texts_have_a_verdict() -> None:
-    await _answers(SLOWER * MATH, seed=2)
+    await _answers(MATH, seed=2)
 
 
 ADD = {"call_type": "fn", "fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}
@@ -297,9 +297,9 @@ async def _programs(count: int, seed: int) -> None:
 
 
 async def test_every_program_has_a_verdict() -> None:
-    await _programs(PROGRAMS, seed=1)
+    await _programs(len(HOSTILE), seed=1)
 
 
 @pytest.mark.slow
 async def test_many_more_programs_have_a_verdict() -> None:
-    await _programs(SLOWER * PROGRAMS, seed=2)
+    await _programs(PROGRAMS, seed=2)

@@ -33,8 +33,8 @@ with Supervisor([ChildSpec(name="finetune", argv=argv, log_dir=Path(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("victim", ["launcher", "agent"])
-@pytest.mark.parametrize("before_ranks_asked", [False, True])
+@pytest.mark.parametrize("victim", ["launcher", pytest.param("agent", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("before_ranks_asked", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_ranks_of_an_elastic_agent_die_with_it_and_with_the_launcher(
     victim: str, before_ranks_asked: bool, tmp_path: Path
 ) -> None:
