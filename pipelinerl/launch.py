@@ -30,7 +30,7 @@ from pipelinerl.launcher.arguments import USAGE, launched_on_each_host, parse
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.checks import imports
 from pipelinerl.launcher.choices import keep_choices, print_choices
-from pipelinerl.launcher.folder import FolderChanged, RunFolder, check_writable
+from pipelinerl.launcher.folder import FolderChanged, RunFolder, check_name, check_writable
 from pipelinerl.launcher.made_again import made_again, resumes
 from pipelinerl.launcher.memory_choice import choose_memory
 from pipelinerl.launcher.memory_values import MemoryPlan
@@ -151,6 +151,7 @@ def launch(argv: Sequence[str]) -> int:
 
 def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plain: bool) -> int:
     output_dir, hosts = fix_output_dir(composition.tree), backend.hosts
+    check_name(output_dir)
     memory = choose_memory(composition, hosts, dry_run)
     domain = load_domain(composition.tree.domain_hooks)
     cfg = checked(composition.tree, domain, hosts, dry_run, composition.user_keys)

@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -147,7 +148,9 @@ def _engine(cfg: Config, why: Why) -> Choice:
         return Choice(
             "engines", text, why("engine.count", f"hardware={cfg.hardware.kind}", *others), "engine.count=N"
         )
-    here = installed_version(cfg.vllm_config.python)
+    here = None
+    with suppress(ValueError):  # a dry run for another machine, where that interpreter is
+        here = installed_version(cfg.vllm_config.python)
     version = cfg.vllm_config.version or here or DEFAULT_VERSION
     missing = f"no vLLM is installed here, and this package is made for {DEFAULT_VERSION}"
     source = why("vllm_config.version", "the version that is installed" if here else missing)

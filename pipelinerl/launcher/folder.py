@@ -52,11 +52,16 @@ class FolderChanged(Exception):
     """Part of a run's folder was removed or replaced while the run was going on."""
 
 
+def check_name(output_dir: Path) -> None:
+    """Raises ConfigError for a path that the file system does not even look at."""
+    if (hindrance := _hindrance(output_dir)) is not None:
+        raise _cannot_be_made(output_dir, hindrance)
+
+
 def check_writable(output_dir: Path, force_restart: bool = False) -> None:
     """Raises ConfigError if a run may not write here."""
     key = f"output_dir={output_dir}"
-    if (hindrance := _hindrance(output_dir)) is not None:
-        raise _cannot_be_made(output_dir, hindrance)
+    check_name(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
         raise ConfigError(f"{key}: a file; choose another folder")
     nearest_parent = next(path for path in (output_dir, *output_dir.parents) if path.exists())

@@ -167,6 +167,11 @@ def _check_logits(model: PreTrainedModel) -> None:
     with torch.random.fork_rng([weight.device] if weight.is_cuda else []):  # a resume draws what a run drew
         trained = model(input_ids=ids, use_cache=False).logits
     model.train(training)
+    if not bool(torch.isfinite(own).all()):
+        raise ValueError(
+            f"{name}: its own logits hold NaN or infinity, so its weights are damaged; give another "
+            "folder, or an earlier checkpoint"
+        )
     difference, largest = float((own - trained).abs().max()), float(own.abs().max())
     if not difference <= _ROUNDING * largest:
         raise ValueError(
@@ -177,11 +182,6 @@ def _check_logits(model: PreTrainedModel) -> None:
     found = nn.functional.linear(hidden, weight, bias) * logit_scale(model)
     largest = max(float(own.abs().max()), float(found.abs().max()))
     difference = float((own - found).abs().max())
-    if not bool(torch.isfinite(own).all()):
-        raise ValueError(
-            f"{name}: its own logits hold NaN or infinity, so its weights are damaged; give another "
-            "folder, or an earlier checkpoint"
-        )
     if not difference <= _TOLERANCE * largest:  # not `>`: that would let NaN pass
         raise ValueError(
             f"{name} does more to its logits than is known here (a difference of {difference:.2g} in "

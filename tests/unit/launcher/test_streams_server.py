@@ -36,7 +36,8 @@ def test_the_server_starts_as_written_and_wants_the_password(dry_run: DryRun, tm
     cfg = load(run)
     assert cfg.streams.settings["password"] == PASSWORD
     assert PASSWORD not in str(cfg.model_dump(mode="json")), "what goes to wandb holds no password"
-    for secret in (config_path(run), run / "services/redis/redis.conf"):
+    assert "quoted" not in config_path(run).read_text()
+    for secret in (run / "conf/exp_config.secrets.json", run / "services/redis/redis.conf"):
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     job = next(job for job in cfg.jobs if job.name == "redis")
     assert (job.url, job.port) == (f"redis://127.0.0.1:{job.port}", cfg.streams.port)
