@@ -116,10 +116,10 @@ def _words(part: str | int) -> list[str]:
 
 def _is_core(place: Place) -> bool:
     """Whether a model of the configuration has this key, so that its name is known to be none of a secret."""
-    *parents, name = place
+    *parents, name = (part for part in place if not isinstance(part, int))  # an item is as its list
     if place[0] == "environments" and name == "key":  # of an environment's server; the section is open
         return True
-    return str(name) in fields_at(Config, [str(part) for part in parents])
+    return str(name) in fields_at(Config, parents)
 
 
 def _leaves(node: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
