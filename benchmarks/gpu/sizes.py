@@ -14,7 +14,6 @@ keeps what it has shown. Arms that have a file in `--work` are not run again; `k
 """
 
 import json
-import multiprocessing
 import shutil
 import statistics
 import subprocess
@@ -31,7 +30,7 @@ from benchmarks.gpu import runs
 from benchmarks.gpu.runs import LimitedRun
 from benchmarks.gpu.served import TOKENIZER
 from benchmarks.gpu.steady import numbers
-from benchmarks.gpu.trl import on_loopback
+from benchmarks.gpu.trl import made_once, on_loopback
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.report_page import CHOICES
 
@@ -108,17 +107,6 @@ def make_model(size: str, folder: Path) -> None:
         shutil.copy(TOKENIZER / name, folder)
 
 
-def model_in(size: str, folder: Path) -> Path:
-    """The model, made unless it is there; by a process of its own, whose memory on the card is free then."""
-    if not (folder / "chat_template.jinja").is_file():
-        maker = multiprocessing.get_context("spawn").Process(target=make_model, args=(size, folder))
-        maker.start()
-        maker.join()
-        if maker.exitcode:
-            raise SystemExit(f"the model could not be made: exit status {maker.exitcode}")
-    return folder
-
-
 def overrides(arm: Arm, model: Path, context: int, cpu: bool) -> list[str]:
     """The work, and nothing of the machine."""
     serving = "engine.max_model_len" if cpu else "vllm_config.vllm_kwargs.max_model_len"
@@ -175,7 +163,7 @@ def run_arm(name: str, options: Any, devices: Sequence[str]) -> dict[str, Any]:
     arm, work, cpu = ARMS[name], options.work / name.replace(" ", "_"), options.hardware == "cpu"
     work.mkdir(parents=True, exist_ok=True)
     size = "tiny" if cpu else arm.model
-    model = model_in(size, options.work / f"model_{size}")
+    model = made_once(make_model, size, options.work / f"model_{size}")
     out, used = runs.fresh(work / "run"), devices[: arm.cards]
     words = [
         *overrides(arm, model, options.context, cpu),

@@ -93,8 +93,13 @@ def make_model(work: Workload, folder: Path) -> None:
 
 def model_in(work: Workload, folder: Path) -> Path:
     """The model, made unless it is there; by a process of its own, whose memory on the card is free then."""
+    return made_once(make_model, work, folder)
+
+
+def made_once(make: Callable[[Any, Path], None], what: Any, folder: Path) -> Path:
+    """The folder, into which `make` has put a model of `what` now or earlier."""
     if not (folder / "chat_template.jinja").is_file():
-        maker = multiprocessing.get_context("spawn").Process(target=make_model, args=(work, folder))
+        maker = multiprocessing.get_context("spawn").Process(target=make, args=(what, folder))
         maker.start()
         maker.join()
         if maker.exitcode:

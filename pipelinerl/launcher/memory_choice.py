@@ -65,7 +65,7 @@ def choose_memory(
         return None
     if tree.hardware.kind == "gpu":
         usual = _usual_share(cfg, hosts, cards, dry_run) if plan is None else 0.0
-        _write(composition, plan, usual, known=bool(cards))
+        _write(composition, cfg, plan, usual, known=bool(cards))
     _choose_in_flight(composition, hosts, plan)
     return plan
 
@@ -104,7 +104,7 @@ def _check_numbers(tree: DictConfig) -> None:
 
 def _placed(cfg: Config, hosts: Sequence[Host], cards: int) -> tuple[int, int]:
     """Engines of so many cards and trainer ranks, as they will be placed. Raises ConfigError."""
-    size = max(1, cards // cfg.vllm_config.parallel_size("pipeline", "data"))
+    size = _tensor_parallel(cfg, cards)
     sized = _changed(cfg, {"vllm_config": {"vllm_kwargs": {"tensor-parallel-size": size}}})
     places = layout(sized, hosts)
     return len(places.engines), sum(len(place.gpus) for place in places.trainer)
@@ -237,7 +237,9 @@ def _usual_share(cfg: Config, hosts: Sequence[Host], cards: Sequence[Card], dry_
     return engine_share(cards[0], Path(cfg.model_path))
 
 
-def _write(composition: Composition, plan: MemoryPlan | None, usual_share: float, known: bool) -> None:
+def _write(
+    composition: Composition, cfg: Config, plan: MemoryPlan | None, usual_share: float, known: bool
+) -> None:
     """`known`: the cards are, so that without a plan the model's sizes are what is not."""
     tree = composition.tree
 
@@ -260,7 +262,7 @@ def _write(composition: Composition, plan: MemoryPlan | None, usual_share: float
         fill(ACTOR, plan.engines * (plan.engine.cards if plan.engine else 1), because)
         fill(FINETUNE, ranks, because)
     if plan.engine is not None:
-        fill(TENSOR_PARALLEL, _tensor_parallel(tree, plan.engine.cards), "the weights fit on so many cards")
+        fill(TENSOR_PARALLEL, _tensor_parallel(cfg, plan.engine.cards), "the weights fit on so many cards")
         fill(UTILIZATION, plan.engine.share, f"what {plan.card} leaves beside the second copy")
         several = plan.engine.cards > 1 and tree.weights.transport == "nccl"
         why = (
@@ -272,10 +274,9 @@ def _write(composition: Composition, plan: MemoryPlan | None, usual_share: float
         fill(FSDP, sharded and not tree.use_deepspeed, _because_sharded(plan))
 
 
-def _tensor_parallel(tree: DictConfig, cards: int) -> int:
-    kwargs = tree.vllm_config.vllm_kwargs
-    other = int(kwargs.get("pipeline-parallel-size") or 1) * int(kwargs.get("data-parallel-size") or 1)
-    return max(1, cards // other)
+def _tensor_parallel(cfg: Config, cards: int) -> int:
+    """Of an engine of so many cards, besides its other kinds of parallelism."""
+    return max(1, cards // cfg.vllm_config.parallel_size("pipeline", "data"))
 
 
 def _because_sharded(plan: MemoryPlan) -> str:
