@@ -205,22 +205,34 @@ def gpu_trainer(row: Cells) -> list[Value]:
 
 def gpu_sizes(row: Cells) -> list[Value]:
     """A row has one kind of figure, its columns the three runs."""
-    arms = ("8B on four", "4B on two", "experts on two")
-    seen = {(cell["arm"], cell["role"]): cell for cell in result("gpu_sizes")["cells"]}
-    of_cards = {f"{role}'s card: planned, seen (GiB)": role for role in ("engine", "trainer")}
-    if (role := of_cards.get(row[0])) is not None:
-        return [seen[arm, role][key] for arm in arms for key in ("predicted_gib", "peak_gib")]
     if row[0].startswith("division"):
         return [1, 3, 1, 1, 1, 1]
+    return _sizes("gpu_sizes", ("8B on four", "4B on two", "experts on two"), row[0])
+
+
+def gpu_sizes_newest(row: Cells) -> list[Value]:
+    """The same of two runs, and of the second one's repetition its first step."""
+    found = _sizes("gpu_sizes_newest", ("4B on two", "1.7B on two"), row[0])
+    if row[0].startswith("first trained step"):
+        found.append(figure("gpu_sizes_newest", "1.7B on two, the same command again: first trained step"))
+    return found
+
+
+def _sizes(file: str, arms: Sequence[str], kind: str) -> list[Value]:
+    seen = {(cell["arm"], cell["role"]): cell for cell in result(file)["cells"]}
+    of_cards = {f"{role}'s card: planned, seen (GiB)": role for role in ("engine", "trainer")}
+    if (role := of_cards.get(kind)) is not None:
+        return [seen[arm, role][key] for arm in arms for key in ("predicted_gib", "peak_gib")]
     names = {
         "an update's pause, median (ms)": ["update's pause, median"],
         "the first update, before any rollout (ms)": ["first pause"],
+        "MFU of computed tokens (%)": ["MFU of computed tokens"],
         "MFU of computed tokens, by active parameters (%)": ["MFU of computed tokens"],
         "rows are full (%)": ["rows are full"],
         "parity, mean, and its limit (nats)": ["parity, mean", "parity, limit"],
         "first trained step (s)": ["first trained step"],
-    }[row[0]]
-    return [figure("gpu_sizes", f"{arm}: {name}") for arm in arms for name in names]
+    }[kind]
+    return [figure(file, f"{arm}: {name}") for arm in arms for name in names]
 
 
 def gpu_shared(row: Cells) -> list[Value]:

@@ -76,6 +76,11 @@ class NcclTransport(Transport):
             offset += one.ranks
         return infos
 
+    def prepare(self) -> None:
+        """Import vLLM, which takes seconds; `join` says what is wrong where it cannot be imported."""
+        with suppress(ImportError):
+            self._connect = self._connect or trainer_endpoint()
+
     def join(self, deadline_s: float) -> None:
         """Blocks until every engine is in the group; the store behind it gives up after 300 s by itself."""
         connect = self._connect or trainer_endpoint()

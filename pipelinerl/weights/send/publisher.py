@@ -70,6 +70,7 @@ class Publisher:
     def wait_ready(self, deadline_s: float) -> None:
         """Until every engine is healthy, then agree on the transport with all of them."""
         end = time.monotonic() + deadline_s
+        self._transport.prepare()
         missing = dict.fromkeys(self.engines, "")
         while missing := {url: why for url in missing if (why := self.engines[url].health_problem())}:
             if time.monotonic() > end:

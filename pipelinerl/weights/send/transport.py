@@ -49,6 +49,10 @@ class Transport(Protocol):
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
         """`init_info` for each engine; begins a new rendezvous."""
 
+    def prepare(self) -> None:
+        """What takes long and needs no engine; called while they start."""
+        return
+
     def join(self, deadline_s: float) -> None:
         """The trainer's own part of the rendezvous, while the engines do theirs."""
         return  # nothing where engines fetch a version themselves, as for `send` and `abort`

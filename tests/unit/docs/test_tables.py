@@ -42,6 +42,7 @@ from tests.support.measured import (
     gpu_prefixes,
     gpu_shared,
     gpu_sizes,
+    gpu_sizes_newest,
     gpu_trainer,
     gpu_trl,
     imitated,
@@ -190,6 +191,7 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     ): (3, gpu_shared),
     (GPU, "| host | samples/s | trainer alone | sampled tokens/s | steps that count"): (2, gpu_trl),
     (GPU, "| 8B, four cards | 4B, two cards | six layers of Qwen3-30B-A3B, two cards"): (1, gpu_sizes),
+    (GPU, "| 4B, two cards | 1.7B, two cards | 1.7B, the same command again"): (1, gpu_sizes_newest),
     (GPU, "cache | samples/s | sampled tokens/s | prompt tokens found"): (1, gpu_prefixes),
     (GPU, "|"): (1, gpu_engine),
     **{
