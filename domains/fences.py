@@ -62,7 +62,7 @@ class _Open:
         return Block(self.info, "\n".join(kept).strip("\n"), end)
 
     def cut_short(self, end: int) -> Block | None:
-        """The block up to the first line that ends or begins with its fence: `f()````, or one before words."""
+        """The block up to the first line that ends with its fence, as in `f()````, or begins with it."""
         for at, line in enumerate(self.lines):
             if (shown := line.rstrip()).endswith(self.fence) or shown.lstrip().startswith(self.fence):
                 self.lines[at:] = [shown.partition(self.fence)[0]]
@@ -131,7 +131,7 @@ def program_in(blocks: Sequence[Block]) -> str:
 
 
 def _likeness(text: str) -> int:
-    """2 for a block that defines, imports, branches or prints, 1 for another statement or call, 0 for output."""
+    """2 for a block that defines, imports, branches or prints, 1 for other statements and calls, else 0."""
     try:
         body = ast.parse(text[:_LONGEST]).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -145,7 +145,7 @@ def _likeness(text: str) -> int:
 
 
 def _is_value(line: ast.stmt) -> bool:
-    """Whether a statement is only a value such as `Point(1, 2)`, as output may show it; `print(x)` is none."""
+    """Whether a statement is only a value such as `Point(1, 2)`, as output shows it; `print(x)` is none."""
     if not isinstance(line, ast.Expr):
         return False
     call = line.value
