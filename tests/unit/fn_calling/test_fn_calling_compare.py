@@ -108,7 +108,7 @@ def test_each_call_counts_for_one_entry_in_whatever_order() -> None:
         '<tool_call>{"name": "f", "arguments": {"x": 1}}\n{"name": "g"}</tool_call>',
         '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n<tool_call>\ng()\n</tool_call>',
         '<tool_call>f(x=1)</tool_call>\n<tool_call>\n{"name": "g"}\n',
-        '<tool_call>\r\n```json\r\n[{"name": "f", "arguments": {"x": 1}}, {"name": "g"}]\r\n```\r\n</tool_call>',
+        '<tool_call>\r\n```json\r\n[{"f": {"x": 1}}, {"name": "g"}]\r\n```\r\n</tool_call>',
         "~~~python\n[f(x=1), g()]\n~~~",
         '{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}',
     ],
