@@ -16,7 +16,7 @@ _TAG = re.compile(
 )
 """One between quotation marks or backticks is quoted, in words or an argument, and begins or ends nothing."""
 _BETWEEN = re.compile(r"[\s,;]*")
-_FENCE = re.compile(r"\A(`{3,}|~{3,})\w*\r?\n?(.*?)\n?\1\Z", re.DOTALL)
+_LABEL = re.compile(r"\w*[ \t]*\r?\n|(?:json|python|py)\b")
 _BEGUN = re.compile(r"[\[{]|[A-Za-z_][\w.-]*\(|```|~~~", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*(?:[.-]\w+)*", re.ASCII)
 
@@ -82,8 +82,14 @@ def _blocks(text: str) -> list[tuple[bool, str]]:
 
 
 def _unfenced(text: str) -> str:
-    fenced = _FENCE.match(text.strip())
-    return (text if fenced is None else fenced[2]).strip()
+    """What stands between two equal fences around all of a text, without its language."""
+    text = text.strip()
+    fence = text[: len(text) - len(text.lstrip(text[:1]))]
+    if len(fence) < 3 or fence[0] not in "`~" or len(text) < 2 * len(fence) or not text.endswith(fence):
+        return text
+    inside = text[len(fence) : -len(fence)]
+    label = _LABEL.match(inside)
+    return inside[label.end() if label else 0 :].strip()
 
 
 def _parsed(text: str) -> list[Call]:

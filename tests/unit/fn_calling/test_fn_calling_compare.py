@@ -110,6 +110,7 @@ def test_each_call_counts_for_one_entry_in_whatever_order() -> None:
         '<tool_call>f(x=1)</tool_call>\n<tool_call>\n{"name": "g"}\n',
         '<tool_call>\r\n```json\r\n[{"f": {"x": 1}}, {"name": "g"}]\r\n```\r\n</tool_call>',
         "~~~python\n[f(x=1), g()]\n~~~",
+        "```f(x=1), g()```",
         '{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}',
     ],
 )
@@ -196,7 +197,9 @@ def test_a_call_that_is_cut_off_is_no_refusal_and_a_quoted_tag_is_no_call() -> N
         assert call.arguments == {"x": tag}
 
 
-@pytest.mark.parametrize("unit", ["<tool_calls>", "<tool_call>", "</tool_calls>", "[", "f(", "``` "])
+@pytest.mark.parametrize(
+    "unit", ["<tool_calls>", "<tool_call>", "</tool_calls>", "[", "f(", "``` ", "```", '"<tool_call>"']
+)
 def test_a_hostile_completion_is_read_in_linear_time(unit: str) -> None:
     assert read_calls(unit * 20_000) == []
 
