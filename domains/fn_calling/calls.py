@@ -70,11 +70,9 @@ def _blocks(text: str) -> list[tuple[bool, str]]:
         if tag["end"]:
             found += [] if opened is None else [(bool(opened["list"]), inside)]
             opened = None
-        elif not inside:
-            opened = tag
-        elif opened is not None and not opened["list"]:
+        elif not inside or opened is None or not opened["list"]:
             # A list may be written around blocks of single calls; a single one that goes on lacks its end.
-            found.append((False, inside))
+            found += [(False, inside)] if _BEGUN.match(inside) else []
             opened = tag
     if opened is not None and _BEGUN.match(left := text[opened.end() :].strip()):
         found.append((bool(opened["list"]), left))

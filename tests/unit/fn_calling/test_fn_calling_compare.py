@@ -190,7 +190,7 @@ def test_a_call_that_is_cut_off_is_no_refusal_and_a_quoted_tag_is_no_call() -> N
     none = {"category": "irrelevance", "function": [], "ground_truth": []}
     for said in ('<tool_call>\n{"name": "f", "argu', "<tool_calls>[f(x=", "So <tool_call>f(x=1"):
         assert verify_fn_calling_answer(said, none)["answer_status"] == "unparsable"
-    for said in ("A `<tool_call>` would not help.", "No <tool_call> helps.", "<tool_call>\n"):
+    for said in ("A `<tool_call>` would not help.", "No <tool_call> or <tool_call> helps.", "<tool_call>\n"):
         assert verify_fn_calling_answer(said, none)["answer_status"] == "correct"
     for tag in ("<tool_call>", "</tool_call>", "</tool_calls>", "<think>"):
         (call,) = read_calls(f'<tool_call>{{"name": "f", "arguments": {{"x": "{tag}"}}}}</tool_call>')
