@@ -1,7 +1,8 @@
 """Fenced blocks of a completion, and which of them is its program; called by `coding` and `tir`.
 
-Read line by line in linear time, as Markdown is: a fence may be indented or follow the mark of a list item,
-and its block ends at a fence that is at least as long.
+Read line by line in linear time, as Markdown is: a fence may be indented or follow the mark of a list item or
+a quote, and its block ends at a fence that is at least as long and indented by at most three columns more, so
+that one in a docstring ends nothing.
 """
 
 import ast
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 
 _FENCE = re.compile(r"`{3,}|~{3,}")
 _ITEM = re.compile(r"\s*(?:(?:[-*+>]|\d+[.)])\s+)*")
-_PYTHON = re.compile(r"\{?\.?(?:python|py)[\d.]*\b(?![-+#])", re.IGNORECASE)
+_QUOTED = re.compile(r"\A\s*(?:> ?)+")
+_PYTHON = re.compile(r"\{?\.?(?:i?python|py)[\d.]*\b(?![-+#])|[\w./-]+\.py\b", re.IGNORECASE)
 _LANGUAGE = re.compile(r"[\w{}.+#-]+")
 _PROMPT = ">>>"
 _LONGEST = 100_000
@@ -37,12 +39,21 @@ class _Open:
     fence: str
     info: str
     indent: int
+    quoted: bool
     lines: list[str]
 
     def ended_by(self, line: str) -> bool:
-        """Whether a line is nothing but a fence that is long enough."""
+        """Whether a line is nothing but a fence that is long enough, and no deeper in the text."""
         shown = line.strip()
-        return len(shown) >= len(self.fence) and set(shown) == {self.fence[0]}
+        return len(shown) >= len(self.fence) and set(shown) == {self.fence[0]} and self.holds(line)
+
+    def holds(self, line: str) -> bool:
+        """Whether a line is indented no deeper than a fence of the same depth may be."""
+        return _columns(line) <= self.indent + 3
+
+    def names(self, other: "_Open", line: str) -> bool:
+        """Whether a fence in this block begins another one: it says a language, at the same depth."""
+        return _LANGUAGE.fullmatch(other.info) is not None and self.holds(line)
 
     def block(self, end: int) -> Block:
         first = next((line for line in self.lines if line.strip()), "")
@@ -51,10 +62,10 @@ class _Open:
         return Block(self.info, "\n".join(kept).strip("\n"), end)
 
     def cut_short(self, end: int) -> Block | None:
-        """The block up to the first line that ends with its fence, as in `f()```` before another block."""
+        """The block up to the first line that ends with its fence, as in `f()````, or begins with it."""
         for at, line in enumerate(self.lines):
-            if line.rstrip().endswith(self.fence):
-                self.lines[at:] = [line.rstrip().removesuffix(self.fence)]
+            if (shown := line.rstrip()).endswith(self.fence) or shown.lstrip().startswith(self.fence):
+                self.lines[at:] = [shown.partition(self.fence)[0]]
                 return self.block(end)
         return None
 
@@ -67,6 +78,8 @@ def fenced(text: str) -> list[Block]:
     for line in text.split("\n"):
         start, at = at, at + len(line) + 1
         line = line.removesuffix("\r")
+        if open_ is not None and open_.quoted:
+            line = _QUOTED.sub("", line, count=1)
         if open_ is not None and open_.ended_by(line):
             found.append(open_.block(min(at, len(text))))
             open_ = None
@@ -74,7 +87,7 @@ def fenced(text: str) -> list[Block]:
         opened = _opened(line)
         if open_ is None:
             open_ = opened
-        elif opened is not None and opened.fence == open_.fence and _LANGUAGE.fullmatch(opened.info):
+        elif opened is not None and opened.fence == open_.fence and open_.names(opened, line):
             # Another language is named before the block has ended: its end was forgotten, or ends a line.
             found.append(open_.cut_short(start))
             open_ = opened
@@ -88,36 +101,52 @@ def fenced(text: str) -> list[Block]:
 def _opened(line: str) -> _Open | None:
     """The block that a line begins; its lines may be indented as far as a fence behind a list's mark is."""
     fence = _FENCE.search(line)
-    if fence is None or "`" in (before := line[: fence.start()]) or "`" in line[fence.end() :]:
+    if fence is None or (before := line[: fence.start()]).count("`") % 2 or "`" in line[fence.end() :]:
         return None
     alone = _ITEM.fullmatch(before) is not None
     if not alone and fence[0][0] == "~":
         return None
-    return _Open(fence[0], line[fence.end() :].strip(), len(before) if alone else 0, [])
+    width = len(before.expandtabs(4)) if alone else 0
+    return _Open(fence[0], line[fence.end() :].strip(), width, alone and ">" in before, [])
+
+
+def _columns(line: str) -> int:
+    """How far a line is indented; a tab reaches to the next fourth column."""
+    return len(line[: len(line) - len(line.lstrip(" \t"))].expandtabs(4))
 
 
 def program_in(blocks: Sequence[Block]) -> str:
-    """The last block that says it is Python, else the last that says nothing and reads as a program.
+    """The last block that says it is Python, else of those that say nothing the last that is most a program.
 
     An interactive session counts only where there is no other; blocks of other languages never do. "" for
     none.
     """
     named = [block.text for block in blocks if block.python]
     unnamed = [block.text for block in blocks if not block.info]
-    for some in (named, unnamed):
-        programs = [text for text in some if _PROMPT not in text]
-        if some is unnamed:
-            programs = [text for text in programs if _reads_as_program(text)] or programs
-        if programs:
-            return programs[-1]
+    if programs := [text for text in named if _PROMPT not in text]:
+        return programs[-1]
+    if programs := [text for text in unnamed if _PROMPT not in text]:
+        return max(reversed(programs), key=_likeness)
     return (named or unnamed or [""])[-1]
 
 
-def _reads_as_program(text: str) -> bool:
-    """Whether a block has a statement or a call, as output has none."""
+def _likeness(text: str) -> int:
+    """2 for a block that defines, imports, branches or prints, 1 for other statements and calls, else 0."""
     try:
         body = ast.parse(text[:_LONGEST]).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
+        return 0
     bare = (ast.Constant, ast.Name, ast.Tuple, ast.List, ast.UnaryOp, ast.BinOp, ast.Dict, ast.Set)
-    return any(not (isinstance(line, ast.Expr) and isinstance(line.value, bare)) for line in body)
+    shown = [line for line in body if not (isinstance(line, ast.Expr) and isinstance(line.value, bare))]
+    simple = (ast.Assign, ast.AnnAssign)
+    return max(
+        (2 if not isinstance(line, simple) and not _is_value(line) else 1 for line in shown), default=0
+    )
+
+
+def _is_value(line: ast.stmt) -> bool:
+    """Whether a statement is only a value such as `Point(1, 2)`, as output shows it; `print(x)` is none."""
+    if not isinstance(line, ast.Expr):
+        return False
+    call = line.value
+    return not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print")

@@ -8,11 +8,13 @@ import unicodedata
 
 _DASHES = dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
 _FOLDED = str.maketrans(_DASHES | {"\u2019": "'", "\u2018": "'"})
+_BRACKETS = re.compile(r"[(\[]([^()\[\]]*)[)\]]")
 _AROUND = " \t\n\r\"'.,;:!?\u201c\u201d`*"
 _INITIALS = re.compile(r"(?<![\w.])(?:[^\W\d_]\.\s?)+[^\W\d_]\b\.?(?!\w)")
 _ARTICLE = re.compile(r"(?:the|an|a)\s+(?=\S)")
 _ORDINAL = re.compile(r"(?<![\w.])(\d+)(?:st|nd|rd|th)\b")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_PERCENT = re.compile(r"(?<=\d) ?(?:%|per ?cent\b)")
 _UNIT = re.compile(
     r"(?<![\w.])(\d+(?:\.\d+)?)\s*"
     r"(km/h|kmh|mph|km2|m2|km|cm|mm|nm|kg|mg|g|lbs?|oz|ft|mi|ms|s|min|hrs?|h|ml|cl|dl|l|k?hz|mhz|ghz|kwh|kw|mw|gw|"
@@ -21,15 +23,20 @@ _UNIT = re.compile(
 
 
 def normalised(answer: str) -> str:
-    """The answer in the form in which two of one meaning are equal; never "" for one with a letter or digit.
+    """The answer in the form in which two of one meaning are equal; "" only for one that shows nothing.
 
-    Unicode NFKC, no case, one kind of dash and apostrophe, no marks around it and no article in front: `the
-    Nile` is `nile`. Initials without full stops: `U.S.` is `us`. Ordinals and thousands as bare numbers:
-    `12th` is `12`, `1,200` is `1200`. One blank between a number and its unit: `5km` is `5 km`.
+    Unicode NFKC, no case, one kind of dash and apostrophe, no signs without width, no marks or brackets
+    around it and no article in front: `the Nile` is `nile`. Initials without full stops: `U.S.` is `us`.
+    Ordinals and thousands as bare numbers: `12th` is `12`, `1,200` is `1200`. One blank between a number and
+    its unit, none before a percent sign: `5km` is `5 km`, `50 %` is `50%`.
     """
-    text = unicodedata.normalize("NFKC", answer).translate(_FOLDED).casefold()
-    text = " ".join(text.split())
+    shown = "".join(one for one in answer if unicodedata.category(one) != "Cf")
+    text = unicodedata.normalize("NFKC", shown).translate(_FOLDED).casefold().replace("i\u0307", "i")
+    text = whole = " ".join(text.split())
     text = _INITIALS.sub(lambda found: "".join(filter(str.isalpha, found[0])), text).strip(_AROUND)
+    if (inside := _BRACKETS.fullmatch(text)) is not None:
+        text = inside[1].strip(_AROUND)
     text = _ARTICLE.sub("", text, count=1) if _ARTICLE.match(text) else text
     text = _ORDINAL.sub(r"\1", _THOUSANDS.sub("", text))
-    return _UNIT.sub(r"\1 \2", text).strip(_AROUND)
+    text = _PERCENT.sub("%", _UNIT.sub(r"\1 \2", text))
+    return text.strip(_AROUND) or whole

@@ -180,8 +180,11 @@ def _same_numbers(one: list[str], other: list[str]) -> bool:
 
 
 def _numbers(words: list[str]) -> list[Decimal] | None:
-    """The numbers that all words are; None where one is none, and for NaN, which cannot be compared."""
-    if any(len(word) > _LONGEST_NUMBER for word in words):
+    """The numbers that all words are; None where one is none, and for NaN, which cannot be compared.
+
+    `1_000` and digits of other scripts are none, although Python reads them.
+    """
+    if any(len(word) > _LONGEST_NUMBER or "_" in word or not word.isascii() for word in words):
         return None
     try:
         numbers = [Decimal(word) for word in words]

@@ -11,9 +11,13 @@ from pipelinerl.base.thoughts import answer_part
 
 LONGEST = 20_000
 """Characters of calls that are read; longer ones count as unreadable."""
-_TAG = re.compile(r"<(/?)tool_call(s?)>", re.IGNORECASE)
+_TAG = re.compile(
+    r"(?<![\"'`])([\"'`])</?tool_calls?>\1(?![\"'`])|<(?P<end>/?)tool_call(?P<list>s?)>", re.IGNORECASE
+)
+"""One between quotation marks or backticks is quoted, in words or an argument, and begins or ends nothing."""
 _BETWEEN = re.compile(r"[\s,;]*")
-_FENCE = re.compile(r"\A```\w*\n?(.*?)\n?```\Z", re.DOTALL)
+_LABEL = re.compile(r"\w*[ \t]*\r?\n|(?:json|python|py)\b")
+_BEGUN = re.compile(r"[\[{]|[A-Za-z_][\w.-]*\(|```|~~~", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*(?:[.-]\w+)*", re.ASCII)
 
 
@@ -34,8 +38,9 @@ def read_calls(completion: str, tool_calls: Sequence[Mapping[str, Any]] | None =
 
     `tool_calls` are those that an engine has read already, `{function: {name, arguments}}`; they go first.
     Else those in the last `<tool_calls>...</tool_calls>` that is not empty, or, where `<tool_call>` stands
-    last, those of all its blocks, as models write several; else the whole completion, if it is nothing but
-    calls, maybe in a fence. Raises Unreadable for a block that holds no calls.
+    last, those of all its blocks, as models write several, also where the end tag of one was forgotten or
+    cut off; else the whole completion, if it is nothing but calls. What stands in a block or alone may be
+    fenced. Raises Unreadable for a block that holds no calls.
     """
     if tool_calls:
         return [_from_json(call) for call in tool_calls]
@@ -45,9 +50,7 @@ def read_calls(completion: str, tool_calls: Sequence[Mapping[str, Any]] | None =
         if filled and filled[-1][0]:
             return _parsed(filled[-1][1])
         return [call for listed, written in filled if not listed for call in _parsed(written)]
-    text = completion.strip()
-    if (fenced := _FENCE.match(text)) is not None:
-        text = fenced[1].strip()
+    text = _unfenced(completion)
     if not text or (text[0] not in "[{" and not (text.endswith(")") and _NAME.match(text))):
         return []
     try:
@@ -61,17 +64,34 @@ def _blocks(text: str) -> list[tuple[bool, str]]:
     found: list[tuple[bool, str]] = []
     opened: re.Match[str] | None = None
     for tag in _TAG.finditer(text):
-        if not tag[1]:
-            # A list may be written around blocks of single calls.
-            around = opened is not None and text[opened.end() : tag.start()].strip()
-            opened = opened if around else tag
-        elif opened is not None:
-            found.append((bool(opened[2]), text[opened.end() : tag.start()].strip()))
+        if tag["end"] is None:  # quoted
+            continue
+        inside = "" if opened is None else text[opened.end() : tag.start()].strip()
+        if tag["end"]:
+            found += [] if opened is None else [(bool(opened["list"]), inside)]
             opened = None
+        elif not inside or opened is None or not opened["list"]:
+            # A list may be written around blocks of single calls; a single one that goes on lacks its end.
+            found += [(False, inside)] if _BEGUN.match(inside) else []
+            opened = tag
+    if opened is not None and _BEGUN.match(left := text[opened.end() :].strip()):
+        found.append((bool(opened["list"]), left))
     return found
 
 
+def _unfenced(text: str) -> str:
+    """What stands between two equal fences around all of a text, without its language."""
+    text = text.strip()
+    fence = text[: len(text) - len(text.lstrip(text[:1]))]
+    if len(fence) < 3 or fence[0] not in "`~" or len(text) < 2 * len(fence) or not text.endswith(fence):
+        return text
+    inside = text[len(fence) : -len(fence)]
+    label = _LABEL.match(inside)
+    return inside[label.end() if label else 0 :].strip()
+
+
 def _parsed(text: str) -> list[Call]:
+    text = _unfenced(text)
     if len(text) > LONGEST:
         raise Unreadable(f"{len(text)} characters; at most {LONGEST} are read")
     try:

@@ -24,38 +24,58 @@ _SCRIPTS = {
 """Scripts that one of the languages has for itself."""
 _WORDS = {
     "LATIN": {
-        "de": "der die das und ist nicht ein eine ich sie es mit auf für den von zu im dem wir auch sich",
-        "en": "the of and to in is it that you for was on are with as this be have not they we a an i no he",
-        "es": "el la los las de que y en un una es por con para no se su más pero como lo al del está",
-        "fi": "ja on ei se että hän oli ovat mutta myös kun joka tämä mukaan sekä olen minä sinä voi",
-        "fr": "le la les de des et est un une il elle que qui dans pour pas sur avec ce nous vous je du",
-        "it": "il lo la gli le di che e è un una per non con sono del della nel più come ma anche questo",
-        "pl": "i w na z się nie to jest do że jak ale po co tak za od przez dla jego są był tylko",
-        "pt": "o a os as de que e é um uma em não para com se do da no na por mais como mas ao são",
-        "sw": "na ya wa kwa ni katika za la kuwa hii huo watu sana pia hiyo lakini yake kama mtu",
-        "vi": "và là của có không một cho được trong với người các này khi đã những để tôi rất",
+        "de": "der die das und ist nicht ein eine ich sie es mit auf für den von zu im dem wir auch sich "
+        "wie was wer geht hallo guten tag danke bitte vielen ihnen dir mir bin bist sind hat haben nur noch",
+        "en": "the of and to in is it that you for was on are with as this be have not they we a an i no he "
+        "my your what how hello thank thanks very good please yes his her their has had will can all our",
+        "es": "el la los las de que y en un una es por con para no se su más pero como lo al del está "
+        "te mi tu hola gracias cómo qué muy muchas mucho buenos buenas días estás eres tiene cuando porque",
+        "fi": "ja on ei se että hän oli ovat mutta myös kun joka tämä mukaan sekä olen minä sinä voi "
+        "kiitos hyvää paljon päivää hei moi mitä miten olet olemme niin tai vain nyt tässä kanssa jos",
+        "fr": "le la les de des et est un une il elle que qui dans pour pas sur avec ce nous vous je du "
+        "au aux bonjour merci ça comment beaucoup votre notre mon ton ses très bien suis été sont mais ou",
+        "it": "il lo la gli le di che e è un una per non con sono del della nel più come ma anche questo "
+        "ciao grazie buongiorno molto tutti ho hai sei ti mi sul sulla dei delle alla nella suo sua si",
+        "pl": "i w na z się nie to jest do że jak ale po co tak za od przez dla jego są był tylko "
+        "dziękuję dzień dobry proszę bardzo jestem jesteś ma mam może czy kiedy gdzie ten ta te oraz który",
+        "pt": "o a os as de que e é um uma em não para com se do da no na por mais como mas ao são "
+        "bom dia obrigado obrigada muito você está eu meu sua seu pela pelo nos das dos foi tem quando olá",
+        "sw": "na ya wa kwa ni katika za la kuwa hii huo watu sana pia hiyo lakini yake kama mtu "
+        "asante habari jambo mimi wewe yeye sisi wao nini vipi ndiyo hapana kila siku wakati ili",
+        "vi": "và là của có không một cho được trong với người các này khi đã những để tôi rất "
+        "xin chào cảm ơn bạn nhiều khỏe như thế làm vì nên cũng đi đến ra lại anh chị em",
     },
     "CYRILLIC": {
-        "bg": "и на за се да от е в не са че по със като това но който има при си ще той тя",
-        "ru": "и в не на что я с он как это по но они к у за из мы все она так его был было для",
-        "uk": "і в не на що я з він як це та до але вони у за ми все вона так його був для є від",
+        "bg": "и на за се да от е в не са че по със като това но който има при си ще той тя "
+        "добър ден здравейте благодаря много как сте аз ние вие те тази този бъде съм или ако само",
+        "ru": "и в не на что я с он как это по но они к у за из мы все она так его был было для "
+        "привет спасибо здравствуйте большое очень дела мне меня тебя вас нас если только уже когда день",
+        "uk": "і в не на що я з він як це та до але вони у за ми все вона так його був для є від "
+        "привіт дякую дуже добрий день будь ласка мене тебе вас нас якщо тільки вже коли ще або цей",
     },
     "ARABIC": {
-        "ar": "في من على أن إلى هذا التي ما لا هو عن مع كان هذه الذي و كل بعد ذلك هي",
-        "fa": "و در به از که این را با است برای آن یک خود تا بر هم می شود های اما",
-        "ur": "اور کے میں کی ہے کا سے کو پر یہ ہیں نے کہ ایک بھی ہو اس جو کر تھا نہیں",
+        "ar": "في من على أن إلى هذا التي ما لا هو عن مع كان هذه الذي و كل بعد ذلك هي "
+        "مرحبا شكرا كيف حالك السلام عليكم أنا أنت نحن هل نعم جدا يوم قد ثم أو كما بين",
+        "fa": "و در به از که این را با است برای آن یک خود تا بر هم می شود های اما "
+        "سلام ممنون شما من تو ما چطور حال هست نیست بود شد خیلی روز یا اگر هر",
+        "ur": "اور کے میں کی ہے کا سے کو پر یہ ہیں نے کہ ایک بھی ہو اس جو کر تھا نہیں "
+        "آپ ہم تم شکریہ سلام کیسے کیا ہوں تھی گیا رہا دن بہت یا اگر",
     },
     "DEVANAGARI": {
-        "hi": "है के में की और का से को पर यह हैं एक भी ने कि नहीं था हो इस जो कर",
-        "mr": "आहे आणि च्या हा ही हे या तो ते मध्ये एक नाही असे होते आहेत केले मी त्या पण",
-        "ne": "छ र को मा का हो यो एक पनि गर्न भने छन् लाई बाट गरेको थियो त यस उनी",
+        "hi": "है के में की और का से को पर यह हैं एक भी ने कि नहीं था हो इस जो कर "
+        "आप कैसे मैं हम तुम धन्यवाद क्या हूँ बहुत गया रहा दिन या अगर तो लिए",
+        "mr": "आहे आणि च्या हा ही हे या तो ते मध्ये एक नाही असे होते आहेत केले मी त्या पण "
+        "नमस्कार तुम्ही कसे आहात धन्यवाद काय आम्ही खूप होती गेला दिवस किंवा जर तर साठी",
+        "ne": "छ र को मा का हो यो एक पनि गर्न भने छन् लाई बाट गरेको थियो त यस उनी "
+        "तपाईं तपाईंलाई कस्तो म हामी धन्यवाद के धेरै थिए गयो दिन वा यदि लागि",
     },
 }
 """Frequent words, by script and language."""
 _LETTERS = {
     "LATIN": {"de": "ß", "es": "ñ", "pl": "ąćęłńśźż", "pt": "õ", "vi": "đơưạảấầậắặẹếềểệịọốồộớờợụủứừữự"},
-    "CYRILLIC": {"uk": "іїєґ", "ru": "ыэё"},
-    "ARABIC": {"ur": "ٹڈڑےںھہ", "fa": "پچژگ"},
+    "CYRILLIC": {"bg": "ъ", "uk": "іїєґ", "ru": "ыэё"},
+    "ARABIC": {"ar": "ةىكيأإ", "ur": "ٹڈڑےںھہ", "fa": "پچژگ"},
+    "DEVANAGARI": {"mr": "ळ"},
 }
 """Letters that only one of a script's languages has; each counts as a frequent word."""
 LANGUAGES = frozenset({*_SCRIPTS.values(), *(code for known in _WORDS.values() for code in known)})

@@ -11,6 +11,7 @@ from typing import Any
 
 from domains.math.rewards import AnswerStatus
 from domains.math.texts import long_enough, measured, other_case, product, words
+from domains.math.typeset import typeset, with_point
 from pipelinerl.base.thoughts import answer_part
 
 BOXED = "\\boxed"
@@ -18,6 +19,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _MATH_END = re.compile(r"(?<!\\)\$|\\\)|\\\]|\n")
 MAX_PREDICTION_LENGTH = 1000
 """Characters of a boxed answer that are looked at."""
+_DOLLARS = re.compile(r"\A\$+|(?<!\\)\$+\Z")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
 
 
@@ -57,7 +59,7 @@ def _in_formula(before: str) -> bool:
 
 def plain(answer: str) -> str:
     """An answer without what never changes its meaning: dollar signs, text commands, blanks, a full stop."""
-    unwrapped = _TEXT.sub(r"\1", answer.strip().strip("$").strip())
+    unwrapped = _TEXT.sub(r"\1", _DOLLARS.sub("", answer.strip()).strip())
     return " ".join(unwrapped.split()).removesuffix(".").strip()
 
 
@@ -74,6 +76,7 @@ def extracted(prediction: str, max_prediction_length: int = MAX_PREDICTION_LENGT
 
 def quick_status(answer: str, gold: str) -> AnswerStatus | None:
     """The status where comparing texts decides it; None where expressions must be compared."""
+    answer, gold = typeset(answer), typeset(gold)
     given, wanted = plain(answer), plain(gold)
     if given == wanted:
         return "correct"
@@ -84,7 +87,7 @@ def quick_status(answer: str, gold: str) -> AnswerStatus | None:
 
 
 def _in_text(answer: str) -> bool:
-    return _TEXT.fullmatch(answer.strip().strip("$").strip()) is not None
+    return _TEXT.fullmatch(_DOLLARS.sub("", answer.strip()).strip()) is not None
 
 
 @cache
@@ -102,6 +105,8 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
 
     A percent sign on one side only stands for itself or for a hundredth: 60% is 60 and 0.6.
     """
+    answer, gold = typeset(answer), typeset(gold)
+    answer, gold = with_point(answer, gold), with_point(gold)
     wanted, given = measured(plain(gold)), measured(plain(answer))
     ours, theirs = product(wanted.value), product(given.value if given.changed else answer)
     try:

@@ -6,6 +6,7 @@ Rows may have the columns of GSM8K (`question`, `answer` with the result behind 
 any `question`, `problem`, `task` or `prompt` beside an `answer`.
 """
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ ANSWERS = ("answer", "gold", "expected_answer", "final_answer")
 ARITHMETIC = "arithmetic"
 ARITHMETIC_PROBLEMS = 1000
 GSM8K_MARK = "####"
+_MISSING = frozenset({"nan", "<na>", "null", "n/a", "#n/a"})
+"""What tables write for a value that is missing; `None` may be an answer."""
 
 
 def load_problems(
@@ -113,19 +116,27 @@ def _from_turns(row: list[Any]) -> tuple[str, str]:
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{what} {str(value)[:60]!r}: expected a text")
+    _refuse_missing(value, what)
     return value
+
+
+def _refuse_missing(text: str, what: str) -> None:
+    if text.strip().casefold() in _MISSING:
+        raise ValueError(f"{what} {text[:60]!r}: is missing in the data; leave the row out")
 
 
 def _gold(value: Any) -> str:
     """The bare result: behind GSM8K's mark, inside a box, or as it stands; numbers as written by Python."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"answer {str(value)[:60]!r}: expected a text or a number")
+    if isinstance(value, float) and math.isinf(value):
+        raise ValueError(f"answer {value}: is no number that can be compared; leave the row out")
     text = str(value).strip()
-    if text.casefold() == "nan":
-        raise ValueError(f"answer {str(value)[:60]!r}: is missing in the data; leave the row out")
+    _refuse_missing(text, "answer")
     if GSM8K_MARK in text:
         text = text.rpartition(GSM8K_MARK)[2].strip().replace(",", "")
     text = (last_boxed(text) or text).strip()
+    _refuse_missing(text, "answer")
     if not text:
         raise ValueError(f"answer {str(value)[:60]!r}: holds no result")
     if len(text) > MAX_GOLD_LENGTH:

@@ -4,6 +4,7 @@ Called by `answers.py` before and after math-verify. Whatever is not certain her
 """
 
 import re
+from decimal import Decimal
 from typing import NamedTuple
 
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*[A-Za-z]")
@@ -23,7 +24,7 @@ _SHORT = frozenset(_LISTED.split())
 _UNIT = (
     "km|cm|mm|nm|m|kg|mg|g|lbs?|oz|ft|in|yd|mi|mph|kph|km/h|ms|s|secs?|mins?|hrs?|hours?|h|days?|mL|ml|dL|cL|L|"
     "Hz|kHz|MHz|GHz|kWh|kW|W|kJ|J|N|Pa|kPa|V|A|K|mol|cal|kcal|units?|cents?|dollars?|euros?|pounds?|inches|feet|"
-    "miles|meters?|metres?"
+    "miles|meters?|metres?|deg|USD|EUR|GBP|sq\\.? ?(?:ft|in|cm|m|km|mi|yd)\\.?"
 )
 _POWER = r"(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23])|[²³])?"
 _UNITS = re.compile(
@@ -32,11 +33,27 @@ _UNITS = re.compile(
     rf"(?:(?:{_UNIT}){_POWER}(?:\s*(?:/|per\s)\s*(?:{_UNIT}){_POWER})?|(?P<names>[a-z]+(?: [a-z]+)*))\.?",
     re.DOTALL,
 )
+_MONEY = re.compile(
+    r"(?:\A(?P<sign>-?)\$|\\\$|[\u20ac\u00a3\u00a5]|\\(?:pounds|euro)\b)\s*(?=[-\d.])"
+    r"|(?<=\d)\s*(?:\\\$|[\u20ac\u00a3\u00a5\u00a2]|\\cents?\b)\Z"
+)
+_DEGREES = re.compile(
+    r"((?:[-+.,/\d\s{}]|\\[dt]?frac)*[\d}])\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree\b)\s*[CFK]?\s*"
+)
+_MANY = {
+    "dozen": 12,
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
+_NUMBER_OF = re.compile(rf"(-?\d+(?:\.\d+)?)\s*(?:\\[,;: ]|~)*\s*({'|'.join(_MANY)})\b(.*)", re.DOTALL)
 _PERCENT = re.compile(r"\s*(?:\\?%|\b[Pp]er ?cent\b)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _APART = re.compile(r"(?<![A-Za-z\\}\d])[A-Za-z](?: +[A-Za-z])+(?![A-Za-z])")
 _COEFFICIENT = re.compile(r"(-?\d+(?:\.\d+)?) *([A-Za-z]{2,4})")
-_CHOICES = re.compile(r"\W*[A-Za-z](?:\W+[A-Za-z])*\W*")
+_CHOICES = re.compile(r"\W*[A-Ja-j](?:\W+[A-Ja-j])*\W*")
 _OPERATORS = re.compile(r"[-+*/^=<>|!_]")
 
 
@@ -86,10 +103,17 @@ class Measured(NamedTuple):
 
 
 def measured(text: str) -> Measured:
-    """`60\\%` is 60 with a percent sign, `12 cm^2` is 12; what has no number before its unit stays."""
-    value = _PERCENT.sub("", text).strip()
-    percent = value != text.strip() and bool(value)
-    value = value if percent else text
+    """`60\\%` is 60 with a percent sign, `12 cm^2` and `\\$12` are 12, `2 million` is 2,000,000.
+
+    What has no number before its unit stays.
+    """
+    bare = _MONEY.sub(lambda sign: sign["sign"] or "", text)
+    bare = angle[1] if (angle := _DEGREES.fullmatch(bare)) is not None else bare
+    if (many := _NUMBER_OF.fullmatch(bare)) is not None:
+        bare = f"{Decimal(many[1]) * _MANY[many[2]]:f}{many[3]}"
+    value = _PERCENT.sub("", bare).strip()
+    percent = value != bare.strip() and bool(value)
+    value = value if percent else bare
     found = _UNITS.fullmatch(value)
     if found is not None and (found["names"] is None or _names(found["names"])):
         value = found["value"].strip()

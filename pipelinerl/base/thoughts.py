@@ -1,10 +1,14 @@
 """Which part of a completion is its answer, where a model thinks first; called by every judge.
 
 A chat template may end the prompt with `<think>`. The completion then holds only `</think>`; other models
-write both tags, or none. What stands behind the last `</think>` is the answer in all three cases.
+write both tags, or none. What stands behind the last `</think>` is the answer in all three cases. A tag
+between quotation marks or backticks is quoted, as a program that removes thoughts does, and ends nothing.
 """
 
+import re
+
 OPEN, CLOSE = "<think>", "</think>"
+_TAG = re.compile(r"(?<![\"'`])([\"'`])</?think>\1(?![\"'`])|(</?think>)")
 
 
 def answer_part(completion: str) -> str:
@@ -12,11 +16,22 @@ def answer_part(completion: str) -> str:
 
     Blanks between thoughts and answer are dropped. A completion without either tag is returned as it is.
     """
-    _, closed, behind = completion.rpartition(CLOSE)
-    answer = behind.partition(OPEN)[0]
-    return answer.lstrip() if closed else answer
+    start, end = bounds(completion)
+    answer = completion[start:end]
+    return answer.lstrip() if start else answer
 
 
 def thoughts_are_open(completion: str) -> bool:
     """Whether a `<think>` stands behind the last `</think>`: the completion ends in its thoughts."""
-    return OPEN in completion.rpartition(CLOSE)[2]
+    return bounds(completion)[1] is not None
+
+
+def bounds(completion: str) -> tuple[int, int | None]:
+    """Where the answer starts, blanks included, and where thoughts that stay open end it, if any do."""
+    start, end = 0, None
+    for tag in _TAG.finditer(completion):
+        if tag[2] == CLOSE:
+            start, end = tag.end(), None
+        elif tag[2] == OPEN and end is None:
+            end = tag.start()
+    return start, end

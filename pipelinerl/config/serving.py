@@ -28,9 +28,9 @@ class SamplingParameters(Section):
     """Seed of each request; null = drawn by the engine."""
     ignore_eos: bool = False
     """Go on after the end token."""
-    stop_token_ids: list[int] = []
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
     """Ids that end a completion besides the end token."""
-    stop: list[str] = []
+    stop: list[Annotated[str, Field(min_length=1)]] = []
     """Texts that end a completion; their tokens belong to it, its text ends before them."""
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     """Divides the logits of ids in prompt and completion; 1 = off (evaluation only)."""

@@ -6,7 +6,7 @@ above this file, and `TrainableLLM`, which adds their functions as methods, lies
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
@@ -31,7 +31,8 @@ def _token_from_environment() -> str:
 
 def several(name: str, value: Any, kind: type) -> tuple[Any, ...]:
     """One value, or several, as OpenAI's `stop`; raises ValueError for one of another kind."""
-    values = () if value is None else (value,) if isinstance(value, str | int) else tuple(value)
+    one = isinstance(value, str | bytes) or not isinstance(value, Sequence)
+    values = () if value is None else (value,) if one else tuple(value)
     for one in values:
         if not isinstance(one, kind) or isinstance(one, bool) or one == "":
             allowed = "a text or several, none empty" if kind is str else "an id or several"

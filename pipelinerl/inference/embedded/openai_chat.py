@@ -12,8 +12,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from pipelinerl.base.thoughts import CLOSE as THOUGHTS_END
-from pipelinerl.base.thoughts import answer_part
+from pipelinerl.base.thoughts import bounds
 from pipelinerl.base.tokenizing import Message, render_chat
 from pipelinerl.inference.embedded.openai_fields import ChatFields
 from pipelinerl.inference.embedded.protocol import BadRequest
@@ -58,10 +57,11 @@ def read_tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
 
     A call that is quoted in the model's thoughts is part of the text.
     """
-    _, found, rest = answer_part(text).partition(OPEN)
+    start, end = bounds(text)
+    answer, found, rest = text[start:end].partition(OPEN)
     if not found:
         return text, []
-    before = text[: text.index(OPEN, len(text.rpartition(THOUGHTS_END)[0]))]
+    before = text[:start] + answer
     calls = []
     for part in rest.split(OPEN):
         call = _tool_call(part.partition(CLOSE)[0])

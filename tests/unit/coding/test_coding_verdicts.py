@@ -192,7 +192,8 @@ def test_same_value(value: object, wanted: object, same: bool) -> None:
      ("YES", "yes", False), ("", "", True), ("", "3", False), ("nan", "3", False), ("1e99", "3", False),
      ("9" * 10_000, "3", False), ("snan", "3", False),
      ("3", "sNaN1", False), ("nan", "nan", True), ("snan", "snan", True), ("1e999999", "1e999998", False),
-     ("1e99999999999999999999", "3", False), ("-inf", "-Infinity", True)],
+     ("1e99999999999999999999", "3", False), ("-inf", "-Infinity", True),
+     ("1_000", "1000", False), ("\uff11\uff12", "12", False)],
 )  # fmt: skip
 def test_same_output(printed: str, wanted: str, same: bool) -> None:
     assert same_output(printed, wanted) is same

@@ -63,6 +63,9 @@ WRONG_VALUES = [
     ("max_lag=-1", "greater than or equal to 0"),
     ("finetune.learning_rate=null", "finetune.learning_rate: missing; set finetune.learning_rate=VALUE"),
     ("train_dataset_names=train", "input should be a valid list"),
+    ("test_llm.parameters.stop=END", "input should be a valid list"),
+    ("test_llm.parameters.stop=['']", "at least 1 character"),
+    ("test_llm.parameters.stop_token_ids=[-1]", "greater than or equal to 0"),
 ]
 
 CONTRADICTIONS = [

@@ -1,6 +1,7 @@
 """The trainer on recorded streams: announcements, accounting, checkpoints, resume."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,21 @@ def test_a_version_is_announced_only_when_the_engines_have_it(tmp_path: Path) ->
     assert heard == [None, 0, 6, 12, 18]
 
 
-def test_a_record_has_the_learning_rate_of_its_step(tmp_path: Path) -> None:
-    train(tmp_path, lr_scheduler_type="linear", learning_rate=0.4, num_warmup_steps=1)
+@pytest.mark.parametrize(
+    ("shape", "warm_up", "expected"),
+    [
+        ("linear", 1, [0.4 / 2, 0.4, 0.4 * 2 / 3, 0.4 / 3]),  # warm-up, then down to 0 in three
+        ("cosine", 0, [0.4, 0.2 + math.sqrt(0.02), 0.2, 0.2 - math.sqrt(0.02)]),  # 0.2 (1 + cos(πk/4))
+        ("constant_with_warmup", 9, [0.04, 0.08, 0.12, 0.16]),  # it ends while it warms up
+        ("constant", 9, [0.4] * 4),
+    ],
+)
+def test_a_record_has_the_learning_rate_of_its_step(
+    tmp_path: Path, shape: str, warm_up: int, expected: list[float]
+) -> None:
+    train(tmp_path, lr_scheduler_type=shape, learning_rate=0.4, num_warmup_steps=warm_up)
     found = [record["stats/lr"] for _, record in sorted(metrics(tmp_path).items())]
-    assert found == pytest.approx([0.4 / 2, 0.4, 0.4 * 2 / 3, 0.4 / 3])  # warm-up, then down to 0 in three
+    assert found == pytest.approx(expected)
 
 
 def test_sampled_tokens_are_counted_without_prompts_and_stale_ones(tmp_path: Path) -> None:

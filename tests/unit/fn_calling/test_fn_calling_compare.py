@@ -106,6 +106,11 @@ def test_each_call_counts_for_one_entry_in_whatever_order() -> None:
         "<tool_calls>[g()]</tool_calls> no: <tool_call>f(x=1)</tool_call><tool_call>g()</tool_call>",
         "<tool_call>g()</tool_call> no: <tool_calls>f(x=1)\ng()</tool_calls>",
         '<tool_call>{"name": "f", "arguments": {"x": 1}}\n{"name": "g"}</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n<tool_call>\ng()\n</tool_call>',
+        '<tool_call>f(x=1)</tool_call>\n<tool_call>\n{"name": "g"}\n',
+        '<tool_call>\r\n```json\r\n[{"f": {"x": 1}}, {"name": "g"}]\r\n```\r\n</tool_call>',
+        "~~~python\n[f(x=1), g()]\n~~~",
+        "```f(x=1), g()```",
         '{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}',
     ],
 )
@@ -181,7 +186,20 @@ def test_a_block_without_calls_is_unreadable(inside: str) -> None:
     )
 
 
-@pytest.mark.parametrize("unit", ["<tool_calls>", "<tool_call>", "</tool_calls>", "[", "f(", "``` "])
+def test_a_call_that_is_cut_off_is_no_refusal_and_a_quoted_tag_is_no_call() -> None:
+    none = {"category": "irrelevance", "function": [], "ground_truth": []}
+    for said in ('<tool_call>\n{"name": "f", "argu', "<tool_calls>[f(x=", "So <tool_call>f(x=1"):
+        assert verify_fn_calling_answer(said, none)["answer_status"] == "unparsable"
+    for said in ("A `<tool_call>` would not help.", "No <tool_call> or <tool_call> helps.", "<tool_call>\n"):
+        assert verify_fn_calling_answer(said, none)["answer_status"] == "correct"
+    for tag in ("<tool_call>", "</tool_call>", "</tool_calls>", "<think>"):
+        (call,) = read_calls(f'<tool_call>{{"name": "f", "arguments": {{"x": "{tag}"}}}}</tool_call>')
+        assert call.arguments == {"x": tag}
+
+
+@pytest.mark.parametrize(
+    "unit", ["<tool_calls>", "<tool_call>", "</tool_calls>", "[", "f(", "``` ", "```", '"<tool_call>"']
+)
 def test_a_hostile_completion_is_read_in_linear_time(unit: str) -> None:
     assert read_calls(unit * 20_000) == []
 

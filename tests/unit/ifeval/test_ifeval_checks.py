@@ -204,6 +204,49 @@ def test_a_tie_between_languages_is_no_decision(text: str, code: str | None) -> 
         assert (verdict["answer_status"] == "correct") is (asked == code)
 
 
+# Everyday sentences that no list of words was made for, four of each language.
+SHORT = {
+    "fr": "Où est la gare ?|Les enfants jouent dans le jardin.|Il fait froid aujourd'hui.|"
+    "Nous partirons demain matin.",
+    "de": "Das Wetter ist heute schön.|Wo liegt der Bahnhof?|Morgen fahren wir nach Berlin.|"
+    "Kinder spielen im Garten.",
+    "es": "¿Dónde está la biblioteca?|Los niños juegan en el jardín.|Hoy hace frío.|Mañana salimos temprano.",
+    "it": "Dove si trova la stazione?|I bambini giocano nel giardino.|Oggi fa freddo.|"
+    "Domani partiamo presto.",
+    "pt": "Onde fica a estação?|As crianças brincam no jardim.|Hoje está frio.|Amanhã partimos cedo.",
+    "pl": "Gdzie jest dworzec?|Dzieci bawią się w ogrodzie.|Dzisiaj jest zimno.|Jutro wyjeżdżamy.",
+    "fi": "Missä rautatieasema on?|Lapset leikkivät puutarhassa.|Tänään on kylmä.|Lähdemme huomenna.",
+    "sw": "Kituo cha treni kiko wapi?|Watoto wanacheza katika bustani.|Leo ni baridi.|Tutaondoka kesho.",
+    "vi": "Nhà ga ở đâu?|Trẻ em chơi trong vườn.|Hôm nay trời lạnh.|Ngày mai chúng tôi đi.",
+    "ru": "Где находится вокзал?|Дети играют в саду.|Сегодня холодно.|Завтра мы уезжаем.",
+    "uk": "Де знаходиться вокзал?|Діти граються в саду.|Сьогодні холодно.|Завтра ми їдемо.",
+    "bg": "Къде е гарата?|Децата играят в градината.|Днес е студено.|Утре тръгваме.",
+    "ar": "أين تقع المحطة؟|يلعب الأطفال في الحديقة.|الجو بارد اليوم.|سنغادر غدا.",
+    "fa": "ایستگاه کجاست؟|بچه‌ها در باغ بازی می‌کنند.|امروز هوا سرد است.|فردا می‌رویم.",
+    "ur": "اسٹیشن کہاں ہے؟|بچے باغ میں کھیل رہے ہیں۔|آج سردی ہے۔|ہم کل جائیں گے۔",
+    "hi": "स्टेशन कहाँ है?|बच्चे बगीचे में खेल रहे हैं।|आज ठंड है।|हम कल जाएँगे।",
+    "mr": "स्टेशन कुठे आहे?|मुले बागेत खेळत आहेत.|आज थंडी आहे.|आम्ही उद्या निघू.",
+    "ne": "स्टेशन कहाँ छ?|बच्चाहरू बगैंचामा खेलिरहेका छन्।|आज जाडो छ।|हामी भोलि जान्छौं।",
+    "en": "Where is the station?|Children play in the garden.|Today is cold.|We leave tomorrow.",
+}
+GREETINGS = {
+    "fr": "Bonjour, comment ça va ?", "de": "Guten Tag, wie geht es Ihnen?", "es": "Hola, ¿cómo estás?",
+    "it": "Buongiorno a tutti", "pt": "Obrigado pela sua ajuda", "fi": "Kiitos paljon", "pl": "Dzień dobry",
+    "sw": "Asante sana", "vi": "Xin chào, bạn khỏe không?", "ru": "Спасибо большое", "uk": "Дякую дуже",
+    "bg": "Добър ден", "ar": "مرحبا كيف حالك", "hi": "नमस्ते, आप कैसे हैं?", "mr": "तुम्ही कसे आहात?",
+    "en": "Hello, how are you?",
+}  # fmt: skip
+
+
+def test_a_short_text_is_of_its_language_or_of_none() -> None:
+    found = {text: (language_of(text), code) for code, texts in SHORT.items() for text in texts.split("|")}
+    assert len(found) == 76
+    wrong = {text: pair for text, pair in found.items() if pair[0] not in (None, pair[1])}
+    assert not wrong, "in another language"
+    assert sum(one is not None for one, _ in found.values()) == 52, "as the README says"
+    assert {code: language_of(text) for code, text in GREETINGS.items()} == {code: code for code in GREETINGS}
+
+
 def test_languages_are_told_apart() -> None:
     samples = {
         **SAMPLES,

@@ -6,7 +6,7 @@ from domains.coding.verifier_api import extract_code
 from domains.fences import fenced
 from domains.tir.tool import program_of
 
-RIGHT = "def f(x):\n    if x:\n        return 1\n    return 2"
+RIGHT = "def f(x):\n    if x > 0:\n        return 1\n    return 2"
 
 
 def block(info: str, text: str = RIGHT, fence: str = "```") -> str:
@@ -26,7 +26,20 @@ OTHERS = [
 
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize(
-    "info", ["python", "py", "Python3", "python3.11", " python", "{.python}", "python title=f"]
+    "info",
+    [
+        "python",
+        "py",
+        "Python3",
+        "python3.11",
+        " python",
+        "{.python}",
+        "python title=f",
+        "ipython",
+        "{python .numberLines startFrom=1}",
+        "python:main.py",
+        "src/main.py",
+    ],
 )
 def test_blocks_before_and_behind_the_program_do_not_run(other: str, info: str) -> None:
     for completion in (f"{other}\nSo:\n{block(info)}", f"{block(info)}\nIt prints:\n{other}\nDone.",
@@ -54,6 +67,12 @@ def test_a_block_without_a_name_is_the_program_if_no_other_is(other: str) -> Non
         f"```python\n{RIGHT}```",
         f"```python\n{RIGHT}```\nor\n{block('bash', 'ls')}",
         block("python").replace("\n", "\r\n"),
+        indented(block("python"), "> "),
+        f"> 1. {block('python')[:10]}\n{indented(RIGHT, '>    ')}\n>    ```\n\nSo.",
+        f"Use `f` here: {block('python')}",
+        f"{block('python')} is the program.",
+        f"{block('', RIGHT)}\nIt prints:\n{block('', 'x = 3')}",
+        f"{block('', RIGHT)}\nIt is:\n{block('', 'Point(1, 2)')}",
     ],
 )
 def test_a_fence_may_be_indented_long_or_at_the_end_of_a_line(completion: str) -> None:
@@ -64,6 +83,13 @@ def test_a_longer_fence_holds_shorter_ones() -> None:
     text = 'def f():\n    """\n```\nf()\n```\n    """'
     assert extract_code(block("python", text, "````")) == text
     assert extract_code(block("markdown", block("python", "no()"), "````") + "\n" + block("python")) == RIGHT
+
+
+@pytest.mark.parametrize("language", ["", "python"])
+def test_a_fence_in_a_docstring_ends_nothing(language: str) -> None:
+    text = f'def f():\n    """Such as\n\n    ```{language}\n    f()\n    ```\n    """\n    return 1'
+    for completion in (block("python", text), f"1. So:\n{indented(block('python', text), '   ')}"):
+        assert extract_code(completion) == program_of(completion) == text
 
 
 @pytest.mark.parametrize(

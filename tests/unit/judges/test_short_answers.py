@@ -31,6 +31,12 @@ SAME = [
     ("1914\u20131918", "1914-1918"),
     ("O\u2019Neill", "O'Neill"),
     ("\uff21BC", "abc"),
+    ("\u200eNile\u200b", "Nile"),
+    ("50 %", "50%"),
+    ("50 percent", "50%"),
+    ("(Nile)", "Nile"),
+    ("[the Nile].", "Nile"),
+    ("\u0130stanbul", "istanbul"),
 ]
 OTHER = [
     ("US", "UK"),
@@ -48,6 +54,11 @@ OTHER = [
     ("Theodor", "odor"),
     ("v2.5", "v25"),
     ("-5", "5"),
+    ("?", "!"),
+    ("...", ""),
+    ("f(x)", "fx"),
+    ("(a) and (b)", "a) and (b"),
+    ("50%", "50"),
 ]
 
 

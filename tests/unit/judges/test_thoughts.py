@@ -35,6 +35,12 @@ from pipelinerl.inference.embedded.openai_chat import read_tool_calls
         ("a<think>t", "a", True),
         ("t</think>a<think>u", "a", True),
         ("t</think>", "", False),
+        ("It writes `<think>` first. a", "It writes `<think>` first. a", False),
+        ("<think>as '</think>'</think>x.split('</think>')[0]", "x.split('</think>')[0]", False),
+        ('</think>"a"', '"a"', False),
+        ('t"</think>a', "a", False),
+        ('{"x": "<think>"}', '{"x": "<think>"}', False),
+        ("t</think>a`<think>`<think>u", "a`<think>`", True),
     ],
 )
 def test_the_answer_stands_behind_the_last_thought(completion: str, answer: str, still_open: bool) -> None:

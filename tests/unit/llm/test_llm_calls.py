@@ -124,7 +124,17 @@ async def test_a_stop_text_is_one_text(llm, session, engine, given, sent):
     assert engine.sampling[-1]["stop_token_ids"] == [7]
 
 
-@pytest.mark.parametrize(("name", "value"), [("stop", [""]), ("stop", 3), ("stop_token_ids", "12")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", [""]),
+        ("stop", 3),
+        ("stop_token_ids", "12"),
+        ("stop", {"END": 1}),
+        ("stop", b"END"),
+        ("stop_token_ids", 7.5),
+    ],
+)
 async def test_what_cannot_end_an_answer_is_refused(llm, session, name, value):
     llm.parameters[name] = value
     with pytest.raises(ValueError, match=rf"^llm\.parameters\.{name}=.* ends nothing; give an? ") as told:

@@ -83,3 +83,29 @@ def test_what_cannot_be_turned_off_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^Forgetful computes other logits in training") as told:
         prepare_model(Forgetful(transformers.LlamaConfig(**SMALL)))
     assert "\n" not in str(told.value)
+
+
+class Skipping(transformers.LlamaForCausalLM):
+    """Changes something in one forward of five, as stochastic depth does, and no name says so."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        if self.training and torch.rand([]) < 0.2:
+            output.logits = output.logits * 2
+        return output
+
+
+def test_what_is_skipped_rarely_is_refused() -> None:
+    model = Skipping(transformers.LlamaConfig(**SMALL))
+    torch.manual_seed(0)
+    assert torch.rand([]) > 0.2, "the first forward shows nothing"
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    with pytest.raises(ValueError, match=r"^Skipping computes other logits in training"):
+        prepare_model(model)
+    assert torch.equal(torch.get_rng_state(), state), "a resume draws what a run drew"
+
+
+def test_a_model_that_draws_and_skips_nothing_is_trained() -> None:
+    model = prepare_model(random_model("OPT", **OPT | {"dropout": 0.0, "attention_dropout": 0.0}))
+    assert model.training

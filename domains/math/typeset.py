@@ -1,0 +1,124 @@
+"""An answer as LaTeX writes it: signs of Unicode, ways to write a number, and what shows nothing.
+
+Called by `answers.py` for both sides, before texts or expressions are compared. Meaning never changes here.
+"""
+
+import re
+import unicodedata
+from fractions import Fraction
+from functools import partial
+
+_SIGNS = str.maketrans(
+    {
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212\ufe63", "-"),
+        "\u00d7": r"\times ",
+        "\u00f7": r"\div ",
+        "\u00b7": r"\cdot ",
+        "\u22c5": r"\cdot ",
+        "\u2264": r"\le ",
+        "\u2265": r"\ge ",
+        "\u2260": r"\ne ",
+        "\u00b1": r"\pm ",
+        "\u221e": r"\infty ",
+        "\u222a": r"\cup ",
+        "\u2229": r"\cap ",
+        "\u2208": r"\in ",
+        "\u2205": r"\emptyset ",
+        "\u00b0": r"^\circ ",
+        "\u03c0": r"\pi ",
+        "\u211d": r"\mathbb{R}",
+        "\u2044": "/",
+        "\u2215": "/",
+    }
+)
+_RAISED = {unicodedata.normalize("NFKC", sign): sign for sign in "⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ"}
+_LOWERED = {unicodedata.normalize("NFKC", sign): sign for sign in "₀₁₂₃₄₅₆₇₈₉₋"}
+_SCRIPTS = tuple(
+    (re.compile(f"[{''.join(signs.values())}]+"), mark) for signs, mark in ((_RAISED, "^"), (_LOWERED, "_"))
+)
+_ROOT = re.compile(r"\u221a\s*(\d+(?:\.\d+)?|[A-Za-z]|\([^()]*\))")
+_MARKDOWN = re.compile(r"(\*\*|__|`)(.*)\1", re.DOTALL)
+_LEFT_OUT = re.compile(r"(?:\\[ ,;:!]|\\$|\\q?quad\b|~|[\s,;:])+$")
+_WRITTEN = (
+    (re.compile(r"\\varnothing\b"), r"\\emptyset"),
+    (re.compile(r"\\mathbb\s+([A-Za-z])"), r"\\mathbb{\1}"),
+    (re.compile(r"\\[dt]?binom\s*(\d)\s*(\d)"), r"\\binom{\1}{\2}"),
+    (re.compile(r"\{\\(?:rm|bf|it)\s+([^{}]*)\}"), r"\\text{\1}"),
+    (re.compile(r"(?<=\d)\s*(?:\^\s*(?:\{\s*)?)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}$"), ""),
+)
+_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\\[,;: ]|\{,\}|[~\u00a0\u2009\u202f ])\d{3})+(?!\d)")
+_GAP = re.compile(r"\\[,;: ]|\{,\}|[~\u00a0\u2009\u202f ]")
+_POWER_OF_TEN = re.compile(r"([-+]?\d+(?:\.\d*)?)[eE]([-+]?\d{1,4})")
+_MIXED = re.compile(r"([-+]?\d+)\s+(\d+)\s*/\s*(\d+)")
+_REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\s*\{?\s*(\d+)\s*\}?")
+_COMMA = re.compile(r"([-+]?\d+)(?:,|\{,\})(\d+)")
+_POINT = re.compile(r"[-+]?\d+\.\d+")
+_LONGEST = 40
+"""Digits of a repeating decimal."""
+
+
+def typeset(answer: str) -> str:
+    """The answer with commands of LaTeX for signs of Unicode, and numbers as math-verify reads them.
+
+    Full-width and other digits are those of ASCII, `x²` is `x^{2}`, `½` is `\\frac{1}{2}`, `√2` is
+    `\\sqrt{2}`. `1 000` and `1\\,000` are 1000, `1e3` is a power of ten, `2 1/2` a mixed number, `12th` is 12
+    and `0.\\overline{3}` a third. Signs without width, marks of Markdown around the answer and a comma or
+    blank behind it are left out.
+    """
+    text = "".join(map(_sign, answer)).strip()
+    for signs, mark in _SCRIPTS:
+        text = signs.sub(partial(_script, mark), text)
+    text = _ROOT.sub(lambda root: rf"\sqrt{{{root[1].strip('()')}}}", text).translate(_SIGNS)
+    if (marked := _MARKDOWN.fullmatch(text)) is not None:
+        text = marked[2].strip()
+    text = _LEFT_OUT.sub("", text)
+    for written, usual in _WRITTEN:
+        text = written.sub(usual, text)
+    return _number(_GROUPS.sub(lambda groups: _GAP.sub("", groups[0]), text))
+
+
+def _script(mark: str, run: re.Match[str]) -> str:
+    usual = unicodedata.normalize("NFKC", run[0]).translate(_SIGNS)
+    return f"{mark}{{{usual}}}"
+
+
+def _sign(character: str) -> str:
+    """One character: nothing for one that shows nothing, and compatible forms by their usual ones."""
+    if character.isascii():
+        return character if character.isprintable() or character.isspace() else ""
+    if unicodedata.category(character) in ("Cc", "Cf"):
+        return ""
+    if (digit := unicodedata.decimal(character, None)) is not None:
+        return str(digit)
+    form = unicodedata.decomposition(character).split()
+    if form[:1] == ["<fraction>"]:
+        over, under = unicodedata.normalize("NFKC", character).split("\u2044")
+        return rf"\frac{{{over}}}{{{under}}}" if under else character
+    return unicodedata.normalize("NFKC", character) if form[:1] in (["<wide>"], ["<narrow>"]) else character
+
+
+def _number(text: str) -> str:
+    """One number that is the whole answer, if it is one of those that math-verify reads otherwise."""
+    if (found := _POWER_OF_TEN.fullmatch(text)) is not None:
+        return rf"{found[1]} \times 10^{{{int(found[2])}}}"
+    if (found := _MIXED.fullmatch(text)) is not None and int(found[3]) > int(found[2]):
+        return rf"{found[1]}\frac{{{found[2]}}}{{{found[3]}}}"
+    if (found := _REPEATING.fullmatch(text)) is not None and len(found[3] + found[4]) <= _LONGEST:
+        before, period = found[2] + found[3], found[4]
+        value = Fraction(
+            int(before + period) - int(before or "0"), 10 ** len(found[3]) * (10 ** len(period) - 1)
+        )
+        return rf"{found[1]}\frac{{{value.numerator}}}{{{value.denominator}}}"
+    return text
+
+
+def with_point(answer: str, gold: str = "") -> str:
+    """A number with a decimal comma, `12{,}5`, with a point; a list stays, and so do thousands.
+
+    A bare comma is one of a decimal only where `gold` has a number with a point: `1,2` may be a list.
+    """
+    found = _COMMA.fullmatch(answer)
+    if found is None or len(found[2]) == 3:
+        return answer
+    certain = "{,}" in answer or _POINT.fullmatch(gold) is not None
+    return f"{found[1]}.{found[2]}" if certain else answer
