@@ -11,8 +11,8 @@ import torch
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.labels import TextStatistics, capped_families
+from pipelinerl.finetune.rl.losses import policy_loss
 from pipelinerl.finetune.rl.losses.base import LOG_RATIO_BOUND, Coefficients, LossInputs, kl_N
-from pipelinerl.finetune.rl.losses.gspo import text_ratio_S
 
 
 class Reducer(Enum):
@@ -108,16 +108,6 @@ def text_means(inputs: LossInputs, count_N: torch.Tensor, rl: RLConfig) -> torch
 
 
 @torch.no_grad()
-def beyond_clip(inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
-    """float32 `[N]`: 1 where the ratio that the loss uses (for `gspo` the text's) is beyond its clip."""
-    ratio = text_ratio_S(inputs)[inputs.text_N] if rl.policy_loss == "gspo" else inputs.ratio_N
-    above, below = ratio > 1 + rl.epsilon_high, ratio < 1 - rl.epsilon_low
-    if rl.policy_loss == "sft":
-        return torch.zeros_like(ratio)
-    return (above if rl.policy_loss == "reinforce" else above | below).float()
-
-
-@torch.no_grad()
 def token_statistics(
     inputs: LossInputs, count_N: torch.Tensor, loss: torch.Tensor, rl: RLConfig, input_size: int
 ) -> torch.Tensor:
@@ -127,7 +117,7 @@ def token_statistics(
 
     count_N float32: number of targets of the token's text, so that sums of x / count are sums of text means.
     """
-    difference = inputs.log_ratio_N
+    chosen, difference = policy_loss(rl.policy_loss), inputs.log_ratio_N
     ratio = difference.exp()
     to_reference = inputs.ref_logprobs_N - inputs.logprobs_N
     bound = rl.clamp_log_ratio_ref_new_value
@@ -142,11 +132,11 @@ def token_statistics(
         "kl_new_old": ratio - difference - 1,
         "mean_abs_log_ratio_new_old": difference.abs(),
         # As upstream: the ratio that the loss uses. Sums (and so ess) and extremes stay unclamped.
-        "ratio_new_old": ratio.clamp(0, 1 + rl.epsilon_high) if rl.policy_loss == "reinforce" else ratio,
+        "ratio_new_old": chosen.reported_ratio_N(inputs, rl),
         "ratio_ref_new": to_reference.exp(),
         "ratio_ref_old": (inputs.ref_logprobs_N - inputs.old_logprobs_N).exp(),
         "clamp_log_ratio_ref_new_indicator": (to_reference.abs() > bound).float(),
-        "clamp_log_ratio_new_old_indicator": beyond_clip(inputs, rl),
+        "clamp_log_ratio_new_old_indicator": chosen.clipped_N(inputs, rl).float(),
         "token_weight": inputs.weight_N,
     }
     values = torch.full_like(ratio, np.nan) if inputs.values_N is None else inputs.values_N

@@ -6,6 +6,7 @@ from typing import Any
 
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain
+from pipelinerl.finetune.rl.losses import declared
 from pipelinerl.launcher.checks.dotted import as_written
 
 
@@ -40,7 +41,8 @@ def _embedded(cfg: Config) -> bool:
 
 
 def _imitates(cfg: Config) -> bool:
-    return cfg.finetune.rl.policy_loss == "sft" and not cfg.finetune.rl.filter_zero_advantage_groups
+    rl = cfg.finetune.rl
+    return not declared(rl.policy_loss).compares and not rl.filter_zero_advantage_groups
 
 
 def _switched_off(switch: str, because: str) -> Inert:
@@ -85,7 +87,7 @@ CONDITIONAL = (
         "finetune.rl.divide_advantage_by_std",
         # The filter of groups looks at the size of advantages also where the loss reads none.
         lambda c: _imitates(c) and c.finetune.rl.divide_advantage_by_std,
-        "finetune.rl.policy_loss=sft reads no advantage; leave it out",
+        "the policy loss reads no advantage; leave it out",
     ),
     Inert(
         "finetune.share_prefixes",

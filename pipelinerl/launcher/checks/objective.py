@@ -1,50 +1,27 @@
 """The objective: losses and estimators that do not exist, settings that contradict each other or idle."""
 
-import re
 from collections.abc import Iterator
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.config.installed import PACKAGE
 from pipelinerl.config.tree import Config
+from pipelinerl.finetune.rl import advantages
+from pipelinerl.finetune.rl.advantages import ESTIMATORS, AdvantageEstimator
+from pipelinerl.finetune.rl.losses import LOSSES, declared
 from pipelinerl.launcher.checks.dotted import as_written, dotted
-
-RL = PACKAGE / "finetune" / "rl"
-IGNORED: dict[str, tuple[str, ...]] = {
-    "reinforce": ("epsilon_low",),
-    "gspo": (
-        "kl_coef",
-        "final_kl_coef",
-        "entropy_bonus",
-        "final_entropy_bonus",
-        "relu_log_p_weights",
-        "use_advantages",
-    ),
-    "sft": ("epsilon_low", "epsilon_high", "use_advantages", "relu_log_p_weights"),
-}
-"""Settings that a policy loss does not read; a run that changes one of them is refused."""
-
-
-def names_in(folder: str) -> list[str]:
-    """Losses or advantage estimators that come with the package, sorted: files with a function of their name.
-
-    They are not imported, because they import torch.
-    """
-    sources = {path.stem: path.read_text(encoding="utf-8") for path in (RL / folder).glob("*.py")}
-    return sorted(n for n, source in sources.items() if re.search(rf"^def {n}\(", source, re.MULTILINE))
 
 
 def check(cfg: Config) -> Iterator[str]:
     """Problems between the keys of `finetune.rl`, and with the functions that they name."""
     rl = cfg.finetune.rl
     yield from _functions(rl)
-    if rl.pad_step_rewards_for_advantage and rl.estimator == "rollout":
+    if rl.pad_step_rewards_for_advantage and "pad_step_rewards_for_advantage" in _estimator(rl).ignores:
         yield (
             "finetune.rl.pad_step_rewards_for_advantage=true: pads situations; "
             "set finetune.rl.step_reward_advantages=true"
         )
     if rl.role_weights and rl.loss_scale_scope == "chunk":
         yield "finetune.rl.loss_scale_scope=chunk: role_weights need whole steps; set loss_scale_scope=batch"
-    compares = rl.use_advantages and rl.policy_loss != "sft" and not cfg.finetune.has_value_head
+    compares = rl.use_advantages and declared(rl.policy_loss).compares and not cfg.finetune.has_value_head
     if compares and cfg.attempts == 1:
         yield "finetune.attempts=1: a lone rollout has advantage 0; use at least 2, or use_advantages=false"
     yield from _value_head(cfg)
@@ -80,7 +57,7 @@ def _ineffective(cfg: Config) -> Iterator[str]:
     """Settings that differ from their default and that this run would not read."""
     rl = cfg.finetune.rl
     plain = RLConfig()
-    unread = [(key, f"policy_loss={rl.policy_loss}") for key in IGNORED.get(rl.policy_loss, ())]
+    unread = [(key, f"policy_loss={rl.policy_loss}") for key in declared(rl.policy_loss).ignores]
     if not rl.filter_zero_advantage_groups:
         unread.append(("zero_advantage_epsilon", "filter_zero_advantage_groups=false"))
     if rl.batch_size_normalization == "training_texts" and not rl.role_weights:
@@ -111,11 +88,10 @@ def _reference(cfg: Config) -> Iterator[str]:
 
 def _functions(rl: RLConfig) -> Iterator[str]:
     """Names that lead nowhere."""
-    for key, name, folder, what in (
-        ("policy_loss", rl.policy_loss, "losses", "loss"),
-        ("advantage_estimator", rl.advantage_estimator, "advantages", "estimator"),
+    for key, name, known, what in (
+        ("policy_loss", rl.policy_loss, LOSSES, "loss"),
+        ("advantage_estimator", rl.advantage_estimator, ESTIMATORS, "estimator"),
     ):
-        known = names_in(folder)
         if name is None or name in known:
             continue
         if "." in name:
@@ -125,5 +101,10 @@ def _functions(rl: RLConfig) -> Iterator[str]:
                 f"finetune.rl.{key}={name}: no such {what}; use {', '.join(known)} "
                 "or the dotted path of a function"
             )
-    if rl.advantage_estimator == "rollout" and rl.step_reward_advantages:
-        yield "finetune.rl.advantage_estimator=rollout: step_reward_advantages=true says situation; set one"
+    named = rl.advantage_estimator
+    if named and rl.step_reward_advantages and "step_reward_advantages" in _estimator(rl).ignores:
+        yield f"finetune.rl.advantage_estimator={named}: step_reward_advantages=true says situation; set one"
+
+
+def _estimator(rl: RLConfig) -> AdvantageEstimator:
+    return advantages.declared(rl.estimator)

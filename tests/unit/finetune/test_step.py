@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, beyond_clip, rl_metrics, token_statistics
+from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, rl_metrics, token_statistics
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode, sentinel_batch
 from pipelinerl.finetune.rl.labels import label_statistics
-from pipelinerl.finetune.rl.losses import Coefficients, LossInputs
+from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, policy_loss
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.modeling.value_head import build_value_head
@@ -231,4 +231,4 @@ def test_a_token_counts_as_clipped_where_its_loss_clips(loss: str, expected: lis
     new, zeros, ones = torch.tensor([-0.5, 0.5, 0.15, 0.05]), torch.zeros(4), torch.ones(4)
     inputs = LossInputs(new, *[zeros] * 5, ones, ones, torch.tensor([0, 0, 1, 1]), 2)
     rl = RLConfig(policy_loss=loss, epsilon_low=0.2, epsilon_high=0.1)
-    assert beyond_clip(inputs, rl).tolist() == expected
+    assert policy_loss(rl.policy_loss).clipped_N(inputs, rl).tolist() == expected

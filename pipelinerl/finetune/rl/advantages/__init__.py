@@ -1,4 +1,4 @@
-"""Advantage estimators by their configuration name: one file each, or a function of another package.
+"""Advantage estimators by their configuration name: one file each, or an object of another package.
 
 Called by preprocess with the samples of whole groups. Pure functions of a `SampleTable` in float64 numpy;
 expansion to tokens, filter and loss weights do not depend on the estimator.
@@ -12,9 +12,19 @@ from pipelinerl.finetune.rl.advantages.base import AdvantageEstimator, Advantage
 from pipelinerl.finetune.rl.table import SampleTable
 from pipelinerl.situations import LARGEST
 
-__all__ = ["AdvantageEstimator", "Advantages", "compute_advantages"]
+__all__ = ["ESTIMATORS", "AdvantageEstimator", "Advantages", "compute_advantages", "declared"]
 
+ESTIMATORS = ("rollout", "situation")
+"""Names of the files with an estimator; the others of this folder are what they share."""
 _KEY = "finetune.rl.advantage_estimator"
+
+
+def declared(name: str) -> AdvantageEstimator:
+    """The estimator for what it declares; one of another package is taken to read everything."""
+    if name not in ESTIMATORS:
+        return AdvantageEstimator()
+    found: AdvantageEstimator = resolve_dotted(f"{__name__}.{name}.{name}", _KEY)
+    return found
 
 
 def compute_advantages(table: SampleTable, rl: RLConfig) -> Advantages:

@@ -1,6 +1,5 @@
 """What an advantage estimator returns, and the leave-one-out arithmetic that estimators share."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,9 +42,22 @@ class Advantages:
         )
 
 
-AdvantageEstimator = Callable[[SampleTable, RLConfig], Advantages]
-"""Maps the unmasked samples of whole groups to their advantages. Raises ValueError naming a sample that it
-cannot compare; its group is then dropped and counted."""
+class AdvantageEstimator:
+    """An advantage estimator, and the settings that it does not read.
+
+    One of this package is a file with an instance named like the file. One of another package is named by its
+    dotted path: an instance of a subclass, or a plain function `(SampleTable, RLConfig) -> Advantages`.
+    """
+
+    ignores: tuple[str, ...] = ()
+    """Keys of `finetune.rl` that it does not read; a run that sets one of them is refused."""
+
+    def __call__(self, table: SampleTable, rl: RLConfig) -> Advantages:
+        """Advantages of the unmasked samples of whole groups.
+
+        Raises ValueError naming a sample that it cannot compare; its group is then dropped and counted.
+        """
+        raise NotImplementedError
 
 
 def leave_one_out(

@@ -3,31 +3,43 @@
 import numpy as np
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.rl.advantages.base import Advantages, leave_one_out, mean_per_group
+from pipelinerl.finetune.rl.advantages.base import (
+    AdvantageEstimator,
+    Advantages,
+    leave_one_out,
+    mean_per_group,
+)
 from pipelinerl.finetune.rl.table import SampleTable
 
 
-def rollout(table: SampleTable, rl: RLConfig) -> Advantages:
+class Rollout(AdvantageEstimator):
     """Leave-one-out over rollouts; the first remaining sample of a rollout stands for it.
 
     Raises ValueError when rewards differ within a rollout.
     """
-    rollouts = table.rollout_codes()
-    order = np.lexsort((table.step, rollouts))
-    first = order[np.concatenate([[True], np.diff(rollouts[order]) != 0])] if len(order) else order
-    _check_one_reward(table, rollouts, first)
-    group = table.group[first]
-    advantage, baseline, count = leave_one_out(
-        group, table.reward[first], len(first), rl.divide_advantage_by_std
-    )
-    return Advantages(
-        advantage=advantage[rollouts],
-        baseline=baseline[rollouts],
-        group_tokens=mean_per_group(group, table.n_tokens[first])[table.group],
-        bucket=table.group,
-        bucket_rows=count,
-        bucket_samples=count,
-    )
+
+    ignores = ("pad_step_rewards_for_advantage", "step_reward_advantages")
+
+    def __call__(self, table: SampleTable, rl: RLConfig) -> Advantages:
+        rollouts = table.rollout_codes()
+        order = np.lexsort((table.step, rollouts))
+        first = order[np.concatenate([[True], np.diff(rollouts[order]) != 0])] if len(order) else order
+        _check_one_reward(table, rollouts, first)
+        group = table.group[first]
+        advantage, baseline, count = leave_one_out(
+            group, table.reward[first], len(first), rl.divide_advantage_by_std
+        )
+        return Advantages(
+            advantage=advantage[rollouts],
+            baseline=baseline[rollouts],
+            group_tokens=mean_per_group(group, table.n_tokens[first])[table.group],
+            bucket=table.group,
+            bucket_rows=count,
+            bucket_samples=count,
+        )
+
+
+rollout = Rollout()
 
 
 def _check_one_reward(table: SampleTable, rollouts: np.ndarray, first: np.ndarray) -> None:

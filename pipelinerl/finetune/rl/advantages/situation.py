@@ -3,42 +3,52 @@
 import numpy as np
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.rl.advantages.base import Advantages, leave_one_out, tokens_per_rollout
+from pipelinerl.finetune.rl.advantages.base import (
+    AdvantageEstimator,
+    Advantages,
+    leave_one_out,
+    tokens_per_rollout,
+)
 from pipelinerl.finetune.rl.table import NONE, SampleTable, codes_of
 
 
-def situation(table: SampleTable, rl: RLConfig) -> Advantages:
+class Situation(AdvantageEstimator):
     """Leave-one-out within (situation, end-aligned position), or within the step where there is none.
 
     Raises ValueError when a bucket holds two roles.
     """
-    labelled = table.situation != NONE
-    longest = _longest_segments(table)
-    place = np.where(labelled, longest - table.segment_length + table.local_index, table.step)
-    keys = [table.group, table.situation, place]
-    reward = table.reward
-    if rl.pad_step_rewards_for_advantage:
-        padding = [*_front_padding(table, longest), *_tail_padding(table)]
-        for rows, places, rewards in padding:
-            keys = [
-                np.concatenate([keys[0], table.group[rows]]),
-                np.concatenate([keys[1], table.situation[rows]]),
-                np.concatenate([keys[2], places]),
-            ]
-            reward = np.concatenate([reward, rewards])
-    bucket = codes_of(*keys)
-    samples = bucket[: len(table)]
-    _check_one_role(table, samples)
-    advantage, baseline, rows = leave_one_out(bucket, reward, len(table), rl.divide_advantage_by_std)
-    return Advantages(
-        advantage=advantage,
-        baseline=baseline,
-        group_tokens=tokens_per_rollout(table),
-        bucket=samples,
-        bucket_rows=rows,
-        bucket_samples=np.bincount(samples, minlength=len(rows)),
-        padding_rows=len(reward) - len(table),
-    )
+
+    def __call__(self, table: SampleTable, rl: RLConfig) -> Advantages:
+        labelled = table.situation != NONE
+        longest = _longest_segments(table)
+        place = np.where(labelled, longest - table.segment_length + table.local_index, table.step)
+        keys = [table.group, table.situation, place]
+        reward = table.reward
+        if rl.pad_step_rewards_for_advantage:
+            padding = [*_front_padding(table, longest), *_tail_padding(table)]
+            for rows, places, rewards in padding:
+                keys = [
+                    np.concatenate([keys[0], table.group[rows]]),
+                    np.concatenate([keys[1], table.situation[rows]]),
+                    np.concatenate([keys[2], places]),
+                ]
+                reward = np.concatenate([reward, rewards])
+        bucket = codes_of(*keys)
+        samples = bucket[: len(table)]
+        _check_one_role(table, samples)
+        advantage, baseline, rows = leave_one_out(bucket, reward, len(table), rl.divide_advantage_by_std)
+        return Advantages(
+            advantage=advantage,
+            baseline=baseline,
+            group_tokens=tokens_per_rollout(table),
+            bucket=samples,
+            bucket_rows=rows,
+            bucket_samples=np.bincount(samples, minlength=len(rows)),
+            padding_rows=len(reward) - len(table),
+        )
+
+
+situation = Situation()
 
 
 def _longest_segments(table: SampleTable) -> np.ndarray:

@@ -1,10 +1,15 @@
 """Policy losses by their configuration name, and the objective that they are part of.
 
-A loss is a file of this folder with a function of the same name, or a function of another package by its
-dotted path. Called by the trainer for each micro-batch.
+A loss is a file of this folder with an object of the same name, or an object or function of another package
+by its dotted path (`base.PolicyLoss`). Called by the trainer for each micro-batch, and by the launcher for
+what a loss does not read.
 """
 
-import torch
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.domain import resolve_dotted
@@ -16,13 +21,41 @@ from pipelinerl.finetune.rl.losses.base import (
     value_loss,
 )
 
-__all__ = ["Coefficients", "LossInputs", "PolicyLoss", "policy_loss", "total_loss"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["LOSSES", "Coefficients", "LossInputs", "PolicyLoss", "declared", "policy_loss", "total_loss"]
+
+LOSSES = tuple(
+    sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in ("__init__", "base"))
+)
+"""Names of the losses that come with the package."""
+
+
+class _Function(PolicyLoss):
+    """A plain function of another package."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __call__(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
+        term: torch.Tensor = self._function(inputs, rl)
+        return term
 
 
 def policy_loss(name: str) -> PolicyLoss:
-    """The function that `finetune.rl.policy_loss` names; raises ConfigError when there is none."""
-    path = name if "." in name else f"{__name__}.{name}.{name}"
-    found: PolicyLoss = resolve_dotted(path, "finetune.rl.policy_loss")
+    """The loss that `finetune.rl.policy_loss` names; raises ConfigError when there is none."""
+    if name in LOSSES:
+        return declared(name)
+    found = resolve_dotted(name if "." in name else f"{__name__}.{name}.{name}", "finetune.rl.policy_loss")
+    return found if isinstance(found, PolicyLoss) else _Function(found)
+
+
+def declared(name: str) -> PolicyLoss:
+    """The loss for what it declares; one of another package, which may import torch, is taken to read all."""
+    if name not in LOSSES:
+        return PolicyLoss()
+    found: PolicyLoss = getattr(import_module(f"{__name__}.{name}"), name)
     return found
 
 
@@ -32,7 +65,7 @@ def total_loss(inputs: LossInputs, config: RLConfig, coefficients: Coefficients)
     Raises ValueError when a loss of another package returns anything but a scalar.
     """
     policy = policy_loss(config.policy_loss)(inputs, config)
-    if not isinstance(policy, torch.Tensor) or policy.ndim:
-        shape = list(policy.shape) if isinstance(policy, torch.Tensor) else type(policy).__name__
+    if not isinstance(policy, type(inputs.weight_N)) or policy.ndim:
+        shape = list(policy.shape) if isinstance(policy, type(inputs.weight_N)) else type(policy).__name__
         raise ValueError(f"finetune.rl.policy_loss={config.policy_loss} returned {shape}, expected a scalar")
     return policy + regularisation(inputs, config, coefficients) + value_loss(inputs, config)

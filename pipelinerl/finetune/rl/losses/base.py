@@ -1,15 +1,21 @@
-"""What a policy loss sees and returns. A loss is one pure function of named per-token tensors.
+"""What a policy loss is, sees and returns: pure functions of named per-token tensors.
 
-Legend: N labelled tokens of one micro-batch, S texts. Sums, never means: the token weights carry every
+The trainer computes with these objects and the launcher asks them what they read, so that this folder imports
+no torch: formulas use the methods of the tensors that they are given.
+
+Legend: N labelled tokens of one micro-batch, S samples. Sums, never means: the token weights carry every
 normalisation, so that gradients of micro-batches and ranks simply add up.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipelinerl.config.finetune import RLConfig
+
+if TYPE_CHECKING:
+    import torch
 
 LOG_RATIO_BOUND = 20.0
 """Log-ratios beyond it count as it: exp(20) is past every clip, and exp(89) is infinite in float32."""
@@ -63,8 +69,35 @@ class Coefficients:
     entropy: float = 0.0
 
 
-PolicyLoss = Callable[[LossInputs, RLConfig], torch.Tensor]
-"""Maps inputs to the scalar policy term, a sum to be minimised."""
+class PolicyLoss:
+    """A policy loss: its term, the settings that it does not read, and what its clip metrics count.
+
+    A loss of this package is a file with an instance named like the file. One of another package is named by
+    its dotted path: an instance of a subclass, or a plain function `(LossInputs, RLConfig) -> scalar`, which
+    is given the metrics of this base class.
+    """
+
+    ignores: tuple[str, ...] = ()
+    """Keys of `finetune.rl` that the term does not read; a run that changes one of them is refused."""
+    compares: bool = True
+    """Whether rewards or advantages weigh the tokens; False for imitation."""
+
+    def __call__(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
+        """The scalar policy term, a sum to be minimised."""
+        raise NotImplementedError
+
+    def reported_ratio_N(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
+        """`rl/ratio_new_old`: the importance ratio `[N]`, as the term multiplies with it."""
+        return inputs.ratio_N
+
+    def clipped_N(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
+        """`rl/clamp_log_ratio_new_old_indicator`: bool `[N]`, whose ratio is beyond the clip."""
+        return beyond(inputs.ratio_N, rl)
+
+
+def beyond(ratio: torch.Tensor, rl: RLConfig) -> torch.Tensor:
+    """Where `ratio` lies outside 1 - epsilon_low to 1 + epsilon_high."""
+    return (ratio > 1 + rl.epsilon_high) | (ratio < 1 - rl.epsilon_low)
 
 
 def kl_N(inputs: LossInputs, config: RLConfig) -> torch.Tensor:

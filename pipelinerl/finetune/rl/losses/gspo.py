@@ -1,32 +1,55 @@
-"""Group sequence policy optimisation (Zheng et al. 2025): one ratio per text."""
+"""Group sequence policy optimisation (Zheng et al. 2025): one ratio per sample."""
 
-import torch
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.rl.losses.base import LossInputs
+from pipelinerl.finetune.rl.losses.base import LossInputs, PolicyLoss, beyond
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Gspo(PolicyLoss):
+    """-sum_i (sum_t w) * min(s * A, clip(s) * A) with s = exp(mean_t log r) and A = mean_t A, where w > 0."""
+
+    ignores = (
+        "kl_coef",
+        "final_kl_coef",
+        "entropy_bonus",
+        "final_entropy_bonus",
+        "relu_log_p_weights",
+        "use_advantages",
+    )
+
+    def __call__(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
+        ratio_S = sample_ratio_S(inputs)
+        advantage_S = _mean_S(inputs, inputs.advantages_N)
+        clipped_S = ratio_S.clamp(1 - rl.epsilon_low, 1 + rl.epsilon_high)
+        surrogate_S = (ratio_S * advantage_S).minimum(clipped_S * advantage_S)
+        return -(_sum_S(inputs, inputs.weight_N) * surrogate_S).sum()
+
+    def clipped_N(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
+        """All tokens of the samples whose ratio is beyond the clip."""
+        return beyond(sample_ratio_S(inputs), rl)[inputs.text_N]
+
+
+gspo = Gspo()
+
+
+def sample_ratio_S(inputs: LossInputs) -> torch.Tensor:
+    """`[S]` importance ratio of each sample, exp(mean_t log r) over tokens with w > 0, with gradient."""
+    return _mean_S(inputs, inputs.log_ratio_N).exp()
+
+
+def _mean_S(inputs: LossInputs, values_N: torch.Tensor) -> torch.Tensor:
+    """`[S]` means over each sample's tokens that have a weight; 0 for a sample without one."""
+    # The mean gives every token in it a gradient, and those beyond the lag bound must not have any.
+    counted_N = inputs.weight_N > 0
+    total_S = _sum_S(inputs, values_N.where(counted_N, 0.0))
+    return total_S / _sum_S(inputs, counted_N.to(values_N.dtype)).clamp(min=1)
 
 
 def _sum_S(inputs: LossInputs, values_N: torch.Tensor) -> torch.Tensor:
     return values_N.new_zeros(inputs.n_texts).index_add(0, inputs.text_N, values_N)
-
-
-def _mean_S(inputs: LossInputs, values_N: torch.Tensor) -> torch.Tensor:
-    """`[S]` means over each text's tokens that have a weight; 0 for a text without one."""
-    # The mean gives every token in it a gradient, and those beyond the lag bound must not have any.
-    counted_N = inputs.weight_N > 0
-    total_S = _sum_S(inputs, torch.where(counted_N, values_N, 0.0))
-    return total_S / _sum_S(inputs, counted_N.to(values_N.dtype)).clamp(min=1)
-
-
-def text_ratio_S(inputs: LossInputs) -> torch.Tensor:
-    """`[S]` importance ratio of each text, exp(mean_t log r) over tokens with w > 0, with gradient."""
-    return _mean_S(inputs, inputs.log_ratio_N).exp()
-
-
-def gspo(inputs: LossInputs, config: RLConfig) -> torch.Tensor:
-    """-sum_i (sum_t w) * min(s * A, clip(s) * A) with s = exp(mean_t log r) and A = mean_t A, where w > 0."""
-    ratio_S = text_ratio_S(inputs)
-    advantage_S = _mean_S(inputs, inputs.advantages_N)
-    clipped_S = ratio_S.clamp(1 - config.epsilon_low, 1 + config.epsilon_high)
-    surrogate_S = torch.minimum(ratio_S * advantage_S, clipped_S * advantage_S)
-    return -(_sum_S(inputs, inputs.weight_N) * surrogate_S).sum()

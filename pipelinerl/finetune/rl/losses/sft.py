@@ -1,11 +1,27 @@
 """Supervised negative log-likelihood behind the same interface."""
 
-import torch
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.rl.losses.base import LossInputs
+from pipelinerl.finetune.rl.losses.base import LossInputs, PolicyLoss
+
+if TYPE_CHECKING:
+    import torch
 
 
-def sft(inputs: LossInputs, config: RLConfig) -> torch.Tensor:
+class Sft(PolicyLoss):
     """-sum w * logp_new."""
-    return -(inputs.weight_N * inputs.logprobs_N).sum()
+
+    ignores = ("epsilon_low", "epsilon_high", "use_advantages", "relu_log_p_weights")
+    compares = False
+
+    def __call__(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
+        return -(inputs.weight_N * inputs.logprobs_N).sum()
+
+    def clipped_N(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
+        return inputs.weight_N.bool().zero_()
+
+
+sft = Sft()

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl import losses
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode
 from pipelinerl.finetune.rl.loss_scale import apply_scales
-from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, policy_loss, total_loss
+from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, declared, policy_loss, total_loss
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner
-from pipelinerl.launcher.checks.objective import IGNORED, names_in
 from pipelinerl.modeling.model import hidden_states
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.modeling.value_head import build_value_head
@@ -89,7 +89,7 @@ OPTIONS = [
     (loss, options)
     for loss in LOSSES
     for options in ({}, {"use_advantages": False}, {"relu_log_p_weights": True})
-    if not set(options) & set(IGNORED.get(loss, ()))
+    if not set(options) & set(declared(loss).ignores)
 ]
 
 
@@ -122,14 +122,14 @@ def test_every_gradient_equals_its_formula(loss: str) -> None:
 
 
 def test_the_accepted_losses_are_those_that_exist() -> None:
-    assert set(names_in("losses")) == set(LOSSES) >= set(IGNORED)
-    assert all(policy_loss(name).__name__ == name for name in LOSSES)
+    assert tuple(LOSSES) == losses.LOSSES
+    assert all(policy_loss(name) is declared(name) for name in LOSSES)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_settings_that_a_loss_ignores_change_nothing(loss: str) -> None:
     changes = {"epsilon_low": 0.7, "epsilon_high": 9.0, "use_advantages": False, "relu_log_p_weights": True}
-    for name in set(IGNORED.get(loss, ())) & set(changes):
+    for name in set(declared(loss).ignores) & set(changes):
         values = [
             float(policy_loss(loss)(random_inputs(3), rl).detach())
             for rl in (RLConfig(policy_loss="ppo"), RLConfig(policy_loss="ppo", **{name: changes[name]}))

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.metrics import beyond_clip
 from pipelinerl.finetune.rl.batch import encode
-from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
+from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, policy_loss, total_loss
 from pipelinerl.finetune.rl.targets import targets_of
 from tests.support.builders import ready
 
@@ -57,7 +56,9 @@ def test_only_tokens_with_a_weight_are_trained_on(loss: str) -> None:
 def test_a_stale_token_does_not_make_its_text_count_as_clipped() -> None:
     inputs, rl = half_stale(), RLConfig(policy_loss="gspo", epsilon_low=0.2, epsilon_high=0.2)
     far = inputs.logprobs_N.detach() + 3.0 * (inputs.weight_N == 0)
-    assert not beyond_clip(replace(inputs, logprobs_N=far), rl).any()
+    assert not policy_loss(rl.policy_loss).clipped_N(replace(inputs, logprobs_N=far), rl).any()
     last = (inputs.text_N == 0) & (inputs.weight_N > 0)
-    clipped = beyond_clip(replace(inputs, logprobs_N=inputs.logprobs_N.detach() + last), rl)
+    clipped = policy_loss(rl.policy_loss).clipped_N(
+        replace(inputs, logprobs_N=inputs.logprobs_N.detach() + last), rl
+    )
     assert (clipped == (inputs.text_N == 0)).all(), "the one token that is trained on decides for its text"
