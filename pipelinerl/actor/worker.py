@@ -51,6 +51,8 @@ from pipelinerl.observe.blocked import write_block
 from pipelinerl.streams.errors import UnsupportedValue
 
 PULSE_S = 1.0
+OVERDUE_S = 5.0
+"""After its deadline, at which it is cancelled, a rollout that still runs is given up."""
 STARTS_PER_TURN = 16
 """Rollouts that start in one turn of the loop, so that a wave of them does not hold up the others."""
 
@@ -122,7 +124,17 @@ class Worker:
                 if key in self._tasks:  # not if it has ended meanwhile; its last message is ignored there
                     self._tasks[key].cancel()
 
+    def _give_up(self, assignment: Assignment) -> None:
+        """Answer for a rollout that catches its cancellation; what it returns later is nobody's."""
+        reason = (
+            f"rollout passed actor.rollout_deadline_s={self._runner.deadline_s:g} and went on although it "
+            "was cancelled; let asyncio.CancelledError through"
+        )
+        self._channel.send(FinishedRollout(key=assignment.key, ending=Ending.FAILED, reason=reason))
+
     async def _run(self, assignment: Assignment) -> None:
+        overdue_s = self._runner.deadline_s + OVERDUE_S
+        overdue = asyncio.get_running_loop().call_later(overdue_s, self._give_up, assignment)
         try:
             rollout = await self._runner.run(assignment)
             try:
@@ -133,6 +145,7 @@ class Worker:
                 failed = FinishedRollout(key=assignment.key, ending=Ending.FAILED, reason=reason_of(error))
                 self._channel.send(failed)
         finally:
+            overdue.cancel()
             del self._tasks[assignment.key]
 
     async def _pulse(self) -> None:

@@ -26,6 +26,7 @@ from pipelinerl.config.files import typed
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.checks.sampling import context_key
+from pipelinerl.run_state.shared_problems import shared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -34,6 +35,8 @@ START_DEADLINE_S, VALIDATE_DEADLINE_S = 10.0, 300.0
 """A start goes on without having seen the problems; a validation has nothing else to do."""
 PROMPTS_S = 5.0
 """For rendering prompts; of many problems the first ones are looked at."""
+COMPARED = 20_000
+"""Most training problems that test problems are compared with here; the actor compares all of them."""
 UNREACHED = (ConnectionError, TimeoutError)
 """Of a loader that asks a server which the run may be about to start."""
 
@@ -93,6 +96,8 @@ def looked_at(tree: DictConfig) -> Looked:
         named = isinstance(error, ValueError | OSError)
         return Looked([f"{_loader(cfg)}: {'' if named else f'{type(error).__name__}: '}{error}"])
     said = f"{len(train)} to train on, {len(test)} to evaluate"
+    if len(train) <= COMPARED and (both := shared(train, test)):
+        said += f" ({both} of them are trained on too)"
     tokenizer = _tokenizer(cfg.model_path)
     if tokenizer is None:
         return Looked(said=said)

@@ -19,7 +19,14 @@ from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.retries import backoff_s, reason_of, retryable
 from pipelinerl.actor.runner import metric_values
 from pipelinerl.actor.sampler import ProblemSampler
-from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, RecentGroups, Throughput
+from pipelinerl.actor.stats import (
+    LAGS_KEPT,
+    GroupStats,
+    LoopLagStats,
+    RecentGroups,
+    Throughput,
+    UnsolvedWatch,
+)
 from pipelinerl.async_llm import RetryableAbortedCompletionError
 from pipelinerl.config import Config
 from pipelinerl.domain_sampling import DomainWeightedSampler
@@ -360,3 +367,24 @@ async def test_the_rollout_that_blocks_the_loop_is_named(caplog):
     assert noted[1]["until"] > noted[1]["since"] == noted[0]["since"] and "blocking" in noted[0]["where"]
     assert "rollout 0-000001/3 blocks the event loop" in caplog.text and "blocking" in caplog.text
     assert max(lag.take()) > 1.0
+
+
+def test_twenty_groups_without_a_success_are_said_once():
+    watch = UnsolvedWatch()
+
+    def told(success, count, **metrics):
+        one = FinishedRollout(key=1, ending=Ending.DONE, metrics={"reward": 0.5, **metrics})
+        if success is not None:
+            one.metrics["success"] = success
+        return [watch.add_group([one, one]) for _ in range(count)]
+
+    assert set(told(0.0, 19) + told(1.0, 1) + told(0.0, 19)) == {None}
+    assert set(told(None, 30)) == {None}, "a domain without success"
+    (line,) = told(0.0, 1, no_answer=1.0)
+    assert "no success in 20 groups in a row (40 rollouts, mean reward 0.5, 2 without an answer" in line
+    assert set(told(0.0, 40)) == {None}
+
+
+def test_a_domain_may_have_no_notion_of_success():
+    without = BaseMetrics(reward=0.5, success=None, no_error=True, no_answer=False)
+    assert metric_values(without) == {"reward": 0.5, "no_error": 1.0, "no_answer": 0.0}

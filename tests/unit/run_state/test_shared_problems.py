@@ -1,0 +1,57 @@
+"""Test problems that are trained on too, under another name, in another order, with other spaces."""
+
+from typing import Any
+
+import pytest
+
+from pipelinerl.run_state.shared_problems import note_shared, noted_shared, shared
+
+QUESTIONS = [f"How many apples are {number} apples and one more?" for number in range(40)]
+Row = dict[str, Any]
+
+
+def row(number: int, **more: Any) -> Row:
+    return {"id": f"train-{number}", "question": QUESTIONS[number], "answer": str(number + 1), **more}
+
+
+TRAIN = [row(number, dataset="train", level=1) for number in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("test", "count"),
+    [
+        ([row(n, id=f"other-{n}", dataset="test") for n in reversed(range(30))], 30),
+        ([row(n, question=f"  {QUESTIONS[n].upper()}\n", split="test") for n in range(25, 35)], 5),
+        ([row(n, level=7, answer=f"{n + 1}.0") for n in range(28, 32)], 2),
+        ([row(n) for n in range(30, 40)], 0),
+        ([], 0),
+    ],
+    ids=["copied", "spaces_and_case", "other_numbers_beside", "others", "none"],
+)
+def test_texts_decide_whatever_they_are_called(test: list[Row], count: int) -> None:
+    assert shared(TRAIN, test) == count
+
+
+def test_a_text_that_all_problems_have_says_nothing() -> None:
+    system = "You are a calculator. Answer with one number."
+    train = [{"system": system, "question": f"{n}+1"} for n in range(30)]
+    test = [{"system": system, "question": f"{n}+1"} for n in range(29, 33)]
+    assert shared(train, test) == 1
+
+
+def test_problems_without_texts_are_compared_whole_and_chats_by_their_messages() -> None:
+    assert shared([{"id": 1, "answer": 7, "highest": 100}], [{"id": 2, "answer": 7, "highest": 100}]) == 1
+    assert shared([{"id": 1, "answer": 7, "highest": 100}], [{"id": 1, "answer": 8, "highest": 100}]) == 0
+    chats = [
+        [{"prompt": [{"role": "user", "content": QUESTIONS[n]}], "extra": {"index": at}} for n in numbers]
+        for at, numbers in ((0, range(20)), (1, range(15, 25)))
+    ]
+    assert shared(*chats) == 5
+
+
+def test_what_was_counted_is_kept_for_the_report(tmp_path: Any) -> None:
+    assert noted_shared(tmp_path) == ""
+    note_shared(tmp_path, 0, 40)
+    assert noted_shared(tmp_path) == ""
+    note_shared(tmp_path, 12, 40)
+    assert noted_shared(tmp_path) == "12 of 40"
