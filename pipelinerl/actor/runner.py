@@ -71,7 +71,8 @@ class RolloutRunner:
             if task is not None and task.cancelling():
                 raise
             rollout.reason = reason_of(error)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            # Not only Exception: a panic of a Rust library is none, and nobody answers for who dies here.
             self._explain(rollout, error, expired=deadline.expired())
         rollout.latency_s = time.monotonic() - started
         return rollout

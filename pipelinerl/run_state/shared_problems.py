@@ -12,8 +12,7 @@ from typing import Any
 from pipelinerl.base.files import write_whole
 
 _NAMES = frozenset(
-    ("id", "uid", "idx", "index", "number", "row", "name", "key", "split", "dataset", "dataset_name")
-    + ("data_source", "source", "domain")
+    "id uid idx index number row name key split dataset dataset_name data_source source domain".split()  # noqa: SIM905
 )
 """What tells problems of equal content apart."""
 _TEXT = 16

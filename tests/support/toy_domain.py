@@ -1,7 +1,6 @@
 """Rollout policies for the actor's tests; problems say how to behave."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -54,15 +53,6 @@ async def hang_in_the_first_group(
             time.sleep(2.5)  # noqa: ASYNC251
         await asyncio.Event().wait()
     return await play(cfg, llm, problem, session)
-
-
-async def catch_cancellation(
-    cfg: Any, llm: TrainableLLM, problem: dict[str, Any], session: Any
-) -> RolloutResult:
-    """Never ends, whoever cancels it."""
-    while True:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
 
 
 def play_plain(cfg: Any, llm: TrainableLLM, problem: dict[str, Any], session: Any) -> RolloutResult:

@@ -388,3 +388,30 @@ def test_twenty_groups_without_a_success_are_said_once():
 def test_a_domain_may_have_no_notion_of_success():
     without = BaseMetrics(reward=0.5, success=None, no_error=True, no_answer=False)
     assert metric_values(without) == {"reward": 0.5, "no_error": 1.0, "no_answer": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (RolloutOrigin("0-000001", 3, 0, True), "g/0/0: the text is one of rollout 0-000001/3"),
+        (RolloutOrigin("g", 1, 0, True), "g/0/0: the text is one of rollout g/1"),
+        (RolloutOrigin("g", 0, 0, True), ""),
+    ],
+    ids=["another_problem", "another_attempt", "its_own"],
+)
+def test_a_text_of_another_rollout_is_refused(other, words):
+    kept = text()
+    samples_of([kept], other)
+    mine = RolloutOrigin("g", 0, 0, True)
+    if not words:  # such as one that was tried again
+        assert samples_of([kept], mine)[0].rollout == "g/0"
+        return
+    for given in (kept, kept.model_copy(deep=True)):
+        with pytest.raises(BadSample, match=words):
+            samples_of([given], mine)
+
+
+def test_a_text_that_is_returned_twice_is_refused():
+    one = text()
+    with pytest.raises(BadSample, match="rollout g/0: training_texts holds one text twice"):
+        samples_of([one, text(), one], RolloutOrigin("g", 0, 0, True))

@@ -123,17 +123,6 @@ def test_a_first_group_that_never_ends_holds_up_no_other_and_is_named(tmp_path: 
             assert run.end()[0] == 0
 
 
-def test_a_rollout_that_catches_its_cancellation_is_given_up_behind_its_deadline(
-    tmp_path: Path, model, answer
-):
-    stubborn = {"rollout_policy": "tests.support.toy_domain.catch_cancellation", "rollout_deadline_s": 1.0}
-    with FakeEngine(answer) as engine:
-        write_config(tmp_path, model, [engine], eval_every_n_versions=0, actor=stubborn)
-        with ActorRun(tmp_path) as run:
-            code, line = run.end()
-    assert code == 1 and "passed actor.rollout_deadline_s=1 and went on although it was cancelled" in line
-
-
 def test_problems_that_are_trained_on_under_another_name_are_remarked(tmp_path: Path, model, answer):
     """The loader makes the same numbers for every name."""
     watch = RemarkWatch(tmp_path)
