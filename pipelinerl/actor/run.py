@@ -233,7 +233,9 @@ class Actor:
 
     async def _check_regularly(self) -> None:
         """Deadlines of waits that end through somebody else: the trainer's news, a worker's pulse."""
-        limit_s = self.cfg.actor.rollout_deadline_s
+        limit_s, silent_s = self.cfg.actor.rollout_deadline_s, self.cfg.watchdog.silent_deadline_s
+        # A block ends the rollouts behind their deadline; the run it ends only if its worker seems lost.
+        blocked_s = max(limit_s, silent_s)
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             try:
@@ -242,7 +244,7 @@ class Actor:
                 if (line := self.scheduler.go_on_beside_stragglers(time.time())) is not None:
                     log.warning(line, extra=REMARK)
                     self._wake()
-                self.pool.check_alive(limit_s, self.cfg.watchdog.silent_deadline_s)
+                self.pool.check_alive(blocked_s, silent_s)
                 self._check_idle(limit_s)
             except Exception as error:
                 self._fail(error)

@@ -158,6 +158,9 @@ def test_the_command_reports_a_run_and_refuses_a_missing_one(
     (tmp_path / "clone" / "conf" / "base.yaml").touch()
     assert main([str(tmp_path / "clone")]) == 1
     assert not (tmp_path / "clone" / "report").exists()
+    (tmp_path / "clone" / "conf" / "exp_config.yaml").write_text("seed: 1\n")  # as a dry run leaves it
+    assert main([str(tmp_path / "clone")]) == 1
+    assert capsys.readouterr().err.endswith("clone: nothing is recorded yet\n")
 
 
 @pytest.mark.usefixtures("undrawn")
