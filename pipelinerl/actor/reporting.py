@@ -59,6 +59,8 @@ class Reporter:
         self.start_s = time.monotonic()
         self._stats, self._recent, self._lags = GroupStats(), RecentGroups(), LoopLagStats()
         self._unsolved = UnsolvedWatch()
+        self.test_digest = ""
+        """Of the test problems, beside the values of each."""
         self._throughput = Throughput(cfg.actor.throughput_window_size, self.start_s)
         self._requests: dict[int, dict[str, float]] = {}
         self._metrics = MetricsWriter(output_dir, "actor")
@@ -141,7 +143,7 @@ class Reporter:
         means = stats.take("test_") | {"trainer_model_version": version}
         means |= {f"test_{name}": count for name, count in evaluation.counts().items()}
         record: dict[str, Any] = {"version": evaluation.version, "start": evaluation.start}
-        record |= {"values": evaluation.values(), **means}
+        record |= {"values": evaluation.values(), "problems": self.test_digest, **means}
         self._streams["stats_test"].write(record)
         self._metrics.log({f"actor/{name}": value for name, value in means.items()}, step=evaluation.version)
 

@@ -24,7 +24,7 @@ from pipelinerl.run_state.accounting import Outcome, RolloutLog, log_size
 from pipelinerl.run_state.announcements import TrainerState
 from pipelinerl.run_state.epochs import note_problems
 from pipelinerl.run_state.resume_point import ResumePoint
-from pipelinerl.run_state.shared_problems import note_shared, shared
+from pipelinerl.run_state.shared_problems import digest, note_digest, note_shared, shared
 from pipelinerl.run_state.snapshots import Snapshots
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
@@ -56,6 +56,8 @@ class Actor:
         self.pool = pool
         self.accounting = RolloutLog(output_dir, "actor")
         self.reporter = Reporter(output_dir, cfg, version)
+        self.reporter.test_digest = digest(test)
+        _remark_others(output_dir, {"training": digest(train), "test": self.reporter.test_digest})
         self.streams = {
             topic: write_to_streams(SingleStreamSpec(output_dir, topic)) for topic in ("actor", "actor_test")
         }
@@ -287,6 +289,21 @@ def _compare(output_dir: Path, train: list[Problem], test: list[Problem]) -> Non
     if count:
         line = "%d of %d test problems are trained on too: their evaluation is not held out (%s)"
         log.warning(line, count, len(test), "train_dataset_names, test_dataset_names", extra=REMARK)
+
+
+def _remark_others(output_dir: Path, digests: dict[str, str]) -> None:
+    """Remark problems that are others than in the last start: numbers of problems mean others now."""
+    meaning = {
+        "training": "draws, epochs and groups under way go on with these",
+        "test": "evaluations before and after are not compared problem by problem",
+    }
+    for kind, now in digests.items():
+        before = note_digest(output_dir, kind, now)
+        if before and now and before != now:
+            counts = f"{now.partition(' ')[0]}, before {before.partition(' ')[0]}"
+            line = "the %s problems are others than in the last start (%s): %s; give the data as before, or "
+            line += "force_restart=true"
+            log.warning(line, kind, counts, meaning[kind], extra=REMARK)
 
 
 async def run_actor(cfg: Config, output_dir: Path, job: int) -> None:

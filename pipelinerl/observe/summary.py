@@ -91,7 +91,8 @@ def compare(evaluations: Sequence[Evaluation]) -> dict[str, Comparison]:
 
 
 def _difference(first: Evaluation, last: Evaluation, name: str) -> Interval | None:
-    if first.version == last.version:
+    others = first.problems != last.problems and first.problems and last.problems
+    if first.version == last.version or others:
         return None
     try:
         return paired_difference(first.values[name], last.values[name])

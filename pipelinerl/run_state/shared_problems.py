@@ -1,6 +1,7 @@
-"""Test problems that are trained on too: the actor counts them at its start, the report names them.
+"""Which problems a run has: those that are trained on and tested, and those that changed with a resume.
 
-A data set under two names, in another order or with other spaces and ids, is no test.
+A data set under two names, in another order or with other spaces and ids, is no test. The actor looks at its
+start, the report names what was found.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -8,6 +9,8 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from xxhash import xxh3_64
 
 from pipelinerl.base.files import write_whole
 
@@ -73,3 +76,23 @@ def noted_shared(output_dir: Path) -> str:
     path = _path(output_dir)
     said = path.read_text().strip() if path.is_file() else ""
     return "" if said.startswith("0 ") else said
+
+
+def digest(problems: Sequence[Mapping[str, Any]]) -> str:
+    """What tells two lists of problems apart, their order included; empty for none."""
+    if not problems:
+        return ""
+    whole = xxh3_64()
+    for problem in problems:
+        whole.update("\0".join(chain.from_iterable(_leaves(problem))).encode("utf-8", "surrogatepass"))
+        whole.update(b"\1")
+    return f"{len(problems)} {whole.hexdigest()}"
+
+
+def note_digest(output_dir: Path, kind: str, found: str) -> str:
+    """Keep a digest for the next start; returns that of the last one, empty for none."""
+    path = Path(output_dir) / "actor" / f"{kind}_problems_digest"
+    before = path.read_text().strip() if path.is_file() else ""
+    if found:
+        write_whole(path, f"{found}\n")
+    return before

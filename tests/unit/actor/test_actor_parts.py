@@ -17,6 +17,7 @@ from pipelinerl.actor.loop_lag import LoopLag
 from pipelinerl.actor.messages import Ending, FinishedRollout
 from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.retries import backoff_s, reason_of, retryable
+from pipelinerl.actor.run import _remark_others
 from pipelinerl.actor.runner import metric_values
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.stats import (
@@ -415,3 +416,20 @@ def test_a_text_that_is_returned_twice_is_refused():
     one = text()
     with pytest.raises(BadSample, match="rollout g/0: training_texts holds one text twice"):
         samples_of([one, text(), one], RolloutOrigin("g", 0, 0, True))
+
+
+def test_other_problems_than_in_the_last_start_are_remarked(tmp_path, caplog):
+    began = {"training": "50 aa", "test": "20 bb"}
+    _remark_others(tmp_path, began)
+    _remark_others(tmp_path, began)
+    assert not caplog.records
+    _remark_others(tmp_path, {"training": "5 cc", "test": ""})
+    (record,) = caplog.records
+    assert record.remark and "the training problems are others than in the last start (5, before 50)" in (
+        record.getMessage()
+    )
+    caplog.clear()
+    _remark_others(tmp_path, {"training": "5 cc", "test": "20 bb"})
+    assert not caplog.records, "a start without evaluation says nothing of its problems"
+    _remark_others(tmp_path, {"training": "5 cc", "test": "20 dd"})
+    assert "the test problems are others" in caplog.text and "not compared problem by problem" in caplog.text

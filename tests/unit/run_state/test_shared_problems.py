@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from pipelinerl.run_state.shared_problems import note_shared, noted_shared, shared
+from pipelinerl.run_state.shared_problems import (
+    digest,
+    note_digest,
+    note_shared,
+    noted_shared,
+    shared,
+)
 
 QUESTIONS = [f"How many apples are {number} apples and one more?" for number in range(40)]
 Row = dict[str, Any]
@@ -55,3 +61,12 @@ def test_what_was_counted_is_kept_for_the_report(tmp_path: Any) -> None:
     assert noted_shared(tmp_path) == ""
     note_shared(tmp_path, 12, 40)
     assert noted_shared(tmp_path) == "12 of 40"
+
+
+def test_other_problems_have_another_digest_and_the_same_ones_the_same(tmp_path: Any) -> None:
+    others = [TRAIN[1], TRAIN[0], *TRAIN[2:]]
+    digests = [digest(rows) for rows in (TRAIN, TRAIN[:5], others, [*TRAIN[:-1], row(31)])]
+    assert len({*digests}) == 4 and digests[1].startswith("5 ")
+    assert digest([dict(one) for one in TRAIN]) == digests[0] and digest([]) == ""
+    assert [note_digest(tmp_path, "test", one) for one in digests[:2]] == ["", digests[0]]
+    assert note_digest(tmp_path, "training", digests[0]) == ""
