@@ -53,8 +53,11 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _leaves(item, key)
+    elif isinstance(value, set | frozenset):
+        yield key, " ".join(sorted(map(str, value)))  # which have another order in each process
     elif value is not None:
-        yield key, str(value)
+        shown = str(value)
+        yield key, type(value).__name__ if " at 0x" in shown else shown
 
 
 @lru_cache(1 << 14)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -87,7 +87,7 @@ def looked_at(tree: DictConfig) -> Looked:
     try:
         domain = load_domain(cfg.domain_hooks)
         train, test = load_problems(cfg)
-        payload((train or test)[0], 0)
+        _carried(chain(train, test))
     except UNREACHED as error:
         return Looked(said=f"not looked at: {error}")
     except ConfigError as error:
@@ -106,6 +106,15 @@ def looked_at(tree: DictConfig) -> Looked:
     except ValueError as error:
         return Looked([f"model_path={cfg.model_path}: {error}"])
     return _judged(cfg, sizes, said)
+
+
+def _carried(problems: Iterable[Problem]) -> None:
+    """Raises ValueError for a problem that no worker can be sent; of many, the first ones are looked at."""
+    until = time.monotonic() + PROMPTS_S
+    for number, problem in enumerate(problems):
+        payload(problem, number)
+        if time.monotonic() > until:
+            return
 
 
 def prompt_sizes(

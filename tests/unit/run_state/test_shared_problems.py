@@ -70,3 +70,11 @@ def test_other_problems_have_another_digest_and_the_same_ones_the_same(tmp_path:
     assert digest([dict(one) for one in TRAIN]) == digests[0] and digest([]) == ""
     assert [note_digest(tmp_path, "test", one) for one in digests[:2]] == ["", digests[0]]
     assert note_digest(tmp_path, "training", digests[0]) == ""
+
+
+def test_objects_and_sets_have_the_same_digest_in_each_process() -> None:
+    class Picture:
+        pass
+
+    one, two = ([{"picture": Picture(), "words": {"a", "b", "c"}, "n": n} for n in range(3)] for _ in "ab")
+    assert digest(one) == digest(two) and " at 0x" in str(one[0]["picture"])
