@@ -71,7 +71,7 @@ def look(tree: DictConfig, deadline_s: float) -> Looked:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    if child.returncode != 0:
+    if child.returncode != 0 or not out.strip():  # a loader may exit with 0 too
         last = " ".join(words.split())[-200:]
         return Looked([f"{_loader(cfg)}: loading ended its process with status {child.returncode}: {last}"])
     return Looked(**json.loads(out.splitlines()[-1]))
