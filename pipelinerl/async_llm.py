@@ -20,7 +20,7 @@ from pipelinerl.inference.client import (
 )
 from pipelinerl.inference.llm_call import LLMCall, LLMOutput, Prompt, TokenLogprobs
 from pipelinerl.inference.llm_engine import EngineLLM
-from pipelinerl.rollouts import MASKED_TOKEN_ID, TrainingText
+from pipelinerl.rollouts import MASKED_TOKEN_ID, ROLLOUT_ORIGIN, TrainingText
 
 ABORTS_BEFORE_GIVING_UP = 2
 T = TypeVar("T")
@@ -155,7 +155,11 @@ def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
     prompt_ids, output_ids = llm_call.prompt_token_ids, sampled.token_ids
     tokenizer = llm.load_tokenizer()
     output_text = decode(tokenizer, output_ids, skip_special=False)
-    metadata = {} if llm_call.llm_info.get("exact_versions", True) else {"exact_versions": False}
+    metadata: dict[str, Any] = {}
+    if not llm_call.llm_info.get("exact_versions", True):
+        metadata["exact_versions"] = False
+    if (origin := ROLLOUT_ORIGIN.get()) is not None:
+        metadata["rollout_index"] = origin.rollout_index
     return TrainingText(
         text=decode(tokenizer, prompt_ids, skip_special=False) + output_text,
         n_predicted=len(output_text),
@@ -168,6 +172,7 @@ def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
         output_tokens=len(output_ids),
         weight_versions=llm_call.weight_versions,
         metadata=metadata,
+        group_id=None if origin is None else origin.group_id,
     )
 
 

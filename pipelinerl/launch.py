@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -49,6 +50,7 @@ from pipelinerl.launcher.validate import checked
 from pipelinerl.observe.balance import BalanceWatch
 from pipelinerl.observe.blocked import BlockWatch
 from pipelinerl.observe.progress import ProgressDisplay
+from pipelinerl.observe.remarks import RemarkWatch
 from pipelinerl.report import report_run
 from pipelinerl.run_state.accounting import reconcile
 from pipelinerl.run_state.announcements import forget_announcements
@@ -213,7 +215,7 @@ def _supervised(plan: Plan, folder: RunFolder, backend: Backend, plain: bool, lo
     keep_choices(output_dir, plan.rows)
     if plan.cfg.streams.backend == "files":
         forget_announcements(output_dir)
-    balance, blocked = BalanceWatch(plan.cfg), BlockWatch(output_dir)
+    balance, blocked, remarks = BalanceWatch(plan.cfg), BlockWatch(output_dir), RemarkWatch(output_dir)
     texts = plan.cfg.total_texts(*trained_before(output_dir))
     with ProgressDisplay(output_dir, texts, plain=plain) as display:
 
@@ -225,10 +227,10 @@ def _supervised(plan: Plan, folder: RunFolder, backend: Backend, plain: bool, lo
             backend.check()
             folder.check_unchanged()
             display.tick()
-            for block in blocked.lines():
-                say(block)
-            if (line := balance.line()) is not None:
+            for line in chain(blocked.lines(), remarks.lines()):
                 say(line)
+            if (limits := balance.line()) is not None:
+                say(limits)
 
         if (again := made_again(output_dir)) is not None:
             say(again)
@@ -241,6 +243,9 @@ def _supervised(plan: Plan, folder: RunFolder, backend: Backend, plain: bool, lo
             for line in reconcile(output_dir).lines():  # where every rollout went, although it ends early
                 print(printable(line), flush=True)
             raise
+        finally:
+            for line in remarks.lines():  # of the last seconds
+                say(line)
         folder.check_unchanged()
 
 

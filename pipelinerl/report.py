@@ -55,8 +55,9 @@ def _rollout_page(output_dir: Path, domain: Domain, observe: ObserveConfig) -> P
 
 
 def _holds_a_run(folder: Path) -> bool:
-    """Whether a launcher or a role has written anything there."""
-    return config_path(folder).is_file() or next(folder.glob("*/metrics.jsonl"), None) is not None
+    """Whether a role has recorded anything there; a dry run or a start writes a configuration only."""
+    found = (next(folder.glob(pattern), None) for pattern in ("*/metrics.jsonl", "accounting/*.jsonl"))
+    return any(path is not None for path in found)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     if hasattr(sys.stdout, "reconfigure"):  # what the terminal cannot show becomes a question mark
         sys.stdout.reconfigure(errors="replace")
     if not _holds_a_run(args.output_dir):
-        print(f"report: there is no run in {args.output_dir}", file=sys.stderr)
+        begun = ": nothing is recorded yet" if config_path(args.output_dir).is_file() else ""
+        print(f"report: there is no run in {args.output_dir}{begun}", file=sys.stderr)
         return 1
     try:
         report_run(args.output_dir)

@@ -105,7 +105,8 @@ class BaseMetrics(BaseModel):
     """Statistics of one rollout; subclasses add float, int, bool or lists of them."""
 
     reward: float
-    success: bool
+    success: bool | None
+    """None where the domain has no notion of it: nothing is then shown or counted as success."""
     no_error: bool
     no_answer: bool
 

@@ -4,6 +4,11 @@ from dataclasses import dataclass, field
 
 from pipelinerl.actor.messages import Ending, FinishedRollout
 
+STRAGGLER_S, STRAGGLER_TIMES = 60.0, 10.0
+"""A rollout holds up training for so long, or for so many times the longest that ended of its pass."""
+UNKNOWN_S = 600.0
+"""While none has ended."""
+
 
 @dataclass
 class EvaluationPass:
@@ -16,9 +21,18 @@ class EvaluationPass:
     rollouts: dict[int, FinishedRollout] = field(default_factory=dict)
     """By problem, in any order."""
 
+    holds: bool = True
+    """Whether no training group starts until it is complete."""
+
     @property
     def complete(self) -> bool:
         return len(self.rollouts) == self.problems
+
+    @property
+    def patience_s(self) -> float:
+        """For how long a rollout may hold up training."""
+        longest_s = max((rollout.latency_s for rollout in self.rollouts.values()), default=None)
+        return UNKNOWN_S if longest_s is None else max(STRAGGLER_S, STRAGGLER_TIMES * longest_s)
 
     def values(self) -> dict[str, list[float | None]]:
         """Each metric for each problem in order; None where the rollout failed or lacks the metric."""

@@ -108,6 +108,11 @@ class GroupTable:
         return next(iter(self._running.values()), None)
 
     @property
+    def oldest_evaluation(self) -> Start | None:
+        """The running evaluation rollout that started first."""
+        return next((start for start in self._running.values() if not start.group.training), None)
+
+    @property
     def waiting(self) -> int:
         """Attempts of open groups that have no slot yet."""
         return sum(group.waiting for group in self._queue)

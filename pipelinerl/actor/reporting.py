@@ -1,5 +1,6 @@
 """Statistics of the actor on their way to streams, metrics and the status file."""
 
+import logging
 import math
 import time
 from pathlib import Path
@@ -16,12 +17,16 @@ from pipelinerl.actor.stats import (
     LoopLagStats,
     RecentGroups,
     Throughput,
+    UnsolvedWatch,
     domain_mix,
 )
+from pipelinerl.base.logs import REMARK
 from pipelinerl.config import Config
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
+
+log = logging.getLogger(__name__)
 
 
 def measured(group: Group) -> dict[str, Any]:
@@ -53,6 +58,9 @@ class Reporter:
     def __init__(self, output_dir: Path, cfg: Config, version: int):
         self.start_s = time.monotonic()
         self._stats, self._recent, self._lags = GroupStats(), RecentGroups(), LoopLagStats()
+        self._unsolved = UnsolvedWatch()
+        self.test_digest = ""
+        """Of the test problems, beside the values of each."""
         self._throughput = Throughput(cfg.actor.throughput_window_size, self.start_s)
         self._requests: dict[int, dict[str, float]] = {}
         self._metrics = MetricsWriter(output_dir, "actor")
@@ -67,6 +75,8 @@ class Reporter:
         self._stats.add_group(group.finished.values())
         self._recent.add_group(group.finished.values())
         self._status.set(**self._recent.means())
+        if (line := self._unsolved.add_group(group.finished.values())) is not None:
+            log.warning(line, extra=REMARK)
         self._throughput.add_group(group.finished.values(), time.monotonic())
         self._streams["stats_rollouts"].write(measured(group))
 
@@ -133,7 +143,7 @@ class Reporter:
         means = stats.take("test_") | {"trainer_model_version": version}
         means |= {f"test_{name}": count for name, count in evaluation.counts().items()}
         record: dict[str, Any] = {"version": evaluation.version, "start": evaluation.start}
-        record |= {"values": evaluation.values(), **means}
+        record |= {"values": evaluation.values(), "problems": self.test_digest, **means}
         self._streams["stats_test"].write(record)
         self._metrics.log({f"actor/{name}": value for name, value in means.items()}, step=evaluation.version)
 

@@ -15,6 +15,7 @@ from pipelinerl.actor.problems import Problem, load_problems
 from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.reporting import Reporter
 from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler
+from pipelinerl.base.logs import REMARK
 from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config, load_tree
 from pipelinerl.domain import Domain, load_domain
@@ -23,6 +24,7 @@ from pipelinerl.run_state.accounting import Outcome, RolloutLog, log_size
 from pipelinerl.run_state.announcements import TrainerState
 from pipelinerl.run_state.epochs import note_problems
 from pipelinerl.run_state.resume_point import ResumePoint
+from pipelinerl.run_state.shared_problems import digest, note_digest, note_shared, shared
 from pipelinerl.run_state.snapshots import Snapshots
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
@@ -47,12 +49,15 @@ class Actor:
         train, test = load_problems(cfg)
         if train:
             note_problems(output_dir, len(train))
+            _compare(output_dir, train, test)
         # A resume takes the snapshot of the checkpoint's version, which may lie a checkpoint interval back.
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
         self.snapshots = Snapshots(output_dir, "actor", keep)
         self.pool = pool
         self.accounting = RolloutLog(output_dir, "actor")
         self.reporter = Reporter(output_dir, cfg, version)
+        self.reporter.test_digest = digest(test)
+        _remark_others(output_dir, {"training": digest(train), "test": self.reporter.test_digest})
         self.streams = {
             topic: write_to_streams(SingleStreamSpec(output_dir, topic)) for topic in ("actor", "actor_test")
         }
@@ -230,13 +235,18 @@ class Actor:
 
     async def _check_regularly(self) -> None:
         """Deadlines of waits that end through somebody else: the trainer's news, a worker's pulse."""
-        limit_s = self.cfg.actor.rollout_deadline_s
+        limit_s, silent_s = self.cfg.actor.rollout_deadline_s, self.cfg.watchdog.silent_deadline_s
+        # A block ends the rollouts behind their deadline; the run it ends only if its worker seems lost.
+        blocked_s = max(limit_s, silent_s)
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             try:
                 self.reporter.stage(self.scheduler)
                 self._risk_more()
-                self.pool.check_alive(limit_s, self.cfg.watchdog.silent_deadline_s)
+                if (line := self.scheduler.go_on_beside_stragglers(time.time())) is not None:
+                    log.warning(line, extra=REMARK)
+                    self._wake()
+                self.pool.check_alive(blocked_s, silent_s)
                 self._check_idle(limit_s)
             except Exception as error:
                 self._fail(error)
@@ -270,6 +280,30 @@ class Actor:
             self._idle = Wait(name, limit_s).__enter__()
         if self._idle is not None:
             self._idle.check(detail)
+
+
+def _compare(output_dir: Path, train: list[Problem], test: list[Problem]) -> None:
+    """Note and remark test problems that are trained on too, under whatever name."""
+    count = shared(train, test)
+    note_shared(output_dir, count, len(test))
+    if count:
+        line = "%d of %d test problems are trained on too: their evaluation is not held out (%s)"
+        log.warning(line, count, len(test), "train_dataset_names, test_dataset_names", extra=REMARK)
+
+
+def _remark_others(output_dir: Path, digests: dict[str, str]) -> None:
+    """Remark problems that are others than in the last start: numbers of problems mean others now."""
+    meaning = {
+        "training": "draws, epochs and groups under way go on with these",
+        "test": "evaluations before and after are not compared problem by problem",
+    }
+    for kind, now in digests.items():
+        before = note_digest(output_dir, kind, now)
+        if before and now and before != now:
+            counts = f"{now.partition(' ')[0]}, before {before.partition(' ')[0]}"
+            line = "the %s problems are others than in the last start (%s): %s; give the data as before, or "
+            line += "force_restart=true"
+            log.warning(line, kind, counts, meaning[kind], extra=REMARK)
 
 
 async def run_actor(cfg: Config, output_dir: Path, job: int) -> None:

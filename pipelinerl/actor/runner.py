@@ -50,7 +50,7 @@ class RolloutRunner:
     ):
         """`limits` has the deadline of a rollout and how often it is tried again."""
         self._policy, self._cfg, self._session, self._fleet = policy, cfg, session, fleet
-        self._limits, self._deadline_s = limits, limits.rollout_deadline_s
+        self._limits, self.deadline_s = limits, limits.rollout_deadline_s
         self._llms = {True: train_llm, False: test_llm}
         self.frozen_version: int | None = None
         """Version of all samples in a run whose engines keep the weights they started with."""
@@ -62,7 +62,7 @@ class RolloutRunner:
         rollout = FinishedRollout(key=assignment.key, ending=Ending.FAILED)
         try:
             # Around all tries: a rollout that is tried for ever holds up its group, which grows too old.
-            async with asyncio.timeout(self._deadline_s) as deadline:
+            async with asyncio.timeout(self.deadline_s) as deadline:
                 await self._with_retries(assignment, rollout)
         except asyncio.CancelledError as error:
             # `cancelling` tells the scheduler's cancellation, which nobody waits to hear of, from a call
@@ -71,7 +71,8 @@ class RolloutRunner:
             if task is not None and task.cancelling():
                 raise
             rollout.reason = reason_of(error)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            # Not only Exception: a panic of a Rust library is none, and nobody answers for who dies here.
             self._explain(rollout, error, expired=deadline.expired())
         rollout.latency_s = time.monotonic() - started
         return rollout
@@ -97,7 +98,7 @@ class RolloutRunner:
     async def _call_policy(self, assignment: Assignment) -> RolloutResult:
         problem = pickle.loads(assignment.problem)  # anew for each try, since the domain may change it
         ROLLOUT_ORIGIN.set(_origin(assignment))
-        calls = BlockingCalls(self._session, self._deadline_s)
+        calls = BlockingCalls(self._session, self.deadline_s)
         llm = self._llms[assignment.training].bind(self._fleet, assignment.engine, assignment.seed, calls)
         faults.hit("worker:mid_rollout")
         try:
@@ -144,9 +145,9 @@ class RolloutRunner:
         elif expired and not self._fleet.in_rotation:
             # The rollout was slow because nobody answered: that is no fault of its domain.
             rollout.ending = Ending.NO_ENGINE
-            rollout.reason = f"no engine was in rotation within rollout_deadline_s={self._deadline_s:g}"
+            rollout.reason = f"no engine was in rotation within rollout_deadline_s={self.deadline_s:g}"
         elif expired:
-            rollout.reason = f"rollout passed actor.rollout_deadline_s={self._deadline_s:g}"
+            rollout.reason = f"rollout passed actor.rollout_deadline_s={self.deadline_s:g}"
         else:
             rollout.reason = reason_of(error)
             log.warning("rollout failed: %s", rollout.reason, exc_info=error)

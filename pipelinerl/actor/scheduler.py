@@ -128,6 +128,26 @@ class Scheduler:
         """Nothing runs, because the next step is the trainer's."""
         return not self.training_done and not self.table.active
 
+    def go_on_beside_stragglers(self, now: float) -> str | None:
+        """Let training go on where an evaluation waits for rollouts that may never end; which, or None.
+
+        `now` in seconds since 1970. Such a rollout still ends by itself or at its deadline, and the next pass
+        begins behind it.
+        """
+        current, oldest = self.running_pass, self.table.oldest_evaluation
+        if current is None or not current.holds or self.training_done or oldest is None:
+            return None
+        all_started = self._next_test_problem >= current.problems
+        age_s = now - oldest.at
+        if not all_started or age_s <= current.patience_s:
+            return None
+        current.holds = False
+        return (
+            f"evaluation rollout {oldest.name} has run for {age_s:.0f} s, and {len(current.rollouts)} of "
+            f"{current.problems} are done: training goes on beside it; it ends at "
+            f"actor.rollout_deadline_s={self.cfg.actor.rollout_deadline_s:g}"
+        )
+
     def next_assignment(self) -> tuple[Start, Assignment] | None:
         """Start one rollout, if there is a slot and something may start."""
         if self.table.slots.least_active() is None:
@@ -167,8 +187,11 @@ class Scheduler:
             self.running_pass = EvaluationPass(self.version, len(self.test), self.run_id)
             self._next_test_problem = 0
         if self.running_pass is not None:
+            if self._open_test_problem(self.running_pass):
+                return True
             # New training groups wait, so that the pass sees few versions; those that run go on.
-            return self._open_test_problem(self.running_pass)
+            if self.running_pass.holds:
+                return False
         enough = self.processed >= self.total_texts
         if self.training_done or enough or not self.effects.can_publish():
             return False

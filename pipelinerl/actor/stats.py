@@ -12,7 +12,7 @@ import numpy as np
 
 from pipelinerl.actor.messages import Ending, FinishedRollout
 
-SUCCESS, REWARD, OVERLONG = "success", "reward", "overlong"
+SUCCESS, REWARD, OVERLONG, NO_ANSWER = "success", "reward", "overlong", "no_answer"
 RECENT_GROUPS = 20
 """Groups that the progress line looks back on: with four rollouts each, success is known to about 0.05."""
 LAGS_KEPT = 100_000
@@ -155,6 +155,42 @@ class RecentGroups:
                 if len(values) > 1:
                     described[f"recent_{name}_spread"] = float(np.std(values, ddof=1))
         return described
+
+
+class UnsolvedWatch:
+    """Groups in a row in which no rollout succeeds; told once, when they are `window`."""
+
+    def __init__(self, window: int = RECENT_GROUPS) -> None:
+        self._window, self._said = window, False
+        self._row: list[FinishedRollout] = []
+        self._groups = 0
+
+    def add_group(self, rollouts: Iterable[FinishedRollout]) -> str | None:
+        """What to say behind this group; one without a measured success says nothing."""
+        measured = [one for one in rollouts if isinstance(one.metrics.get(SUCCESS), float)]
+        if self._said or not measured:
+            return None
+        if any(one.metrics[SUCCESS] for one in measured):
+            self._row, self._groups = [], 0
+            return None
+        self._row += measured
+        self._groups += 1
+        if self._groups < self._window:
+            return None
+        self._said = True
+        return self._line()
+
+    def _line(self) -> str:
+        unanswered = sum(bool(one.metrics.get(NO_ANSWER)) for one in self._row)
+        cut = sum(any(not sample.finished for sample in one.samples) for one in self._row)
+        rewards = [one.metrics[REWARD] for one in self._row if REWARD in one.metrics]
+        mean = f", mean reward {np.mean(rewards):.3g}" if rewards else ""
+        return (
+            f"no success in {self._groups} groups in a row ({len(self._row)} rollouts{mean}, {unanswered} "
+            f"without an answer, {cut} cut by length): the policy solves none of these problems, or the "
+            "domain's judge does not see that it does; look at some with python -m pipelinerl.view, then "
+            "give easier problems, more tokens or another model"
+        )
 
 
 class Throughput:

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +41,7 @@ from pipelinerl.actor.runner import RolloutRunner
 from pipelinerl.base import faults
 from pipelinerl.base.child import die_with_parent
 from pipelinerl.base.heartbeat import start_heartbeat
-from pipelinerl.base.logs import setup_logging
+from pipelinerl.base.logs import REMARK, setup_logging
 from pipelinerl.config import Config, load, load_tree
 from pipelinerl.config.serving import SamplingParameters
 from pipelinerl.domain import resolve_dotted
@@ -48,9 +49,15 @@ from pipelinerl.inference.client import Deadlines, EngineClient
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.observe.blocked import write_block
-from pipelinerl.streams.errors import UnsupportedValue
+
+log = logging.getLogger(__name__)
 
 PULSE_S = 1.0
+LEFT_TASKS = 1000
+"""Tasks of the loop beside the rollouts, and so many for each of them, from which on one is remarked."""
+TASKS_OF_A_ROLLOUT = 30
+OVERDUE_S = 5.0
+"""After its deadline, at which it is cancelled, a rollout that still runs is given up."""
 STARTS_PER_TURN = 16
 """Rollouts that start in one turn of the loop, so that a wave of them does not hold up the others."""
 
@@ -81,6 +88,7 @@ class Worker:
         self._news, self._frozen = news, frozen
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._lag = LoopLag(note)
+        self._said_left = False
 
     async def serve(self) -> None:
         """Until the scheduler says stop or is gone."""
@@ -122,23 +130,50 @@ class Worker:
                 if key in self._tasks:  # not if it has ended meanwhile; its last message is ignored there
                     self._tasks[key].cancel()
 
+    def _give_up(self, assignment: Assignment) -> None:
+        """Answer for a rollout that catches its cancellation; what it returns later is nobody's."""
+        reason = (
+            f"rollout passed actor.rollout_deadline_s={self._runner.deadline_s:g} and went on although it "
+            "was cancelled; let asyncio.CancelledError through"
+        )
+        self._channel.send(FinishedRollout(key=assignment.key, ending=Ending.FAILED, reason=reason))
+
     async def _run(self, assignment: Assignment) -> None:
+        overdue_s = self._runner.deadline_s + OVERDUE_S
+        overdue = asyncio.get_running_loop().call_later(overdue_s, self._give_up, assignment)
         try:
             rollout = await self._runner.run(assignment)
             try:
                 self._channel.send(rollout)
-            except (UnsupportedValue, UnicodeEncodeError) as error:
-                # Text or metadata that no record can hold costs this rollout and not the run, as it would
-                # if the stream's writer met it.
+            except Exception as error:
+                # Text or metadata that no record can hold, whatever the encoder says of it, costs this
+                # rollout and not the run, as it would if the stream's writer met it.
                 failed = FinishedRollout(key=assignment.key, ending=Ending.FAILED, reason=reason_of(error))
                 self._channel.send(failed)
         finally:
+            overdue.cancel()
             del self._tasks[assignment.key]
 
     async def _pulse(self) -> None:
         while True:
             await asyncio.sleep(PULSE_S)
             self._send_pulse()
+            self._look_for_left_tasks()
+
+    def _look_for_left_tasks(self) -> None:
+        """Remark, once, tasks that rollouts leave behind: they slow down all others, and nobody sees them."""
+        tasks = asyncio.all_tasks() if not self._said_left else set()
+        if len(tasks) < LEFT_TASKS + TASKS_OF_A_ROLLOUT * len(self._tasks):
+            return
+        self._said_left = True
+        names = Counter(getattr(task.get_coro(), "__qualname__", "unknown") for task in tasks)
+        name, count = names.most_common(1)[0]
+        log.warning(
+            "rollout worker %d has %d tasks beside %d rollouts, %d of them %s: rollouts leave tasks behind; "
+            "end them with their rollout (asyncio.TaskGroup, or cancel in finally)",
+            *(self._index, len(tasks), len(self._tasks), count, name),
+            extra=REMARK,
+        )
 
     def _send_pulse(self) -> None:
         rotation, requests = self._fleet.in_rotation, self._fleet.counts.as_dict()

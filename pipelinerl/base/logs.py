@@ -1,9 +1,21 @@
-"""Logging: one file per process below the role's folder; warnings also on stderr."""
+"""Logging: one file per process below the role's folder; warnings also on stderr, remarks for the launcher.
+
+A remark is a record that whoever started the run should read, although it goes on: what it learns nothing
+from, what was changed of the model. The launcher prints it (`observe/remarks.py`).
+"""
 
 import logging
 import sys
 from pathlib import Path
 
+import msgspec
+
+from pipelinerl.base.line_file import LineFile
+
+REMARK = {"remark": True}
+"""`extra` of a record that the launcher prints."""
+REMARKS = "remarks.jsonl"
+"""File of a role's remarks, one JSON string a line."""
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -23,6 +35,23 @@ class _LogFile(logging.FileHandler):
             print(f"{self.baseFilename} cannot be written: {error}", file=sys.stderr)
 
 
+class _Remarks(logging.Handler):
+    """Appends remarks to a file; whoever cannot write it has said so in the log."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not getattr(record, "remark", False):
+            return
+        try:
+            with LineFile(self._path) as file:
+                file.append(msgspec.json.encode(record.getMessage()))
+        except OSError:
+            self.handleError(record)
+
+
 def log_path(output_dir: Path, role: str, process: str = "") -> Path:
     """`<output_dir>/<role>/<role>.log`, or `<process>.log` for a worker of the role."""
     return Path(output_dir) / role / f"{process or Path(role).name}.log"
@@ -38,8 +67,9 @@ def setup_logging(output_dir: Path, role: str, process: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     console = logging.StreamHandler(sys.stderr)
     console.setLevel(logging.WARNING)
+    handlers: list[logging.Handler] = [_LogFile(path), console, _Remarks(path.with_name(REMARKS))]
     # `force` drops what an earlier call or the parent process has set up.
-    logging.basicConfig(format=_FORMAT, level=logging.INFO, handlers=[_LogFile(path), console], force=True)
+    logging.basicConfig(format=_FORMAT, level=logging.INFO, handlers=handlers, force=True)
     # One line per request or per file would bury everything else.
     for noisy in ("aiohttp.access", "asyncio", "urllib3", "matplotlib", "wandb"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from pipelinerl.base.logs import REMARK
 from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.modeling.activations import checkpoint_layers, compile_layers
 from pipelinerl.modeling.attention import ATTENTION_NAME, PER_TEXT_NAME
@@ -70,7 +71,8 @@ def prepare_model(
     _refuse_layers(model, attention)
     if switched_off := _stop_draws(model):
         said = ", ".join(f"{name}={value:g}" for name, value in switched_off.items())
-        log.warning("engines draw nothing, so the policy does not either: %s of the model set to 0", said)
+        line = "engines draw nothing, so the policy does not either: %s of the model set to 0"
+        log.warning(line, said, extra=REMARK)
     model.to(device=device, dtype=torch.float32)
     _check_logits(model)
     checkpoint_layers(model, gradient_checkpointing, reentrant_checkpointing)

@@ -74,15 +74,19 @@ class Evaluation:
 
     version: int
     values: Mapping[str, list[float | None]]
+    problems: str = ""
+    """Digest of the test problems; empty where none was recorded."""
 
 
 def read_evaluations(output_dir: Path) -> list[Evaluation]:
     """All passes by version, those of earlier starts too; of a version that was evaluated twice the later."""
-    by_version: dict[int, Mapping[str, list[float | None]]] = {}
+    by_version: dict[int, Evaluation] = {}
     for folder in stream_folders(output_dir):
         spec = StoredStreamSpec(Path(output_dir), "stats_test", folder=folder)
         if spec.directory.is_dir():
             with read_stream(spec) as stream:
                 records = [r for r in stream.read_available() if "values" in r and "version" in r]
-            by_version |= {int(record["version"]): record["values"] for record in records}
-    return [Evaluation(version, values) for version, values in sorted(by_version.items())]
+            for record in records:
+                version = int(record["version"])
+                by_version[version] = Evaluation(version, record["values"], record.get("problems", ""))
+    return [evaluation for _, evaluation in sorted(by_version.items())]

@@ -100,7 +100,7 @@ def print_report(
     console.print()
     rows = comparison_rows(summary, summary.headline, digits=2)
     if rows:
-        _print_table(console, "Evaluation on held-out problems, mean [95 % interval]", rows)
+        _print_table(console, f"Evaluation on {summary.evaluated_on}, mean [95 % interval]", rows)
     else:
         console.print("No evaluation was recorded.")
     for section in sections:
@@ -128,7 +128,7 @@ def markdown(summary: Summary, sections: Sequence[ReportSection], figures: dict[
     lines = ["# Report of the run", ""]
     if summary.evaluations:
         lines += [
-            "## Evaluation on held-out problems",
+            f"## Evaluation on {summary.evaluated_on}",
             "",
             "Mean [95 % interval]; differences are paired by problem.",
             "",
@@ -160,7 +160,7 @@ def page_sections(summary: Summary, sections: Sequence[ReportSection]) -> list[S
     if summary.evaluations:
         rows = comparison_rows(summary, summary.headline)
         lines = ["Mean [95 % interval]; differences are paired by problem."]
-        found = [Section(title="Evaluation on held-out problems", rows=rows, lines=lines)]
+        found = [Section(title=f"Evaluation on {summary.evaluated_on}", rows=rows, lines=lines)]
     else:
         found = [Section(title="Evaluation", lines=["No evaluation was recorded."])]
     found += [Section(title=s.title, rows=s.rows, lines=s.text.splitlines()) for s in sections]

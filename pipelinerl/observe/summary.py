@@ -14,6 +14,7 @@ from pipelinerl.observe.history import Evaluation, read_evaluations, read_metric
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
 from pipelinerl.run_state.accounting import RolloutCounts, reconcile
 from pipelinerl.run_state.restarts import engine_restarts
+from pipelinerl.run_state.shared_problems import noted_shared
 from pipelinerl.run_state.start_times import start_seconds
 
 _FIRST = ("success", "reward")
@@ -41,6 +42,13 @@ class Summary:
     """How trainer and engines spent the run, None if it was not recorded or over too few steps."""
     compared: dict[str, Totals]
     """Advantages by situation and by role; a kind that no text has is absent."""
+    shared: str = ""
+    """How many test problems are trained on too, such as `12 of 40`; empty for none."""
+
+    @property
+    def evaluated_on(self) -> str:
+        """What the evaluation is one of, for headings."""
+        return f"test problems, {self.shared} trained on too" if self.shared else "held-out problems"
 
     @property
     def versions(self) -> list[int]:
@@ -64,6 +72,7 @@ class Summary:
             "rates": self.rates,
             "balance": None if self.balance is None else asdict(self.balance) | {"limit": self.balance.side},
             "compared": self.compared,
+            "shared_problems": self.shared,
         }
 
 
@@ -82,7 +91,8 @@ def compare(evaluations: Sequence[Evaluation]) -> dict[str, Comparison]:
 
 
 def _difference(first: Evaluation, last: Evaluation, name: str) -> Interval | None:
-    if first.version == last.version:
+    others = first.problems != last.problems and first.problems and last.problems
+    if first.version == last.version or others:
         return None
     try:
         return paired_difference(first.values[name], last.values[name])
@@ -164,4 +174,5 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
         rates=rates,
         balance=found if found is not None and found.enough else None,
         compared=compared,
+        shared=noted_shared(output_dir),
     )

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipelinerl.base import faults
 from pipelinerl.base.waits import waiting
-from pipelinerl.config import Config, RLConfig
+from pipelinerl.config import Config
 from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.finetune.rl.loss_scale import apply_scales
 from pipelinerl.finetune.rl.sample import Sample
@@ -38,6 +38,7 @@ from pipelinerl.preprocess.reading import (
     read_groups,
     rollout_of,
 )
+from pipelinerl.preprocess.signal import SignalWatch, warn_about_role_weights
 from pipelinerl.preprocess.snapshots import Held, Keeper
 from pipelinerl.run_state.accounting import RolloutLog
 from pipelinerl.run_state.announcements import AnnouncedVersion, DiscardedTexts, TrainerState
@@ -77,7 +78,7 @@ class Preprocess:
         self._limits = SampleLimits(
             vocabulary.size, cfg.finetune.seq_length, cfg.attempts, needs_versions=cfg.max_lag is not None
         )
-        self.buffer, self._rejections = SampleBuffer(), Rejections()
+        self.buffer, self._rejections, self._signal = SampleBuffer(), Rejections(), SignalWatch(cfg)
         self.metrics = PreprocessMetrics()
         self.step = session.step
         self.published = self._start = session.version
@@ -102,14 +103,14 @@ class Preprocess:
         """Read, score and value a chunk of whole groups, and buffer what can be trained on."""
         self.accounting.arrived(map(rollout_of, chain.from_iterable(groups)))
         self._kept.groups(groups, self.published)
-        kept: list[list[Sample]] = []
-        for group in read_groups(groups, self._limits):
+        read = read_groups(groups, self._limits)
+        for group in read:
             self.accounting.dropped(group.dropped)
             if group.error:
                 self._rejections.rejected(group.error)
-            kept.append(group.samples)
-        result = self._process(self._with_reference(kept))
+        result = self._process(self._with_reference([group.samples for group in read]))
         self.metrics.add_chunk(result)
+        self._signal.chunk(read, result)
         self.accounting.dropped((sample.rollout, reason) for sample, reason in result.dropped)
         self.buffer.add(result.ready)
         self._drop_oldest()
@@ -252,7 +253,7 @@ def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> N
     ranks = (0, cfg.derived.trainer_ranks)
     out = StreamRangeSpec(output_dir, cfg.preprocess.output, partition_range=ranks)
     recording = cfg.streams_source("preprocessor")
-    _warn_about_role_weights(cfg.finetune.rl)
+    warn_about_role_weights(cfg.finetune.rl)
     with (
         os.fdopen(os.eventfd(0, os.EFD_NONBLOCK), "rb", buffering=0) as news,
         TrainerState(output_dir) as state,
@@ -291,12 +292,6 @@ def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> N
         finally:
             reporter.report()
             discarded.close()
-
-
-def _warn_about_role_weights(rl: RLConfig) -> None:
-    total = sum(rl.role_weights.values())
-    if rl.role_weights and abs(total - 1) > 1e-9:
-        log.warning("finetune.rl.role_weights sum to %g, not 1; the loss is scaled by that", total)
 
 
 def _loop(

@@ -164,6 +164,7 @@ def samples_of(
     disagree, numbers that are not finite, versions that do not cover the output, contradictory labels.
     """
     rollout = f"{origin.group_id}/{origin.rollout_index}"
+    _check_whose(texts, origin, rollout)
     samples = []
     for step, (text, labels) in enumerate(zip(texts, emit_situations(texts, rollout), strict=True)):
         sampled = int(np.count_nonzero(text.labels != MASKED_TOKEN_ID))
@@ -208,6 +209,27 @@ def samples_of(
             )
         )
     return samples
+
+
+def _check_whose(texts: Sequence[TrainingText], origin: RolloutOrigin, rollout: str) -> None:
+    """Whether each text is one call of this rollout; raises BadSample.
+
+    A text that a policy kept from another problem would be trained on with this one's reward.
+    """
+    for step, text in enumerate(texts):
+        index = text.metadata.get("rollout_index")
+        if text.group_id is None or index is None:  # nobody noted whose it is
+            continue
+        if (text.group_id, index) != (origin.group_id, origin.rollout_index):
+            raise BadSample(
+                "foreign_text",
+                f"sample {rollout}/{step}: the text is one of rollout {text.group_id}/{index}; return those "
+                "that this rollout has made",
+            )
+    if len({id(text) for text in texts}) < len(texts):
+        raise BadSample(
+            "duplicate_text", f"rollout {rollout}: training_texts holds one text twice; return each once"
+        )
 
 
 def settle_group(samples: Iterable[Sample]) -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -26,6 +26,7 @@ from pipelinerl.config.files import typed
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.checks.sampling import context_key
+from pipelinerl.run_state.shared_problems import shared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -34,6 +35,8 @@ START_DEADLINE_S, VALIDATE_DEADLINE_S = 10.0, 300.0
 """A start goes on without having seen the problems; a validation has nothing else to do."""
 PROMPTS_S = 5.0
 """For rendering prompts; of many problems the first ones are looked at."""
+COMPARED = 20_000
+"""Most training problems that test problems are compared with here; the actor compares all of them."""
 UNREACHED = (ConnectionError, TimeoutError)
 """Of a loader that asks a server which the run may be about to start."""
 
@@ -68,7 +71,7 @@ def look(tree: DictConfig, deadline_s: float) -> Looked:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    if child.returncode != 0:
+    if child.returncode != 0 or not out.strip():  # a loader may exit with 0 too
         last = " ".join(words.split())[-200:]
         return Looked([f"{_loader(cfg)}: loading ended its process with status {child.returncode}: {last}"])
     return Looked(**json.loads(out.splitlines()[-1]))
@@ -84,7 +87,7 @@ def looked_at(tree: DictConfig) -> Looked:
     try:
         domain = load_domain(cfg.domain_hooks)
         train, test = load_problems(cfg)
-        payload((train or test)[0], 0)
+        _carried(chain(train, test))
     except UNREACHED as error:
         return Looked(said=f"not looked at: {error}")
     except ConfigError as error:
@@ -93,6 +96,8 @@ def looked_at(tree: DictConfig) -> Looked:
         named = isinstance(error, ValueError | OSError)
         return Looked([f"{_loader(cfg)}: {'' if named else f'{type(error).__name__}: '}{error}"])
     said = f"{len(train)} to train on, {len(test)} to evaluate"
+    if len(train) <= COMPARED and (both := shared(train, test)):
+        said += f" ({both} of them are trained on too)"
     tokenizer = _tokenizer(cfg.model_path)
     if tokenizer is None:
         return Looked(said=said)
@@ -101,6 +106,15 @@ def looked_at(tree: DictConfig) -> Looked:
     except ValueError as error:
         return Looked([f"model_path={cfg.model_path}: {error}"])
     return _judged(cfg, sizes, said)
+
+
+def _carried(problems: Iterable[Problem]) -> None:
+    """Raises ValueError for a problem that no worker can be sent; of many, the first ones are looked at."""
+    until = time.monotonic() + PROMPTS_S
+    for number, problem in enumerate(problems):
+        payload(problem, number)
+        if time.monotonic() > until:
+            return
 
 
 def prompt_sizes(

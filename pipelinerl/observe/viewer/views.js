@@ -175,7 +175,9 @@ async function groupView(row) {
       {},
       fact("attempts", String(rows.length)),
       fact("mean reward", number(rows.reduce((a, b) => a + (b.reward ?? 0), 0) / rows.length, 3)),
-      fact("solved", `${rows.filter((one) => one.success).length} of ${rows.length}`),
+      rows.every((one) => one.success === null || one.success === undefined)
+        ? null
+        : fact("solved", `${rows.filter((one) => one.success).length} of ${rows.length}`),
       histogramNode(rows),
     ),
     hint ? el("p.hint", {}, hint) : null,

@@ -17,9 +17,17 @@ from pipelinerl.actor.loop_lag import LoopLag
 from pipelinerl.actor.messages import Ending, FinishedRollout
 from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.retries import backoff_s, reason_of, retryable
+from pipelinerl.actor.run import _remark_others
 from pipelinerl.actor.runner import metric_values
 from pipelinerl.actor.sampler import ProblemSampler
-from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, RecentGroups, Throughput
+from pipelinerl.actor.stats import (
+    LAGS_KEPT,
+    GroupStats,
+    LoopLagStats,
+    RecentGroups,
+    Throughput,
+    UnsolvedWatch,
+)
 from pipelinerl.async_llm import RetryableAbortedCompletionError
 from pipelinerl.config import Config
 from pipelinerl.domain_sampling import DomainWeightedSampler
@@ -360,3 +368,68 @@ async def test_the_rollout_that_blocks_the_loop_is_named(caplog):
     assert noted[1]["until"] > noted[1]["since"] == noted[0]["since"] and "blocking" in noted[0]["where"]
     assert "rollout 0-000001/3 blocks the event loop" in caplog.text and "blocking" in caplog.text
     assert max(lag.take()) > 1.0
+
+
+def test_twenty_groups_without_a_success_are_said_once():
+    watch = UnsolvedWatch()
+
+    def told(success, count, **metrics):
+        one = FinishedRollout(key=1, ending=Ending.DONE, metrics={"reward": 0.5, **metrics})
+        if success is not None:
+            one.metrics["success"] = success
+        return [watch.add_group([one, one]) for _ in range(count)]
+
+    assert set(told(0.0, 19) + told(1.0, 1) + told(0.0, 19)) == {None}
+    assert set(told(None, 30)) == {None}, "a domain without success"
+    (line,) = told(0.0, 1, no_answer=1.0)
+    assert "no success in 20 groups in a row (40 rollouts, mean reward 0.5, 2 without an answer" in line
+    assert set(told(0.0, 40)) == {None}
+
+
+def test_a_domain_may_have_no_notion_of_success():
+    without = BaseMetrics(reward=0.5, success=None, no_error=True, no_answer=False)
+    assert metric_values(without) == {"reward": 0.5, "no_error": 1.0, "no_answer": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (RolloutOrigin("0-000001", 3, 0, True), "g/0/0: the text is one of rollout 0-000001/3"),
+        (RolloutOrigin("g", 1, 0, True), "g/0/0: the text is one of rollout g/1"),
+        (RolloutOrigin("g", 0, 0, True), ""),
+    ],
+    ids=["another_problem", "another_attempt", "its_own"],
+)
+def test_a_text_of_another_rollout_is_refused(other, words):
+    kept = text()
+    samples_of([kept], other)
+    mine = RolloutOrigin("g", 0, 0, True)
+    if not words:  # such as one that was tried again
+        assert samples_of([kept], mine)[0].rollout == "g/0"
+        return
+    for given in (kept, kept.model_copy(deep=True)):
+        with pytest.raises(BadSample, match=words):
+            samples_of([given], mine)
+
+
+def test_a_text_that_is_returned_twice_is_refused():
+    one = text()
+    with pytest.raises(BadSample, match="rollout g/0: training_texts holds one text twice"):
+        samples_of([one, text(), one], RolloutOrigin("g", 0, 0, True))
+
+
+def test_other_problems_than_in_the_last_start_are_remarked(tmp_path, caplog):
+    began = {"training": "50 aa", "test": "20 bb"}
+    _remark_others(tmp_path, began)
+    _remark_others(tmp_path, began)
+    assert not caplog.records
+    _remark_others(tmp_path, {"training": "5 cc", "test": ""})
+    (record,) = caplog.records
+    assert record.remark and "the training problems are others than in the last start (5, before 50)" in (
+        record.getMessage()
+    )
+    caplog.clear()
+    _remark_others(tmp_path, {"training": "5 cc", "test": "20 bb"})
+    assert not caplog.records, "a start without evaluation says nothing of its problems"
+    _remark_others(tmp_path, {"training": "5 cc", "test": "20 dd"})
+    assert "the test problems are others" in caplog.text and "not compared problem by problem" in caplog.text

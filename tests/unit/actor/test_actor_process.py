@@ -12,6 +12,8 @@ from aiohttp import web
 from pipelinerl.observe.blocked import BlockWatch
 from pipelinerl.observe.history import read_status
 from pipelinerl.observe.progress import status_line
+from pipelinerl.observe.remarks import RemarkWatch
+from pipelinerl.observe.summary import summarise
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, reconcile
 from tests.support.actor_run import ActorRun, tiny_model, write_config
 from tests.support.fake_engine import FakeEngine, said
@@ -119,6 +121,19 @@ def test_a_first_group_that_never_ends_holds_up_no_other_and_is_named(tmp_path: 
             assert " | oldest rollout 0-000000/0 for " in shown
             run.trainer.training_done()
             assert run.end()[0] == 0
+
+
+def test_problems_that_are_trained_on_under_another_name_are_remarked(tmp_path: Path, model, answer):
+    """The loader makes the same numbers for every name."""
+    watch = RemarkWatch(tmp_path)
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=1000)
+        with ActorRun(tmp_path) as run:
+            (line,) = run.until(lambda: list(watch.lines()))
+            run.trainer.training_done()
+            assert run.end()[0] == 0
+    assert line.startswith("actor: 3 of 3 test problems are trained on too")
+    assert summarise(tmp_path).evaluated_on == "test problems, 3 of 3 trained on too"
 
 
 def test_the_status_after_the_end_is_not_of_the_last_evaluation_under_way(tmp_path: Path, model, answer):

@@ -117,6 +117,8 @@ async def test_without_an_engine_the_run_ends_instead_of_the_rollout():
     [
         (lambda: {}["answer"], "KeyError: 'answer'"),
         (lambda: exit(3), "SystemExit: 3"),
+        (lambda: fails(BaseException("a panic of Rust")), "BaseException: a panic of Rust"),
+        (lambda: fails(KeyboardInterrupt()), "KeyboardInterrupt"),
         (lambda: {"reward": 1}, "TypeError: the rollout policy returned a dict, expected a RolloutResult"),
         (lambda: RolloutResult(training_texts=[], failed="no sandbox"), "no sandbox"),
     ],

@@ -62,13 +62,15 @@ class World:
             started.append(assignment)
         return started
 
-    def end(self, key, ending=Ending.DONE, texts=1, reason=""):
+    def end(self, key, ending=Ending.DONE, texts=1, reason="", latency_s=0.0):
         start = self.running.pop(key)
         origin = RolloutOrigin(start.group.id, start.rollout_index, 0, start.group.training)
         samples = samples_of([text() for _ in range(texts)], origin) if ending is Ending.DONE else []
-        metrics = {"reward": float(start.group.problem)}
+        metrics = {"reward": float(start.group.problem)} if ending is Ending.DONE else {}
         self.scheduler.finish(
-            FinishedRollout(key=key, ending=ending, reason=reason, samples=samples, metrics=metrics)
+            FinishedRollout(
+                key=key, ending=ending, reason=reason, samples=samples, metrics=metrics, latency_s=latency_s
+            )
         )
 
     def end_all(self, ending=Ending.DONE, reason=""):
@@ -265,6 +267,38 @@ def test_training_waits_for_an_evaluation_and_running_groups_finish(tmp_path):
     world.end(min(world.running))
     world.scheduler.observe(100, 0, 100)
     assert not any(a.training for a in world.start_all())
+
+
+def test_an_evaluation_rollout_that_does_not_end_holds_up_training_for_a_while_only(tmp_path):
+    """The longest of the others took 9 s: nobody waits longer than ten times that."""
+    world = World(tmp_path, tests=4, every=100)
+    world.start_all()
+    hanging = max(world.running)
+    began = world.running[hanging].at
+    assert world.scheduler.go_on_beside_stragglers(began + 590) is None, "none has ended yet"
+    for key in sorted(world.running)[:3]:
+        world.end(key, latency_s=9.0)
+    assert world.scheduler.go_on_beside_stragglers(began + 89) is None and world.start_all() == []
+    line = world.scheduler.go_on_beside_stragglers(began + 91)
+    assert line is not None and "0-eval0-3/0 has run for 91 s, and 3 of 4 are done" in line
+    assert "actor.rollout_deadline_s=3600" in line and "\n" not in line
+    assert world.scheduler.go_on_beside_stragglers(began + 92) is None
+    assert {a.training for a in world.start_all()} == {True}
+    world.scheduler.observe(100, 0, 100)
+    assert not world.passes, "the next pass waits for this one"
+    world.end(hanging, Ending.FAILED, reason="deadline")
+    assert world.passes[0].values() == {"reward": [0.0, 1.0, 2.0, None]}
+    world.end_all()
+    world.start_all()
+    assert world.scheduler.running_pass is not None and world.scheduler.running_pass.version == 100
+
+
+def test_an_evaluation_of_which_nothing_ends_holds_up_training_for_ten_minutes(tmp_path):
+    world = World(tmp_path, tests=2, every=100)
+    world.start_all()
+    began = min(start.at for start in world.running.values())
+    assert world.scheduler.go_on_beside_stragglers(began + 590) is None
+    assert world.scheduler.go_on_beside_stragglers(began + 610) is not None
 
 
 def test_evaluation_values_keep_the_order_of_problems_and_mark_failures(tmp_path):

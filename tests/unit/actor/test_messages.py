@@ -18,7 +18,7 @@ from pipelinerl.actor.messages import (
     Pulse,
     Stop,
 )
-from pipelinerl.actor.worker import News, Worker
+from pipelinerl.actor.worker import LEFT_TASKS, News, Worker
 from pipelinerl.finetune.rl.sample import samples_of
 from pipelinerl.rollouts import RolloutOrigin
 from pipelinerl.streams.errors import UnsupportedValue
@@ -99,6 +99,8 @@ async def test_a_rollout_that_no_record_can_hold_fails_instead_of_vanishing():
     here, there = await channels()
 
     class Runner:
+        deadline_s = 100.0
+
         async def run(self, assignment):
             return finished(assignment.key, n=1 << 70)
 
@@ -108,3 +110,46 @@ async def test_a_rollout_that_no_record_can_hold_fails_instead_of_vanishing():
     assert (answer.key, answer.ending, answer.samples) == (7, Ending.FAILED, [])
     assert answer.reason.startswith("UnsupportedValue: ")
     await asyncio.gather(here.close(), there.close())
+
+
+async def test_a_rollout_that_catches_its_cancellation_is_given_up_behind_its_deadline(monkeypatch):
+    monkeypatch.setattr("pipelinerl.actor.worker.OVERDUE_S", 0.01)
+    here, there = await channels()
+    free = asyncio.Event()
+
+    class Runner:
+        deadline_s = 0.01
+
+        async def run(self, assignment):
+            await free.wait()
+            return finished(assignment.key)
+
+    worker = Worker(0, here, None, Runner(), News())  # type: ignore[arg-type]
+    worker._handle(Assignment(7, "g", 2, b"", "http://e", True, None, 3))
+    (answer,) = await there.receive()
+    assert (answer.key, answer.ending) == (7, Ending.FAILED)
+    assert answer.reason.startswith("rollout passed actor.rollout_deadline_s=0.01 and went on although")
+    free.set()
+    await asyncio.gather(*worker._tasks.values())
+    await asyncio.gather(here.close(), there.close())
+
+
+async def test_tasks_that_rollouts_leave_behind_are_remarked_once(caplog):
+    here, there = await channels()
+    worker = Worker(3, here, None, None, News())  # type: ignore[arg-type]
+
+    async def forever():
+        await asyncio.Event().wait()
+
+    left = [asyncio.create_task(forever()) for _ in range(LEFT_TASKS - 5)]
+    worker._look_for_left_tasks()
+    assert not caplog.records
+    left += [asyncio.create_task(forever()) for _ in range(5)]
+    for _ in range(2):
+        worker._look_for_left_tasks()
+    (record,) = caplog.records
+    assert record.remark and record.getMessage().startswith("rollout worker 3 has ")
+    assert f"{LEFT_TASKS} of them " in record.getMessage() and "forever" in record.getMessage()
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, here.close(), there.close(), return_exceptions=True)

@@ -82,6 +82,12 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list
         ("def load(names): return 1 / 0", [], "load: ZeroDivisionError: division by zero"),
         ("def load(names):\n    import os\n    os._exit(7)", [], "ended its process with status 7"),
         ("def load(names): return [{'n': lambda: 0}]", [], "problem 0 cannot be sent to a worker process"),
+        ("def load(names): raise SystemExit(0)", [], "loading ended its process with status 0"),
+        (
+            "def load(names): return [{'n': 0}, {'n': lambda: 0}]",
+            [],
+            "problem 1 cannot be sent to a worker process",
+        ),
     ],
 )
 def test_problems_that_nobody_can_play(

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.base.logs import setup_logging
+from pipelinerl.base.logs import REMARK, REMARKS, setup_logging
 from pipelinerl.base.waits import WaitExpired, current_waits, wait_for, waiting
 from pipelinerl.observe.blocked import BlockWatch, write_block
 from pipelinerl.observe.metrics import MetricsWriter, histogram
+from pipelinerl.observe.remarks import RemarkWatch
 from pipelinerl.observe.status import StatusFile
 
 
@@ -116,3 +117,24 @@ def test_a_blocked_worker_is_said_as_it_is_noticed_and_once_a_minute(tmp_path: P
     assert list(watch.lines(1204.0)) == [f"rollout worker 3 was blocked for 2 s {remedy}"]
     (tmp_path / "actor/worker_3/blocked.json").write_text("[1]")
     assert list(watch.lines(1300.0)) == []
+
+
+def test_remarks_of_roles_are_said_once_in_a_start_whoever_makes_them(tmp_path: Path) -> None:
+    setup_logging(tmp_path, "finetune", "rank_0")
+    logging.getLogger("a").warning("of an earlier start", extra=REMARK)
+    watch = RemarkWatch(tmp_path)
+    assert list(watch.lines()) == []
+    logging.getLogger("a").warning("%s=0.1 of the model set to 0", "resid_pdrop", extra=REMARK)
+    logging.getLogger("a").warning("for the log only")
+    setup_logging(tmp_path, "preprocess")  # which loads the same model
+    logging.getLogger("a").warning("resid_pdrop=0.1 of the model set to 0", extra=REMARK)
+    logging.getLogger("a").warning("its own", extra=REMARK)
+    assert list(watch.lines()) == [
+        "finetune: resid_pdrop=0.1 of the model set to 0",
+        "preprocess: its own",
+    ]
+    logging.getLogger("a").warning("its own", extra=REMARK)
+    assert list(watch.lines()) == []
+    with (tmp_path / "preprocess" / REMARKS).open("a") as file:
+        file.write('{"no": "remark"}\n"behind damage"\n')
+    assert list(watch.lines()) == ["preprocess: behind damage"]

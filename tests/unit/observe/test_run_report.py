@@ -20,7 +20,7 @@ from pipelinerl.base.line_file import DamagedLine, LineFile, LineTail
 from pipelinerl.base.waits import waiting
 from pipelinerl.config.files import config_path
 from pipelinerl.domain import ReportFocus, ReportSection
-from pipelinerl.observe.history import metrics_record, read_evaluations, read_metrics, series
+from pipelinerl.observe.history import Evaluation, metrics_record, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.plots import lag_histogram, pace, plt, smooth, throughput
@@ -158,6 +158,9 @@ def test_the_command_reports_a_run_and_refuses_a_missing_one(
     (tmp_path / "clone" / "conf" / "base.yaml").touch()
     assert main([str(tmp_path / "clone")]) == 1
     assert not (tmp_path / "clone" / "report").exists()
+    (tmp_path / "clone" / "conf" / "exp_config.yaml").write_text("seed: 1\n")  # as a dry run leaves it
+    assert main([str(tmp_path / "clone")]) == 1
+    assert capsys.readouterr().err.endswith("clone: nothing is recorded yet\n")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -425,3 +428,11 @@ def test_a_window_longer_than_the_points_still_gives_one_each(values: list[float
 
 def test_smoothing_means_over_its_window() -> None:
     assert smooth(np.array([0.0, 3.0, 6.0, 3.0]), 3).tolist() == [1.5, 3.0, 4.0, 4.5]
+
+
+def test_evaluations_of_other_problems_are_not_paired() -> None:
+    """Equal numbers of problems are no equal problems: the digest of a pass says which they were."""
+    values = {"success": [0.0, 1.0, 0.0]}
+    for before, after, paired in (("3 a", "3 a", True), ("3 a", "3 b", False), ("", "3 b", True)):
+        found = compare([Evaluation(0, values, before), Evaluation(8, values, after)])["success"]
+        assert (found.difference is not None) is paired and found.after.n == 3

@@ -9,8 +9,8 @@ import pytest
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.sample import Sample, metadata_of
-from pipelinerl.preprocess.loop import _warn_about_role_weights
 from pipelinerl.preprocess.reading import LEAST, Rejections
+from pipelinerl.preprocess.signal import warn_about_role_weights
 from tests.support.builders import group
 from tests.support.policy import VOCAB
 from tests.unit.preprocess.conftest import Bench
@@ -274,6 +274,6 @@ def test_groups_of_several_sizes_and_missing_situations_are_fine(bench: Bench) -
 def test_role_weights_that_do_not_sum_to_one_are_said(caplog: pytest.LogCaptureFixture) -> None:
     for weights, said in (({"a": "1/9", "b": "8/9"}, 0), ({"a": 1, "b": 1}, 1)):
         caplog.clear()
-        _warn_about_role_weights(RLConfig(role_weights=weights))
+        warn_about_role_weights(RLConfig(role_weights=weights))
         assert len(caplog.records) == said
     assert "role_weights sum to 2, not 1" in caplog.text

@@ -1,0 +1,134 @@
+"""Whether groups give the policy anything to learn from; asked by the loop, which remarks when none does.
+
+A run without a signal goes on: its groups are trained on with advantages of 0, or dropped and made anew, and
+nothing else tells it from one that learns slowly.
+"""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from pipelinerl.base.logs import REMARK
+from pipelinerl.config import Config, RLConfig
+from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.preprocess.chunk import ChunkResult
+from pipelinerl.preprocess.reading import ReadGroup
+
+log = logging.getLogger(__name__)
+
+GROUPS = 20
+"""Groups in a row that are remarked."""
+EQUAL, CUT, FACTOR = "equal rewards", "cut texts", "no positive factor"
+
+
+class SignalWatch:
+    """Counts groups in a row that move nothing, by reason; `remark` is one line, once."""
+
+    def __init__(self, cfg: Config) -> None:
+        self._cfg, tune = cfg, cfg.finetune
+        # Supervised texts need no factor, and a value head learns from equal rewards too.
+        self._by_factor = tune.rl.policy_loss != "sft" and not tune.has_value_head
+        self._reasons = Counter[str]()
+        self._rewards: tuple[float, float] | None = None
+        """The lowest and the highest one among groups of equal rewards."""
+        self._said = False
+
+    def chunk(self, groups: Iterable[ReadGroup], result: ChunkResult) -> None:
+        """Take in the groups of a chunk and what became of them."""
+        ready, dropped = defaultdict[str, list[Sample]](list), defaultdict[str, list[str]](list)
+        for sample in result.ready:
+            ready[sample.group_id].append(sample)
+        for sample, reason in result.dropped:
+            dropped[sample.group_id].append(reason)
+            if reason == "zero_advantage":
+                self._note_rewards([sample])
+        for group in groups:
+            name = group.samples[0].group_id if group.samples else ""
+            self.add(ready[name], [*dropped[name], *(reason for _, reason in group.dropped)])
+        if (line := self.remark()) is not None:
+            log.warning(line, extra=REMARK)
+
+    def add(self, ready: Sequence[Sample], dropped: Iterable[str]) -> None:
+        """A group: what can be trained on, valued, and for what the rest was dropped."""
+        if any(self._moves(sample) for sample in ready):
+            self._reasons.clear()
+            self._rewards = None
+            return
+        reason = self._reason(ready, dropped)
+        self._reasons[reason] += 1
+        if ready and reason == EQUAL:
+            self._note_rewards(ready)
+
+    def remark(self) -> str | None:
+        """What to say now, the first time that there is something to say."""
+        if self._said or (total := self._reasons.total()) < GROUPS:
+            return None
+        self._said = True
+        common, _ = self._reasons.most_common(1)[0]
+        reasons = ", ".join(f"{reason} {count}" for reason, count in self._reasons.most_common())
+        return f"nothing to learn from {total} groups in a row ({reasons}): {self._meaning(common)}"
+
+    def _moves(self, sample: Sample) -> bool:
+        """Whether the policy term of this sample has a gradient."""
+        rl = self._cfg.finetune.rl
+        if rl.overlong_filtering and sample.overflow:
+            return False
+        return not self._by_factor or self._factor(sample) != 0
+
+    def _factor(self, sample: Sample) -> float:
+        rl = self._cfg.finetune.rl
+        factor = sample.advantage if rl.use_advantages else sample.reward
+        return max(factor, 0.0) if rl.relu_log_p_weights else factor
+
+    def _reason(self, ready: Sequence[Sample], dropped: Iterable[str]) -> str:
+        if ready:
+            cut = self._cfg.finetune.rl.overlong_filtering and all(sample.overflow for sample in ready)
+            rest = EQUAL if self._cfg.finetune.rl.use_advantages else FACTOR
+            return CUT if cut else rest
+        reasons = Counter(EQUAL if reason == "zero_advantage" else reason for reason in dropped)
+        return reasons.most_common(1)[0][0] if reasons else "refused"
+
+    def _note_rewards(self, ready: Sequence[Sample]) -> None:
+        rewards = [sample.reward for sample in ready]
+        low, high = self._rewards or (rewards[0], rewards[0])
+        self._rewards = min(low, *rewards), max(high, *rewards)
+
+    def _meaning(self, reason: str) -> str:
+        """What the commonest reason means, and what to do."""
+        tune = self._cfg.finetune
+        if reason == EQUAL:
+            return (
+                f"what is compared has equal rewards{self._shown_rewards()}, so every advantage is 0 and the "
+                "weights stay; look at how the rollout policy rewards, or give problems that some attempts "
+                "solve and others do not"
+            )
+        return {
+            FACTOR: "no reward is a positive or negative weight; look at how the rollout policy rewards",
+            CUT: (
+                "every text was cut, and finetune.rl.overlong_filtering leaves such texts out; set "
+                "finetune.rl.overlong_filtering=false, or a larger llm.parameters.max_tokens "
+                f"({self._cfg.llm.parameters.max_tokens})"
+            ),
+            "oversize": (
+                f"texts are longer than finetune.seq_length={tune.seq_length}; raise it, or lower "
+                f"llm.parameters.max_tokens ({self._cfg.llm.parameters.max_tokens})"
+            ),
+            "masked": "the rollout policy masks every text; leave one unmasked",
+            "baseline_only": "the rollout policy gives every text loss_weight 0; give one more",
+        }.get(
+            reason, f"texts are dropped before training for the reason {reason} (preprocess/preprocess.log)"
+        )
+
+    def _shown_rewards(self) -> str:
+        if self._rewards is None:
+            return ""
+        low, high = self._rewards
+        return f" (all {low:g})" if low == high else f" (each group its own, {low:g} to {high:g})"
+
+
+def warn_about_role_weights(rl: RLConfig) -> None:
+    """Remark weights that scale the whole loss."""
+    total = sum(rl.role_weights.values())
+    if rl.role_weights and abs(total - 1) > 1e-9:
+        line = "finetune.rl.role_weights sum to %g, not 1; the loss is scaled by that"
+        log.warning(line, total, extra=REMARK)

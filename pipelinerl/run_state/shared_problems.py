@@ -1,0 +1,101 @@
+"""Which problems a run has: those that are trained on and tested, and those that changed with a resume.
+
+A data set under two names, in another order or with other spaces and ids, is no test. The actor looks at its
+start, the report names what was found.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_64
+
+from pipelinerl.base.files import write_whole
+
+_NAMES = frozenset(
+    "id uid idx index number row name key split dataset dataset_name data_source source domain".split()  # noqa: SIM905
+)
+"""What tells problems of equal content apart."""
+_TEXT = 16
+"""Characters from which on a text may say which problem it is."""
+
+
+def shared(train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]) -> int:
+    """How many test problems have the content of a training problem, up to case, spaces and names.
+
+    Where problems have texts of their own, those decide and numbers or words beside them do not.
+    """
+    contents = [frozenset(_leaves(problem)) for problem in train]
+    texts: dict[str, set[str]] = {}
+    for key, value in chain.from_iterable(contents):
+        if len(value) >= _TEXT:
+            texts.setdefault(key, set()).add(value)
+    # Not a system prompt, which many problems have in common.
+    own = {key for key, values in texts.items() if 2 * len(values) > len(train)}
+
+    def told(content: Collection[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+        return frozenset(pair for pair in content if pair[0] in own) or frozenset(content)
+
+    known = {told(content) for content in contents}
+    return sum(told([*_leaves(problem)]) in known for problem in test)
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Texts, numbers and what else there is, by the innermost key."""
+    if isinstance(value, str):
+        yield key, _plain(value)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            if name not in _NAMES:
+                yield from _leaves(item, str(name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item, key)
+    elif isinstance(value, set | frozenset):
+        yield key, " ".join(sorted(map(str, value)))  # which have another order in each process
+    elif value is not None:
+        shown = str(value)
+        yield key, type(value).__name__ if " at 0x" in shown else shown
+
+
+@lru_cache(1 << 14)
+def _plain(text: str) -> str:
+    return "".join(text.split()).casefold()
+
+
+def _path(output_dir: Path) -> Path:
+    return Path(output_dir) / "actor" / "shared_problems"
+
+
+def note_shared(output_dir: Path, count: int, total: int) -> None:
+    """Write down how many of the test problems are trained on too."""
+    write_whole(_path(output_dir), f"{count} of {total}\n")
+
+
+def noted_shared(output_dir: Path) -> str:
+    """Such as `12 of 40`; empty where none is, or where nobody has looked."""
+    path = _path(output_dir)
+    said = path.read_text().strip() if path.is_file() else ""
+    return "" if said.startswith("0 ") else said
+
+
+def digest(problems: Sequence[Mapping[str, Any]]) -> str:
+    """What tells two lists of problems apart, their order included; empty for none."""
+    if not problems:
+        return ""
+    whole = xxh3_64()
+    for problem in problems:
+        whole.update("\0".join(chain.from_iterable(_leaves(problem))).encode("utf-8", "surrogatepass"))
+        whole.update(b"\1")
+    return f"{len(problems)} {whole.hexdigest()}"
+
+
+def note_digest(output_dir: Path, kind: str, found: str) -> str:
+    """Keep a digest for the next start; returns that of the last one, empty for none."""
+    path = Path(output_dir) / "actor" / f"{kind}_problems_digest"
+    before = path.read_text().strip() if path.is_file() else ""
+    if found:
+        write_whole(path, f"{found}\n")
+    return before

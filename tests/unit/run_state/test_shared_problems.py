@@ -1,0 +1,80 @@
+"""Test problems that are trained on too, under another name, in another order, with other spaces."""
+
+from typing import Any
+
+import pytest
+
+from pipelinerl.run_state.shared_problems import (
+    digest,
+    note_digest,
+    note_shared,
+    noted_shared,
+    shared,
+)
+
+QUESTIONS = [f"How many apples are {number} apples and one more?" for number in range(40)]
+Row = dict[str, Any]
+
+
+def row(number: int, **more: Any) -> Row:
+    return {"id": f"train-{number}", "question": QUESTIONS[number], "answer": str(number + 1), **more}
+
+
+TRAIN = [row(number, dataset="train", level=1) for number in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("test", "count"),
+    [
+        ([row(n, id=f"other-{n}", dataset="test") for n in reversed(range(30))], 30),
+        ([row(n, question=f"  {QUESTIONS[n].upper()}\n", split="test") for n in range(25, 35)], 5),
+        ([row(n, level=7, answer=f"{n + 1}.0") for n in range(28, 32)], 2),
+        ([row(n) for n in range(30, 40)], 0),
+        ([], 0),
+    ],
+    ids=["copied", "spaces_and_case", "other_numbers_beside", "others", "none"],
+)
+def test_texts_decide_whatever_they_are_called(test: list[Row], count: int) -> None:
+    assert shared(TRAIN, test) == count
+
+
+def test_a_text_that_all_problems_have_says_nothing() -> None:
+    system = "You are a calculator. Answer with one number."
+    train = [{"system": system, "question": f"{n}+1"} for n in range(30)]
+    test = [{"system": system, "question": f"{n}+1"} for n in range(29, 33)]
+    assert shared(train, test) == 1
+
+
+def test_problems_without_texts_are_compared_whole_and_chats_by_their_messages() -> None:
+    assert shared([{"id": 1, "answer": 7, "highest": 100}], [{"id": 2, "answer": 7, "highest": 100}]) == 1
+    assert shared([{"id": 1, "answer": 7, "highest": 100}], [{"id": 1, "answer": 8, "highest": 100}]) == 0
+    chats = [
+        [{"prompt": [{"role": "user", "content": QUESTIONS[n]}], "extra": {"index": at}} for n in numbers]
+        for at, numbers in ((0, range(20)), (1, range(15, 25)))
+    ]
+    assert shared(*chats) == 5
+
+
+def test_what_was_counted_is_kept_for_the_report(tmp_path: Any) -> None:
+    assert noted_shared(tmp_path) == ""
+    note_shared(tmp_path, 0, 40)
+    assert noted_shared(tmp_path) == ""
+    note_shared(tmp_path, 12, 40)
+    assert noted_shared(tmp_path) == "12 of 40"
+
+
+def test_other_problems_have_another_digest_and_the_same_ones_the_same(tmp_path: Any) -> None:
+    others = [TRAIN[1], TRAIN[0], *TRAIN[2:]]
+    digests = [digest(rows) for rows in (TRAIN, TRAIN[:5], others, [*TRAIN[:-1], row(31)])]
+    assert len({*digests}) == 4 and digests[1].startswith("5 ")
+    assert digest([dict(one) for one in TRAIN]) == digests[0] and digest([]) == ""
+    assert [note_digest(tmp_path, "test", one) for one in digests[:2]] == ["", digests[0]]
+    assert note_digest(tmp_path, "training", digests[0]) == ""
+
+
+def test_objects_and_sets_have_the_same_digest_in_each_process() -> None:
+    class Picture:
+        pass
+
+    one, two = ([{"picture": Picture(), "words": {"a", "b", "c"}, "n": n} for n in range(3)] for _ in "ab")
+    assert digest(one) == digest(two) and " at 0x" in str(one[0]["picture"])
