@@ -94,14 +94,17 @@ def test_a_run_without_its_configuration_is_named(run: Run, tmp_path: Path) -> N
         check_writable(tmp_path / "other", force_restart=True)
 
 
-@pytest.mark.parametrize("name", [".", "conf/exp_config.yaml", "finetune", "actor", "streams", "launcher"])
+PARTS = ("finetune", "actor", "streams", "launcher", "streams/training_data", "actor/state")
+
+
+@pytest.mark.parametrize("name", [".", "conf/exp_config.yaml", *PARTS])
 def test_what_is_removed_under_a_run_ends_it_by_name(
     name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
 
     def supervise(plan: object, say: object, tick: Callable[[], None], others: object) -> None:
-        for made in ("finetune", "actor", "streams", "launcher"):
+        for made in PARTS:
             (folder / made).mkdir(exist_ok=True)
         tick()
         gone = folder / name
