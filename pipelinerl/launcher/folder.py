@@ -214,7 +214,9 @@ class RunFolder(Closing):
         if self._lock is None:
             return
         written = (path.relative_to(self.path) for pattern in WRITTEN for path in self.path.glob(pattern))
-        for name in dict.fromkeys((*NEEDED, *map(str, written), *self._seen)):  # a folder before what is in it
+        for name in dict.fromkeys(
+            (*NEEDED, *map(str, written), *self._seen)
+        ):  # a folder before what is in it
             path = self.path / name
             try:
                 found = path.stat()
