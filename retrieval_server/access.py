@@ -8,14 +8,15 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import re
 import socket
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 TOKEN_VARIABLE = "RETRIEVAL_TOKEN"
 MIN_TOKEN_CHARS = 16
+_HOST = re.compile(r"(?:\[(?P<bracketed>[^\[\]@]+)\]|(?P<name>[^\[\]:@]+))(?::\d*)?")
 
 
 class AccessError(ValueError):
@@ -70,7 +71,7 @@ def page_refusal(headers: Mapping[str, str], any_name: bool = False) -> str | No
     machine's name; `any_name` leaves that out, for servers whose token no page has.
     """
     host, origin = headers.get("Host", ""), headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    if origin is not None and origin.partition("://")[2] != host:
         return "web pages may not ask; send the request without Origin"
     if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         return "web pages of other sites may not ask; send the request without Sec-Fetch-Site"
@@ -80,13 +81,14 @@ def page_refusal(headers: Mapping[str, str], any_name: bool = False) -> str | No
 
 
 def _is_of_this_machine(host: str) -> bool:
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    """A longer name than the host name is none of this machine: a page can have one that begins with it."""
+    found = _HOST.fullmatch(host)
+    name = "" if found is None else (found["bracketed"] or found["name"]).lower()
     try:
         ipaddress.ip_address(name)
     except ValueError:
         here = socket.gethostname().lower()
-        name = name.lower().rstrip(".")
-        return name in ("localhost", here, here.partition(".")[0]) or name.startswith(f"{here}.")
+        return name.rstrip(".") in ("localhost", here, here.partition(".")[0])
     return True
 
 

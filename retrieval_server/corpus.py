@@ -5,6 +5,7 @@ Answer files of a task are never read, and links that leave a task's folder are 
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -96,14 +97,16 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
     """The text documents of one task in path order; empty ones are skipped.
 
     A binary original (`x.pdf`) is not read; the text of the same folder and stem (`x.md`) stands for it. What
-    a link leads to counts by its own name too: an answer file is none of the documents under any name. Raises
+    a link leads to counts by its own name too, and a copy of an answer file is one. Raises
     `CorpusError` where every text is a link out of the folder, as in a hub's cache.
     """
     files = folder / "files"
     boundary = files.resolve()
     found = sorted(files.rglob("*"))
-    paths = [path for path in found if path.resolve().is_relative_to(boundary)]
-    inside, answers, kept = set(paths), _answer_files(folder), 0
+    # Links in a circle lead nowhere; `Path.resolve` raises for them before Python 3.13.
+    places = {path: Path(os.path.realpath(path)) for path in found}
+    paths = [path for path in found if places[path].is_relative_to(boundary)]
+    inside, (answers, copies), kept = set(paths), _answer_files(folder), 0
     originals = _original_paths(task_id, folder)
     for path in paths:
         if path.suffix.lower() in ORIGINAL_SUFFIXES and path.is_file():
@@ -115,10 +118,10 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
             continue
         kept += 1
         status = path.stat()
-        if holds_answers(path.resolve().relative_to(boundary)) or (status.st_dev, status.st_ino) in answers:
+        if holds_answers(places[path].relative_to(boundary)) or (status.st_dev, status.st_ino) in answers:
             continue
         text = _read_text(path)
-        if text.strip():
+        if text.strip() and text not in copies:
             rest = relative.as_posix()
             yield LocalDocument(task_id, rest, text, originals.get(strip_extensions(rest).lower()))
     outside = [path for path in found if path not in inside]
@@ -132,10 +135,11 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
         logger.warning("%s: %d links lead out of the folder and are not served", files, len(outward))
 
 
-def _answer_files(folder: Path) -> set[tuple[int, int]]:
-    """Device and number of the task's answer files, by which a hard link to one is known."""
-    named = (path for path in folder.rglob("*") if holds_answers(path.relative_to(folder)) and path.is_file())
-    return {(status.st_dev, status.st_ino) for status in (path.stat() for path in named)}
+def _answer_files(folder: Path) -> tuple[set[tuple[int, int]], set[str]]:
+    """Of the task's answer files: device and number, by which a hard link to one is known, and the text."""
+    named = [path for path in folder.rglob("*") if holds_answers(path.relative_to(folder)) and path.is_file()]
+    numbers = {(status.st_dev, status.st_ino) for status in (path.stat() for path in named)}
+    return numbers, {path.read_text(encoding="utf-8-sig", errors="replace") for path in named}
 
 
 def holds_answers(relative: PurePath) -> bool:
@@ -148,6 +152,8 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path} is not UTF-8 (byte {error.start}); convert it to UTF-8") from error
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be read ({error.strerror}); let the server read it") from error
 
 
 def _original_paths(task_id: str, folder: Path) -> dict[str, str]:

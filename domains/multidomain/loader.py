@@ -52,26 +52,41 @@ def load_datasets(
     dataset_names: Sequence[str],
     per_domain_params: Mapping[str, Mapping[str, Any]] | None = None,
     domain_loaders: Mapping[str, str | Callable[..., Any]] | None = None,
+    **for_all: Any,
 ) -> list[Problem]:
     """Problems of all entries in their order, each with `domain` and `dataset`.
 
     `per_domain_params` are further arguments of a domain's loader, `domain_loaders` the loaders of domains
-    that have none by convention. A loader with a parameter `split` is asked for the part; where it has none,
-    a tenth of the problems, drawn by the dataset's name alone, is `@test` and the rest `@train`. Raises
-    ValueError for an entry that cannot be read, or a parameter that a domain's loader does not take.
+    that have none by convention. What `for_all` holds, such as a `seed`, goes to each loader that takes it,
+    unless its domain has a value of its own. A loader with a parameter `split` is asked for the part; where
+    it has none, a tenth of the problems, drawn by the dataset's name alone, is `@test` and the rest `@train`.
+    Raises ValueError for an entry that cannot be read, or a parameter that no loader it is for takes.
     """
     specs = [DatasetSpec.parse(entry) for entry in dataset_names]
     params = {domain: dict(values or {}) for domain, values in (per_domain_params or {}).items()}
     loaders = dict(domain_loaders or {})
     problems: list[Problem] = []
+    unused = set(for_all)
     for spec in specs:
         key = f"dataset_loader_params.domain_loaders.{spec.domain}"
         target = loaders.get(spec.domain)
         loader = find_loader(spec.domain, key) if target is None else resolve_callable(target, key)
         labels = {"dataset": spec.dataset}  # a problem's own dataset is kept
-        found = _loaded(spec, loader, params.get(spec.domain, {}))
+        shared = {name: value for name, value in for_all.items() if _takes(loader, name)}
+        unused -= shared.keys()
+        found = _loaded(spec, loader, shared | params.get(spec.domain, {}))
         problems += [{**labels, **problem, "domain": spec.domain} for problem in found]
+    if unused and specs:
+        domains = ", ".join(sorted({spec.domain for spec in specs}))
+        raise ValueError(
+            f"dataset_loader_params.{min(unused)}: no loader of {domains} has such a parameter; remove it"
+        )
     return problems
+
+
+def _takes(loader: Callable[..., Any], name: str) -> bool:
+    accepted = inspect.signature(loader).parameters
+    return name in accepted or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
 
 
 def _loaded(spec: DatasetSpec, loader: Callable[..., Any], params: dict[str, Any]) -> list[Problem]:
@@ -79,9 +94,7 @@ def _loaded(spec: DatasetSpec, loader: Callable[..., Any], params: dict[str, Any
     splits = "split" in accepted
     if spec.split is not None and splits:
         params = {**params, "split": spec.split}
-    catches_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
-    foreign = [] if catches_all else [name for name in params if name not in accepted]
-    if foreign:
+    if foreign := [name for name in params if not _takes(loader, name)]:
         takes = ", ".join(list(accepted)[1:]) or "none"
         key = f"per_domain_params.{spec.domain}.{foreign[0]}"
         raise ValueError(f"{key}: its loader has no such parameter; it takes {takes}")

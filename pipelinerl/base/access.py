@@ -14,13 +14,13 @@ import hmac
 import ipaddress
 import json
 import os
+import re
 import socket
 import stat
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 CONTROL_TOKEN_VARIABLE = "PIPELINERL_CONTROL_TOKEN_FILE"
 SERVER_NAME_VARIABLE = "PIPELINERL_SERVER_NAME"
@@ -29,6 +29,7 @@ MIDDLEWARE = f"{__name__}.GuardedApp"
 LEAST_TOKEN_CHARS = 16
 _OPEN_POSTS = ("/v1/", "/inference/v1/", "/tokenize", "/detokenize")
 """POST routes, or beginnings of them, that only compute. What is not known changes something."""
+_HOST = re.compile(r"(?:\[(?P<bracketed>[^\[\]@]+)\]|(?P<name>[^\[\]:@]+))(?::\d*)?")
 _LOADS_WEIGHTS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
@@ -51,7 +52,7 @@ def refusal(headers: Mapping[str, str], own_names: Collection[str] = ()) -> str 
     beside localhost, its addresses and its host name.
     """
     host, origin = headers.get("host", ""), headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    if origin is not None and origin.partition("://")[2] != host:
         return f"Origin {origin[:100]!r}: web pages may not ask; send the request without Origin"
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return "Sec-Fetch-Site: web pages of other sites may not ask; send the request without it"
@@ -120,14 +121,18 @@ def own_names(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def _is_own(host: str, names: Collection[str]) -> bool:
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    """Whether a `Host` is an address, localhost, this machine's host name or one of `names`.
+
+    No longer name that begins with the host name is: whoever guesses it can have such a name in a domain of
+    his own.
+    """
+    found = _HOST.fullmatch(host)
+    name = "" if found is None else (found["bracketed"] or found["name"]).lower()
     try:
         ipaddress.ip_address(name)  # a page cannot be at an address without being there
     except ValueError:
         here = socket.gethostname().lower()
-        name = name.lower().rstrip(".")
-        mine = {"localhost", here, here.partition(".")[0], *(one.lower() for one in names)}
-        return name in mine or name.startswith(f"{here}.")
+        return name.rstrip(".") in {"localhost", here, here.partition(".")[0], *map(str.lower, names)}
     return True
 
 

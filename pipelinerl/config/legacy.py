@@ -4,6 +4,7 @@
 the same composition takes.
 """
 
+import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from pipelinerl.config.base import Section
 from pipelinerl.config.files import with_secrets
 from pipelinerl.config.finetune import LoraConfig, MemoryDebugConfig
 from pipelinerl.config.roles import DifficultyPenaltyConfig
+
+# Without `_self_` in its list of defaults a file lies over them, in every hydra that is supported here.
+warnings.filterwarnings("ignore", r"In '.*': Defaults list is missing `_self_`", UserWarning)
 
 WRITTEN_BY_LAUNCHERS = ("jobs", "derived", "me", "attempt", "hydra")
 """What a launcher puts into the tree of a run; a new run gets its own."""

@@ -8,6 +8,7 @@ token, key, password or secret, an address with a password in it, and what repea
 import os
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -19,13 +20,33 @@ MASK = "(masked)"
 Place = tuple[str | int, ...]
 """Keys and indices from the root of the tree."""
 _ALWAYS = {
-    *("password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential", "credentials"),
-    *("apikey", "authorization", "auth", "bearer"),
+    *("password", "passwords", "passwd", "passphrase", "passphrases", "pwd", "secret", "secrets"),
+    *(
+        "credential",
+        "credentials",
+        "apikey",
+        "apikeys",
+        "authorization",
+        "auth",
+        "bearer",
+        "cookie",
+        "cookies",
+    ),
+    "webhook",
 }
-_LAST = {"token", "tokens", "key", "keys", "cookie"}
-"""As the last word of a key that is not the core's: `max_tokens` holds a number, which is not masked."""
+_TOKENS = {"token", "tokens"}
+"""In a key that is not the core's: `max_tokens` holds a number, which is not masked."""
+_LAST = {"key", "keys", "pat"}
+"""As the last word of such a key."""
+_OF_KEYS = {"access", "account", "api", "encryption", "master", "private", "signing", "ssh"}
+"""Before the word key, wherever it is in such a key."""
+_WHERE = {"env", "file", "id", "name", "path"}
+"""As the last word: where a secret is found, or of which it is."""
 _VARIABLE = re.compile(r"oc\.env:\s*['\"]?([^,}'\"\s]+)")
-_IN_ADDRESS = re.compile(r"://[^/\s@]*:[^/\s@]+@|[?&][\w-]*(token|key|secret|password)[\w-]*=", re.IGNORECASE)
+_IN_ADDRESS = re.compile(
+    r"://[^/\s@]*:[^/\s@]+@|\bhttps?://[^/\s@]+@|[?&][\w-]*(token|key|secret|password|signature)[\w-]*=",
+    re.IGNORECASE,
+)
 _LEAST_REPEATED = 6
 """Characters of a value that is also looked for inside of others; shorter ones are part of too much."""
 
@@ -99,7 +120,10 @@ def _is_secret(place: Place, value: Any, raw: Any) -> bool:
 
 def _names_token(part: str | int) -> bool:
     words = _words(part)
-    return bool(words) and (words[-1] in _LAST)
+    if not words or words[-1] in _WHERE:
+        return False
+    of_keys = any(a in _OF_KEYS and b in ("key", "keys") for a, b in pairwise(words))
+    return of_keys or words[-1] in _LAST or bool(_TOKENS & set(words))
 
 
 def _from_environment(raw: Any) -> bool:

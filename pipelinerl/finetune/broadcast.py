@@ -14,7 +14,7 @@ from pipelinerl.run_state.lost_engines import LostEngines
 from pipelinerl.run_state.replacements import ask_for_replacement
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.nccl_transport import NcclTransport
-from pipelinerl.weights.send.parity import ParityLimits, check_parity, mean_limit
+from pipelinerl.weights.send.parity import ParityLimits, check_loaded, check_parity, mean_limit
 from pipelinerl.weights.send.publisher import RENDEZVOUS, Publisher
 from pipelinerl.weights.send.refusals import Failure, same_words
 from pipelinerl.weights.send.transport import Transport
@@ -98,7 +98,7 @@ class EngineBroadcaster(Broadcaster):
 
     def _repair(self, error: WeightUpdateError) -> None:
         """Have broken engines replaced; raises the error, or a clearer one, where that would not help."""
-        if error.permanent or (error.step == "parity" and error.broken):
+        if error.permanent or (error.step in ("checksums", "parity") and error.broken):
             raise error
         refused = {(one.engine, one.step): one.words for one in error.failures if one.engine in error.broken}
         # One that was lost may be why another one refuses, and both may be well the next time.
@@ -137,6 +137,7 @@ class EngineBroadcaster(Broadcaster):
             limits = ParityLimits(weights.parity_max_abs, None)
         else:
             limits = ParityLimits(None, weights.parity_mean_abs or mean_limit(learner.probe_rounding()))
+        check_loaded(self._publisher)
         results = check_parity(self._publisher, learner.probe_ids(), learner.score_rows, limits)
         self._unchecked = max(0, self._unchecked - 1)
         worst = max(result.max_abs for result in results)

@@ -44,7 +44,11 @@ OWN_BEFORE_START = frozenset({".lock", "launcher", "conf", "world"})
 """What an interrupted start may leave before the configuration is written."""
 COMPLETED = Path("launcher", "completed.json")
 NEEDED = (".", "conf/exp_config.yaml", "accounting", "actor", "finetune", "preprocess", "streams", "launcher")
-"""Without which a run goes on for a while and then lacks what it has written."""
+WRITTEN = ("streams/*", "*/state")
+"""Folders that are made in the course of a run.
+
+Without these and the ones above a run goes on for a while and then lacks what it has written.
+"""
 _AFTER_THAT = "what was in it is lost; put it back, or begin anew with force_restart=true"
 
 
@@ -209,7 +213,10 @@ class RunFolder(Closing):
         """Raises FolderChanged where a folder that a running run needs is not the one that it was before."""
         if self._lock is None:
             return
-        for name in NEEDED:
+        written = (path.relative_to(self.path) for pattern in WRITTEN for path in self.path.glob(pattern))
+        for name in dict.fromkeys(
+            (*NEEDED, *map(str, written), *self._seen)
+        ):  # a folder before what is in it
             path = self.path / name
             try:
                 found = path.stat()

@@ -172,12 +172,36 @@ def supervise(
         supervisor.watch(until=completion.reached, tick=tick, tick_s=WATCH_EVERY_S)
 
 
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since this machine or container started."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+_OOM_KILLS_BEFORE = oom_kills()
+_NO_MEMORY = ("MemoryError", "cannot allocate memory", "can't allocate memory", "can't start new thread")
+_MORE_MEMORY = "give it more (ulimit -v and -u, or the container's limit), then the same command resumes"
+
+
+def _of_memory(error: ChildFailed, line: str) -> str:
+    """What is said besides of a child that the machine refused memory, or that the kernel ended for it."""
+    if any(words.lower() in line.lower() for words in _NO_MEMORY):
+        return f"; the machine refused it memory: {_MORE_MEMORY}"
+    if error.cause == "killed by SIGKILL" and oom_kills() > _OOM_KILLS_BEFORE:
+        return f"; the kernel has killed processes for want of memory meanwhile: {_MORE_MEMORY}"
+    return ""
+
+
 def failure_line(error: Exception) -> str:
     """One line that names the process and the cause."""
     if isinstance(error, WaitExpired):
         return f"launcher: {error}"
     line = printable(" ".join(str(error).split()))
     if isinstance(error, ChildFailed):
+        line += _of_memory(error, line)
         with suppress(OSError):  # the folder may be gone
             if shutil.disk_usage(error.log_path.parent).free < FULL_BELOW_BYTES:
                 line += f"; no space is left at {error.log_path.parent}"  # its last words may not have fitted

@@ -49,8 +49,6 @@ SIMPLE = {
     "access": 21,
     "faccessat": 269,
     "faccessat2": 439,
-    "open": 2,
-    "openat": 257,
     "creat": 85,
     "mkdir": 83,
     "mkdirat": 258,
@@ -133,12 +131,14 @@ SIMPLE = {
     "getsockname": 51,
 }
 _CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT64, _FCNTL, _IOCTL, _SOCKETPAIR = 56, 435, 62, 234, 302, 72, 16, 53
+_OPEN, _OPENAT = 2, 257
 _CLONE_THREAD = 0x00010000
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
 """Duplicates, flags and locks; not F_SETOWN, which sends signals."""
 _IOCTL_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 _AF_UNIX, _SOCK_STREAM = 1, 1
+_O_ACCMODE, _O_TRUNC = 0o3, 0o1000
 
 _AUDIT_ARCH_X86_64 = 0xC000003E
 _X32_BIT = 0x40000000
@@ -168,11 +168,24 @@ def _one_of(values: tuple[int, ...]) -> list[Instruction]:
     return [*found, _answer(_ERRNO | errno.EPERM)]
 
 
+def _opened(flags: int) -> list[Instruction]:
+    """Files, but none that is emptied without being opened for writing.
+
+    Landlock knows that a file is emptied only from its version 3 on (Linux 6.2): an ordinary user's program
+    would empty the library it may read, where the interpreter is that user's own.
+    """
+    emptied = tuple(_O_TRUNC | mode for mode in (0o0, 0o3))
+    steps = [step for value in emptied for step in ((_JUMP_EQ, 0, 1, value), _answer(_ERRNO | errno.EPERM))]
+    return [_argument(flags), (_AND, 0, 0, _O_TRUNC | _O_ACCMODE), *steps, _answer(_ALLOW)]
+
+
 def _special(own_pid: int) -> dict[int, list[Instruction]]:
     """Calls that depend on their arguments."""
     refused = _answer(_ERRNO | errno.EPERM)
     return {
         _CLONE: [_argument(0), (_JUMP_SET, 0, 1, _CLONE_THREAD), _answer(_ALLOW), refused],
+        _OPEN: _opened(1),
+        _OPENAT: _opened(2),
         _CLONE3: [_answer(_ERRNO | errno.ENOSYS)],
         _KILL: [_argument(0), *_one_of((own_pid,))],
         _TGKILL: [_argument(0), *_one_of((own_pid,))],

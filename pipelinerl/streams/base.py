@@ -42,7 +42,9 @@ class StreamReader(Closing):
         )
 
     def _replaced(self) -> StreamError:
-        return StreamError(f"stream {self.spec} was started over while it was read; open it again")
+        return StreamError(
+            f"stream {self.spec} was removed or started over while it was read; start its reader again"
+        )
 
     @abstractmethod
     def next_record(self) -> tuple[Tree] | None:

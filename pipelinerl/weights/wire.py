@@ -17,9 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from xxhash import xxh3_64_hexdigest
+
 PREPARE_ROUTE = "/prepare_weights"
 """Takes the body of /update_weights ahead of it, while the engine samples. The embedded engine offers it in
 its answer to /init_weight_transfer_engine; vLLM has no such route."""
+CHECK_ROUTE = "/weight_checker"
+"""Says the checksum of every parameter in use, by its Hugging Face name (`parameter_checksum`). vLLM's
+route of this name, which only its development mode has, knows the fused and sharded parameters of vLLM."""
 SHARED_MEMORY = Path("/dev/shm")
 OWNER = "owner"
 """File in a run's folder there that its launcher keeps locked."""
@@ -141,6 +146,11 @@ def checksum(data: bytes | memoryview) -> str:
     """`crc32:XXXXXXXX` of `data`."""
     # Damage has to be found, not an attack: this reads 4 GB/s, where sha256 would take half of the pause.
     return f"crc32:{zlib.crc32(data):08x}"
+
+
+def parameter_checksum(data: bytes | bytearray | memoryview) -> str:
+    """`xxh3:XXXXXXXXXXXXXXXX` of the bytes of one parameter."""
+    return f"xxh3:{xxh3_64_hexdigest(data)}"
 
 
 def read_checked(path: Path, size: int, expected: str) -> bytes:

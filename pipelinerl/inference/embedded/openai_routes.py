@@ -124,10 +124,11 @@ class OpenAIRoutes:
     def _continuation(self, body: bytes) -> Asked:
         fields = parse(body, CompletionFields)
         fields.check()
-        tokenizer = self._served.tokenizer
+        tokenizer, given = self._served.tokenizer, fields.prompts()
+        self._pending.check_count(len(given) * max(1, fields.n or 1))
         prompts = [
             self._served.encoded(one, bool(fields.add_special_tokens)) if isinstance(one, str) else one
-            for one in fields.prompts()
+            for one in given
         ]
         max_tokens = COMPLETION_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
         return self._asked(fields, prompts, max_tokens, CompletionWriter(tokenizer, fields))

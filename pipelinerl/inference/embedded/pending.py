@@ -74,6 +74,11 @@ class PendingRequests:
             if request.request_id in self._results:
                 self._results[request.request_id].put_nowait((request, piece))
 
+    def check_count(self, count: int) -> None:
+        """Raises BadRequest for more sequences in one request than can ever fit, before they are made."""
+        if count > self._capacity:
+            raise BadRequest(f"{count} sequences in one request; at most {self._capacity} fit this engine")
+
     def _check(self, engine: Engine, requests: Sequence[Request]) -> None:
         for request in requests:
             if request.request_id in self._results:
@@ -83,8 +88,7 @@ class PendingRequests:
         count = sum(len(request.sequences) for request in requests)
         # Before the queue is looked at: what can never fit is the caller's error (400), a full queue passes
         # (503).
-        if count > self._capacity:
-            raise BadRequest(f"{count} sequences in one request; at most {self._capacity} fit this engine")
+        self.check_count(count)
         if not engine.healthy:
             raise QueueFull("the engine cannot generate any more")
         if self._sequences + count > self._capacity:

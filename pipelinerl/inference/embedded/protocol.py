@@ -121,7 +121,7 @@ def parse(body: bytes, kind: type[T]) -> T:
     """Decode JSON `body` (empty counts as `{}`) into `kind`; BadRequest names field and problem."""
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
-    except msgspec.DecodeError as error:  # also ValidationError
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # also ValidationError
         raise BadRequest(str(error)) from None
 
 

@@ -28,7 +28,7 @@ from pipelinerl.inference.embedded.served import Served
 from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder
 from pipelinerl.inference.embedded.weight_updates import WeightsRefused
-from pipelinerl.weights.wire import PREPARE_ROUTE
+from pipelinerl.weights.wire import CHECK_ROUTE, PREPARE_ROUTE
 from retrieval_server.malformed import BAD_BODY, BODY_ERRORS, log_one_line
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class EngineServer:
             web.post("/finish_weight_update", self.finish_update),
             web.get("/weight_info", self.weight_info),
             web.post("/update_weight_version", self.update_version),
-            web.post("/weight_checker", self.weight_checker),
+            web.post(CHECK_ROUTE, self.weight_checker),
             web.post("/shutdown_weight_transfer_engine", self.shutdown_transfer),
         ]
 
@@ -216,7 +216,8 @@ class EngineServer:
         """The file transport has nothing to agree on; the answer names the routes that vLLM lacks."""
         protocol.parse(await http.read(), protocol.InitFields)
         await self._between_steps(self.engine.weights.init, "init_weight_transfer_engine")
-        return _json({"message": "Weight transfer initialized", "optional_routes": [PREPARE_ROUTE]})
+        routes = [PREPARE_ROUTE, CHECK_ROUTE]
+        return _json({"message": "Weight transfer initialized", "optional_routes": routes})
 
     async def prepare_weights(self, http: web.Request) -> web.Response:
         """Read and check a version while tokens are sampled, so that its update only has to switch to it."""

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
-from xxhash import xxh3_64_hexdigest
 
 from pipelinerl.base import faults
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.inference.embedded.update_state import OutOfOrder, State, UpdateState
-from pipelinerl.weights.wire import PermanentUpdateError, lacks_memory, read_checked
+from pipelinerl.weights.wire import PermanentUpdateError, lacks_memory, parameter_checksum, read_checked
 
 # Longest wait for another read of weights to end.
 READ_DEADLINE_S = 60.0
@@ -98,7 +97,7 @@ class WeightLoader:
     def checksums(self) -> dict[str, str]:
         """XXH3 of the bytes of every distinct parameter, by name; call between two steps only."""
         return {
-            name: f"xxh3:{xxh3_64_hexdigest(one.detach().contiguous().view(-1).view(torch.uint8).numpy())}"
+            name: parameter_checksum(one.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
             for name, one in self._parameters.items()
         }
 

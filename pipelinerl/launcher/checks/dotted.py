@@ -120,11 +120,13 @@ def _declared(args: ast.arguments) -> inspect.Signature:
 
 
 def _offered(source: str) -> list[str]:
-    """Functions that a module defines or passes on from another one."""
+    """What a module defines, passes on from another one, or loads on first use (`domains/lazy.py`)."""
     names = []
     for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.append(node.name)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "(__all__, __getattr__)":
+            return [word.arg for word in getattr(node.value, "keywords", []) if word.arg]
         elif isinstance(node, ast.ImportFrom):
             names += [alias.asname or alias.name for alias in node.names]
     return names

@@ -3,14 +3,13 @@
 import contextlib
 import logging
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pipelinerl.launcher.supervision import guard as guard_module
+from pipelinerl.base import guard
 from pipelinerl.launcher.supervision.process import RunningChild, stopped_processes, what_runs
 from pipelinerl.launcher.supervision.spec import ChildSpec, Exited, News, Tell, Unwell
 
@@ -48,13 +47,7 @@ class _Guard:
 
     def __init__(self, leftovers: Sequence[Path]) -> None:
         self._leftovers = leftovers
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard_module.__file__, *map(str, leftovers)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._process = guard.start(leftovers)
 
     @property
     def alive(self) -> bool:
@@ -79,7 +72,7 @@ class _Guard:
             self._process.kill()
             self._process.wait()
             for folder in self._leftovers:
-                guard_module.remove(str(folder), time.time())
+                guard.remove(str(folder), time.time())
 
 
 class LocalHost:

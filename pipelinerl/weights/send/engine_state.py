@@ -13,7 +13,6 @@ from pipelinerl.base.threads import in_thread
 from pipelinerl.inference.engine_metrics import STARTED, parse_prometheus
 from pipelinerl.inference.vllm import PauseRoutes, pause_routes
 from pipelinerl.weights.send.transport import Member
-from pipelinerl.weights.wire import PREPARE_ROUTE
 
 GENERATED = "vllm:generation_tokens_total"
 
@@ -54,7 +53,7 @@ class EngineState:
         self.served: int | None = None  # the version that this process confirmed last
         self.vllm: str | None = None  # version of vLLM that it said at its rendezvous; None: another engine
         self.routes: PauseRoutes = pause_routes(None, clear_cache=False)
-        self.can_prepare = False  # it reads a version ahead of its update through PREPARE_ROUTE
+        self.offers: frozenset[str] = frozenset()  # PREPARE_ROUTE and CHECK_ROUTE, where it has them
         self._deadline_s = deadline_s
 
     def look(self) -> None:
@@ -123,9 +122,9 @@ class EngineState:
         return otherwise if answer is None else json.loads(answer).get(key, otherwise)
 
 
-def offers_prepare(answer: bytes) -> bool:
-    """Whether an answer to /init_weight_transfer_engine names PREPARE_ROUTE among its `optional_routes`."""
+def offered(answer: bytes) -> frozenset[str]:
+    """The `optional_routes` in an answer to /init_weight_transfer_engine."""
     try:
-        return PREPARE_ROUTE in json.loads(answer)["optional_routes"]
+        return frozenset(json.loads(answer)["optional_routes"])
     except (ValueError, TypeError, KeyError):  # vLLM's has no such field
-        return False
+        return frozenset()

@@ -76,7 +76,7 @@ class EngineUpdate:
 
     def prepare(self, body: bytes, deadline_s: float) -> None:
         """Let an engine that offers it read the version while it generates."""
-        if not self._engine.can_prepare or self._do("prepare", PREPARE_ROUTE, deadline_s, body):
+        if PREPARE_ROUTE not in self._engine.offers or self._do("prepare", PREPARE_ROUTE, deadline_s, body):
             return
         # What it refuses here it refuses again in its update, which decides what becomes of it.
         if not self.lost:

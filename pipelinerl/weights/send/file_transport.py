@@ -5,18 +5,29 @@ where NCCL cannot connect them.
 """
 
 import shutil
+import subprocess
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save
 
+from pipelinerl.base import guard
 from pipelinerl.base.files import write_whole
 from pipelinerl.weights.send.transport import Member, NamedTensor, StagedUpdate, Transport, TransportError
-from pipelinerl.weights.wire import COPIES, OF_A_RUN, PermanentUpdateError, checksum, read_mark
+from pipelinerl.weights.wire import (
+    COPIES,
+    OF_A_RUN,
+    SHARED_MEMORY,
+    PermanentUpdateError,
+    checksum,
+    read_mark,
+)
 
 VERSIONS_KEPT = 2
+GUARD_END_S = 15.0
 
 
 class FileTransport(Transport):
@@ -28,6 +39,8 @@ class FileTransport(Transport):
         self._written: list[Path] = []
         # Of each engine that reads ahead, by its URL.
         self._ranks: dict[str, int] = {}
+        # Nobody else is left to free memory when the launcher and its guard are killed together.
+        self._guard = guard.start([directory]) if SHARED_MEMORY in directory.parents else None
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
         """The name under which an engine says what it has read ahead.
@@ -87,6 +100,9 @@ class FileTransport(Transport):
             _remove(self._written.pop())
         if self.directory.name.startswith(OF_A_RUN):
             shutil.rmtree(self.directory, ignore_errors=True)
+        if self._guard is not None:
+            with suppress(subprocess.TimeoutExpired):  # somebody stopped it; there is nothing left to remove
+                self._guard.communicate(timeout=GUARD_END_S)
 
 
 def _reader(url: str) -> str:

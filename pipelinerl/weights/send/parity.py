@@ -1,13 +1,20 @@
-"""Do engine and trainer give the same log-probabilities? A probe, scored on both sides."""
+"""Does an engine have what was sent? A probe, scored on both sides; and checksums, where it can say them.
+
+A probe shows what any engine makes of its weights, within rounding. Checksums also show what rounding hides,
+such as a tensor of the version before, and rows of the vocabulary that no probe meets.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from safetensors import deserialize
 
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.refusals import Failure
 from pipelinerl.weights.send.version_update import WeightUpdateError
+from pipelinerl.weights.wire import parameter_checksum
 
 PROBE_SEQUENCES = 4
 PROBE_LENGTH = 64
@@ -50,6 +57,23 @@ def probe_ids(vocab_size: int, length: int = PROBE_LENGTH) -> np.ndarray:
     """int32 [4, length]: random ids, the same in every run."""
     generator = np.random.default_rng(20)
     return generator.integers(0, vocab_size, (PROBE_SEQUENCES, length), dtype=np.int32)
+
+
+def check_loaded(publisher: Publisher) -> None:
+    """Compare the parameters that engines have with the file that was sent; nothing where either is missing.
+
+    Raises WeightUpdateError for the first engine that has others, which is marked broken.
+    """
+    path = None if publisher.sent is None else publisher.sent.info.get("path")
+    found = publisher.loaded_checksums() if path is not None else {}
+    if not found:
+        return
+    sent = {name: parameter_checksum(one["data"]) for name, one in deserialize(Path(str(path)).read_bytes())}
+    for engine, checksums in found.items():
+        if wrong := sorted(name for name, one in sent.items() if checksums.get(name) != one):
+            publisher.mark_broken(engine)
+            reason = f"{len(wrong)} of {len(sent)} parameters are not what was sent: {wrong[0]} is the first"
+            raise WeightUpdateError([Failure(engine, "checksums", reason)], [engine])
 
 
 def check_parity(

@@ -5,6 +5,7 @@ Called by the trainer's main rank (`pipelinerl/finetune/broadcast.py`), which an
 finish may hold half a model: it is broken, and takes part again only as a new process.
 """
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from pipelinerl.base.threads import in_thread
 from pipelinerl.inference.answers import read_prompt_logprobs
 from pipelinerl.inference.requests import scoring_body
 from pipelinerl.inference.vllm import pause_routes
-from pipelinerl.weights.send.engine_state import EngineState, offers_prepare
+from pipelinerl.weights.send.engine_state import EngineState, offered
 from pipelinerl.weights.send.engine_update import PublishDeadlines
 from pipelinerl.weights.send.refusals import Failure
 from pipelinerl.weights.send.transport import NamedTensor, StagedUpdate, Transport, TransportError
@@ -28,7 +29,7 @@ from pipelinerl.weights.send.version_update import (
     VersionUpdate,
     WeightUpdateError,
 )
-from pipelinerl.weights.wire import PermanentUpdateError
+from pipelinerl.weights.wire import CHECK_ROUTE, PermanentUpdateError
 
 KvPolicy = Literal["keep", "recompute"]
 READY_INTERVAL_S = 0.1
@@ -58,6 +59,8 @@ class Publisher:
         self.engines = {url: EngineState(url, self._deadlines.health_s) for url in urls}
         self.version: int | None = None
         """Last version that every participant confirmed."""
+        self.sent: StagedUpdate | None = None
+        """What they have then."""
         self._transport = transport
         self._recompute, self._lost = kv == "recompute", lost
         self._given_up: list[str] = []
@@ -133,7 +136,7 @@ class Publisher:
                     one.joined = None
         report.seconds["total"] = time.perf_counter() - started
         report.lost_tokens = sum(rates[url] * seconds for url, seconds in report.paused_s.items())
-        self.version = version
+        self.version, self.sent = version, staged
         return report
 
     def stale_engines(self) -> list[str]:
@@ -154,6 +157,20 @@ class Publisher:
             except (CallFailed, ValueError) as error:
                 raise WeightUpdateError([Failure(url, "parity", error)]) from error
         return scores
+
+    def loaded_checksums(self) -> dict[str, dict[str, str]]:
+        """For each participating engine that can say it: the checksum of every parameter, by its name."""
+        urls = [
+            one.url for one in self.engines.values() if one.joined is not None and CHECK_ROUTE in one.offers
+        ]
+        answers = {url: in_thread(call, "POST", url, CHECK_ROUTE, self._deadlines.parity_s) for url in urls}
+        found = {}
+        for url, answer in answers.items():
+            try:
+                found[url] = dict(json.loads(answer.result())["checksums"])
+            except (CallFailed, ValueError, TypeError, KeyError) as error:
+                raise WeightUpdateError([Failure(url, "checksums", error)]) from error
+        return found
 
     def mark_broken(self, url: str) -> None:
         """Never talk to this process again; a new one at the same URL is admitted."""
@@ -222,7 +239,7 @@ class Publisher:
         self._group = {one.url for one in engines}
         for one, member in zip(engines, members, strict=True):
             one.vllm = member.version
-            one.can_prepare = offers_prepare(waits[one.url].result())
+            one.offers = offered(waits[one.url].result())
             one.joined, one.broken = one.counters(), False
 
     def _check_layout(self, staged: StagedUpdate) -> None:

@@ -32,7 +32,16 @@ address: http://user:written-4444-part@host:80/
 link: https://host/search?api_key=written-5555-query
 sentence: "the token is ${huggingface_token}"
 answer_tokens: 12
-judge: {api_keys: [written-6666-list], api_key_env: JUDGE_KEY}
+judge: {api_keys: [written-6666-list], api_key_env: JUDGE_KEY, token_file: JUDGE_FILE}
+more:
+  cookies: written-2121-cook
+  passphrases: [written-2929-pass]
+  private_key_pem: written-2323-pem
+  tokens_by_user: {a: written-2424-named}
+  github_pat: written-2525-pat
+  webhook: https://hooks.example.com/written-2626-hook
+  signed: https://h/x?X-Amz-Signature=written-2727-sign
+  remote: https://written-2828-user@host/mine.git
 decoded: ${oc.decode:${oc.env:FAKE_MAPPING}}
 vllm_config:
   vllm_kwargs: {api-key: written-7777-vllm, max-num-seqs: 3}
@@ -44,8 +53,16 @@ ENVIRONMENT = {
     "FAKE_MAPPING": "{user: environment-1010, port: 60606}",
 }
 SECRETS = [f"written-{n}" for n in (1111, 2222, 3333, 4444, 5555, 6666, 7777)]
+SECRETS += [f"written-{n}" for n in (2121, 2929, 2323, 2424, 2525, 2626, 2727, 2828)]
 SECRETS += ["environment-8888", "environment-9999", "environment-1010", "60606"]
-OPEN = ["JUDGE_KEY", "answer_tokens: 12", "timeout: 30", "max-num-seqs: 3", "environment_key: null"]
+OPEN = [
+    "JUDGE_KEY",
+    "JUDGE_FILE",
+    "answer_tokens: 12",
+    "timeout: 30",
+    "max-num-seqs: 3",
+    "environment_key: null",
+]
 
 
 @pytest.fixture

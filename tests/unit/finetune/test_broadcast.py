@@ -77,6 +77,7 @@ def parts(
 
     monkeypatch.setattr(broadcast, "Publisher", lambda *arguments, **named: publisher)
     monkeypatch.setattr(broadcast, "check_parity", check_parity)
+    monkeypatch.setattr(broadcast, "check_loaded", lambda publisher: None)
     learner: Any = SimpleNamespace(
         elements=3,
         device=torch.device("cpu"),
@@ -162,6 +163,7 @@ def test_in_bfloat16_the_limit_is_what_rounding_explains_unless_it_is_set(
         return [ParityResult("http://e", 0.0, 0.0)]
 
     monkeypatch.setattr(broadcast, "check_parity", check_parity)
+    monkeypatch.setattr(broadcast, "check_loaded", lambda publisher: None)
     made._exact, made._cfg = False, config(tmp_path, parity_mean_abs=given)
     made._learner.probe_rounding = lambda: rounding  # type: ignore[method-assign]
     assert made.publish(0)["weights/parity_limit"] == pytest.approx(allowed)

@@ -69,6 +69,9 @@ ENGINE: dict[str, list[Case]] = {
         (generate(model="gpt"), "model 'gpt' is not served; this is 'model'"),
     ],
     "/v1/completions": [
+        (b'{"prompt":"\xff\xfe"}', "utf-8"),
+        ({"prompt": [[1]] * 200_000}, "200000 sequences in one request"),
+        ({"prompt": ["a"] * 200_000, "n": 2}, "400000 sequences in one request"),
         ({}, "prompt"),
         (b"{", "truncated"),
         ({"prompt": 5}, "$.prompt"),

@@ -11,6 +11,9 @@ from safetensors.torch import save_file
 
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.parity import check_loaded
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.version_update import WeightUpdateError
 from pipelinerl.weights.wire import checksum, permanent_words
 from tests.support.engine_harness import build_llama, full_logprobs, random_prompt, reference, running_engine
 
@@ -158,3 +161,22 @@ async def test_a_damaged_file_is_refused_before_any_tensor_changes(
         np.testing.assert_allclose(
             await engine.client.prompt_logprobs(prompt), full_logprobs(good, prompt), atol=2e-5
         )
+
+
+async def test_parameters_that_were_not_sent_are_named(
+    tied_model: Path, other_tied_model: Path, tmp_path: Path
+) -> None:
+    new = reference(other_tied_model)
+    async with running_engine(tied_model) as engine:
+        publisher = Publisher([engine.url], FileTransport(tmp_path))
+        await asyncio.to_thread(publisher.wait_ready, 100)
+        await asyncio.to_thread(publisher.publish, 1, new.named_parameters())
+        await asyncio.to_thread(check_loaded, publisher)
+        name, parameter = list(engine.server.engine.weights.loader._module.named_parameters())[3]
+        with torch.no_grad():
+            parameter[(0,) * parameter.dim()] += 1e-6  # of which no comparison of log-probabilities knows
+        with pytest.raises(
+            WeightUpdateError, match=f"checksums.* parameters are not what was sent: {name} is"
+        ):
+            await asyncio.to_thread(check_loaded, publisher)
+        assert publisher.engines[engine.url].broken

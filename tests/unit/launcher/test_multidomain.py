@@ -262,3 +262,23 @@ def test_a_domain_of_another_package_is_found_by_its_entry_point(chess: str) -> 
     assert load_datasets(["chess::openings"]) == [
         {"dataset": "openings", "name": "openings", "domain": "chess"}
     ]
+
+
+def test_parameters_beside_those_of_a_domain_go_to_each_loader_that_takes_them() -> None:
+    asked: dict[str, Any] = {}
+
+    def seeded(names: list[str], seed: int) -> list[dict[str, Any]]:
+        asked[names[0]] = seed
+        return []
+
+    def plain(names: list[str]) -> list[dict[str, Any]]:
+        return []
+
+    loaders = {"one": seeded, "two": seeded, "three": plain}
+    entries = [f"{name}::{name}" for name in loaders]
+    load_datasets(entries, {"two": {"seed": 7}}, loaders, seed=3)
+    assert asked == {"one": 3, "two": 7}
+    with pytest.raises(
+        ValueError, match=r"dataset_loader_params\.cache: no loader of one, three, two has such"
+    ):
+        load_datasets(entries, None, loaders, seed=3, cache=True)

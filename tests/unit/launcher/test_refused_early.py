@@ -178,3 +178,8 @@ def test_a_validation_shows_the_table_of_choices(
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "problems 30 to train on, 7 to evaluate" in out and "the configuration is valid" in out
     assert "output folder" in out and not run.exists()
+
+
+def test_names_that_load_on_first_use_are_offered() -> None:
+    (line,) = dotted("environment._target_", "domains.coding.CodingSandboxEnvironment", "an environment")
+    assert "domains.coding has no CodingSandboxEnvironment" in line and "generate_coding_rollout" in line

@@ -15,6 +15,7 @@ import pytest
 from pipelinerl import launch
 from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path
+from pipelinerl.launcher import run as launcher_run
 from pipelinerl.launcher.folder import COMPLETED, FolderChanged, RunFolder, check_writable
 from pipelinerl.launcher.run import Interrupted, failure_line
 from pipelinerl.launcher.supervision import ChildFailed
@@ -94,14 +95,17 @@ def test_a_run_without_its_configuration_is_named(run: Run, tmp_path: Path) -> N
         check_writable(tmp_path / "other", force_restart=True)
 
 
-@pytest.mark.parametrize("name", [".", "conf/exp_config.yaml", "finetune", "actor", "streams", "launcher"])
+PARTS = ("finetune", "actor", "streams", "launcher", "streams/training_data", "actor/state")
+
+
+@pytest.mark.parametrize("name", [".", "conf/exp_config.yaml", *PARTS])
 def test_what_is_removed_under_a_run_ends_it_by_name(
     name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
 
     def supervise(plan: object, say: object, tick: Callable[[], None], others: object) -> None:
-        for made in ("finetune", "actor", "streams", "launcher"):
+        for made in PARTS:
             (folder / made).mkdir(exist_ok=True)
         tick()
         gone = folder / name
@@ -120,6 +124,26 @@ def test_a_folder_in_the_place_of_another_is_noticed(tmp_path: Path) -> None:
         (tmp_path / "finetune").mkdir()
         with pytest.raises(FolderChanged, match="finetune was replaced"):
             folder.check_unchanged()
+
+
+@pytest.mark.parametrize(
+    ("cause", "said", "kills", "expected"),
+    [
+        ("exit status 1", ": MemoryError", 0, "refused it memory: give it more (ulimit -v"),
+        ("exit status 1", ": OSError: [Errno 12] Cannot allocate memory", 0, "refused it memory"),
+        ("exit status 1", ": RuntimeError: can't start new thread", 0, "refused it memory"),
+        ("killed by SIGKILL", "; last line: step 3", 1, "has killed processes for want of memory meanwhile"),
+        ("killed by SIGKILL", "; last line: step 3", 0, ""),
+        ("exit status 1", ": ValueError: no", 1, ""),
+    ],
+)
+def test_a_child_without_memory_is_told_so(
+    cause: str, said: str, kills: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = launcher_run._OOM_KILLS_BEFORE
+    monkeypatch.setattr(launcher_run, "oom_kills", lambda: before + kills)
+    line = failure_line(ChildFailed("actor", cause, said, tmp_path))
+    assert expected in line if expected else "give it more" not in line
 
 
 def test_a_child_whose_log_is_gone_is_still_named(tmp_path: Path) -> None:

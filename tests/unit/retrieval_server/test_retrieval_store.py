@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -209,7 +210,7 @@ def task_of(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("answers", ["files/file_dict.md", "files/deep/qa_dict.json", "config/eval.json"])
-@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("link", [os.symlink, os.link, shutil.copy])
 def test_an_answer_file_is_served_under_no_name(
     answers: str, link: Callable[[Path, Path], None], tmp_path: Path
 ) -> None:
@@ -234,6 +235,13 @@ def test_a_task_of_outward_links_is_refused_and_single_ones_are_told(
     (files / "c.md").write_text("one of its own")
     assert [one.rest for one in read_task("DR1", tmp_path / "DR1")] == ["c.md"]
     assert "2 links lead out of the folder and are not served" in caplog.text
+
+
+def test_links_in_a_circle_lead_nowhere(tmp_path: Path) -> None:
+    folder = task_of(tmp_path / "DR1")
+    for name, target in (("loop.md", "loop.md"), ("ping", "pong"), ("pong", "ping")):
+        (folder / "files" / name).symlink_to(target)
+    assert [one.rest for one in read_task("DR1", folder)] == ["report.md"]
 
 
 def test_a_task_without_texts_stays_one(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -220,3 +222,26 @@ async def _until(done: Callable[[], bool]) -> None:
     while not done():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
+
+
+EMPTYING = """
+import os, sys
+from pipelinerl.sandbox import kernel, seccomp
+path = sys.argv[1]
+kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+kernel.set_filter(seccomp.program_filter(os.getpid()))
+for mode in (os.O_RDONLY, 3):
+    try: os.open(path, mode | os.O_TRUNC); print('emptied')
+    except PermissionError: print('refused')
+print(os.read(os.open(path, os.O_RDONLY), 99).decode(), end='')
+os.open(path, os.O_WRONLY | os.O_TRUNC)
+"""
+
+
+def test_a_file_is_not_emptied_by_opening_it_for_reading(tmp_path: Path) -> None:
+    """Without Landlock, as with its first two versions, which know nothing of emptying."""
+    path = tmp_path / "file"
+    path.write_text("kept\n")
+    said = subprocess.run([sys.executable, "-c", EMPTYING, path], capture_output=True, text=True)
+    assert (said.stdout, said.stderr) == ("refused\nrefused\nkept\n", "")
+    assert path.read_text() == ""  # opened for writing, which rules for files decide

@@ -53,6 +53,10 @@ FOREIGN = (
     {"Host": "evil.example:{port}", "Origin": "http://evil.example:{port}"},
     {"Host": "127.0.0.1.evil.example"},
     {"Host": "localhost.evil.example"},
+    {"Host": f"{socket.gethostname()}.evil.example"},
+    {"Host": "localhost:1@evil.example"},
+    {"Host": "[::1].evil.example"},
+    {"Origin": "http://["},
     {"Sec-Fetch-Site": "cross-site"},
 )
 

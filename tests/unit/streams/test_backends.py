@@ -77,7 +77,7 @@ def test_a_writer_goes_on_where_its_predecessor_stopped_or_starts_over(spec: Sin
     with read_stream(spec) as r:
         assert r.read_available() == [1, 2]
         fill(spec, 3, mode="w")
-        with pytest.raises(StreamError, match="was started over while it was read"):
+        with pytest.raises(StreamError, match="was removed or started over while it was read"):
             r.read_available()
     assert content(spec) == [3]
 

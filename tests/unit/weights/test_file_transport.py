@@ -1,10 +1,13 @@
 """Weight files: complete or absent, two versions, checked by size and checksum."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -152,3 +155,47 @@ def test_a_folder_that_another_user_made_there_is_refused(
     for make in (lambda: wire.claim(folder), lambda: wire.weights_directory(tmp_path / "run", 1)):
         with pytest.raises(OSError, match="not a folder of this user; have its owner remove it"):
             make()
+
+
+SENDER = """
+import sys, torch
+from pathlib import Path
+from pipelinerl.weights import wire
+from pipelinerl.weights.send.file_transport import FileTransport
+run = Path(sys.argv[1])
+wire.claim(wire.shared_directory(run))
+transport = FileTransport(wire.weights_directory(run, 1000))
+print(transport.stage(1, [("w", torch.ones(3))]).info["path"], transport._guard.pid, flush=True)
+if sys.stdin.read():
+    transport.close()
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "killed while its guard is stopped", "closed"])
+def test_weights_in_shared_memory_end_with_their_process(end: str, tmp_path: Path) -> None:
+    """Also when nobody else is left, such as the launcher, and its guard."""
+    command = [sys.executable, "-c", SENDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sender:
+        assert sender.stdin is not None and sender.stdout is not None
+        path, pid = sender.stdout.readline().split()
+        assert Path(path).exists() and Path(path).is_relative_to("/dev/shm")
+        guard = psutil.Process(int(pid))
+        if end == "closed":
+            sender.communicate("close")
+        else:
+            if "stopped" in end:
+                while not _ignores_hangups(guard.pid):
+                    time.sleep(0.02)
+                guard.suspend()
+            sender.kill()
+    deadline = time.monotonic() + 60
+    while Path(path).parent.exists() or guard.is_running():
+        assert time.monotonic() < deadline, (path, guard)
+        time.sleep(0.05)
+
+
+def _ignores_hangups(pid: int) -> bool:
+    """Whether a process has come so far; before that it would not be stopped by somebody, but hung up."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    ignored = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn"))
+    return bool(int(ignored, 16) & 1 << (signal.SIGHUP - 1))

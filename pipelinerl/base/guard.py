@@ -1,8 +1,10 @@
-"""The guard: kills the process groups of a supervisor that has gone, also workers that did not ask for it.
+"""The guard: cleans up after a process that has gone, however it ended.
 
-It reads `+PGID` and `-PGID` lines from stdin. End of input means that the supervisor is no more (the kernel
-closes the pipe even after kill -9): every group still listed gets SIGKILL, and the folders named as
-arguments, such as weights in shared memory, are removed. Standard library only, like child.py.
+A supervisor has one for the process groups of its children, also workers that did not ask to die with it; a
+trainer has one for its weights in shared memory, because the supervisor may be killed with its own guard. It
+reads `+PGID` and `-PGID` lines from stdin. End of input means that its owner is no more (the kernel closes
+the pipe even after kill -9): every group still listed gets SIGKILL, and the folders named as arguments, such
+as weights in shared memory, are removed. Standard library only, like child.py.
 """
 
 import contextlib
@@ -11,7 +13,30 @@ import signal
 import sys
 import time
 
+TYPE_CHECKING = False  # their imports would double the time of a start
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterable
+    from pathlib import Path
+
 _GONE_DEADLINE_S = 10.0
+
+
+def start(folders: "Iterable[Path]") -> "subprocess.Popen[bytes]":
+    """A guard of this process: it acts when its stdin is closed, which the end of this process does too.
+
+    It has a process group of its own, in this session: what is meant for this group does not reach it, and
+    one that was stopped goes on when this process ends, because the kernel continues a group orphaned so.
+    """
+    import subprocess
+
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, *map(str, folders)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )
 
 
 def _wait_until_gone(groups: set[int]) -> None:
