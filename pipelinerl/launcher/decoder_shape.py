@@ -239,7 +239,7 @@ def decoder_shape(config: dict[str, Any] | None) -> DecoderShape | None:
         return None
     whole, config = config, _decoder(config)
     kind = str(config.get("model_type"))
-    if kind in UNCOUNTED or any(config.get(key) for key in _SIZED_OTHERWISE):
+    if {kind, whole.get("model_type")} & {*UNCOUNTED} or any(config.get(key) for key in _SIZED_OTHERWISE):
         return None
     try:
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
