@@ -27,7 +27,7 @@ def state_bytes(
     size, frozen = shape.parameters, 2.0 * shape.frozen  # what sees is in bfloat16, on each rank
     if tune.lora.enabled and sharding is None:
         return 4.0 * size + frozen  # frozen: bfloat16, and a merged copy for the engines
-    exact = _sharded_bytes(tune)
+    exact = sharded_bytes(tune)
     if sharding is None or (ranks == 1 and not sharding.offload):
         return (2 + exact) * size + frozen
     shards = 0.0 if sharding.offload else exact * size / ranks
@@ -39,7 +39,7 @@ def state_bytes(
     return shards + whole + kept + copy + frozen
 
 
-def _sharded_bytes(tune: FinetuneConfig) -> float:
+def sharded_bytes(tune: FinetuneConfig) -> float:
     """Of a weight over all ranks: float32 master, and its gradient and moments where it is trained."""
     return 4.0 if tune.lora.enabled else 8 + OPTIMISER_BYTES[tune.optim]
 
@@ -50,7 +50,7 @@ def gathering_bytes(
     """Of the main rank while it gathers the weights for the engines: shards and the whole copy."""
     if sharding is None:
         return 0.0
-    exact = 0.0 if sharding.offload else _sharded_bytes(tune)
+    exact = 0.0 if sharding.offload else sharded_bytes(tune)
     return shape.parameters * (exact / ranks + 2.0) + 2.0 * shape.frozen
 
 

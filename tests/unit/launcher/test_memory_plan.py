@@ -175,7 +175,7 @@ def folder(model: Path, name: str) -> Path:
 
 def chosen(model: Path, gb: int, devices: int, *overrides: str) -> Composition:
     made = compose(["+domain=guessing", "hardware=gpu", f"model_path={model}", *overrides])
-    choose_memory(made, one_host(devices), True, lambda device: card(gb))
+    choose_memory(made, one_host(devices), True, lambda device: card(gb), lambda: None)
     return made
 
 
@@ -201,7 +201,7 @@ def test_rows_are_shortened_where_only_those_fit_unless_the_user_says_how_long_t
     lengths = ("vllm_config.vllm_kwargs.max_model_len=12288",)
     preset = compose(["+domain=guessing", "hardware=gpu", f"model_path={folder(model, '4B')}", *lengths])
     preset.tree.finetune.seq_length = 20000  # as a domain's file would
-    choose_memory(preset, one_host(2), True, lambda device: card(80))
+    choose_memory(preset, one_host(2), True, lambda device: card(80), lambda: None)
     rows = preset.tree.finetune.seq_length
     assert (
         12288 <= rows < 20000 and preset.reasons["finetune.seq_length"] == "rows of 20000 tokens do not fit"
@@ -286,7 +286,7 @@ def test_imagined_cards_are_those_of_each_host_and_of_gpus_only(
 
 def test_unknown_cards_and_models_get_the_usual_values(model: Path) -> None:
     made = compose(["+domain=guessing", "hardware=gpu", f"model_path={folder(model, '8B')}"])
-    assert choose_memory(made, one_host(4), True, lambda device: None) is None
+    assert choose_memory(made, one_host(4), True, lambda device: None, lambda: None) is None
     kwargs = made.tree.vllm_config.vllm_kwargs
     assert (kwargs["gpu-memory-utilization"], kwargs["tensor-parallel-size"]) == (0.9, 1)
     assert made.tree.use_fsdp is False and made.tree.world.actor_fraction is None
