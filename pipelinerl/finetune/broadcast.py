@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from pipelinerl.weights.send.publisher import RENDEZVOUS, Publisher
 from pipelinerl.weights.send.refusals import Failure, same_words
 from pipelinerl.weights.send.transport import Transport
 from pipelinerl.weights.send.version_update import UpdateReport, WeightUpdateError
+from pipelinerl.weights.send.vllm_names import vllm_names
 from pipelinerl.weights.wire import weights_directory
 
 log = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ class EngineBroadcaster(Broadcaster):
         with waiting(f"the engines to take version {version}", self._deadline_s) as wait:
             while True:
                 try:
-                    report = self._publisher.publish(version, self._learner.weights())
+                    report = self._publisher.publish(version, self._weights())
                     if report.joined:
                         self._unchecked = FIRST_UPDATES
                     parity = self._parity()
@@ -95,6 +97,13 @@ class EngineBroadcaster(Broadcaster):
         self._refused = {key: said for key, said in self._refused.items() if key[0] not in report.paused_s}
         self._updates += 1
         return _report_metrics(report) | parity
+
+    def _weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The learner's, under the names of the kind of engine that receives them."""
+        weights = self._learner.weights()
+        if self._cfg.engine.kind != "vllm":
+            return weights
+        return vllm_names(str(self._learner.model.config.model_type), weights)
 
     def _repair(self, error: WeightUpdateError) -> None:
         """Have broken engines replaced; raises the error, or a clearer one, where that would not help."""

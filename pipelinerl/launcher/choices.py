@@ -22,6 +22,8 @@ from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_ve
 from pipelinerl.launcher.cards import GIB
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.commands import http_processes
+from pipelinerl.launcher.host_memory import listed as in_host
+from pipelinerl.launcher.host_memory import most_at_once
 from pipelinerl.launcher.memory_choice import UTILIZATION
 from pipelinerl.launcher.memory_values import MemoryPlan
 from pipelinerl.launcher.trainer_choice import TrainerChoice
@@ -191,6 +193,12 @@ def _memory(cfg: Config, composition: Composition, memory: MemoryPlan | None, wh
         if role == "trainer" and (shorter := composition.reasons.get("finetune.seq_length")):
             because += f"; {shorter}"
         yield Choice(f"bytes for {role}", f"{total}: {listed}", because, f"{changes[role]}=N")
+    if memory.host is not None and (most := most_at_once(memory.host)):
+        known = memory.host_available
+        of = "unknown" if known is None else f"{known / GIB:.1f} GiB"
+        said = f"{most / GIB:.1f} of {of}: {in_host(memory.host)}"
+        because = "the larger of loading and what lies there afterwards"
+        yield Choice("bytes of host memory", said, because, "fsdp.cpu_offload, weights.transport")
 
 
 def _http_processes(cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Choice]:

@@ -9,10 +9,22 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from pipelinerl.launcher.decoder_defaults import (
+    DEFAULTS,
+    FOUR_NORMS,
+    POLICY_SEES,
+    QWEN_VISION,
+    SIGLIP,
+    TEXT_PART,
+    UNCOUNTED,
+    UNGATED,
+)
+
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
 ATTEND = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that have keys and values of the usual size."""
+LINEAR = "linear_attention"
 _SIZED_OTHERWISE = (
     "hybrid_override_pattern",  # Nemotron-H
     "kv_lora_rank",  # latent attention
@@ -22,6 +34,9 @@ _SIZED_OTHERWISE = (
     "moe_num_experts",
     "expert_layer_period",
     "ffn_config",
+    "hidden_size_per_layer_input",  # Gemma 3n and 4: embeddings of each layer, heads of several sizes
+    "per_layer_config",
+    "type_vocab_size",  # encoders
 )
 """Keys of architectures whose weights are not counted here."""
 _TIED = ("gemma", "cohere")
@@ -29,6 +44,37 @@ _TIED = ("gemma", "cohere")
 
 CONNECT_S = 5.0
 """For the hub to answer at all."""
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """Layers of gated DeltaNet: a request has a state of fixed size there instead of keys and values."""
+
+    layers: int
+    keys: int
+    """Numbers of a token's keys in a layer, all heads together; its queries are as many."""
+    values: int
+    key_heads: int
+    value_heads: int
+    kernel: int
+    """Tokens that the convolution before it looks at."""
+    state_bytes_per_number: int | None = None
+    """Of its matrices in an engine; None: as the model's."""
+
+    @property
+    def mixed(self) -> int:
+        """Numbers of a token that go through the convolution."""
+        return 2 * self.keys + self.values
+
+    @property
+    def state(self) -> int:
+        """Numbers of a request's matrices in a layer, one for each value head."""
+        return self.keys // self.key_heads * self.values
+
+    def parameters(self, hidden: int) -> int:
+        """Of one layer: in, gate, the two scalars of each value head, convolution and out."""
+        projections = hidden * (self.mixed + 2 * self.values + 2 * self.value_heads)
+        return projections + self.mixed * self.kernel
 
 
 @dataclass(frozen=True)
@@ -60,11 +106,46 @@ class DecoderShape:
     """Of its queries; 0 where nobody needs to know."""
     key_heads: int = 0
     """Of its keys."""
+    linear: LinearShape | None = None
+    """Those of its layers that have a state instead of keys and values."""
+    gated: bool = False
+    """Whether the other layers have a gate beside their queries, as wide as those."""
+    windowed: int = 0
+    """Layers that look back `window` tokens at most."""
+    window: int = 0
+    norms: int = 2
+    """Of a layer, over its whole width."""
+    mlp_matrices: int = 3
+    """Of a dense MLP: in, gate and out; 2 without a gate."""
+    vision: int = 0
+    """Numbers of the part that sees, which an engine loads beside the decoder."""
+    policy_sees: bool = False
+    """Whether the trainer's model has that part as well, frozen."""
+
+    @property
+    def attending(self) -> int:
+        """Layers that have keys and values."""
+        return self.layers - (self.linear.layers if self.linear else 0)
 
     @property
     def parameters(self) -> int:
-        """Weights in matrices, those of all experts included; the others do not matter."""
+        """Weights in matrices of the decoder, those of all experts included; the others do not matter."""
         return self._count(self.experts)
+
+    @property
+    def policy_parameters(self) -> int:
+        """Weights in matrices of the model that transformers loads, and that travels."""
+        return self.parameters + self.frozen
+
+    @property
+    def frozen(self) -> int:
+        """Weights of the trainer's model that are not trained."""
+        return self.vision if self.policy_sees else 0
+
+    @property
+    def served_parameters(self) -> int:
+        """Weights in matrices of what an engine loads."""
+        return self.parameters + self.vision
 
     @property
     def active_parameters(self) -> int:
@@ -72,8 +153,10 @@ class DecoderShape:
         return self._count(self.active_experts)
 
     def _count(self, experts: int) -> int:
-        attention = self.layers * self.hidden * (2 * self.queries + 2 * self.keys)
-        dense = self.dense_layers * 3 * self.hidden * self.mlp
+        attention = self.attending * self.hidden * ((2 + self.gated) * self.queries + 2 * self.keys)
+        if self.linear is not None:
+            attention += self.linear.layers * self.linear.parameters(self.hidden)
+        dense = self.dense_layers * self.mlp_matrices * self.hidden * self.mlp
         mixed = 3 * (experts * self.expert_mlp + self.shared_mlp) + self.experts  # the last is the router
         sparse = (self.layers - self.dense_layers) * self.hidden * mixed
         return attention + dense + sparse + self.vocabulary * self.hidden * (1 if self.tied else 2)
@@ -127,12 +210,17 @@ def _of_hub(name: str, ask: bool) -> str | None:
 
 
 def _decoder(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a configuration that describes the text decoder; models that also see have several."""
+    """The part of a configuration that describes the text decoder; models that also see have several.
+
+    What it leaves out are the defaults of its type.
+    """
     text = config.get("text_config")
     if not isinstance(text, dict):
-        return config
+        return {**DEFAULTS.get(str(config.get("model_type")), {}), **config}
+    kind = text.get("model_type") or TEXT_PART.get(str(config.get("model_type")))
     key = "tie_word_embeddings"  # may be said for the whole model
-    return text if key in text or key not in config else text | {key: config[key]}
+    above = {key: config[key]} if key in config else {}
+    return {**DEFAULTS.get(str(kind), {}), **above, **text, "model_type": kind}
 
 
 def has_experts(config: dict[str, Any]) -> bool:
@@ -145,30 +233,104 @@ def _experts(config: dict[str, Any]) -> int:
 
 
 def decoder_shape(config: dict[str, Any] | None) -> DecoderShape | None:
-    """The shape of a decoder whose layers all attend; None for any other, and where sizes are missing."""
+    """The shape of a decoder whose layers attend, or are gated DeltaNets; None for any other, and where sizes
+    are missing."""
     if config is None:
         return None
-    config = _decoder(config)
-    if {*(config.get("layer_types") or ())} - ATTEND or any(config.get(key) for key in _SIZED_OTHERWISE):
+    whole, config = config, _decoder(config)
+    kind = str(config.get("model_type"))
+    if {kind, whole.get("model_type")} & {*UNCOUNTED} or any(config.get(key) for key in _SIZED_OTHERWISE):
         return None
     try:
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         head = int(config.get("head_dim") or hidden // heads)
         layers = int(config["num_hidden_layers"])
+        kinds = _kinds(config, layers)
+        if {*kinds} - ATTEND - {LINEAR}:
+            return None
+        linear = _linear(config, kinds.count(LINEAR)) if LINEAR in kinds else None
+        windowed = kinds.count("sliding_attention")
         return DecoderShape(
             layers=layers,
             hidden=hidden,
-            mlp=int(config["intermediate_size"]),
+            mlp=int(config.get("intermediate_size") or config["moe_intermediate_size"]),
             queries=heads * head,
             keys=int(config.get("num_key_value_heads") or heads) * head,
             heads=heads,
             key_heads=int(config.get("num_key_value_heads") or heads),
             vocabulary=int(config["vocab_size"]),
-            tied=bool(config.get("tie_word_embeddings", str(config.get("model_type")).startswith(_TIED))),
+            tied=bool(config.get("tie_word_embeddings", kind.startswith(_TIED))),
+            linear=linear,
+            gated=linear is not None,
+            windowed=windowed,
+            window=int(config["sliding_window"]) if windowed else 0,
+            norms=4 if kind in FOUR_NORMS else 2,
+            mlp_matrices=2 if kind in UNGATED else 3,
+            vision=_vision(whole, hidden),
+            policy_sees=whole.get("model_type") in POLICY_SEES,
             **(_mixture(config, layers) if has_experts(config) else {"dense_layers": layers}),
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
+
+
+def _kinds(config: dict[str, Any], layers: int) -> list[str]:
+    """What each layer is, as transformers completes it where `layer_types` is left out."""
+    if given := config.get("layer_types"):
+        return [str(kind) for kind in given[:layers]]
+    full, every = "full_attention", config.get("full_attention_interval")
+    if every and "linear_num_value_heads" in config:
+        return [LINEAR if (layer + 1) % int(every) else full for layer in range(layers)]
+    windows = config.get("use_sliding_window", not str(config.get("model_type")).startswith("qwen"))
+    if not config.get("sliding_window") or not windows:
+        return [full] * layers
+    if every := config.get("sliding_window_pattern") or config.get("_sliding_window_pattern"):
+        return ["sliding_attention" if (layer + 1) % int(every) else full for layer in range(layers)]
+    first = int(config.get("max_window_layers") or 0)  # Qwen's: those from there on
+    return [full if layer < first else "sliding_attention" for layer in range(layers)]
+
+
+def _linear(config: dict[str, Any], layers: int) -> LinearShape:
+    """Gated DeltaNets of Qwen. Raises KeyError for linear attention of other types."""
+    if "linear_num_value_heads" not in DEFAULTS.get(str(config.get("model_type")), {}):
+        raise KeyError("model_type")
+    key_heads, value_heads = int(config["linear_num_key_heads"]), int(config["linear_num_value_heads"])
+    return LinearShape(
+        layers=layers,
+        keys=key_heads * int(config["linear_key_head_dim"]),
+        values=value_heads * int(config["linear_value_head_dim"]),
+        key_heads=key_heads,
+        value_heads=value_heads,
+        kernel=int(config["linear_conv_kernel_dim"]),
+        state_bytes_per_number=4 if config.get("mamba_ssm_dtype") == "float32" else None,
+    )
+
+
+def _vision(config: dict[str, Any], hidden: int) -> int:
+    """Numbers of the part that sees, for the types whose decoder has a shape here; 0 for a decoder alone.
+
+    Other types are counted by their layers, which are nearly all of it.
+    """
+    given = config.get("vision_config")
+    if not isinstance(config.get("text_config"), dict) or not isinstance(given, dict):
+        return 0
+    if config.get("model_type") == "gemma3":
+        one = {**SIGLIP, **given}
+        wide, patch = int(one["hidden_size"]), int(one["patch_size"])
+        patches = (int(one["image_size"]) // patch) ** 2
+        ends = wide * (int(one["num_channels"]) * patch**2 + patches + hidden)
+        return int(one["num_hidden_layers"]) * 2 * wide * (2 * wide + int(one["intermediate_size"])) + ends
+    one = {**(QWEN_VISION if config.get("model_type") in TEXT_PART else {}), **given}
+    wide, layers = (
+        int(one.get("hidden_size") or 0),
+        int(one.get("depth") or one.get("num_hidden_layers") or 0),
+    )
+    merged = wide * int(one.get("spatial_merge_size") or 1) ** 2
+    patch = int(one.get("in_channels") or 3) * int(one.get("temporal_patch_size") or 1)
+    patch *= int(one.get("patch_size") or 0) ** 2
+    ends = wide * (patch + int(one.get("num_position_embeddings") or 0))
+    ends += merged * (merged + int(one.get("out_hidden_size") or hidden))
+    return layers * 2 * wide * (2 * wide + int(one.get("intermediate_size") or 4 * wide)) + ends
 
 
 def _mixture(config: dict[str, Any], layers: int) -> dict[str, int]:

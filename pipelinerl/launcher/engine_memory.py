@@ -36,23 +36,60 @@ class EngineWork:
     """2 for bfloat16, 4 for float32."""
     cache_bytes_per_number: int = 2
     """1 for keys and values in 8 bits."""
+    bounded: bool = True
+    """Whether layers with a window keep that alone (vLLM's hybrid cache manager), not the whole request."""
+    states: int = 2
+    """Of a request in each linear layer: its own, and with prefix caching that of its last full block."""
 
 
 def weight_bytes(shape: DecoderShape, work: EngineWork) -> float:
-    """Weights on each of an engine's cards; also those of a second copy, as they travel."""
-    return work.bytes_per_number * shape.parameters / work.cards
+    """Weights on each of an engine's cards, those of a part that sees included."""
+    return work.bytes_per_number * shape.served_parameters / work.cards
+
+
+def copy_bytes(shape: DecoderShape, work: EngineWork) -> float:
+    """A second copy of the weights on each of an engine's cards, as they travel."""
+    return work.bytes_per_number * shape.policy_parameters / work.cards
 
 
 def token_bytes(shape: DecoderShape, work: EngineWork) -> float:
-    """Keys and values of one token on each of an engine's cards."""
+    """Keys and values of one token in one layer, on each of an engine's cards."""
     parts = min(work.cards, shape.key_heads or work.cards)  # with more cards than heads, they are repeated
-    return 2.0 * work.cache_bytes_per_number * shape.keys * shape.layers / parts
+    return 2.0 * work.cache_bytes_per_number * shape.keys / parts
+
+
+def request_bytes(shape: DecoderShape, work: EngineWork, tokens: float, in_step: float = 0.0) -> float:
+    """What one request of so many tokens holds in the cache of each card, `in_step` of them in this step.
+
+    Layers with a window keep its tokens and those of the step, linear layers a state. vLLM hands out blocks
+    of one size to groups of equally many layers of one kind; the last group of a kind may be partly empty.
+    """
+    linear = shape.linear.layers if shape.linear else 0
+    windowed = shape.windowed if work.bounded else 0
+    full = shape.attending - windowed
+    counts = [count for count in (full, windowed, linear) if count]
+    group = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    full, windowed, linear = (-(-count // group) * group for count in (full, windowed, linear))
+    bounded = min(tokens, shape.window + in_step)
+    held = token_bytes(shape, work) * (full * tokens + windowed * bounded)
+    return held + linear * work.states * state_bytes(shape, work)
+
+
+def state_bytes(shape: DecoderShape, work: EngineWork) -> float:
+    """The state of a request in one linear layer, on each of an engine's cards."""
+    if (one := shape.linear) is None:
+        return 0.0
+    matrices = one.state * (one.state_bytes_per_number or work.bytes_per_number)
+    return (matrices + work.bytes_per_number * one.mixed * (one.kernel - 1)) / work.cards
 
 
 def step_bytes(shape: DecoderShape, work: EngineWork, requests: int) -> float:
     """Activations of the largest step, logits and their log-probabilities in float32 included."""
     wide = max(shape.mlp, shape.active_experts * shape.expert_mlp + shape.shared_mlp)
-    layer = work.bytes_per_number * (4.0 * shape.hidden + (2 * shape.queries + 3 * wide) / work.cards)
+    mixer = (2 + shape.gated) * shape.queries
+    if shape.linear is not None:
+        mixer = max(mixer, 2 * shape.linear.mixed + 3 * shape.linear.values)
+    layer = work.bytes_per_number * (4.0 * shape.hidden + (mixer + 3 * wide) / work.cards)
     logits = 3 * 4.0 * shape.vocabulary * requests
     return work.batched_tokens * layer + logits
 
@@ -67,10 +104,15 @@ def requests_held(shape: DecoderShape, work: EngineWork, share_bytes: float, mos
 
     vLLM refuses to start where a single request of the full length has no room.
     """
-    token, room = token_bytes(shape, work), cache_room(shape, work, share_bytes, most)
-    if room < token * work.max_model_len:
+    room = cache_room(shape, work, share_bytes, most)
+    if room < whole_request_bytes(shape, work):
         return 0
-    return max(1, min(most, int(room / (token * USUAL_LENGTH * work.max_model_len))))
+    return max(1, min(most, int(room / request_bytes(shape, work, USUAL_LENGTH * work.max_model_len))))
+
+
+def whole_request_bytes(shape: DecoderShape, work: EngineWork) -> float:
+    """The longest request, in the cache of each card, while the largest part of it is computed."""
+    return request_bytes(shape, work, work.max_model_len, work.batched_tokens)
 
 
 def seconds_per_token(shape: DecoderShape, work: EngineWork, requests: int, bandwidth: float) -> float:
@@ -79,5 +121,5 @@ def seconds_per_token(shape: DecoderShape, work: EngineWork, requests: int, band
     A batch of some size reaches every expert, so all of them are read.
     """
     read = weight_bytes(shape, work) / requests
-    read += token_bytes(shape, work) * USUAL_LENGTH * work.max_model_len
+    read += request_bytes(shape, work, USUAL_LENGTH * work.max_model_len)
     return PROCESS_S + read / bandwidth

@@ -4,7 +4,8 @@ Called by the launcher before the configuration is checked. Where the model's si
 read the usual values are written: halves of the cards, 0.9 of an engine's card, nothing sharded.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.launcher.cards import GIB, Card, CardOf, card_memory, imagined_cards
 from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, model_config
 from pipelinerl.launcher.engine_memory import MOST_SHARE
+from pipelinerl.launcher.host_memory import available_memory, check_host, host_bytes
 from pipelinerl.launcher.memory_plan import FEWEST, MOST, memory_plan, wanted_requests
 from pipelinerl.launcher.memory_values import Asked, DoesNotFit, MemoryPlan
 from pipelinerl.launcher.placement import Place, derive, layout
@@ -36,7 +38,11 @@ MOST_CARDS = 8
 
 
 def choose_memory(
-    composition: Composition, hosts: Sequence[Host], dry_run: bool, card_of: CardOf = card_memory
+    composition: Composition,
+    hosts: Sequence[Host],
+    dry_run: bool,
+    card_of: CardOf = card_memory,
+    host_of: Callable[[], int | None] = available_memory,
 ) -> MemoryPlan | None:
     """Decide what the tree leaves open and write it there; the plan, or None where nothing is known.
 
@@ -59,6 +65,8 @@ def choose_memory(
         if shape is not None and cards:
             cfg = _with_rows_that_fit(composition, cfg, shape, cards, asked)
         plan = _plan(cfg, shape, cards, asked)
+        if plan is not None and shape is not None and one_host:
+            plan = _with_host(cfg, shape, plan, None if imagined else host_of())
     except DoesNotFit:
         raise
     except ValueError:  # a ConfigError, or a flag that is no number: the checks, which come next, say it
@@ -79,6 +87,13 @@ def _cards(cfg: Config, hosts: Sequence[Host], card_of: CardOf) -> list[Card]:
     if not known or len(known) < len(here):
         return []
     return known + [known[0]] * sum(len(host.devices) for host in hosts[1:])
+
+
+def _with_host(cfg: Config, shape: DecoderShape, plan: MemoryPlan, available: int | None) -> MemoryPlan:
+    """The plan with what it takes of the host's memory. Raises DoesNotFit for more than there is."""
+    parts = host_bytes(cfg, shape, plan)
+    check_host(parts, available)
+    return replace(plan, host=parts, host_available=available)
 
 
 def _given_requests(tree: DictConfig) -> int | None:

@@ -16,11 +16,12 @@ from pipelinerl.launcher.engine_memory import (
     MOST_SHARE,
     UNCOUNTED,
     EngineWork,
+    copy_bytes,
     requests_held,
     seconds_per_token,
     step_bytes,
-    token_bytes,
     weight_bytes,
+    whole_request_bytes,
 )
 from pipelinerl.launcher.memory_values import Asked, DoesNotFit, EnginePlan, MemoryPlan, TrainerPlan
 from pipelinerl.launcher.placement import split_devices
@@ -140,13 +141,14 @@ class _Planner:
             yield self._cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
             return
         other, heads = self._cfg.vllm_config.parallel_size("pipeline", "data"), self._shape.heads
+        linear = self._shape.linear.key_heads if self._shape.linear else 0
         alone = self._cfg.weights.ahead is True and self._cfg.weights.transport == "nccl"
         size, most = (
             1,
             other if alone else max(1, most),
         )  # NCCL reaches an engine of several cards in its pause
         while size * other <= most:
-            if heads % size == 0:  # vLLM gives each card the same number of heads
+            if heads % size == 0 and linear % size == 0:  # vLLM gives each card the same number of heads
                 yield size * other
             size *= 2
 
@@ -165,6 +167,8 @@ class _Planner:
             cards=max(1, cards // self._copies),
             bytes_per_number=4 if self._cfg.engine_dtype == "float32" else 2,
             cache_bytes_per_number=1 if "fp8" in str(self._kwargs.get("kv-cache-dtype")) else 2,
+            bounded=not self._kwargs.get("disable-hybrid-kv-cache-manager"),
+            states=2 if self._kwargs.get("enable-prefix-caching") else 1,
         )
 
     def engine(self, cards: int, engines: int, beside: float = 0.0) -> EnginePlan:
@@ -174,7 +178,7 @@ class _Planner:
         requests = self._asked.in_flight or max(FEWEST, wanted)
         # Over NCCL the second copy lies on the card; from files, in host memory.
         can = work.cards == 1 or cfg.weights.transport == "file"
-        copy = weights if cfg.weights.transport == "nccl" else 0.0
+        copy = copy_bytes(shape, work) if cfg.weights.transport == "nccl" else 0.0
         ways = [True, False] if cfg.weights.ahead == "auto" else [bool(cfg.weights.ahead)]
         found: list[EnginePlan] = []
         steps = step_bytes(shape, work, requests) + FIXED
@@ -202,9 +206,9 @@ class _Planner:
 
     def _engine_too_small(self, work: EngineWork, beside: float) -> DoesNotFit:
         cfg, shape, card = self._cfg, self._shape, self._card
-        weights, request = weight_bytes(shape, work), token_bytes(shape, work) * work.max_model_len
+        weights, request = weight_bytes(shape, work), whole_request_bytes(shape, work)
         over_nccl = cfg.weights.ahead is True and cfg.weights.transport == "nccl" and work.cards == 1
-        second = weights if over_nccl and cfg.updates_engines else 0.0
+        second = copy_bytes(shape, work) if over_nccl and cfg.updates_engines else 0.0
         other = step_bytes(shape, work, FEWEST) + FIXED
         needed = weights + second + other + request + UNCOUNTED
         copy = f"second copy {second / GIB:.0f}, " if second else ""

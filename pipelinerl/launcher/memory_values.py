@@ -54,6 +54,11 @@ class MemoryPlan:
     behind: Card | None = None
     """The least of the trainer's cards; None: as `card`."""
 
+    host: Mapping[str, float] | None = None
+    """Bytes of host memory by what they are for (`host_memory`); None: not known, as on several hosts."""
+    host_available: int | None = None
+    """What the host can give; None: not known, as for imagined cards."""
+
     @property
     def trainer_card(self) -> Card:
         """The card that each trainer rank has."""

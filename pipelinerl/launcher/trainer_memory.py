@@ -24,22 +24,22 @@ def state_bytes(
     `whole_on_host`: the copy that the main rank gathers for the engines lies in host memory while it trains.
     Where shards are offloaded, the card holds what is whole at a time and that copy alone.
     """
-    size = shape.parameters
+    size, frozen = shape.parameters, 2.0 * shape.frozen  # what sees is in bfloat16, on each rank
     if tune.lora.enabled and sharding is None:
-        return 4.0 * size  # frozen: bfloat16, and a merged copy for the engines
-    exact = _sharded_bytes(tune)
+        return 4.0 * size + frozen  # frozen: bfloat16, and a merged copy for the engines
+    exact = sharded_bytes(tune)
     if sharding is None or (ranks == 1 and not sharding.offload):
-        return (2 + exact) * size
+        return (2 + exact) * size + frozen
     shards = 0.0 if sharding.offload else exact * size / ranks
     copy = 0.0 if whole_on_host else 2.0 * size
     # Weights and gradients in bfloat16 of what is whole at a time: two layers, embedding and head.
     embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
     whole = 4.0 * (embeddings + 2 * (size - embeddings) / shape.layers)
     kept = 2.0 * size if sharding.keep_gathered else 0.0
-    return shards + whole + kept + copy
+    return shards + whole + kept + copy + frozen
 
 
-def _sharded_bytes(tune: FinetuneConfig) -> float:
+def sharded_bytes(tune: FinetuneConfig) -> float:
     """Of a weight over all ranks: float32 master, and its gradient and moments where it is trained."""
     return 4.0 if tune.lora.enabled else 8 + OPTIMISER_BYTES[tune.optim]
 
@@ -50,33 +50,37 @@ def gathering_bytes(
     """Of the main rank while it gathers the weights for the engines: shards and the whole copy."""
     if sharding is None:
         return 0.0
-    exact = 0.0 if sharding.offload else _sharded_bytes(tune)
-    return shape.parameters * (exact / ranks + 2.0)
+    exact = 0.0 if sharding.offload else sharded_bytes(tune)
+    return shape.parameters * (exact / ranks + 2.0) + 2.0 * shape.frozen
 
 
 def reference_bytes(shape: DecoderShape) -> float:
     """What a reference policy, in float32 while it loads, takes beside the trainer."""
-    return 4.0 * shape.parameters + 2 * OTHER
+    return 4.0 * shape.policy_parameters + 2 * OTHER
 
 
-def kept_bytes(shape: DecoderShape, mode: Checkpointing, compiled: bool) -> float:
+def kept_bytes(shape: DecoderShape, mode: Checkpointing, compiled: bool, linear: bool = False) -> float:
     """Activations of a token in one layer that are kept until the backward pass.
 
     Compiled layers keep what matrix products write, some of it twice; others also float32 copies of what is
-    normalised. `selective` keeps attention and narrow products.
+    normalised. `selective` keeps attention and narrow products. `linear`: of a layer with a state, which
+    was not measured: what goes through its convolution and its gate counts as queries.
     """
     # A token passes through some experts, each with the hidden state as its input once more.
     mlp = max(shape.mlp, shape.active_experts * (shape.expert_mlp + shape.hidden) + shape.shared_mlp)
-    inputs = 2.0 * shape.hidden
+    inputs, hidden = 2.0 * shape.hidden, shape.hidden * shape.norms / 2
+    queries, keys = (1 + shape.gated) * shape.queries, shape.keys
+    if linear and shape.linear is not None:
+        queries, keys = shape.linear.mixed + shape.linear.values, 0
     if mode is True:
         return inputs
     if mode == "selective":
-        residuals = shape.hidden if compiled else 2 * shape.hidden
-        return inputs + 2.0 * (2 * shape.queries + 2 * shape.keys + residuals)
+        residuals = hidden if compiled else 2 * hidden
+        return inputs + 2.0 * (2 * queries + 2 * keys + residuals)
     if compiled:
-        everything = 6.0 * (shape.hidden + mlp + shape.queries + 2 * shape.keys)
+        everything = 6.0 * (hidden + mlp + queries + 2 * keys)
     else:
-        everything = 16.0 * shape.hidden + 8.0 * mlp + 12.0 * (shape.queries + shape.keys)
+        everything = 16.0 * hidden + 8.0 * mlp + 12.0 * (queries + keys)
     return inputs + everything if mode is False else inputs + everything * (1 - 1 / mode)
 
 
@@ -84,10 +88,13 @@ def needed_bytes(
     shape: DecoderShape, mode: Checkpointing, compiled: bool, tokens: int, state: float
 ) -> float:
     """Peak of a rank that works on rows of `tokens` tokens, with `state` bytes of weights and their kin."""
-    activations = shape.layers * kept_bytes(shape, mode, compiled)
+    linear = shape.linear.layers if shape.linear else 0
+    activations = shape.attending * kept_bytes(shape, mode, compiled)
+    activations += linear * kept_bytes(shape, mode, compiled, linear=True)
     # Recomputed or not, one layer lies there whole, with its gradients, while its backward runs.
     if mode is not False:
-        activations += 2 * kept_bytes(shape, False, compiled)
+        kinds = (False, True) if linear else (False,)
+        activations += 2 * max(kept_bytes(shape, False, compiled, kind) for kind in kinds)
     return state + OTHER + tokens * activations
 
 

@@ -98,6 +98,7 @@ def model_problems(cfg: Config) -> Iterator[str]:
             config = json.loads((path / "config.json").read_text())
             yield from _positions(cfg, config)
             if "finetune" in cfg.debug.roles:
+                yield from _quantised(path, config)
                 yield from _layers(path, config)
                 yield from _capped(path, config)
     elif path.exists():
@@ -145,6 +146,17 @@ def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
         yield (
             f"model_path={path}: has layers of {', '.join(others)}; only full_attention can be trained on "
             "packed rows; give a model that has no others"
+        )
+
+
+def _quantised(path: Path, config: dict[str, Any]) -> Iterator[str]:
+    """Weights in a few bits, such as gpt-oss has in MXFP4: an engine would load no trained version."""
+    given = config.get("quantization_config") or _of_text(config).get("quantization_config")
+    if given:
+        method = given.get("quant_method", "an unknown way") if isinstance(given, dict) else given
+        yield (
+            f"model_path={path}: its weights are quantised ({method}), and training needs them in bfloat16; "
+            "give a model in bfloat16, such as what transformers saves of this one once it is dequantised"
         )
 
 

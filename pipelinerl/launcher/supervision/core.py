@@ -10,6 +10,7 @@ import signal
 from dataclasses import dataclass
 
 from pipelinerl.launcher.supervision.spec import ChildSpec
+from pipelinerl.launcher.supervision.words import is_permanent, repeats
 
 PERMANENT = (2, 127)
 """Exit statuses after which another start would end in the same way: arguments or data that are refused, as
@@ -81,6 +82,8 @@ class _Child:
     killed_for: str = ""
     was_ready: bool = False
     """In this or an earlier start."""
+    last_words: str = ""
+    """Of the start before, which ended before it was ready."""
 
 
 def _too_few(spec: ChildSpec, left: int) -> str:
@@ -174,8 +177,8 @@ class SupervisorCore:
         child.killed_for = cause
         return [KillChild(name)]
 
-    def exited(self, name: str, generation: int, code: int, now: float) -> list[Action]:
-        """The process of a start has ended with `code` (negative: a signal)."""
+    def exited(self, name: str, generation: int, code: int, now: float, words: str = "") -> list[Action]:
+        """The process of a start has ended with `code` (negative: a signal); `words` are its last ones."""
         child = self._children[name]
         if generation != child.generation or child.phase not in (ChildPhase.STARTING, ChildPhase.READY):
             return []
@@ -184,19 +187,34 @@ class SupervisorCore:
             child.phase, child.timer = ChildPhase.ENDED, math.inf
             return []
         cause = child.killed_for or describe_exit(code)
-        permanent = code in PERMANENT and not child.killed_for
-        if child.generation < most and not permanent:
+        permanent, repeated = self._for_good(child, code, words)
+        if child.generation < most and not permanent and not repeated:
             delay = min(BACKOFF_S * 2.0**child.generation, LONGEST_BACKOFF_S)
             child.phase, child.timer = ChildPhase.BACKOFF, now + delay
             return [RestartChild(name, cause, child.generation + 1, delay)]
         if most:
-            cause += ", not started again" if permanent else f", after {most} restarts"
+            if child.generation < most:
+                cause += "" if permanent else ", in two starts with the same words"
+            final = permanent or child.generation < most
+            cause += ", not started again" if final else f", after {most} restarts"
         child.phase, child.timer = ChildPhase.FAILED, math.inf
         needed = self._why_needed(child)
         if needed is None:
             child.phase = ChildPhase.ENDED
             return [GoOnWithout(name, cause)]
         return [GiveUp(name, cause + needed)]
+
+    def _for_good(self, child: _Child, code: int, words: str) -> tuple[bool, bool]:
+        """Whether no further start would end otherwise: by what this one said, and by its saying it again.
+
+        Words count of a start that never served; and where an earlier one did, their repetition does not.
+        """
+        if child.killed_for or code < 0:
+            return False, False
+        before, unready = child.last_words, child.phase is ChildPhase.STARTING and code > 0
+        child.last_words = words if unready else ""
+        repeated = unready and not child.was_ready and repeats(words, before)
+        return code in PERMANENT or (unready and is_permanent(words)), repeated
 
     def _why_needed(self, child: _Child) -> str | None:
         """Why the run cannot go on without a child, as the end of its cause; None if it can."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pipelinerl.base import child as child_module
-from pipelinerl.base.errors import printable
 from pipelinerl.base.heartbeat import BeatWatch
 from pipelinerl.base.waits import StallDetector
 from pipelinerl.launcher.supervision.liveness import watch_health, watch_heartbeat
 from pipelinerl.launcher.supervision.spec import ChildSpec, Exited, Healthy, Tell, Unwell
+from pipelinerl.launcher.supervision.words import last_words
 
 LONGEST_LOOK_S = 3.0
 """Between two looks of the supervisor nothing counts beyond this."""
@@ -87,21 +87,13 @@ def what_runs(pid: int) -> str:
     return words[words.index("-m") + 1] if "-m" in words[:-1] else Path(words[0]).name
 
 
-def last_line(path: Path) -> str:
-    """The last line of a log; empty if there is none."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 64 * 1024))
-        lines = file.read().decode(errors="replace").splitlines()
-        return next((line for line in reversed(lines) if line.strip()), "")
-    return ""
-
-
 class RunningChild:
     """A started process, which ends with the calling thread. Its own threads call `tell`."""
 
     def __init__(self, spec: ChildSpec, tell: Tell) -> None:
         self.spec, self.tell = spec, tell
-        self._log_start = spec.stderr.stat().st_size if spec.stderr.exists() else 0
+        err, out = (path.stat().st_size if path.exists() else 0 for path in (spec.stderr, spec.stdout))
+        self._logs_start = err, out
         check = spec.heartbeat
         # From before the start, so that no beat of this start is taken for one of an earlier start.
         beats = check and BeatWatch(check.path, check.interval_s)
@@ -134,7 +126,7 @@ class RunningChild:
         self.kill()
         with self._signalling:  # nobody signals the pid of somebody else
             code = self._process.wait()
-        self.tell(Exited(code, self._last_words()))
+        self.tell(Exited(code, last_words(self.spec, self._logs_start)))
 
     def terminate(self) -> None:
         """SIGTERM to the child itself, which stops its own workers; one that was stopped goes on for that."""
@@ -162,7 +154,3 @@ class RunningChild:
                 return False
             time.sleep(0.01)
         return True
-
-    def _last_words(self) -> str:
-        wrote = self.spec.stderr.exists() and self.spec.stderr.stat().st_size > self._log_start
-        return printable(last_line(self.spec.stderr if wrote else self.spec.stdout))

@@ -154,7 +154,7 @@ class Supervisor(Closing):
         if self._stopping:
             return
         log_path = self._specs[name].stderr
-        actions = self._core.exited(name, generation, exited.code, time.monotonic())
+        actions = self._core.exited(name, generation, exited.code, time.monotonic(), exited.last_words)
         actions = [
             action if isinstance(action, StartChild | KillChild) else replace(action, cause=action.cause + at)
             for action in actions

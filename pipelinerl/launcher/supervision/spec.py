@@ -49,7 +49,8 @@ class ChildSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the supervisor."""
     max_restarts: int = 0
-    """Starts after the first; the pauses before them double. None follows an exit that is permanent."""
+    """Starts after the first; the pauses before them double. None follows an exit that is permanent, by its
+    status or its words, or two starts that ended with the same words before they were ready."""
     health: HealthCheck | None = None
     heartbeat: HeartbeatCheck | None = None
     optional: bool = False
@@ -89,7 +90,7 @@ class Exited:
     code: int
     """Negative: a signal."""
     last_words: str = ""
-    """The last line that it wrote to stderr, or to stdout if it wrote none there."""
+    """The last line that it wrote to stderr, or to stdout if it wrote none there; of vLLM its error."""
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from pipelinerl.launcher.decoder_defaults import DEFAULTS, TEXT_PART
 from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, has_experts
+from tests.unit.launcher.hub_configs import HUB
 
 SIZES = {
     "hidden_size": 64,
@@ -32,11 +35,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granitemoeshared": {"num_local_experts": 8, "shared_intermediate_size": 80, "head_dim": 16},
     "glm4_moe": EXPERTS | {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1},
     "gpt_oss": {"num_local_experts": 8},
+    "gemma2": {},
+    "gemma3_text": {},
+    "olmo3": {"head_dim": 16},
+    "mistral": {},
+    "phi3": {"head_dim": 16, "sliding_window": 64},
+    "starcoder2": {"head_dim": 16},
+    "gpt_neox": {"head_dim": 16, "num_key_value_heads": 4},
+    "phi": {"head_dim": 16},
+    "qwen3_5_text": {},
+    "qwen3_5_moe_text": EXPERTS | {"num_experts": 8, "shared_expert_intermediate_size": 96},
+    "qwen3_next": EXPERTS | {"num_experts": 8, "shared_expert_intermediate_size": 96},
 }
+STATES = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 3,
+}
+GATED_EXPERTS = ("qwen2_moe", "qwen3_5_moe_text", "qwen3_next")
 
 
 def described(family: str) -> dict[str, Any]:
-    return AutoConfig.for_model(family, **SIZES | FAMILIES[family]).to_dict()
+    states = STATES if family.startswith(("qwen3_5", "qwen3_next")) else {}
+    return AutoConfig.for_model(family, **SIZES | states | FAMILIES[family]).to_dict()
 
 
 def matrices(config: dict[str, Any]) -> int:
@@ -52,8 +75,8 @@ def test_all_weights_are_those_of_the_model(family: str) -> None:
     config = described(family)
     shape = decoder_shape(config)
     assert shape is not None
-    # Qwen 2's gate of the shared expert, one row of each sparse layer, is all that is left out.
-    gates = (shape.layers - shape.dense_layers) * shape.hidden if family == "qwen2_moe" else 0
+    # Qwen's gate of the shared expert, one row of each sparse layer, is all that is left out.
+    gates = (shape.layers - shape.dense_layers) * shape.hidden if family in GATED_EXPERTS else 0
     assert shape.parameters == matrices(config) - gates
     assert has_experts(config) is (shape.experts > 0)
 
@@ -120,7 +143,20 @@ def test_ties_that_a_configuration_leaves_out() -> None:
         assert shape is not None and shape.tied is tied
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "jamba", "qwen3_next", "llama4_text", "ernie4_5_moe"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "deepseek_v3",
+        "jamba",
+        "llama4_text",
+        "ernie4_5_moe",
+        "gemma3n",
+        "gemma4",
+        "lfm2",
+        "bert",
+        "olmo_hybrid",
+    ],
+)
 def test_what_is_not_counted_has_no_shape(family: str) -> None:
     assert decoder_shape(AutoConfig.for_model(family).to_dict()) is None
 
@@ -129,3 +165,85 @@ def test_a_mixture_that_does_not_say_how_many_are_active_has_no_shape() -> None:
     config = described("mixtral")
     del config["num_experts_per_tok"]
     assert decoder_shape(config) is None
+
+
+def numbers(config: dict[str, Any], auto: Any = AutoModelForCausalLM) -> int:
+    """All numbers of the model that transformers builds, ties once."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in auto.from_config(AutoConfig.for_model(**config)).parameters())
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_sizes_of_published_configurations_are_those_of_the_model(name: str) -> None:
+    config = HUB[name]
+    shape = decoder_shape(config)
+    assert shape is not None
+    assert shape.policy_parameters == pytest.approx(numbers(config), rel=0.005)
+    if "vision_config" in config:  # an engine loads all of it
+        assert shape.served_parameters == pytest.approx(
+            numbers(config, AutoModelForImageTextToText), rel=0.005
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+def test_no_type_of_transformers_has_a_wrong_shape(family: str) -> None:
+    """At its default sizes each type has the right number of weights, or no shape."""
+    try:
+        config = AutoConfig.for_model(family)
+        shape = decoder_shape(config.to_dict())
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config) if shape else None
+    except Exception as error:  # the defaults of some make no model
+        pytest.skip(f"{family} cannot be built from its defaults: {error}")
+    if shape is not None and model is not None:
+        assert shape.policy_parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.005)
+
+
+@pytest.mark.parametrize("family", DEFAULTS)
+def test_what_a_configuration_leaves_out_is_the_default_of_its_type(family: str) -> None:
+    """Each key alone: a table with a wrong number would give another shape than transformers' own."""
+    whole = AutoConfig.for_model(family).to_dict()
+    expected = decoder_shape(whole)
+    assert expected is not None and decoder_shape({"model_type": family}) == expected
+    for key in DEFAULTS[family].keys() & whole.keys():
+        assert whole[key] == DEFAULTS[family][key], key
+    nested = {"model_type": "seeing", "text_config": {"model_type": family}}
+    assert decoder_shape(nested) == expected
+    for outer, inner in TEXT_PART.items():
+        if inner == family:
+            found = decoder_shape({"model_type": outer, "text_config": {}})
+            assert found is not None and found.parameters == expected.parameters
+
+
+def layers_with_windows(config: dict[str, Any]) -> tuple[int, int]:
+    shape = decoder_shape(config)
+    assert shape is not None
+    return shape.windowed, shape.window
+
+
+def test_windows_are_counted_as_transformers_completes_a_configuration() -> None:
+    for name, windows in {
+        "google/gemma-3-4b-it": (29, 1024),
+        "google/gemma-2-9b": (21, 4096),
+        "allenai/Olmo-3-1025-7B": (24, 4096),
+        "mistralai/Mistral-7B-v0.1": (32, 4096),
+        "mistralai/Mistral-7B-v0.3": (0, 0),
+        "openai/gpt-oss-20b": (12, 128),
+        "Qwen/Qwen3-8B": (0, 0),
+        "Qwen/Qwen3.5-4B": (0, 0),
+    }.items():
+        assert layers_with_windows(HUB[name]) == windows, name
+    part = described("qwen3") | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3}
+    assert layers_with_windows(part | {"layer_types": None}) == (1, 64)
+    assert layers_with_windows(part | {"layer_types": None, "use_sliding_window": False}) == (0, 0)
+
+
+def test_a_gated_delta_net_is_counted_by_hand() -> None:
+    """One layer of Qwen3.5-4B and the state that a request has in it."""
+    shape = decoder_shape(HUB["Qwen/Qwen3.5-4B"])
+    assert shape is not None and shape.linear is not None and shape.gated
+    assert (shape.linear.layers, shape.attending) == (24, 8)
+    inside = 2560 * (2048 + 2048 + 4096) + 2560 * 4096 + 2 * 2560 * 32 + 4 * (2048 + 2048 + 4096)
+    assert shape.linear.parameters(2560) == inside + 4096 * 2560
+    assert (shape.linear.state, shape.linear.state_bytes_per_number) == (32 * 128 * 128, 4)

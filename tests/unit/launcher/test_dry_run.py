@@ -282,6 +282,16 @@ def test_a_model_that_caps_its_logits_is_refused_before_an_engine_starts(
     placed()
 
 
+def test_a_model_with_quantised_weights_is_refused_where_it_would_be_trained(
+    refused: Refused, placed: Placed, model: Path
+) -> None:
+    """gpt-oss is published in MXFP4."""
+    config = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
+    (model / "config.json").write_text(json.dumps(config))
+    assert f"model_path={model}: its weights are quantised (mxfp4)" in refused()
+    placed("debug.mode=actor", "max_lag=null")
+
+
 def test_a_launcher_on_each_host_is_told_the_command_for_all(
     refused: Refused, placed: Placed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

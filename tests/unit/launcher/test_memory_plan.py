@@ -20,6 +20,7 @@ from pipelinerl.launcher.memory_values import Asked, DoesNotFit, MemoryPlan
 from pipelinerl.launcher.trainer_memory import needed_bytes, state_bytes
 from tests.support.one_host import one_host
 from tests.unit.launcher.conftest import ON_GPUS, ROOT, DryRun, Placed
+from tests.unit.launcher.hub_configs import HUB
 
 # layers, hidden, mlp, heads, key heads, head size, vocabulary, tied, billions of parameters as published
 MODELS: dict[str, tuple[int, int, int, int, int, int, int, bool, float]] = {
@@ -33,6 +34,8 @@ MODELS: dict[str, tuple[int, int, int, int, int, int, int, bool, float]] = {
     "32B": (64, 5120, 25600, 64, 8, 128, 151936, False, 32.76),
     "30B-A3B": (48, 2048, 6144, 32, 4, 128, 151936, False, 30.53),
 }
+AS_PUBLISHED = {"Qwen3.5-4B": "Qwen/Qwen3.5-4B", "Gemma-3-4B": "google/gemma-3-4b-it"}
+"""Models that also see: a configuration in parts, of which the decoder's is one."""
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 # Smallest number of cards, of 1, 2, 4 and 8, on which each model trains with every key at its default; one
 # card with world.share_device=true. 0: on none of them.
@@ -46,11 +49,15 @@ SMALLEST = {
     "14B": {24: 0, 48: 0, 80: 8, 141: 4},
     "32B": {24: 0, 48: 0, 80: 0, 141: 8},
     "30B-A3B": {24: 0, 48: 0, 80: 0, 141: 8},
+    "Qwen3.5-4B": {24: 8, 48: 4, 80: 4, 141: 1},
+    "Gemma-3-4B": {24: 8, 48: 4, 80: 2, 141: 1},
 }
-CELLS = [(model, gb, count) for model in MODELS for gb in (24, 48, 80, 141) for count in (1, 2, 4, 8)]
+CELLS = [(model, gb, count) for model in SMALLEST for gb in (24, 48, 80, 141) for count in (1, 2, 4, 8)]
 
 
 def described(model: str) -> dict[str, Any]:
+    if model in AS_PUBLISHED:
+        return HUB[AS_PUBLISHED[model]]
     layers, hidden, mlp, heads, keys, head, vocabulary, tied, _ = MODELS[model]
     sizes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": mlp}
     sizes |= {"num_attention_heads": heads, "num_key_value_heads": keys, "head_dim": head}
@@ -106,9 +113,11 @@ def test_each_cell_is_a_plan_that_adds_up_or_a_refusal(model: str, gb: int, coun
         assert engine <= total and trainer <= 0.95 * total
     size = shape(model).parameters
     # Two bytes of each weight for the engine, over its cards, and twice that while a version is received.
-    assert plan.engine.parts["weights"] * plan.engine.cards == pytest.approx(2 * size)
+    one = shape(model)
+    assert plan.engine.parts["weights"] * plan.engine.cards == pytest.approx(2 * (size + one.vision))
     own_copy = plan.engine.ahead and not plan.shared
-    assert plan.engine.parts["second copy"] == (plan.engine.parts["weights"] if own_copy else 0)
+    travels = 2 * (size + one.frozen) / plan.engine.cards
+    assert plan.engine.parts["second copy"] == pytest.approx(travels if own_copy else 0)
     assert plan.engine.parts["keys and values"] > 0 and plan.engine.requests >= 1
     # Master, gradient and two moments in float32, over the ranks if they are sharded, and the bfloat16 copy.
     ranks = plan.trainer.ranks if plan.trainer.sharding else 1
@@ -166,7 +175,7 @@ def folder(model: Path, name: str) -> Path:
 
 def chosen(model: Path, gb: int, devices: int, *overrides: str) -> Composition:
     made = compose(["+domain=guessing", "hardware=gpu", f"model_path={model}", *overrides])
-    choose_memory(made, one_host(devices), True, lambda device: card(gb))
+    choose_memory(made, one_host(devices), True, lambda device: card(gb), lambda: None)
     return made
 
 
@@ -192,7 +201,7 @@ def test_rows_are_shortened_where_only_those_fit_unless_the_user_says_how_long_t
     lengths = ("vllm_config.vllm_kwargs.max_model_len=12288",)
     preset = compose(["+domain=guessing", "hardware=gpu", f"model_path={folder(model, '4B')}", *lengths])
     preset.tree.finetune.seq_length = 20000  # as a domain's file would
-    choose_memory(preset, one_host(2), True, lambda device: card(80))
+    choose_memory(preset, one_host(2), True, lambda device: card(80), lambda: None)
     rows = preset.tree.finetune.seq_length
     assert (
         12288 <= rows < 20000 and preset.reasons["finetune.seq_length"] == "rows of 20000 tokens do not fit"
@@ -277,7 +286,7 @@ def test_imagined_cards_are_those_of_each_host_and_of_gpus_only(
 
 def test_unknown_cards_and_models_get_the_usual_values(model: Path) -> None:
     made = compose(["+domain=guessing", "hardware=gpu", f"model_path={folder(model, '8B')}"])
-    assert choose_memory(made, one_host(4), True, lambda device: None) is None
+    assert choose_memory(made, one_host(4), True, lambda device: None, lambda: None) is None
     kwargs = made.tree.vllm_config.vllm_kwargs
     assert (kwargs["gpu-memory-utilization"], kwargs["tensor-parallel-size"]) == (0.9, 1)
     assert made.tree.use_fsdp is False and made.tree.world.actor_fraction is None

@@ -160,6 +160,62 @@ def test_what_no_start_could_mend_ends_the_run_at_once(code: int) -> None:
     ]
 
 
+SAID = [
+    "ModuleNotFoundError: No module named 'flashinfer'",
+    "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+    "(EngineCore pid=41) ImportError: cannot import name 'x' from 'vllm'",
+    "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig Value error, Model",
+    "ValueError: Model architectures ['XForCausalLM'] are not supported for now.",
+    "api_server.py: error: unrecognized arguments: --no-such-flag",
+    "vllm: error: argument --dtype: invalid choice: 'f16'",
+]
+
+
+@pytest.mark.parametrize("words", SAID)
+def test_an_engine_that_lacks_something_is_not_started_again(words: str) -> None:
+    assert begun(engine()).exited("engine", 0, 1, 1.0, words) == [
+        GiveUp("engine", "exit status 1, not started again")
+    ]
+    served = begun(engine(), ready=True).exited("engine", 0, 1, 1.0, words)  # perhaps of one request
+    killed = begun(engine()).exited("engine", 0, -9, 1.0, words)
+    assert [type(one) for one in (*served, *killed)] == [RestartChild, RestartChild]
+
+
+def ended_twice(first: str, second: str, was_ready: bool = False) -> object:
+    core = begun(engine(), ready=was_ready)
+    core.exited("engine", 0, 1, 0.0, first)
+    core.tick(10.0)
+    if was_ready:
+        core.exited("engine", 1, 1, 10.0, first)
+        core.tick(20.0)
+    (action,) = core.exited("engine", 1 + was_ready, 1, 20.0, second)
+    return action
+
+
+def test_the_same_words_of_two_starts_end_the_run() -> None:
+    one, two = "RuntimeError: no kernel image (pid 41)", "RuntimeError: no kernel image (pid 97)"
+    cause = "exit status 1, in two starts with the same words, not started again"
+    assert ended_twice(one, two) == GiveUp("engine", cause)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("RuntimeError: one", "RuntimeError: other"),
+        ("", ""),
+        2 * ("OSError: [Errno 98] address in use",),
+        2 * ("ConnectionError: no route to the hub",),
+        2 * ("ValueError: Free memory on device cuda:0 (1/80 GiB) is less than",),
+    ],
+)
+def test_what_may_pass_by_itself_keeps_its_restarts(first: str, second: str) -> None:
+    assert isinstance(ended_twice(first, second), RestartChild)
+
+
+def test_an_engine_that_served_before_keeps_its_restarts_too() -> None:
+    assert isinstance(ended_twice("RuntimeError: NCCL", "RuntimeError: NCCL", was_ready=True), RestartChild)
+
+
 def test_a_child_that_was_killed_is_restarted_whatever_its_status() -> None:
     core = begun(engine(), ready=True)
     core.unresponsive("engine", 0, "half a model")

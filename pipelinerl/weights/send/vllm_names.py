@@ -1,0 +1,44 @@
+"""Names of expert tensors for vLLM, where its model does not have those of transformers'.
+
+transformers keeps all experts of a layer in `experts.gate_up_proj` and `experts.down_proj`, and Qwen's models
+in vLLM load these. The types below have other names there. Read in 0.26 and 0.33: `mixtral.py`, `phimoe.py`,
+`granitemoe.py`, and `RoutedExperts`, which calls both parts of a layer `w13` and `w2` where single experts
+have `w1`, `w2` and `w3`. Granite's own loop knows the names of its checkpoint only.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+Endings = Mapping[str, str]
+_STACKED: Endings = {
+    ".mlp.experts.gate_up_proj": ".block_sparse_moe.experts.w13",
+    ".mlp.experts.down_proj": ".block_sparse_moe.experts.w2",
+}
+_GRANITE: Endings = {
+    ".block_sparse_moe.experts.gate_up_proj": ".block_sparse_moe.input_linear.weight",
+    ".block_sparse_moe.experts.down_proj": ".block_sparse_moe.output_linear.weight",
+    ".block_sparse_moe.router.weight": ".block_sparse_moe.router.layer.weight",
+}
+ENDINGS: Mapping[str, Endings] = {
+    "mixtral": {**_STACKED, ".mlp.gate.weight": ".block_sparse_moe.gate.weight"},
+    "phimoe": {**_STACKED, ".mlp.router.weight": ".block_sparse_moe.gate.weight"},
+    "granitemoe": _GRANITE,
+    "granitemoeshared": _GRANITE,
+}
+"""By model type: what a name ends with in the trainer, and in a version for vLLM. Shapes stay."""
+
+
+def vllm_names(
+    model_type: str, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a version under the names that vLLM's model of this type loads.
+
+    Raises ValueError for experts of a type in the table that have a name it does not know.
+    """
+    endings = ENDINGS.get(model_type, {})
+    for name, tensor in tensors:
+        old = next((ending for ending in endings if name.endswith(ending)), None)
+        if old is None and endings and (".experts." in name or ".router." in name):
+            raise ValueError(f"{name}: no name of {model_type}'s experts that vLLM is known to load")
+        yield (name if old is None else name.removesuffix(old) + endings[old]), tensor
