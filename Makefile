@@ -15,6 +15,8 @@ ENVIRONMENTS := $(STAMP)-environments
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
+# Without files of bytecode each of hundreds of processes would compile what it imports, pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup test test-all bench experiments environments quickstart lint format clean
 
