@@ -41,8 +41,9 @@ format: setup
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+# The folder of all: of each that is named here xdist's controller would import the conftest, some of them torch.
 test: lint
-	$(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu' tests/unit tests/contract tests/pipeline
+	$(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu' --ignore=tests/gpu tests
 
 test-all: lint
 	$(PY) -m pytest -q -n 2 --dist worksteal tests
