@@ -15,6 +15,8 @@ ENVIRONMENTS := $(STAMP)-environments
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
+# Without files of bytecode each of hundreds of processes would compile what it imports, pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup test test-all bench experiments environments quickstart lint format clean
 
@@ -39,8 +41,9 @@ format: setup
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+# The folder of all: of each that is named here xdist's controller would import the conftest, some of them torch.
 test: lint
-	$(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu' tests/unit tests/contract tests/pipeline
+	$(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu' --ignore=tests/gpu tests
 
 test-all: lint
 	$(PY) -m pytest -q -n 2 --dist worksteal tests

@@ -20,7 +20,6 @@ from typing import Any
 import aiohttp
 from omegaconf import DictConfig
 
-from pipelinerl import recorder
 from pipelinerl.actor.loop_lag import LoopLag
 from pipelinerl.actor.messages import (
     Announced,
@@ -260,7 +259,9 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
             note = partial(write_block, Path(str(cfg.output_dir)), worker_role(index))
             await Worker(index, channel, fleet, runner, news, frozen, note).serve()
         finally:
-            await recorder.close()  # rollouts have ended; whoever still asks for one is not waited for
+            # Rollouts have ended; whoever still asks for one is not waited for.
+            if recorder := sys.modules.get("pipelinerl.recorder"):  # a domain's to import: it takes a second
+                await recorder.close()
 
 
 def main() -> int:

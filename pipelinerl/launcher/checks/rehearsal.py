@@ -98,11 +98,8 @@ def looked_at(tree: DictConfig) -> Looked:
     said = f"{len(train)} to train on, {len(test)} to evaluate"
     if len(train) <= COMPARED and (both := shared(train, test)):
         said += f" ({both} of them are trained on too)"
-    tokenizer = _tokenizer(cfg.model_path)
-    if tokenizer is None:
-        return Looked(said=said)
     try:
-        sizes = list(prompt_sizes(tree, cfg, domain, tokenizer, chain(train, test)))
+        sizes = list(prompt_sizes(tree, cfg, domain, chain(train, test)))
     except ValueError as error:
         return Looked([f"model_path={cfg.model_path}: {error}"])
     return _judged(cfg, sizes, said)
@@ -117,18 +114,19 @@ def _carried(problems: Iterable[Problem]) -> None:
             return
 
 
-def prompt_sizes(
-    tree: DictConfig,
-    cfg: Config,
-    domain: Domain,
-    tokenizer: "PreTrainedTokenizerFast",
-    problems: Iterator[Problem],
-) -> Iterator[int]:
-    """Tokens of first prompts, where the domain tells them. Raises ValueError without a chat template."""
-    until = time.monotonic() + PROMPTS_S
+def prompt_sizes(tree: DictConfig, cfg: Config, domain: Domain, problems: Iterator[Problem]) -> Iterator[int]:
+    """Tokens of first prompts, where the domain tells them and there is a tokenizer to be read here.
+
+    Raises ValueError without a chat template.
+    """
+    tokenizer, until = None, time.monotonic() + PROMPTS_S
     for problem in problems:
         messages = domain.first_messages(tree, problem)
         if messages is not None:
+            if tokenizer is None:  # not before: importing its class takes a second
+                if (tokenizer := _tokenizer(cfg.model_path)) is None:
+                    return
+                until = time.monotonic() + PROMPTS_S
             given = dict(cfg.llm.chat_template_kwargs)
             yield len(encode(tokenizer, render_chat(tokenizer, messages, template_kwargs=given)))
         if time.monotonic() > until:
