@@ -88,6 +88,6 @@ setup(
     },
     include_package_data=False,
     install_requires=CORE,
-    entry_points={"vllm.general_plugins": ["pipelinerl = pipelinerl.inference.vllm:register_plugins"]},
+    entry_points={"vllm.general_plugins": ["pipelinerl = pipelinerl.engines.vllm.options:register_plugins"]},
     extras_require=EXTRAS,
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from domains.raro.countdown import verify
-from pipelinerl.observe.viewer.source import RunSource, evaluation_of
+from pipelinerl.extras.viewer.source import RunSource, evaluation_of
 
 PARTS = 10
 _QUESTION = re.compile(r"((?:\d+ )+)= (\d+)")

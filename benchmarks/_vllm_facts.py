@@ -16,10 +16,10 @@ import numpy as np
 from benchmarks._figures import ROOT
 from benchmarks._vllm_wheel import Class, Wheel, functions_of, name_of, parameters, strings
 from pipelinerl.config.serving import VllmConfig
-from pipelinerl.inference.llm_call import Prompt
-from pipelinerl.inference.llm_engine import EngineLLM
-from pipelinerl.inference.requests import WHOLE_ANSWER, SamplingParams, scoring_body
-from pipelinerl.inference.vllm import (
+from pipelinerl.engines.llm_call import Prompt
+from pipelinerl.engines.llm_engine import EngineLLM
+from pipelinerl.engines.requests import WHOLE_ANSWER, SamplingParams, scoring_body
+from pipelinerl.engines.vllm.options import (
     PLUGIN_GROUP,
     SERVE_MODULE,
     SERVER_MODULE,
@@ -34,8 +34,8 @@ TRANSFER = "vllm.distributed.weight_transfer"
 Facts = Mapping[str, Any]
 """What one release has, by name; null for what it lacks."""
 
-PLUG_INS = ("pipelinerl/weights/receive/vllm_file.py", "pipelinerl/weights/receive/vllm_ahead.py")
-COUNTERS = ("pipelinerl/inference/engine_metrics.py", "pipelinerl/weights/send/engine_state.py")
+PLUG_INS = ("pipelinerl/engines/vllm/receive_file.py", "pipelinerl/engines/vllm/receive_ahead.py")
+COUNTERS = ("pipelinerl/engines/engine_metrics.py", "pipelinerl/weights/engine_state.py")
 # Beside those of `pause_routes`.
 ROUTES = (
     *(

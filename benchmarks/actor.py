@@ -23,8 +23,8 @@ from benchmarks._figures import ROOT, Figure, at_least, at_most, command_line, r
 from benchmarks._instant import TOKENS, serve
 from benchmarks._processes import function, stop
 from benchmarks.gpu.usage import cpu_seconds
-from pipelinerl.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.config import Config, Job, save, typed
+from pipelinerl.extras.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.launcher.placement import derive
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.run_state.announcements import TrainerAnnouncements, forget_announcements

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 from benchmarks._figures import ROOT, Figure, at_most, command_line, report
 from benchmarks._texts import learner_for
 from benchmarks.engine import SIZES, build_model, serving
-from pipelinerl.inference.client import SamplingParams
-from pipelinerl.inference.fleet import Fleet
+from pipelinerl.engines.client import SamplingParams
+from pipelinerl.engines.fleet import Fleet
 from pipelinerl.modeling.model import load_model
 
 BUNDLED = ("guessing", "privacy_hopqa", "raro", "reputation_hacking")

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks._figures import Figure, at_most, command_line, report, seconds_of
 from pipelinerl.base.tokenizing import decode, encode
-from pipelinerl.bootstrap.tokenizer import train_tokenizer
+from pipelinerl.extras.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.llm import LLMCall, LLMOutput, Prompt, TokenLogprobs, TrainableLLM
 
 WORDS_PER_MESSAGE = 60

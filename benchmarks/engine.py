@@ -41,13 +41,13 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks._figures import RESULTS, command_line, write_json
 from benchmarks._processes import Server, started
-from pipelinerl.inference.client import Generation, SamplingParams
-from pipelinerl.inference.fleet import Fleet
-from pipelinerl.inference.vllm import has_command, serve_words
-from pipelinerl.weights.send.file_transport import FileTransport
-from pipelinerl.weights.send.publisher import Publisher
-from pipelinerl.weights.send.version_update import UpdateReport
-from pipelinerl.weights.wire import weights_directory
+from pipelinerl.engines.client import Generation, SamplingParams
+from pipelinerl.engines.fleet import Fleet
+from pipelinerl.engines.vllm.options import has_command, serve_words
+from pipelinerl.engines.wire import weights_directory
+from pipelinerl.weights.publisher import Publisher
+from pipelinerl.weights.transports.file import FileTransport
+from pipelinerl.weights.version_update import UpdateReport
 
 READY_DEADLINE_S = 120.0
 PAUSE_GOAL_MS = 30.0
@@ -188,7 +188,7 @@ async def measure_updates(url: str, model: Any, publisher: Publisher, updates: i
 @contextmanager
 def serving(model_dir: Path, port: int, *flags: str) -> Iterator[str]:
     """The URL of an engine that serves `model_dir` to 32 requests at a time."""
-    argv = [sys.executable, "-m", "pipelinerl.inference.embedded", "--model", str(model_dir)]
+    argv = [sys.executable, "-m", "pipelinerl.engines.cpu", "--model", str(model_dir)]
     argv += ["--port", str(port), "--max-num-seqs", str(STREAMS), *flags]
     server = Server(argv, port, None, os.environ | {"OMP_NUM_THREADS": "1"})
     with started(server):

@@ -22,12 +22,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTra
 
 from benchmarks._figures import Figure, command_line, report
 from benchmarks.engine import SIZES
-from pipelinerl.inference.embedded import model as packed
-from pipelinerl.inference.embedded.model import PackedModel
-from pipelinerl.inference.embedded.protocol import SamplingFields
-from pipelinerl.inference.embedded.scheduler import Chunk, Plan
-from pipelinerl.inference.embedded.sequence import Request, Sequence
-from pipelinerl.inference.embedded.settings import EngineSettings
+from pipelinerl.engines.cpu import model as packed
+from pipelinerl.engines.cpu.model import PackedModel
+from pipelinerl.engines.cpu.scheduler import Chunk, Plan
+from pipelinerl.engines.cpu.sequence import Request, Sequence
+from pipelinerl.engines.cpu.settings import EngineSettings
+from pipelinerl.engines.openai.protocol import SamplingFields
 
 SLOTS, LENGTH = 32, 256
 # As `benchmarks.engine.SIZES`, and the vocabulary; tied.

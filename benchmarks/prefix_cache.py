@@ -32,13 +32,13 @@ from aiohttp import web
 
 from benchmarks._figures import ROOT, Figure, at_least, command_line, report
 from benchmarks.gpu.runs import launcher
-from pipelinerl.inference.embedded.engine import Engine
-from pipelinerl.inference.embedded.model import PackedModel
-from pipelinerl.inference.embedded.protocol import FileUpdateInfo, SamplingFields
-from pipelinerl.inference.embedded.sequence import Request, Result
-from pipelinerl.inference.embedded.server import EngineServer, listening
-from pipelinerl.inference.embedded.settings import EngineSettings
-from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.engines.cpu.engine import Engine
+from pipelinerl.engines.cpu.model import PackedModel
+from pipelinerl.engines.cpu.sequence import Request, Result
+from pipelinerl.engines.cpu.server import EngineServer, listening
+from pipelinerl.engines.cpu.settings import EngineSettings
+from pipelinerl.engines.openai.protocol import FileUpdateInfo, SamplingFields
+from pipelinerl.weights.transports.file import FileTransport
 
 MODEL = ROOT / "domains" / "privacy_hopqa" / "checkpoint"
 IN_FLIGHT = 64

@@ -37,7 +37,7 @@ from pipelinerl.modeling.loading import load_causal_lm
 from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.policy import Policy
-from pipelinerl.weights.send.parity import mean_limit
+from pipelinerl.weights.parity import mean_limit
 
 CORES = 2
 SECONDS_GOAL = 120.0

@@ -20,8 +20,8 @@ import openai
 
 from benchmarks._figures import Figure, at_most, command_line, report
 from benchmarks._instant import CONTEXT, TOKENS, serve
-from pipelinerl import recorder
 from pipelinerl.async_llm import llm_async_generate
+from pipelinerl.extras import recorder
 from pipelinerl.llm import Prompt, TrainableLLM
 
 MODEL = "domains/guessing/checkpoint"

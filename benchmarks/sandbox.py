@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from benchmarks._figures import Figure, at_least, command_line, report
-from pipelinerl.sandbox.host import MODES, Sandbox, SandboxUnavailable
+from pipelinerl.extras.sandbox.host import MODES, Sandbox, SandboxUnavailable
 
 AT_ONCE = 8
 GOAL = 50.0

@@ -31,14 +31,14 @@ from benchmarks._instant import IDS, serve
 from benchmarks._processes import Logged, function, stop
 from benchmarks.actor import measure as measure_actor
 from benchmarks.actor import write_config
-from pipelinerl.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.config import Job, load, save
 from pipelinerl.config.files import load_tree
+from pipelinerl.extras.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.launcher.trainer_stand_in import stand_in
 from pipelinerl.streams import SingleStreamSpec, read_stream, set_streams_backend, write_to_streams
 from pipelinerl.streams.local_server import local_server
-from pipelinerl.weights.send.engine_state import EngineState
-from pipelinerl.weights.send.engine_update import EngineUpdate, PublishDeadlines
+from pipelinerl.weights.engine_state import EngineState
+from pipelinerl.weights.engine_update import EngineUpdate, PublishDeadlines
 
 GROUP = 8
 PROMPT = 518

@@ -21,9 +21,9 @@ import aiohttp
 from benchmarks._figures import ROOT, Figure, at_most, command_line, report
 from benchmarks._instant import CONTEXT, serve
 from domains.verifiers import generate_verifiers_rollout, load_problems
-from pipelinerl import recorder
 from pipelinerl.async_llm import llm_async_generate
 from pipelinerl.config.compose import compose
+from pipelinerl.extras import recorder
 from pipelinerl.llm import Prompt, TrainableLLM
 
 MODEL = ROOT / "domains/guessing/checkpoint"

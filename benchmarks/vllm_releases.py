@@ -5,8 +5,8 @@
 Reads the wheel of each release on the package index from the oldest supported one, some megabytes of each,
 and keeps what it finds as `benchmarks/results/vllm_releases.json` (of some `--versions`: only in `--out`):
 for each fact the place or the value, under the first release that it holds for. Then it prints where
-`pipelinerl/inference/vllm.py`, the requests or the plug-ins disagree with a release, and ends with 1 if they
-do. `tests/unit/benchmarks/test_vllm_releases.py` compares them with the record, without a network.
+`pipelinerl/engines/vllm/options.py`, the requests or the plug-ins disagree with a release, and ends with 1 if
+they do. `tests/unit/benchmarks/test_vllm_releases.py` compares them with the record, without a network.
 """
 
 import sys
@@ -17,8 +17,8 @@ from benchmarks import _vllm_facts as uses
 from benchmarks._figures import RESULTS, command_line, write_json
 from benchmarks._vllm_facts import Facts
 from benchmarks._vllm_wheel import Wheel, releases
-from pipelinerl.inference.requests import WHOLE_ANSWER
-from pipelinerl.inference.vllm import (
+from pipelinerl.engines.requests import WHOLE_ANSWER
+from pipelinerl.engines.vllm.options import (
     OLDEST,
     PLUGIN_GROUP,
     SERVE_MODULE,

@@ -16,9 +16,9 @@ import aiohttp
 from aiohttp import web
 from omegaconf import DictConfig
 
+from pipelinerl.base.malformed import BAD_BODY, BODY_ERRORS, log_one_line
 from pipelinerl.base.web_pages import no_web_pages
 from pipelinerl.utils import get_environment_jobs
-from retrieval_server.malformed import BAD_BODY, BODY_ERRORS, log_one_line
 
 MAX_BODY_BYTES = 4 << 20
 ROUTE = "/verify_answer"

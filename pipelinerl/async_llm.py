@@ -12,14 +12,14 @@ import aiohttp
 import numpy as np
 
 from pipelinerl.base.tokenizing import decode
-from pipelinerl.inference.client import (
+from pipelinerl.engines.client import (
     AbortedCompletion,
     EngineClient,
     Generation,
     SamplingParams,
 )
-from pipelinerl.inference.llm_call import LLMCall, LLMOutput, Prompt, TokenLogprobs
-from pipelinerl.inference.llm_engine import EngineLLM
+from pipelinerl.engines.llm_call import LLMCall, LLMOutput, Prompt, TokenLogprobs
+from pipelinerl.engines.llm_engine import EngineLLM
 from pipelinerl.rollouts import MASKED_TOKEN_ID, ROLLOUT_ORIGIN, TrainingText
 
 ABORTS_BEFORE_GIVING_UP = 2

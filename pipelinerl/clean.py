@@ -8,7 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pipelinerl.weights.wire import SHARED_MEMORY, remove_abandoned
+from pipelinerl.engines.wire import SHARED_MEMORY, remove_abandoned
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -191,7 +191,7 @@ class BaseDomain:
         return None
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
-        """`pipelinerl.bootstrap.demonstrations.Demonstration`s of one world, the same for equal arguments.
+        """`Demonstration`s (`pipelinerl.extras.bootstrap`) of one world, the same for equal arguments.
 
         `phase` is the name of one of `bootstrap.phases`. Raises NotImplementedError without any.
         """

@@ -3,7 +3,7 @@
 import aiohttp
 
 from pipelinerl.async_llm import llm_async_generate, run_blocking
-from pipelinerl.inference.llm_call import (
+from pipelinerl.engines.llm_call import (
     LLMCall,
     LLMEvent,
     LLMOutput,
@@ -14,8 +14,8 @@ from pipelinerl.inference.llm_call import (
     ToolCall,
     ToolFunction,
 )
-from pipelinerl.inference.llm_engine import EngineLLM
-from pipelinerl.inference.llm_logprobs import Scores, batch_logprobs, chat_ids, text_ids
+from pipelinerl.engines.llm_engine import EngineLLM
+from pipelinerl.engines.llm_logprobs import Scores, batch_logprobs, chat_ids, text_ids
 
 __all__ = [
     "LLMCall",
@@ -48,7 +48,7 @@ class TrainableLLM(EngineLLM):
     def get_batch_logprobs_token_ids(
         self, prompt_token_ids: list[list[int]], completion_token_ids: list[list[int]]
     ) -> list[Scores]:
-        """Log-probabilities of completions at temperature 1; see `pipelinerl.inference.llm_logprobs`.
+        """Log-probabilities of completions at temperature 1; see `pipelinerl.engines.llm_logprobs`.
 
         Like the four methods below, for code without an event loop.
         """

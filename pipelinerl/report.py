@@ -43,7 +43,7 @@ def _rollout_page(output_dir: Path, domain: Domain, observe: ObserveConfig) -> P
     """
     if not observe.rollout_page:
         return None
-    from pipelinerl.observe.viewer.write import write_page  # imports tokenizers, which takes a second
+    from pipelinerl.extras.viewer.write import write_page  # imports tokenizers, which takes a second
 
     try:
         return write_page(output_dir, domain, report=True)

@@ -4,8 +4,7 @@ A situation labels the kind of decision and the information it was taken with. S
 compared only within a situation: at equal positions counted from the end (`position="end"`), or all
 together (`"pool"`, written as index 0 of a segment of length 1). Other programs put the same facts into
 `metadata`; readers accept either, writers emit both, and a contradiction is an error. The actor calls
-`emit_situations` for each rollout; `Sample.from_record` reads the same facts with `read_labels`. A situation
-that was renamed is read under its present name wherever it comes from: texts, streams, snapshots.
+`emit_situations` for each rollout; `Sample.from_record` reads the same facts with `read_labels`.
 """
 
 from collections import defaultdict
@@ -26,12 +25,6 @@ POSITIONS = ("end", "pool")
 LARGEST = 1e15
 """Of rewards, padding values and loss weights. A gradient is a sum over tokens in float32, its norm one of
 squares: beyond it they overflow long before the number itself does."""
-
-_RENAMED = {
-    "privacy_hopqa:": {":stage:choose:": ":stage:doc_choose:", ":stage:hop_plan:": ":stage:plan:"},
-}
-"""Beginning of a situation -> parts that had another name: in earlier versions of that domain, and in what
-pull request 146 wrote. Kept here because streams and snapshots are read where no domain is imported."""
 
 _TYPED = {
     "situation": SITUATION_KEY,
@@ -57,21 +50,6 @@ class Labels(msgspec.Struct, kw_only=True, eq=False):
     role: str | None = None
     loss_weight: float = 1.0
     masked: bool = False
-
-    def __post_init__(self) -> None:
-        # Also after decoding, so that a resumed run compares and reports samples under one name.
-        self.situation = present_name(self.situation)
-
-
-def present_name(situation: str | None) -> str | None:
-    """The situation as it is called now; recorded ones may be older."""
-    if situation is None:
-        return None
-    for beginning, renamed in _RENAMED.items():
-        if situation.startswith(beginning):
-            for old, new in renamed.items():
-                situation = situation.replace(old, new)
-    return situation
 
 
 def absent(value: Any) -> bool:

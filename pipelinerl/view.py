@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.config import ConfigError
-from pipelinerl.observe.viewer.write import LIMIT, export, write_page
+from pipelinerl.extras.viewer.write import LIMIT, export, write_page
 from pipelinerl.streams import StreamError
 
 

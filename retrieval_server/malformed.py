@@ -1,7 +1,7 @@
 """Requests that are no HTTP, or whose body cannot be decoded: answered 400, and one line in the log.
 
-Every aiohttp server of the project uses it: this one, the scoring and verifier services and the embedded
-engine. It lies here because this package imports none of the others.
+`pipelinerl/base/malformed.py` is its twin for the servers of a run, because this package imports nothing of
+that one; a test compares them.
 """
 
 import errno

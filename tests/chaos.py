@@ -62,7 +62,7 @@ PEACE_S = 240.0
 
 
 NAMES = {
-    "inference.embedded": ("actor_vllm", "engine", "rollouts"),
+    "engines.cpu": ("actor_vllm", "engine", "rollouts"),
     "actor": ("actor",),
     "actor.worker": ("worker", "actor"),
     "preprocess": ("preprocess",),

@@ -22,8 +22,8 @@ import aiohttp
 import numpy as np
 
 from benchmarks._processes import Child
-from pipelinerl.inference.client import SamplingParams
-from pipelinerl.inference.fleet import Fleet
+from pipelinerl.engines.client import SamplingParams
+from pipelinerl.engines.fleet import Fleet
 
 READY_S, WAVE_S, END_S = 120.0, 240.0, 60.0
 

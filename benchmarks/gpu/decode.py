@@ -29,7 +29,7 @@ import torch
 from benchmarks._figures import RESULTS, Figure, command_line, report, write_json
 from benchmarks.gpu.cards import SHARED_MEMORY, kv_bytes
 from benchmarks.gpu.served import model_config, model_folder
-from pipelinerl.inference.vllm import installed_version
+from pipelinerl.engines.vllm.options import installed_version
 
 TINY = {"size": "tiny", "requests": 8, "prompt": 32, "output": 64, "steps": 3}
 KINDS = {

@@ -22,7 +22,7 @@ import psutil
 from benchmarks._figures import Figure, at_least, at_most, command_line, report
 from benchmarks.gpu.runs import LimitedRun, fresh, keep, launcher, leave_in_order, report_of, steps_of
 
-ENGINES = ("vllm.entrypoints", "pipelinerl.inference.embedded")
+ENGINES = ("vllm.entrypoints", "pipelinerl.engines.cpu")
 GUESSING = shlex.split("""
 +domain=guessing model_path=domains/guessing/checkpoint max_lag=512 eval_every_n_versions=1000000
 actor.llm_max_rollouts=64 llm.parameters.max_tokens=16 test_llm.parameters.max_tokens=16 finetune.attempts=8

@@ -30,8 +30,8 @@ from benchmarks.gpu.cards import SHARED_MEMORY, kv_bytes
 from benchmarks.gpu.clients import clients, wave
 from benchmarks.gpu.served import PYTHON, engine_argv, model_config, model_folder, vllm_server
 from pipelinerl.base.http import call
-from pipelinerl.inference.engine_metrics import CacheWatch, parse_prometheus
-from pipelinerl.inference.vllm import api_servers, installed_version
+from pipelinerl.engines.engine_metrics import CacheWatch, parse_prometheus
+from pipelinerl.engines.vllm.options import api_servers, installed_version
 
 GOAL = 2.5
 TINY = {

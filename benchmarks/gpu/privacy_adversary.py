@@ -170,7 +170,7 @@ def server_of(options: argparse.Namespace, index: int, model: Path) -> Server:
         argv = [
             sys.executable,
             "-m",
-            "pipelinerl.inference.embedded",
+            "pipelinerl.engines.cpu",
             *words,
             "--max-model-len",
             str(CONTEXT),

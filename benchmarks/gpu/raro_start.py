@@ -35,9 +35,9 @@ from benchmarks._raro_arithmetic import (
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, extract_answer, parse_verdict
 from domains.raro.prompts import critic_prompt, ordered, policy_prompt
 from pipelinerl.base.tokenizing import decode, encode
-from pipelinerl.bootstrap.demonstrations import Encoded
-from pipelinerl.bootstrap.packs import pack
-from pipelinerl.bootstrap.supervised import train_supervised
+from pipelinerl.extras.bootstrap.demonstrations import Encoded
+from pipelinerl.extras.bootstrap.packs import pack
+from pipelinerl.extras.bootstrap.supervised import train_supervised
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.modeling.loading import load_causal_lm
 from pipelinerl.rollouts import MASKED_TOKEN_ID

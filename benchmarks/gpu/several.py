@@ -32,8 +32,8 @@ from benchmarks.gpu.served import engine_argv, model_folder, vllm_server
 from benchmarks.gpu.throughput import steady_rate
 from benchmarks.gpu.updates import file_transport, next_version, random_model, scores_of
 from pipelinerl.modeling.model import distinct_parameters
-from pipelinerl.weights.send.parity import probe_ids
-from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.parity import probe_ids
+from pipelinerl.weights.publisher import Publisher
 
 SETS: dict[str, Sequence[str]] = {"tensor_parallel": ("0,1",), "two_engines": ("0", "1")}
 """Cards of each engine."""

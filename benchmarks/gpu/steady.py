@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.gpu.trl_workload import Workload
 from pipelinerl.base.http import get_or_none
-from pipelinerl.inference.engine_metrics import parse_prometheus
+from pipelinerl.engines.engine_metrics import parse_prometheus
 from pipelinerl.observe.history import read_metrics
 
 LOOK_S = 0.5

@@ -10,7 +10,7 @@ from benchmarks._processes import Server
 from benchmarks.gpu.clients import clients, end_load, load, wave
 from benchmarks.gpu.served import Offline
 from benchmarks.gpu.usage import Meter, shares
-from pipelinerl.weights.send.engine_state import EngineState
+from pipelinerl.weights.engine_state import EngineState
 
 WARM_TOKENS = 64
 WINDOW_S = 10.0

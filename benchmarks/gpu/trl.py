@@ -46,7 +46,7 @@ from benchmarks.gpu.steady import EngineWatch, Step, our_steps, steady, trl_step
 from benchmarks.gpu.trl_workload import WORKLOADS, Workload
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.files import load
-from pipelinerl.inference.vllm import flag, serve_env
+from pipelinerl.engines.vllm.options import flag, serve_env
 
 STOP_S = 15.0
 """What an arm gets to end, of its share of the limit."""
@@ -213,7 +213,7 @@ class Trial:
         if self.hardware == "cpu":
             words = ["--model", str(model), "--port", str(PORT), "--max-num-seqs", str(self.work.in_flight)]
             words += ["--max-model-len", str(self.work.context)]
-            argv = [sys.executable, "-m", "pipelinerl.inference.embedded", *words]
+            argv = [sys.executable, "-m", "pipelinerl.engines.cpu", *words]
             return Server(argv, PORT, log, os.environ | {"OMP_NUM_THREADS": "1"})
         flags = {
             "host": "127.0.0.1",

@@ -21,15 +21,15 @@ from benchmarks._figures import Figure, at_most
 from benchmarks._processes import Server
 from benchmarks.gpu.cards import OUTPUT, PROMPT
 from benchmarks.gpu.clients import end_load, load
+from pipelinerl.engines.wire import weights_directory
 from pipelinerl.modeling.model import distinct_parameters
-from pipelinerl.weights.send.engine_update import PublishDeadlines
-from pipelinerl.weights.send.file_transport import FileTransport
-from pipelinerl.weights.send.nccl_transport import NcclTransport
-from pipelinerl.weights.send.parity import probe_ids
-from pipelinerl.weights.send.publisher import Publisher
-from pipelinerl.weights.send.transport import Transport
-from pipelinerl.weights.send.version_update import WeightUpdateError
-from pipelinerl.weights.wire import weights_directory
+from pipelinerl.weights.engine_update import PublishDeadlines
+from pipelinerl.weights.parity import probe_ids
+from pipelinerl.weights.publisher import Publisher
+from pipelinerl.weights.transports.base import Transport
+from pipelinerl.weights.transports.file import FileTransport
+from pipelinerl.weights.transports.nccl import NcclTransport
+from pipelinerl.weights.version_update import WeightUpdateError
 
 STREAMS = 256
 UPDATES = 7

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import psutil
 
-from pipelinerl.inference.vllm import SERVE_MODULE, SERVER_MODULE
+from pipelinerl.engines.vllm.options import SERVE_MODULE, SERVER_MODULE
 
 TITLE = re.compile(r"^VLLM::(\w+)")
 SERVER, SERVERS = "APIServer", (SERVE_MODULE, SERVER_MODULE)

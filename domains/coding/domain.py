@@ -13,9 +13,9 @@ from domains.coding.tiny import ARITHMETIC, DIGITS, FAMILIES, Task, training
 from domains.loading import loading_problems
 from domains.prompts import first_question, question_messages, template_problems
 from pipelinerl.base.errors import first_line
-from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
-from pipelinerl.sandbox.host import SandboxUnavailable, mechanism
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
+from pipelinerl.extras.sandbox.host import SandboxUnavailable, mechanism
 
 LOADER = "load_problems"
 PER_SEED = 200

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from domains.coding.verifier_api import judged
-from pipelinerl.sandbox.host import Limits, Sandbox
+from pipelinerl.extras.sandbox.host import Limits, Sandbox
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from domains.coding.verifier_api import Verification, evaluate, extract_code
 from domains.math.rewards import rollout_reward
 from domains.prompts import question_messages
 from pipelinerl.async_llm import llm_async_generate, make_training_text
+from pipelinerl.extras.sandbox.host import Sandbox
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
-from pipelinerl.sandbox.host import Sandbox
 from pipelinerl.utils import PerTree
 
 DOMAIN = "coding"

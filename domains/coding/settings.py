@@ -6,7 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from domains.blocks import Block, validated
-from pipelinerl.sandbox.host import Limits, Sandbox
+from pipelinerl.extras.sandbox.host import Limits, Sandbox
 
 KEY = "coding"
 UPSTREAM = {"sandbox_timeout": "timeout_s", "max_tests_per_problem": "max_tests"}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from domains.fences import fenced, program_in
 from domains.math.rewards import AnswerStatus
 from pipelinerl.base.thoughts import answer_part
-from pipelinerl.sandbox.host import Outcome, Sandbox
+from pipelinerl.extras.sandbox.host import Outcome, Sandbox
 
 Context = Mapping[str, Any]
 TestStatus = Literal["passed", "failed", "compile_error", "runtime_error", "timeout"]

@@ -12,8 +12,8 @@ from domains.counting.questions import draw, question
 from domains.loading import loading_problems
 from domains.prompts import first_question, template_problems
 from domains.split import is_held_out
-from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 LOADER = "counting.load_problems"
 PER_SEED = 200

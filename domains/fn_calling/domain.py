@@ -13,9 +13,9 @@ from domains.fn_calling.rollouts import FORM, messages_of, tools_text
 from domains.loading import loading_problems
 from domains.prompts import template_problems
 from domains.split import is_held_out
-from pipelinerl.bootstrap.demonstrations import Demonstration
-from pipelinerl.bootstrap.formats import USER
 from pipelinerl.domain import BaseDomain, ReportFocus
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
+from pipelinerl.extras.bootstrap.formats import USER
 
 LOADERS = ("fn_calling.load_problems", "fn_calling.dataset.load_problems")
 PER_SEED = 200

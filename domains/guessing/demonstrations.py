@@ -11,8 +11,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from domains.guessing.stepwise import narrow, question
-from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 GAMES_PER_SEED = 200
 FORGETS = 0.1

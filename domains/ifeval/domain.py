@@ -11,8 +11,8 @@ from domains.ifeval.writing import WRITINGS, Prompt, response_of, write
 from domains.loading import loading_problems
 from domains.prompts import first_question, template_problems
 from domains.split import is_held_out
-from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 LOADERS = ("ifeval.load_problems", "ifeval.dataset.load_problems")
 PER_SEED = 200

@@ -11,8 +11,8 @@ from domains.logic.dataset import DOMAIN, FAMILIES, load_problems
 from domains.logic.settings import KEY, LogicSettings
 from domains.prompts import first_question, template_problems
 from domains.reasoning_gym.demonstrations import demonstrations
-from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 LOADERS = ("logic.load_problems", "logic.dataset.load_problems")
 

@@ -7,8 +7,8 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from domains.math.answers import MAX_PREDICTION_LENGTH
 from domains.math.pool import VerifierPool
+from pipelinerl.base.malformed import BAD_BODY, BODY_ERRORS, log_one_line
 from pipelinerl.base.web_pages import no_web_pages
-from retrieval_server.malformed import BAD_BODY, BODY_ERRORS, log_one_line
 
 MAX_BODY_BYTES = 4 << 20
 ROUTE = "/verify_answer"

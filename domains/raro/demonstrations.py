@@ -21,7 +21,7 @@ from domains.raro.expressions import Expression, Number, combine, literals, pars
 from domains.raro.generator import CountdownSpec, question, split_of
 from domains.raro.parser import ANSWER_1, ANSWER_2, ANSWER_CLOSE, ANSWER_OPEN, VERDICTS
 from domains.raro.prompts import critic_prompt, policy_prompt
-from pipelinerl.bootstrap.demonstrations import Demonstration
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 PER_SEED = 400
 RULES = "rules"

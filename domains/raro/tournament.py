@@ -28,7 +28,7 @@ from domains.raro.prompts import critic_prompt, ordered, policy_prompt
 from domains.raro.rollout import read_answer
 from pipelinerl.config import ConfigError, load_tree
 from pipelinerl.config.compose import compose
-from pipelinerl.inference.errors import EngineError
+from pipelinerl.engines.errors import EngineError
 from pipelinerl.llm import TrainableLLM
 
 Judge = Callable[[str, str], Awaitable[Verdict | None]]

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from domains.prompts import check_bare
 from domains.reasoning_gym.data import load_problems
 from domains.reasoning_gym.families import entry
-from pipelinerl.bootstrap.demonstrations import Demonstration
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 Mistake = Callable[[Mapping[str, Any]], str]
 """A careless answer to a question of a family, `{question, answer, metadata}`."""

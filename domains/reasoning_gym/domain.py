@@ -12,8 +12,8 @@ from domains.reasoning_gym import demonstrations as answers
 from domains.reasoning_gym.data import DOMAIN, chosen, load_problems
 from domains.reasoning_gym.families import entry
 from domains.reasoning_gym.settings import KEY, ReasoningGymSettings, settings_of
-from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain, ReportFocus
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 LOADER = "reasoning_gym.load_problems"
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from domains.math.data import ARITHMETIC, arithmetic
 from domains.tir.tool import FENCE, block
-from pipelinerl.bootstrap.demonstrations import Demonstration
-from pipelinerl.bootstrap.formats import ASSISTANT, END, USER
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
+from pipelinerl.extras.bootstrap.formats import ASSISTANT, END, USER
 
 PER_SEED = 200
 BY_HEAD = 0.55

@@ -13,9 +13,9 @@ from domains.tir import demonstrations as dialogues
 from domains.tir.datasets import load_datasets
 from domains.tir.settings import KEY, TirSettings, settings_of
 from pipelinerl.base.errors import first_line
-from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import NotesOf, ReportFocus
-from pipelinerl.sandbox.host import SandboxUnavailable, mechanism
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
+from pipelinerl.extras.sandbox.host import SandboxUnavailable, mechanism
 
 LOADER = "tir.datasets.load_datasets"
 

@@ -14,10 +14,10 @@ from domains.prompts import question_messages
 from domains.tir.settings import settings_of
 from domains.tir.tool import program_of, use
 from pipelinerl.async_llm import llm_async_generate, make_training_text
+from pipelinerl.extras.recorder.joining import joined
+from pipelinerl.extras.sandbox.host import Sandbox
 from pipelinerl.llm import LLMCall, Prompt, TrainableLLM
-from pipelinerl.recorder.joining import joined
 from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText
-from pipelinerl.sandbox.host import Sandbox
 from pipelinerl.utils import PerTree
 
 DOMAIN = "tir"

@@ -6,7 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from domains.blocks import Block, validated
-from pipelinerl.sandbox.host import Limits, Sandbox
+from pipelinerl.extras.sandbox.host import Limits, Sandbox
 
 KEY = "tir"
 UPSTREAM = {

@@ -3,7 +3,7 @@
 from domains.fences import fenced
 from domains.math.answers import has_box
 from pipelinerl.base.thoughts import answer_part
-from pipelinerl.sandbox.host import Outcome, Sandbox
+from pipelinerl.extras.sandbox.host import Outcome, Sandbox
 
 FENCE = "```"
 _ENDED = {

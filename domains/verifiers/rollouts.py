@@ -11,8 +11,8 @@ from domains.deadline import within
 from domains.verifiers.environments import library, served, task_of
 from domains.verifiers.settings import VerifiersSettings, settings_of
 from domains.verifiers.traces import TraceMismatch, texts_of, values_of
-from pipelinerl import recorder
 from pipelinerl.base.errors import first_line
+from pipelinerl.extras import recorder
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
 from pipelinerl.utils import PerTree

@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 
 import pipelinerl
-from pipelinerl.inference.client import AbortedCompletion, EngineUnavailable
+from pipelinerl.engines.client import AbortedCompletion, EngineUnavailable
 
 SERVER_ERROR = 500
 TOO_MANY_REQUESTS = 429

@@ -23,9 +23,9 @@ from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
 from pipelinerl.actor.retries import backoff_s, reason_of, retryable
 from pipelinerl.base import faults
 from pipelinerl.config.roles import ActorConfig
+from pipelinerl.engines.client import EngineUnavailable
+from pipelinerl.engines.fleet import Fleet
 from pipelinerl.finetune.rl.sample import samples_of
-from pipelinerl.inference.client import EngineUnavailable
-from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutOrigin, RolloutResult
 

@@ -44,8 +44,8 @@ from pipelinerl.base.logs import REMARK, setup_logging
 from pipelinerl.config import Config, load, load_tree
 from pipelinerl.config.serving import SamplingParameters
 from pipelinerl.domain import resolve_dotted
-from pipelinerl.inference.client import Deadlines, EngineClient
-from pipelinerl.inference.fleet import Fleet
+from pipelinerl.engines.client import Deadlines, EngineClient
+from pipelinerl.engines.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.observe.blocked import write_block
 
@@ -259,8 +259,9 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
             note = partial(write_block, Path(str(cfg.output_dir)), worker_role(index))
             await Worker(index, channel, fleet, runner, news, frozen, note).serve()
         finally:
-            # Rollouts have ended; whoever still asks for one is not waited for.
-            if recorder := sys.modules.get("pipelinerl.recorder"):  # a domain's to import: it takes a second
+            # Rollouts have ended; whoever still asks for one is not waited for. It is a domain's to import:
+            # that takes a second.
+            if recorder := sys.modules.get("pipelinerl.extras.recorder"):
                 await recorder.close()
 
 

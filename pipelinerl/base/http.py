@@ -3,7 +3,7 @@
 `call` gives the body of a 200 answer or raises CallFailed; `get_or_none` is for callers to whom the reason
 does not matter. The trainer, which is told the run's token, shows it to the engines (`base/access.py`).
 Several calls to one server go over a `Connection`. No proxy is used: servers are on this
-host or in a private network. The actor's requests are asynchronous: `pipelinerl/inference/client.py`.
+host or in a private network. The actor's requests are asynchronous: `pipelinerl/engines/client.py`.
 """
 
 import contextlib

@@ -10,18 +10,18 @@ import torch
 from pipelinerl.base.ports import LOOPBACK
 from pipelinerl.base.waits import waiting
 from pipelinerl.config import Config
+from pipelinerl.engines.wire import weights_directory
 from pipelinerl.finetune.step import Learner
 from pipelinerl.run_state.lost_engines import LostEngines
 from pipelinerl.run_state.replacements import ask_for_replacement
-from pipelinerl.weights.send.file_transport import FileTransport
-from pipelinerl.weights.send.nccl_transport import NcclTransport
-from pipelinerl.weights.send.parity import ParityLimits, check_loaded, check_parity, mean_limit
-from pipelinerl.weights.send.publisher import RENDEZVOUS, Publisher
-from pipelinerl.weights.send.refusals import Failure, same_words
-from pipelinerl.weights.send.transport import Transport
-from pipelinerl.weights.send.version_update import UpdateReport, WeightUpdateError
-from pipelinerl.weights.send.vllm_names import vllm_names
-from pipelinerl.weights.wire import weights_directory
+from pipelinerl.weights.parity import ParityLimits, check_loaded, check_parity, mean_limit
+from pipelinerl.weights.publisher import RENDEZVOUS, Publisher
+from pipelinerl.weights.refusals import Failure, same_words
+from pipelinerl.weights.transports.base import Transport
+from pipelinerl.weights.transports.file import FileTransport
+from pipelinerl.weights.transports.nccl import NcclTransport
+from pipelinerl.weights.version_update import UpdateReport, WeightUpdateError
+from pipelinerl.weights.vllm_names import vllm_names
 
 log = logging.getLogger(__name__)
 RETRY_INTERVAL_S = 1.0

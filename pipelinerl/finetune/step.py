@@ -28,7 +28,7 @@ from pipelinerl.modeling.row import Row
 from pipelinerl.modeling.sharding import gathered_weights, is_sharded, reshard, whole
 from pipelinerl.modeling.tensors import to_device
 from pipelinerl.modeling.upcast import Float32Activations
-from pipelinerl.weights.send.parity import PROBE_PIECE, probe_starts
+from pipelinerl.weights.parity import PROBE_PIECE, probe_starts
 
 
 @dataclass(frozen=True, slots=True)

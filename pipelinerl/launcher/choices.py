@@ -18,7 +18,7 @@ from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import NamedService, ServiceSpec
-from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_version
+from pipelinerl.engines.vllm.options import DEFAULT_VERSION, VllmVersion, installed_version
 from pipelinerl.launcher.cards import GIB
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.commands import http_processes

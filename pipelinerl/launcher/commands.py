@@ -12,7 +12,7 @@ from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
-from pipelinerl.inference.vllm import (
+from pipelinerl.engines.vllm.options import (
     AHEAD,
     DEFAULT_VERSION,
     VllmOptions,
@@ -23,7 +23,7 @@ from pipelinerl.inference.vllm import (
     serve_argv,
     serve_env,
 )
-from pipelinerl.inference.vllm_start import STAGES
+from pipelinerl.engines.vllm.start import STAGES
 from pipelinerl.launcher import trainer_stand_in
 from pipelinerl.launcher.services import alike, control_environment, is_spread, token_file
 from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
@@ -297,7 +297,7 @@ class _Run:
             "dtype": engine.dtype,
             "threads": engine.threads,
         }
-        argv = [sys.executable, "-m", "pipelinerl.inference.embedded"]
+        argv = [sys.executable, "-m", "pipelinerl.engines.cpu"]
         for name, value in options.items():
             argv += [f"--{name}", str(value)]
         argv.append(f"--{'' if self._cfg.prefix_cache else 'no-'}enable-prefix-caching")

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipelinerl.config.tree import Config
+from pipelinerl.engines.wire import COPIES
 from pipelinerl.launcher.cards import GIB
 from pipelinerl.launcher.decoder_shape import DecoderShape
 from pipelinerl.launcher.memory_values import DoesNotFit, MemoryPlan
 from pipelinerl.launcher.trainer_memory import sharded_bytes
-from pipelinerl.weights.wire import COPIES
 
 MEMORY = Path("/proc/meminfo")
 LOADING = "loading"

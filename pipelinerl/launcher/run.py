@@ -12,13 +12,13 @@ from types import FrameType
 from pipelinerl.base import faults
 from pipelinerl.base.errors import printable
 from pipelinerl.base.waits import Wait, WaitExpired
+from pipelinerl.engines.wire import SHARED_MEMORY, claim, remove_abandoned, shared_directory
 from pipelinerl.launcher.made_again import RESUMES
 from pipelinerl.launcher.plan import Plan
 from pipelinerl.launcher.supervision import STOPPED_DEADLINE_S, ChildFailed, ChildHost, Supervisor
 from pipelinerl.observe.stages import ProgressWatch, progress_trace
 from pipelinerl.run_state import lost_engines
 from pipelinerl.run_state.replacements import Replacements
-from pipelinerl.weights.wire import SHARED_MEMORY, claim, remove_abandoned, shared_directory
 
 PREPROCESS_END_S = 60.0
 WATCH_EVERY_S = 2.0

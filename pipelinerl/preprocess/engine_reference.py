@@ -12,8 +12,8 @@ import aiohttp
 import numpy as np
 
 from pipelinerl.base.waits import Wait, waiting
+from pipelinerl.engines.client import AbortedCompletion, EngineClient, EngineRequestError, EngineUnavailable
 from pipelinerl.finetune.rl.sample import Sample
-from pipelinerl.inference.client import AbortedCompletion, EngineClient, EngineRequestError, EngineUnavailable
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 log = logging.getLogger(__name__)

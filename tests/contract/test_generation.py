@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelinerl.inference.client import SamplingParams
+from pipelinerl.engines.client import SamplingParams
 from tests.support.contract.engines import Engine
 from tests.support.contract.models import END, TOKENIZER, VOCABULARY, prompt
 from tests.support.engine_harness import full_logprobs

@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from pipelinerl.inference.client import AbortedCompletion, EngineClient, Generation, SamplingParams
-from pipelinerl.weights.send.engine_state import EngineState
-from pipelinerl.weights.send.engine_update import EngineUpdate, PublishDeadlines
-from pipelinerl.weights.send.publisher import UpdateUnderWay
-from pipelinerl.weights.send.version_update import WeightUpdateError
+from pipelinerl.engines.client import AbortedCompletion, EngineClient, Generation, SamplingParams
+from pipelinerl.weights.engine_state import EngineState
+from pipelinerl.weights.engine_update import EngineUpdate, PublishDeadlines
+from pipelinerl.weights.publisher import UpdateUnderWay
+from pipelinerl.weights.version_update import WeightUpdateError
 from tests.support.contract.engines import LENGTHS, RUNNING, TOKENS, Engine, Held
 from tests.support.contract.models import prompt
 from tests.support.engine_harness import full_logprobs

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from pipelinerl.inference.client import Deadlines, EngineRequestError, EngineUnavailable, SamplingParams
-from pipelinerl.inference.fleet import Fleet
+from pipelinerl.engines.client import Deadlines, EngineRequestError, EngineUnavailable, SamplingParams
+from pipelinerl.engines.fleet import Fleet
 from tests.support.contract.engines import LENGTHS, RUNNING, TOKENS, Engine
 from tests.support.contract.models import CONTEXT, VOCABULARY, prompt
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipelinerl.async_llm import llm_async_generate, make_training_text
-from pipelinerl.inference.client import EngineRequestError
+from pipelinerl.engines.client import EngineRequestError
 from pipelinerl.llm import Prompt, TrainableLLM
 from tests.support.contract.engines import Engine
 from tests.support.contract.models import CONTEXT

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from pipelinerl.base.http import call
-from pipelinerl.inference.client import Generation, SamplingParams
-from pipelinerl.inference.engine_metrics import parse_prometheus
-from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
-from pipelinerl.weights.send.publisher import KvPolicy
-from pipelinerl.weights.send.transport import StagedUpdate
-from pipelinerl.weights.send.version_update import WeightUpdateError
+from pipelinerl.engines.client import Generation, SamplingParams
+from pipelinerl.engines.engine_metrics import parse_prometheus
+from pipelinerl.weights.parity import ParityLimits, check_parity, probe_ids
+from pipelinerl.weights.publisher import KvPolicy
+from pipelinerl.weights.transports.base import StagedUpdate
+from pipelinerl.weights.version_update import WeightUpdateError
 from tests.support.contract.engines import CACHE_HITS, CACHE_QUERIES, TOKENS, Engine, Held
 from tests.support.contract.models import VOCABULARY, logprobs_over_an_update, prompt, score_rows
 from tests.support.engine_harness import full_logprobs

@@ -21,13 +21,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from benchmarks.gpu.cards import nccl_cards
 from benchmarks.gpu.served import engine_argv, model_folder, serving
 from pipelinerl.base.ports import is_free
-from pipelinerl.inference.vllm import installed_version
+from pipelinerl.engines.vllm.options import installed_version
 from pipelinerl.modeling.model import distinct_parameters
-from pipelinerl.weights.send.engine_update import PublishDeadlines
-from pipelinerl.weights.send.nccl_transport import NcclTransport
-from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
-from pipelinerl.weights.send.publisher import Publisher
-from pipelinerl.weights.send.version_update import WeightUpdateError
+from pipelinerl.weights.engine_update import PublishDeadlines
+from pipelinerl.weights.parity import ParityLimits, check_parity, probe_ids
+from pipelinerl.weights.publisher import Publisher
+from pipelinerl.weights.transports.nccl import NcclTransport
+from pipelinerl.weights.version_update import WeightUpdateError
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,10 +17,10 @@ import pytest
 
 from pipelinerl.base.ports import is_free
 from pipelinerl.config import load
+from pipelinerl.engines.wire import shared_directory
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream
-from pipelinerl.weights.wire import shared_directory
 from tests.support.metric_tables import check_run
 from tests.support.processes import bound, command_line
 from tests.support.tiny_model import build_tokenizer, causal_lm

@@ -29,7 +29,7 @@ RUN = [
 SERVERS = {
     "services/retrieval": "retrieval_server",
     "services/scoring": "domains.privacy_hopqa.scorer",
-    "actor_vllm_0": "pipelinerl.inference.embedded",
+    "actor_vllm_0": "pipelinerl.engines.cpu",
 }
 
 

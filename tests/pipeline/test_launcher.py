@@ -60,7 +60,7 @@ def test_a_killed_launcher_leaves_no_process_and_no_port(launch: Start) -> None:
     run = launch(ENDLESS)
     run.until(lambda: run.steps() > 0, "the first step")
     children = run.children()
-    for module in ("pipelinerl.inference.embedded", "pipelinerl.actor", "pipelinerl.preprocess"):
+    for module in ("pipelinerl.engines.cpu", "pipelinerl.actor", "pipelinerl.preprocess"):
         assert run.running(module)
     run.send(signal.SIGKILL)
     run.leaves_nothing(children)

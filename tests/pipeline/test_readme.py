@@ -104,7 +104,7 @@ def _launch(words: list[str]) -> None:
 
 
 def _bootstrap(words: list[str]) -> None:
-    assert _main("pipelinerl.bootstrap.__main__", [*words[3:], "validate=true"]) == 0
+    assert _main("pipelinerl.extras.bootstrap.__main__", [*words[3:], "validate=true"]) == 0
 
 
 def _pip(words: list[str]) -> None:

@@ -18,13 +18,13 @@ import psutil
 
 from pipelinerl.base.http import call
 from pipelinerl.config import load
+from pipelinerl.engines.client import parse_prometheus
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
-from pipelinerl.inference.client import parse_prometheus
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts
 from pipelinerl.run_state.announcements import TRAINER_TOPIC, WeightUpdateSuccess, parse_message
-from pipelinerl.weights.send.parity import PROBE_SEQUENCES
+from pipelinerl.weights.parity import PROBE_SEQUENCES
 from tests.pipeline.conftest import LauncherProcess, Start, optimizer_steps, records_of
 
 TEXTS_PER_STEP, MAX_LAG, TEST_PROBLEMS = 16, 64, 4
@@ -49,12 +49,12 @@ ROLES = [
     ("pipelinerl.actor", "pipelinerl.launch"),
     ("pipelinerl.actor.worker", "pipelinerl.actor"),
     ("pipelinerl.finetune", "pipelinerl.launch"),
-    ("pipelinerl.inference.embedded", "pipelinerl.launch"),
+    ("pipelinerl.engines.cpu", "pipelinerl.launch"),
     ("pipelinerl.preprocess", "pipelinerl.launch"),
     ("retrieval_server", "pipelinerl.launch"),
 ]
 """Each process of the run beside its launcher, and who started it."""
-WITH_TORCH = {"pipelinerl.inference.embedded", "pipelinerl.preprocess", "pipelinerl.finetune"}
+WITH_TORCH = {"pipelinerl.engines.cpu", "pipelinerl.preprocess", "pipelinerl.finetune"}
 
 
 def test_the_accounting_counters_ages_and_ratios_of_a_real_run_agree(start: Start) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from pipelinerl.inference.client import EngineClient
-from pipelinerl.inference.embedded.model import PackedModel
-from pipelinerl.inference.embedded.server import EngineServer, listening
-from pipelinerl.inference.embedded.settings import EngineSettings
+from pipelinerl.engines.client import EngineClient
+from pipelinerl.engines.cpu.model import PackedModel
+from pipelinerl.engines.cpu.server import EngineServer, listening
+from pipelinerl.engines.cpu.settings import EngineSettings
 from tests.support.tiny_model import causal_lm
 
 VOCAB = 256

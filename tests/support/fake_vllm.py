@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pipelinerl.base.threads import in_thread
-from pipelinerl.weights.wire import PREPARE_ROUTE
+from pipelinerl.engines.wire import PREPARE_ROUTE
 from tests.support.fake_group import FakeGroup, unpack
 from tests.support.json_server import serving_json
 

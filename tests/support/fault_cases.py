@@ -40,7 +40,7 @@ RUN = [
     "watchdog.progress_deadline_s=26",
 ]
 PROGRAMS = {
-    "engine": "pipelinerl.inference.embedded",
+    "engine": "pipelinerl.engines.cpu",
     "actor": "pipelinerl.actor",
     "worker": "pipelinerl.actor.worker",
     "preprocess": "pipelinerl.preprocess",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelinerl.weights.send.parity import ROUNDING_FACTOR
+from pipelinerl.weights.parity import ROUNDING_FACTOR
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -16,7 +16,7 @@ from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, VERDICTS
 from domains.raro.replay import ReplayBuffer
 from domains.raro.runtime import Runtime
 from domains.raro.watch import Watch
-from pipelinerl.bootstrap.tokenizer import train_tokenizer
+from pipelinerl.extras.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.llm import LLMCall, LLMOutput, Prompt, TokenLogprobs, TrainableLLM
 
 TOKENIZER = train_tokenizer(

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from pipelinerl.finetune.broadcast import Broadcaster
 from pipelinerl.finetune.step import Learner
-from pipelinerl.weights.send.parity import probe_ids
+from pipelinerl.weights.parity import probe_ids
 
 
 class Recorder(Broadcaster):

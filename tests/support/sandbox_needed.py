@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from pipelinerl.sandbox.host import SandboxUnavailable, mechanism
+from pipelinerl.extras.sandbox.host import SandboxUnavailable, mechanism
 
 
 @cache

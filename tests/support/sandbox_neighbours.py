@@ -11,7 +11,7 @@ import textwrap
 from dataclasses import asdict
 from typing import Any
 
-from pipelinerl.sandbox.host import Limits, Sandbox
+from pipelinerl.extras.sandbox.host import Limits, Sandbox
 from tests.support.sandbox_ways import enter
 
 LIMITS = Limits(cpu_s=10, wall_s=60, memory_mb=256)

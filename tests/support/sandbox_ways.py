@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 
-from pipelinerl.sandbox import kernel, seccomp
-from pipelinerl.sandbox.host import Limits, Sandbox, SandboxUnavailable
+from pipelinerl.extras.sandbox import kernel, seccomp
+from pipelinerl.extras.sandbox.host import Limits, Sandbox, SandboxUnavailable
 from tests.support.sandbox_attempts import ATTEMPTS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ import os
 import random
 from collections.abc import Iterable
 
-from pipelinerl.bootstrap.demonstrations import Demonstration
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 WORDS = ["cold", "chain", "audit", "store", "staff", "growth", "share", "budget", "plan", "region", "vendor"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 from omegaconf import DictConfig
 
-from pipelinerl import recorder
+from pipelinerl.extras import recorder
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
 

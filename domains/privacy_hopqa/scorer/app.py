@@ -21,9 +21,9 @@ from domains.privacy_hopqa.scorer.protocol import (
     checked_probabilities,
     parse_request,
 )
+from pipelinerl.base.malformed import log_one_line
 from retrieval_server.http_errors import Handler, answered, read_body
 from retrieval_server.limits import RequestError, SearchQueue
-from retrieval_server.malformed import log_one_line
 
 logger = logging.getLogger(__name__)
 

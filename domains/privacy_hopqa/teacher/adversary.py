@@ -20,7 +20,7 @@ from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import Mixture, ScriptedModel
 from domains.privacy_hopqa.world import World, chains_of, world_store
-from pipelinerl.bootstrap.demonstrations import Demonstration
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 PLAYS = (Mixture(web_leaky=0.0), Mixture(), Mixture(web_leaky=0.8, web_weak=0.1, wrong_source=0.0))
 """Careful, usual and careless play."""

@@ -8,7 +8,7 @@ from domains.privacy_hopqa.teacher.adversary import adversary_demonstrations
 from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import MIXTURES, Phase, ScriptedModel
 from domains.privacy_hopqa.world import World, build, chains_of, world_config, world_store
-from pipelinerl.bootstrap.demonstrations import Demonstration
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 ADVERSARY = "adversary"
 FIRST_TRAINING_SEED = 1_000_000

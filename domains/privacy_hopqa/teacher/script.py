@@ -26,7 +26,7 @@ from domains.privacy_hopqa.data.answers import answers_match
 from domains.privacy_hopqa.data.chains import Chain, Hop
 from domains.privacy_hopqa.teacher.answers import ANSWERS, CONFIDENCE, STOP
 from domains.privacy_hopqa.world import keyword_query
-from pipelinerl.bootstrap.demonstrations import Demonstration
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 Phase = Literal["clean", "mixture"]
 

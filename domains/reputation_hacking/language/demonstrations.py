@@ -20,8 +20,8 @@ from domains.reputation_hacking.language.prompts import (
     system_text,
     user_text,
 )
-from pipelinerl.bootstrap.demonstrations import Demonstration
-from pipelinerl.bootstrap.formats import USER
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
+from pipelinerl.extras.bootstrap.formats import USER
 
 EPISODES_PER_SEED = 20
 FIRST_TAPE = 2_000_000

@@ -13,7 +13,7 @@ __all__ = ["RLConfig", "populate_rl_data"]
 
 def __getattr__(name: str) -> Any:
     if name == "populate_rl_data":
-        return import_module(f"{__name__}.advantages.populate").populate_rl_data
+        return import_module("pipelinerl.compat.populate").populate_rl_data
     if name == "rl_step":
         # Upstream's takes a model that gives whole logits, a batch of its own collator and the batch size in
         # the configuration, and returns its own statistics: one of that name could not keep its promises.

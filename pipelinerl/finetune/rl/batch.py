@@ -15,7 +15,6 @@ from pipelinerl.finetune.rl.prefix_packing import pack_prefixes
 from pipelinerl.finetune.rl.sample import UNSAMPLED, Sample
 from pipelinerl.modeling.prefixes import Prefixes, shared_with_previous
 from pipelinerl.rollouts import MASKED_TOKEN_ID
-from pipelinerl.situations import present_name
 
 
 @dataclass(slots=True)
@@ -91,7 +90,6 @@ class PipelineBatchEncoding:
             batch = cls(**values)
         except TypeError as error:
             raise ValueError(f"a training_data record is incomplete: {error}") from error
-        batch.situations = [present_name(situation) for situation in batch.situations]
         batch.check()
         return batch
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.tree import Config
-from pipelinerl.inference.vllm import (
+from pipelinerl.engines.vllm.options import (
     VllmVersion,
     has_plugin,
     installed_version,

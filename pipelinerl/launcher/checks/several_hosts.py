@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.tree import Config
-from pipelinerl.weights.wire import SHARED_MEMORY
+from pipelinerl.engines.wire import SHARED_MEMORY
 
 
 def check(cfg: Config, hosts: Sequence[Host]) -> Iterator[str]:

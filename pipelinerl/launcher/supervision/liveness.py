@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pipelinerl.base.heartbeat import BeatWatch
 from pipelinerl.base.http import get_or_none
 from pipelinerl.base.waits import StallDetector
-from pipelinerl.inference.engine_metrics import StallWatch, parse_prometheus, running_and_tokens
+from pipelinerl.engines.engine_metrics import StallWatch, parse_prometheus, running_and_tokens
 from pipelinerl.launcher.supervision.spec import HealthCheck, HeartbeatCheck
 
 _PROBE_DEADLINE_S = 2.0

@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 
 from benchmarks.gpu.cards import nccl_cards
 from pipelinerl.base.http import CallFailed, call
-from pipelinerl.inference.client import EngineClient, Generation
-from pipelinerl.inference.vllm import VllmVersion, installed_version
-from pipelinerl.weights.send.engine_update import PublishDeadlines
-from pipelinerl.weights.send.file_transport import FileTransport
-from pipelinerl.weights.send.nccl_transport import NcclTransport
-from pipelinerl.weights.send.publisher import KvPolicy, Publisher
-from pipelinerl.weights.send.transport import NamedTensor, StagedUpdate, Transport
+from pipelinerl.engines.client import EngineClient, Generation
+from pipelinerl.engines.vllm.options import VllmVersion, installed_version
+from pipelinerl.weights.engine_update import PublishDeadlines
+from pipelinerl.weights.publisher import KvPolicy, Publisher
+from pipelinerl.weights.transports.base import NamedTensor, StagedUpdate, Transport
+from pipelinerl.weights.transports.file import FileTransport
+from pipelinerl.weights.transports.nccl import NcclTransport
 from tests.support.contract import models
 
 TAPES = Path(__file__).resolve().parents[2] / "fixtures"

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks._processes import stop
 from benchmarks.gpu.served import named_vllm
 from pipelinerl.base.http import CallFailed, call
-from pipelinerl.inference.vllm import (
+from pipelinerl.engines.vllm.options import (
     VllmOptions,
     VllmVersion,
     has_command,

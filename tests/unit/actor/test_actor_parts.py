@@ -31,8 +31,8 @@ from pipelinerl.actor.stats import (
 from pipelinerl.async_llm import RetryableAbortedCompletionError
 from pipelinerl.config import Config
 from pipelinerl.domain_sampling import DomainWeightedSampler
+from pipelinerl.engines.client import EngineRequestError, EngineUnavailable
 from pipelinerl.finetune.rl.sample import BadSample, Sample, samples_of
-from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
 from pipelinerl.rollouts import BaseMetrics, RolloutOrigin, TrainingText
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, kind_of
 from pipelinerl.run_state.snapshots import Snapshots

@@ -13,7 +13,7 @@ import pytest
 from pipelinerl.actor.messages import Assignment, Ending
 from pipelinerl.actor.runner import RolloutRunner
 from pipelinerl.config.roles import ActorConfig
-from pipelinerl.inference.client import EngineUnavailable
+from pipelinerl.engines.client import EngineUnavailable
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutResult
 from tests.support.toy_domain import result, text

@@ -13,8 +13,8 @@ from aiohttp import web
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
 from pipelinerl.actor.runner import RolloutRunner
 from pipelinerl.config.roles import ActorConfig
-from pipelinerl.inference.client import Deadlines
-from pipelinerl.inference.fleet import Fleet
+from pipelinerl.engines.client import Deadlines
+from pipelinerl.engines.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
 from tests.support import tiny_model, toy_domain
 from tests.support.fake_engine import FakeEngine, Odd

@@ -19,7 +19,7 @@ from benchmarks.gpu import killed, updates
 from benchmarks.gpu.__main__ import table
 from benchmarks.gpu.privacy import bootstrap_figures, rl_figures, usable
 from benchmarks.gpu.runs import ENDED, LimitedRun, fresh, keep, seconds_per_step
-from pipelinerl.weights.send.version_update import UpdateReport
+from pipelinerl.weights.version_update import UpdateReport
 
 LOG = """tokenizer: 2048 entries
 model: 56.64M parameters on cuda

@@ -14,8 +14,8 @@ from benchmarks import _vllm_facts as uses
 from benchmarks import vllm_releases
 from benchmarks._vllm_wheel import RemoteFile, Wheel
 from benchmarks.vllm_releases import RECORD, disagreements, facts_of, record
-from pipelinerl.inference import vllm
-from pipelinerl.inference.vllm import DEFAULT_VERSION, OLDEST
+from pipelinerl.engines.vllm import options as vllm
+from pipelinerl.engines.vllm.options import DEFAULT_VERSION, OLDEST
 from tests.support.fake_vllm import FakeVllm, Meeting
 
 RECORDED = json.loads(RECORD.read_text(encoding="utf-8"))

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from pipelinerl.base.tokenizing import render_chat
-from pipelinerl.bootstrap.demonstrations import Demonstration, Encoded, encode, shuffled
-from pipelinerl.bootstrap.formats import ASSISTANT, END, SPECIAL_TOKENS, USER, chat_format
-from pipelinerl.bootstrap.gates import measured
-from pipelinerl.bootstrap.packs import PackStream, loader, pack
-from pipelinerl.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.config.bootstrap import BootstrapConfig, PhaseConfig, ShapeConfig
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration, Encoded, encode, shuffled
+from pipelinerl.extras.bootstrap.formats import ASSISTANT, END, SPECIAL_TOKENS, USER, chat_format
+from pipelinerl.extras.bootstrap.gates import measured
+from pipelinerl.extras.bootstrap.packs import PackStream, loader, pack
+from pipelinerl.extras.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.rollouts import MASKED_TOKEN_ID as MASKED
 from tests.support.toy_demonstrations import broken, deadly, toy
 
@@ -139,7 +139,7 @@ def test_gates_measure_the_fixed_beginning_of_an_answer_that_ends_freely(tokeniz
 def test_a_run_trains_measures_and_saves(tmp_path):
     from transformers import AutoModelForCausalLM
 
-    from pipelinerl.bootstrap.recipe import run
+    from pipelinerl.extras.bootstrap.recipe import run
 
     recipe = BootstrapConfig(
         vocab_size=380,

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipelinerl.bootstrap.demonstrations import Encoded
-from pipelinerl.bootstrap.packs import PackedBatch, joined
-from pipelinerl.bootstrap.supervised import Resumable, train_supervised, validation_loss
+from pipelinerl.extras.bootstrap.demonstrations import Encoded
+from pipelinerl.extras.bootstrap.packs import PackedBatch, joined
+from pipelinerl.extras.bootstrap.supervised import Resumable, train_supervised, validation_loss
 from pipelinerl.modeling.policy import Policy
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from tests.support.policy import tiny_model

@@ -13,7 +13,7 @@ from domains.coding.rollouts import generate_coding_rollout, task_of
 from domains.coding.settings import settings_of
 from domains.coding.tiny import training
 from pipelinerl.config.compose import compose
-from pipelinerl.sandbox import host
+from pipelinerl.extras.sandbox import host
 from tests.support.fake_engine import FakeEngine, rolled_out
 from tests.support.one_line import check_refusals, check_starts
 from tests.support.tiny_model import build_tokenizer

@@ -8,7 +8,7 @@ import pytest
 from domains.coding.formats import read_row
 from domains.coding.tiny import context, tasks
 from domains.coding.verifier_api import Verification, evaluate, extract_code, same_output, same_value
-from pipelinerl.sandbox.host import Limits, Sandbox
+from pipelinerl.extras.sandbox.host import Limits, Sandbox
 from tests.support.sandbox_needed import need_a_sandbox
 
 need_a_sandbox()

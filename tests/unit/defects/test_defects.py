@@ -21,18 +21,18 @@ from transformers import PreTrainedModel
 from domains.privacy_hopqa.agent.errors import TransportFailure
 from domains.privacy_hopqa.agent.transport import JsonClient, Retries
 from pipelinerl.async_llm import llm_async_generate
+from pipelinerl.engines.answers import Generation
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.inference.answers import Generation
 from pipelinerl.launcher.supervision.liveness import is_healthy
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.run_state.announcements import WeightUpdateSuccess, parse_message, trainer_stream
 from pipelinerl.streams import SingleStreamSpec, files, read_stream, write_to_streams
-from pipelinerl.weights.send.file_transport import FileTransport
-from pipelinerl.weights.send.publisher import Publisher
-from pipelinerl.weights.send.refusals import Failure
-from pipelinerl.weights.send.version_update import WeightUpdateError
+from pipelinerl.weights.publisher import Publisher
+from pipelinerl.weights.refusals import Failure
+from pipelinerl.weights.transports.file import FileTransport
+from pipelinerl.weights.version_update import WeightUpdateError
 from tests.support import tiny_model
 from tests.support.builders import trainer_config, write_steps
 from tests.support.fake_vllm import FakeEmbedded, Refused, serving

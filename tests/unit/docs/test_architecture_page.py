@@ -18,7 +18,7 @@ BY_NAME = {
     "generate_guessing_rollout": "conf/domain/guessing.yaml",
     "situation": "pipelinerl/config/finetune.py",
 }
-"""Functions that are called by a name in the configuration, and the file that holds the name."""
+"""What is called by a name in the configuration, and the file that holds the name."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ def is_called(hop: Hop, known: set[str]) -> bool:
     entries = [name for name in functions(hop.path) if name in known or name.removeprefix("_") in known]
     if any(name == hop.name or hop.name in leads_to(Hop(hop.path, name, (), False)) for name in entries):
         return True
-    return hop.name in BY_NAME and hop.name in (ROOT / BY_NAME[hop.name]).read_text(encoding="utf-8")
+    name = Path(hop.path).stem if hop.name == "__call__" else hop.name  # an object is named like its file
+    return name in BY_NAME and name in (ROOT / BY_NAME[name]).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("hop", hops(), ids=lambda hop: f"{hop.path}::{hop.name}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.bootstrap.__main__ import main as bootstrap
+from pipelinerl.extras.bootstrap.__main__ import main as bootstrap
 from pipelinerl.launch import main as launch
 from pipelinerl.launcher.checks import imports
 from tests.support.one_line import check_one_line

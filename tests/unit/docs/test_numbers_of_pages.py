@@ -15,10 +15,10 @@ import torch
 from benchmarks import engine as engine_benchmark
 from benchmarks import prefix_cache
 from domains.privacy_hopqa.agent.replicas import GONE, HEALTH_DEADLINE_S, LEAVE_OUT_S, WATCH_S
-from pipelinerl.inference.embedded.model import SELF_CHECK_LIMITS
-from pipelinerl.inference.embedded.openai_fields import COMPLETION_MAX_TOKENS
-from pipelinerl.inference.embedded.prefixes import BLOCK
-from pipelinerl.inference.embedded.settings import DEFAULT_MODEL_LEN
+from pipelinerl.engines.cpu.model import SELF_CHECK_LIMITS
+from pipelinerl.engines.cpu.prefixes import BLOCK
+from pipelinerl.engines.cpu.settings import DEFAULT_MODEL_LEN
+from pipelinerl.engines.openai.fields import COMPLETION_MAX_TOKENS
 from retrieval_server.access import MIN_TOKEN_CHARS
 from retrieval_server.arguments import parse_arguments
 from retrieval_server.backends import LARGE_CORPUS_BYTES
@@ -113,7 +113,7 @@ OTHERS: dict[str, dict[str, str]] = {
     REPUTATION: REPUTATION_OTHERS,
     ENGINE: {
         r"on (24) tokens": "a constant inside `PackedModel`",
-        r"less than (1e-5) nats": "held by tests/unit/inference/test_prefix_cache.py",
+        r"less than (1e-5) nats": "held by tests/unit/engines/test_prefix_cache.py",
         r"(32) sequences of (356) tokens": "the profile that no file keeps, as the page says",
         r"^\|(?: [^|]* \|) (\d+)(?:M| %) \| (\d+)(?:M| %) \|$": "the same",
         r"a step at (5)M|a Llama of (5)M|SmolLM2-(135)M": "names of models",

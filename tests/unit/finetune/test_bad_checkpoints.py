@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from pipelinerl.base import role
 from pipelinerl.config import Job, save
+from pipelinerl.engines.cpu.__main__ import main as engine_main
 from pipelinerl.finetune import __main__ as trainer
 from pipelinerl.finetune.build import learner_of
 from pipelinerl.finetune.checkpoints import save_checkpoint
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.types import TrainingMetrics
-from pipelinerl.inference.embedded.__main__ import main as engine_main
 from pipelinerl.launch import main as launch
 from pipelinerl.modeling.model import load_model
 from pipelinerl.streams import SingleStreamSpec, write_to_streams

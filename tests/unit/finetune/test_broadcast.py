@@ -13,10 +13,10 @@ from pipelinerl.config import Config, Job
 from pipelinerl.finetune import broadcast
 from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster, build_transport
 from pipelinerl.run_state.lost_engines import tell_lost
-from pipelinerl.weights.send.file_transport import FileTransport
-from pipelinerl.weights.send.nccl_transport import NcclTransport
-from pipelinerl.weights.send.parity import ParityLimits, ParityResult
-from pipelinerl.weights.send.version_update import UpdateReport
+from pipelinerl.weights.parity import ParityLimits, ParityResult
+from pipelinerl.weights.transports.file import FileTransport
+from pipelinerl.weights.transports.nccl import NcclTransport
+from pipelinerl.weights.version_update import UpdateReport
 
 OPTIONS: dict[str, Any] = {
     "transport": "file",

@@ -44,8 +44,8 @@ from domains.reasoning_gym.answers import extract_answer as extract_in_format
 from domains.reputation_hacking.game.dynamics import ACTIONS
 from domains.reputation_hacking.language.prompts import parse_action
 from domains.tir.tool import program_of
-from pipelinerl.inference.embedded.openai_chat import read_tool_calls
-from pipelinerl.sandbox.host import Limits, Sandbox
+from pipelinerl.engines.openai.chat import read_tool_calls
+from pipelinerl.extras.sandbox.host import Limits, Sandbox
 from tests.support.odd_texts import texts
 from tests.support.sandbox_needed import need_a_sandbox
 

@@ -16,7 +16,7 @@ from domains.raro.parser import extract_answer, parse_verdict
 from domains.reasoning_gym.answers import extract_answer as extract_in_format
 from domains.tir.tool import program_of
 from pipelinerl.base.thoughts import answer_part, thoughts_are_open
-from pipelinerl.inference.embedded.openai_chat import read_tool_calls
+from pipelinerl.engines.openai.chat import read_tool_calls
 
 
 @pytest.mark.parametrize(

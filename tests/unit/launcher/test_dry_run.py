@@ -10,7 +10,7 @@ import pytest
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import load, load_tree
 from pipelinerl.domain import BaseDomain
-from pipelinerl.inference.vllm import installed_version
+from pipelinerl.engines.vllm.options import installed_version
 from pipelinerl.launch import main
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.memory_choice import choose_memory

@@ -8,10 +8,13 @@ import ast
 from contextlib import nullcontext
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
+from pipelinerl.compat.import_names import EXTRAS
 from tests.unit.launcher.conftest import ROOT
 
 PACKAGES = ("pipelinerl", "domains", "retrieval_server", "benchmarks")
@@ -79,6 +82,51 @@ def test_no_files_import_each_other() -> None:
 
 def test_no_rooms_import_each_other() -> None:
     check(room_imports(ROOT))
+
+
+def test_no_folders_directly_below_the_package_import_each_other() -> None:
+    """A folder with all that lies in it; a file there is one of its own."""
+    found: dict[str, set[str]] = {}
+    for here, others in room_imports(ROOT).items():
+        whole = "/".join(here.split("/")[:2])
+        found.setdefault(whole, set()).update("/".join(other.split("/")[:2]) for other in others)
+    check({here: others - {here} for here, others in found.items() if here.startswith("pipelinerl/")})
+
+
+def test_the_core_knows_no_domain_and_no_retrieval_server() -> None:
+    for name, others in file_imports(ROOT).items():
+        if name.startswith("pipelinerl."):
+            assert not [other for other in others if other.startswith(("domains.", "retrieval_server"))], name
+    names = [path.parent.name for path in (ROOT / "domains").glob("*/__init__.py")]
+    for path in (ROOT / "pipelinerl").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documented = {id(node.body[0].value) for node in ast.walk(tree) if _has_docstring(node)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+                assert node.value.split(":")[0] not in names or node.value in WORDS, (path, node.value)
+
+
+WORDS = ("math", "logic", "counting", "coding")
+"""Names of domains that are words of the language, or of a module of Python."""
+
+
+def _has_docstring(node: ast.AST) -> TypeGuard[ast.Module | ast.ClassDef | ast.FunctionDef]:
+    with_body = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    return with_body and bool(node.body) and isinstance(node.body[0], ast.Expr)
+
+
+def test_a_room_of_extras_is_one_module_under_its_former_name() -> None:
+    for name in EXTRAS:
+        former = import_module(f"pipelinerl.{name}")
+        assert former is import_module(f"pipelinerl.extras.{name}")
+    assert import_module("pipelinerl.sandbox.host") is import_module("pipelinerl.extras.sandbox.host")
+
+
+def test_the_twins_of_the_retrieval_server_are_alike() -> None:
+    """That package imports nothing of the core, and the core nothing of it."""
+    twins = [ROOT / folder / "malformed.py" for folder in ("pipelinerl/base", "retrieval_server")]
+    first, second = (ast.parse(path.read_text(encoding="utf-8")).body[1:] for path in twins)
+    assert [ast.dump(node) for node in first] == [ast.dump(node) for node in second]
 
 
 @pytest.mark.parametrize("role", ROLES)

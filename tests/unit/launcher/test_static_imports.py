@@ -13,15 +13,15 @@ from tests.unit.launcher.conftest import ROOT
 
 ALLOWED = {
     "torch": (
-        "pipelinerl/bootstrap/",
+        "pipelinerl/extras/bootstrap/",
         "pipelinerl/finetune/",
-        "pipelinerl/inference/embedded/",
+        "pipelinerl/engines/cpu/",
         "pipelinerl/modeling/",
         "pipelinerl/preprocess/reference.py",
         "pipelinerl/weights/",
     ),
     "vllm": (
-        "pipelinerl/inference/vllm.py",  # weight transfer, by name and only when it is used
+        "pipelinerl/engines/vllm/options.py",  # weight transfer, by name and only when it is used
         "pipelinerl/weights/",
     ),
     "domains": ("pipelinerl/domains/__init__.py",),

@@ -12,8 +12,8 @@ import pytest
 
 import pipelinerl
 from pipelinerl.config.serving import VllmConfig
-from pipelinerl.inference.compile_once import DECORATORS, LOOK
-from pipelinerl.inference.vllm import (
+from pipelinerl.engines.vllm.compile_once import DECORATORS, LOOK
+from pipelinerl.engines.vllm.options import (
     STARTED_AT,
     VllmOptions,
     VllmVersion,

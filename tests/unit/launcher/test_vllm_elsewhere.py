@@ -8,7 +8,7 @@ import pytest
 
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
-from pipelinerl.inference.vllm import (
+from pipelinerl.engines.vllm.options import (
     CPU_ENVIRONMENT,
     Installation,
     has_command,

@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from pipelinerl.async_llm import llm_async_generate, make_training_text
-from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
-from pipelinerl.inference.fleet import Fleet
+from pipelinerl.engines.client import EngineRequestError, EngineUnavailable
+from pipelinerl.engines.fleet import Fleet
 from pipelinerl.llm import LLMCall, Prompt, TrainableLLM
 from tests.support.fake_engine import FakeEngine
 from tests.support.tiny_model import save_model

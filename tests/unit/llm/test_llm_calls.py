@@ -11,7 +11,7 @@ from pipelinerl.async_llm import (
     make_training_texts_from_llm_calls,
 )
 from pipelinerl.base.tokenizing import decode
-from pipelinerl.inference.client import EngineRequestError
+from pipelinerl.engines.client import EngineRequestError
 from pipelinerl.llm import LLMCall, LLMOutput, Prompt, TokenLogprob, TokenLogprobs, TrainableLLM
 from tests.support.fake_engine import FakeEngine
 from tests.support.tiny_model import build_tokenizer, save_model

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
-from pipelinerl.inference.llm_logprobs import Scores
+from pipelinerl.engines.client import EngineRequestError, EngineUnavailable
+from pipelinerl.engines.llm_logprobs import Scores
 from pipelinerl.llm import LLMOutput, Prompt, TrainableLLM
 from tests.support.fake_engine import FakeEngine
 from tests.support.tiny_model import build_tokenizer, save_model

@@ -72,16 +72,6 @@ def test_families_have_counts_rewards_advantages_and_buckets() -> None:
     assert found["adv/frac_singleton_buckets"] == 0.5 and found["adv/frac_zero_texts"] == pytest.approx(4 / 6)
 
 
-def test_a_renamed_situation_is_one_bucket_and_one_family_with_its_former_name() -> None:
-    """As in a group of which a part was recorded by an earlier version, or by another program."""
-    labels = [f"privacy_hopqa:hop:1:stage:{stage}:gold_visible" for stage in ("choose", "doc_choose")]
-    found = summary([text(i, 0, float(i), situation=label) for i, label in enumerate(labels)])
-    counts = {name: value for name, value in found.items() if name.endswith("/count")}
-    family = "adv/situation/privacy_hopqa:hop:stage:doc_choose:gold_visible"
-    assert counts == {f"{family}/count": 2.0}
-    assert found[f"{family}/mean_bucket_size"] == 2.0 and found[f"{family}/abs_mean"] == 1.0
-
-
 def test_padding_rows_count_in_bucket_sizes() -> None:
     rl = RLConfig(step_reward_advantages=True, pad_step_rewards_for_advantage=True)
     found = summary([text(0, s, 1.0, situation="s") for s in range(3)] + [text(1, 0, 0.0, situation="s")], rl)

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, encode
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.preprocess.accounting import SampleAccounting
 from pipelinerl.preprocess.snapshots import (
@@ -52,23 +51,6 @@ def test_texts_come_back_as_they_were_and_a_later_checkpoint_leaves_out_what_it_
     assert held.samples_from(2)[0].input_ids.flags.writeable
     assert replayed_texts(tmp_path, 11, 3) == 4 and replayed_texts(tmp_path, 7, 1) == 0
     assert replayed_texts(tmp_path, 0, 0) == 0
-
-
-def test_situations_that_were_renamed_since_have_their_present_name(tmp_path: Path) -> None:
-    """Of samples in a snapshot, and of those packed for the trainer."""
-    kept = [ready(i) for i in range(3)]
-    stages = ("choose:gold_visible", "hop_plan:gold_not_yet_retrieved", "plan:gold_not_yet_retrieved")
-    for sample, stage in zip(kept, stages):
-        sample.situation = f"privacy_hopqa:hop:2:stage:{stage}"
-    save(tmp_path, 8, [(2, kept[:1])], kept[1:], 0)
-    held = newest(tmp_path, 8)
-    batch = PipelineBatchEncoding.from_record(decode_record(encode_record(encode(kept, 2, 3).to_record())))
-    assert held is not None
-    for found in ([sample.situation for sample in held.samples_from(2)], batch.situations):
-        assert found == [
-            "privacy_hopqa:hop:2:stage:doc_choose:gold_visible",
-            *["privacy_hopqa:hop:2:stage:plan:gold_not_yet_retrieved"] * 2,
-        ]
 
 
 def test_the_newest_not_newer_is_taken_and_the_future_is_forgotten(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from domains.privacy_hopqa.teacher.demonstrations import training_world
 from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import SKELETONS, ScriptedModel
 from domains.privacy_hopqa.world import chains_of, world_store
-from pipelinerl.bootstrap import __main__ as bootstrap
 from pipelinerl.config import compose as compositions
 from pipelinerl.config.compose import compose
+from pipelinerl.extras.bootstrap import __main__ as bootstrap
 from tests.support.one_line import check_one_line
 
 DOMAIN = PrivacyHopQADomain()

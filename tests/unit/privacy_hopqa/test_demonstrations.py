@@ -16,9 +16,9 @@ from domains.privacy_hopqa.teacher.demonstrations import demonstrations, trainin
 from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import CAREFUL, SKELETONS, Mixture, ScriptedModel, search_query
 from domains.privacy_hopqa.world import chains_of, world_store
-from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 CHECKPOINT = Path(domains.privacy_hopqa.__file__).parent / "checkpoint"
 

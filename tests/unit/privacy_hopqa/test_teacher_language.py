@@ -17,10 +17,10 @@ from domains.privacy_hopqa.teacher.demonstrations import demonstrations, trainin
 from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import MIXTURES, ScriptedModel
 from domains.privacy_hopqa.world import World, chains_of, world_store
-from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
 from pipelinerl.config.tree import Config
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 PRETRAINED = ["+domain=privacy_hopqa", "hardware=gpu", "+preset=privacy_hopqa_pretrained"]
 CHARS_PER_TOKEN = 2.5

@@ -9,7 +9,7 @@ from domains.raro.calls import Caller
 from domains.raro.countdown import verify
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE
 from domains.raro.tournament import main, majority, match, play, summary, tournament
-from pipelinerl.inference.errors import EngineUnavailable
+from pipelinerl.engines.errors import EngineUnavailable
 from tests.support.raro_harness import PROBLEM, ScriptedModel, settings
 
 NUMBERS, TARGET = [3, 8, 11], 33

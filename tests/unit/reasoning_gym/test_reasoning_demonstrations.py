@@ -12,8 +12,8 @@ from domains.logic.domain import LogicDomain
 from domains.reasoning_gym import demonstrations as families
 from domains.reasoning_gym.domain import ReasoningGymDomain
 from domains.split import is_held_out
-from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.config.compose import compose
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 pytest.importorskip("reasoning_gym", reason="pip install 'pipelinerl[reasoning-gym]'")
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl import recorder
+from pipelinerl.extras import recorder
 from pipelinerl.llm import TrainableLLM
 from tests.support.engine_harness import RunningEngine, running_engine
 from tests.support.text_model import build_text_model

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelinerl import recorder
-from pipelinerl.inference.client import EngineUnavailable
+from pipelinerl.engines.client import EngineUnavailable
+from pipelinerl.extras import recorder
+from pipelinerl.extras.recorder import ProgramFailed
 from pipelinerl.llm import TrainableLLM
-from pipelinerl.recorder import ProgramFailed
 from tests.support.engine_harness import until
 from tests.support.fake_engine import FakeEngine, said
 from tests.support.tiny_model import save_model

@@ -11,11 +11,11 @@ import numpy as np
 import openai
 import pytest
 
-from pipelinerl import recorder
+from pipelinerl.engines.client import EngineUnavailable
+from pipelinerl.extras import recorder
+from pipelinerl.extras.recorder import Session
 from pipelinerl.finetune.rl.sample import samples_of
-from pipelinerl.inference.client import EngineUnavailable
 from pipelinerl.llm import TrainableLLM
-from pipelinerl.recorder import Session
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin
 from tests.support.engine_harness import RunningEngine, full_logprobs, reference, until
 from tests.support.fake_engine import FakeEngine
@@ -280,7 +280,7 @@ async def test_an_answer_to_a_call_that_was_asked_before_does_not_hide_a_failure
     llm: TrainableLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, failed = asyncio.Event(), asyncio.Event()
-    module = importlib.import_module("pipelinerl.recorder.session")  # beside a function of that name
+    module = importlib.import_module("pipelinerl.extras.recorder.session")  # beside a function of that name
     real = module.llm_async_generate
 
     async def generate(llm: Any, prompt: Any, *rest: Any) -> Any:

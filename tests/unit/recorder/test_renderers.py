@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from pipelinerl import recorder
+from pipelinerl.extras import recorder
 from pipelinerl.llm import TrainableLLM
 from tests.support.engine_harness import RunningEngine
 from tests.support.text_model import byte_tokenizer

@@ -32,21 +32,6 @@ def test_facts_given_as_metadata_become_typed_fields():
     assert (made.situation, made.padding_value, made.padding_reward) == ("S", 0.5, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("former", "present"),
-    [
-        ("privacy_hopqa:hop:1:stage:choose:gold_visible", ":stage:doc_choose:gold_visible"),
-        ("privacy_hopqa:hop:1:stage:hop_plan:gold_already", ":stage:plan:gold_already"),
-        ("mine:hop:1:stage:choose:x", ":stage:choose:x"),
-    ],
-)
-def test_a_renamed_situation_goes_on_under_its_present_name(former, present):
-    made = text(metadata={"step_advantage_group": former})
-    emit_situations([made], "g/0")
-    assert made.situation == made.metadata["step_advantage_group"]
-    assert made.situation.endswith(f"hop:1{present}")
-
-
 def test_typed_fields_become_metadata():
     made = text(situation="S", padding_value=0.25, padding_reward=math.nan)
     emit_situations([made], "g/0")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.sandbox import host
-from pipelinerl.sandbox.host import Limits, Sandbox, SandboxUnavailable, mechanism, package_folder
-from pipelinerl.sandbox.values import decode, encode
+from pipelinerl.extras.sandbox import host
+from pipelinerl.extras.sandbox.host import Limits, Sandbox, SandboxUnavailable, mechanism, package_folder
+from pipelinerl.extras.sandbox.values import decode, encode
 from tests.support.sandbox_needed import need_a_sandbox
 from tests.support.sandbox_ways import count_below
 
@@ -226,7 +226,7 @@ async def _until(done: Callable[[], bool]) -> None:
 
 EMPTYING = """
 import os, sys
-from pipelinerl.sandbox import kernel, seccomp
+from pipelinerl.extras.sandbox import kernel, seccomp
 path = sys.argv[1]
 kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
 kernel.set_filter(seccomp.program_filter(os.getpid()))

@@ -28,9 +28,9 @@ from pipelinerl.base import access
 from pipelinerl.base.access import CONTROL_TOKEN_VARIABLE, GuardedApp, is_control
 from pipelinerl.base.http import CallFailed, call
 from pipelinerl.config import ConfigError
+from pipelinerl.extras.recorder.site import Site
 from pipelinerl.finetune.collect import check_announced
 from pipelinerl.launcher.services import control_token_file, write_control_token
-from pipelinerl.recorder.site import Site
 from retrieval_server.app import RetrievalService
 from retrieval_server.app import build_app as retrieval_app
 from retrieval_server.store import Store
@@ -241,7 +241,7 @@ def test_the_launcher_makes_a_token_once_and_takes_the_users(
 
 
 def test_an_engine_without_a_token_stays_on_the_loopback_interface(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pipelinerl.inference.embedded", "--model", str(tmp_path)]
+    command = [sys.executable, "-m", "pipelinerl.engines.cpu", "--model", str(tmp_path)]
     environment = {k: v for k, v in os.environ.items() if k != CONTROL_TOKEN_VARIABLE}
     ended = subprocess.run(
         [*command, "--host", "0.0.0.0"], env=environment, capture_output=True, text=True, timeout=300

@@ -14,8 +14,8 @@ from domains.tir.settings import settings_of
 from domains.tir.tool import program_of, shown
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import resolve_dotted
+from pipelinerl.extras.sandbox.host import Outcome
 from pipelinerl.rollouts import MASKED_TOKEN_ID, RolloutResult
-from pipelinerl.sandbox.host import Outcome
 from tests.support.fake_engine import FakeEngine, rolled_out
 from tests.support.one_line import check_refusals, check_starts
 from tests.support.tiny_model import build_tokenizer

@@ -11,9 +11,9 @@ from domains.tir.domain import TirDomain
 from domains.tir.settings import TirSettings
 from domains.tir.tool import program_of, use
 from pipelinerl.base.tokenizing import load_tokenizer, render_chat
-from pipelinerl.bootstrap.demonstrations import Demonstration
-from pipelinerl.bootstrap.formats import ASSISTANT, END, USER
 from pipelinerl.config.compose import compose
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
+from pipelinerl.extras.bootstrap.formats import ASSISTANT, END, USER
 
 HIGHEST = 30
 """Few questions, so that data sets meet by chance."""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from pipelinerl import recorder
 from pipelinerl.config.compose import compose
+from pipelinerl.extras import recorder
 from pipelinerl.rollouts import RolloutResult
 from tests.support.fake_engine import FakeEngine, rolled_out
 from tests.support.text_model import build_text_model, byte_tokenizer

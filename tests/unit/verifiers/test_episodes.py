@@ -9,7 +9,7 @@ import pytest
 
 from domains.verifiers import load_problems
 from domains.verifiers.traces import TraceMismatch, texts_of
-from pipelinerl.inference.errors import EngineUnavailable
+from pipelinerl.engines.errors import EngineUnavailable
 from tests.unit.verifiers.conftest import TOKENIZER, Play
 
 pytestmark = [pytest.mark.usefixtures("tasksets")]
@@ -149,8 +149,8 @@ async def test_a_trace_with_other_ids_than_the_recorded_ones_fails_the_rollout(
 
 async def test_engines_that_do_not_answer_are_the_schedulers_business(tasksets: None, folder: Path) -> None:
     from domains.verifiers import generate_verifiers_rollout
-    from pipelinerl import recorder
     from pipelinerl.config.compose import compose
+    from pipelinerl.extras import recorder
     from tests.support.fake_engine import FakeEngine, rolled_out
 
     tree = compose(["+domain=verifiers", "hardware=cpu"]).tree

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from pipelinerl.base.threads import in_thread
-from pipelinerl.weights.send.file_transport import FileTransport
-from pipelinerl.weights.send.publisher import Publisher
-from pipelinerl.weights.send.transport import Member, TransportError
-from pipelinerl.weights.send.version_update import WeightUpdateError
-from pipelinerl.weights.wire import PermanentUpdateError, read_mark
+from pipelinerl.engines.wire import PermanentUpdateError, read_mark
+from pipelinerl.weights.publisher import Publisher
+from pipelinerl.weights.transports.base import Member, TransportError
+from pipelinerl.weights.transports.file import FileTransport
+from pipelinerl.weights.version_update import WeightUpdateError
 from tests.support.fake_vllm import FakeVllm, Meeting, serving
 from tests.support.processes import until
 from tests.unit.weights.test_vllm_updates import (

@@ -3,7 +3,7 @@
 import pytest
 
 from pipelinerl.base.http import CallFailed
-from pipelinerl.weights.send.engine_state import Counters, EngineState
+from pipelinerl.weights.engine_state import Counters, EngineState
 from tests.support.fake_vllm import FakeVllm, Meeting, serving
 
 

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from pipelinerl import clean
-from pipelinerl.weights import wire
-from pipelinerl.weights.send.file_transport import FileTransport
-from pipelinerl.weights.wire import checksum
+from pipelinerl.engines import wire
+from pipelinerl.engines.wire import checksum
+from pipelinerl.weights.transports.file import FileTransport
 
 
 def test_a_version_is_written_with_size_and_checksum(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_only_a_folder_that_a_run_made_is_removed_from_shared_memory(
 OWNER = """
 import sys, time
 from pathlib import Path
-from pipelinerl.weights.wire import claim
+from pipelinerl.engines.wire import claim
 owner = claim(Path(sys.argv[1]))
 print("mine", flush=True)
 time.sleep(600)
@@ -160,8 +160,8 @@ def test_a_folder_that_another_user_made_there_is_refused(
 SENDER = """
 import sys, torch
 from pathlib import Path
-from pipelinerl.weights import wire
-from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.engines import wire
+from pipelinerl.weights.transports.file import FileTransport
 run = Path(sys.argv[1])
 wire.claim(wire.shared_directory(run))
 transport = FileTransport(wire.weights_directory(run, 1000))

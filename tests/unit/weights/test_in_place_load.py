@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipelinerl.weights.receive import in_place_load as module
-from pipelinerl.weights.receive.in_place_load import InPlaceLoad, NoInPlaceLoad
+from pipelinerl.engines.vllm import in_place_load as module
+from pipelinerl.engines.vllm.in_place_load import InPlaceLoad, NoInPlaceLoad
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 Version = list[tuple[str, torch.Tensor]]

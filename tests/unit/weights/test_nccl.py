@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelinerl.base.threads import in_thread
-from pipelinerl.weights.send.nccl_transport import PORTS_TRIED, NcclTransport
-from pipelinerl.weights.send.transport import Member, TransportError
-from pipelinerl.weights.wire import PermanentUpdateError, packets
+from pipelinerl.engines.wire import PermanentUpdateError, packets
+from pipelinerl.weights.transports.base import Member, TransportError
+from pipelinerl.weights.transports.nccl import PORTS_TRIED, NcclTransport
 from tests.support.fake_group import FakeGroup, unpack
 
 CPU = torch.device("cpu")
@@ -157,7 +157,7 @@ def test_a_send_that_hangs_ends_when_it_is_aborted() -> None:
 
 def test_a_lane_that_never_gets_idle_is_given_up_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = joined()
-    monkeypatch.setattr("pipelinerl.weights.send.nccl_transport._Lane.idle", lambda lane: False)
+    monkeypatch.setattr("pipelinerl.weights.transports.nccl._Lane.idle", lambda lane: False)
     with pytest.raises(TransportError, match="before its deadline"):
         made.send(made.stage(1, [("w", torch.ones(2))]), 0.05)
 

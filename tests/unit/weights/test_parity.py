@@ -20,8 +20,8 @@ from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.sharding import shard_policy
 from pipelinerl.modeling.upcast import Float32Activations
-from pipelinerl.weights.send.parity import ParityLimits, ParityResult, check_parity, mean_limit, probe_ids
-from pipelinerl.weights.send.version_update import WeightUpdateError
+from pipelinerl.weights.parity import ParityLimits, ParityResult, check_parity, mean_limit, probe_ids
+from pipelinerl.weights.version_update import WeightUpdateError
 from tests.support.tiny_model import causal_lm, mixture_lm
 
 DOMAINS = Path(__file__).resolve().parents[3] / "domains"

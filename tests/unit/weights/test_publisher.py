@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from pipelinerl.base.threads import in_thread
-from pipelinerl.weights.send.engine_state import EngineState
-from pipelinerl.weights.send.engine_update import EngineUpdate, PublishDeadlines
-from pipelinerl.weights.send.file_transport import FileTransport
-from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
-from pipelinerl.weights.send.publisher import Publisher
-from pipelinerl.weights.send.version_update import WeightUpdateError
-from pipelinerl.weights.wire import PREPARE_ROUTE, PermanentUpdateError
+from pipelinerl.engines.wire import PREPARE_ROUTE, PermanentUpdateError
+from pipelinerl.weights.engine_state import EngineState
+from pipelinerl.weights.engine_update import EngineUpdate, PublishDeadlines
+from pipelinerl.weights.parity import ParityLimits, check_parity, probe_ids
+from pipelinerl.weights.publisher import Publisher
+from pipelinerl.weights.transports.file import FileTransport
+from pipelinerl.weights.version_update import WeightUpdateError
 from tests.support.fake_vllm import FakeEmbedded, serving
 from tests.support.processes import until
 

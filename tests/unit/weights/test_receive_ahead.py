@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-import pipelinerl.weights.receive
-from pipelinerl.weights.wire import PermanentUpdateError, permanent_words
+import pipelinerl.engines.vllm
+from pipelinerl.engines.wire import PermanentUpdateError, permanent_words
 
-MODULE = "pipelinerl.weights.receive.vllm_ahead"
-FILES = "pipelinerl.weights.receive.vllm_file"
+MODULE = "pipelinerl.engines.vllm.receive_ahead"
+FILES = "pipelinerl.engines.vllm.receive_file"
 Version = list[tuple[str, torch.Tensor]]
 
 
@@ -63,7 +63,7 @@ def transfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     yield importlib.import_module(MODULE)
     for name in (MODULE, FILES):
         del sys.modules[name]
-        delattr(pipelinerl.weights.receive, name.rpartition(".")[2])
+        delattr(pipelinerl.engines.vllm, name.rpartition(".")[2])
 
 
 class Worker:

@@ -9,9 +9,9 @@ import json
 import pytest
 
 from pipelinerl.base.http import CallFailed
-from pipelinerl.weights.send.refusals import Failure, same_words
-from pipelinerl.weights.send.version_update import WeightUpdateError
-from pipelinerl.weights.wire import PermanentUpdateError, lacks_memory, permanent_words
+from pipelinerl.engines.wire import PermanentUpdateError, lacks_memory, permanent_words
+from pipelinerl.weights.refusals import Failure, same_words
+from pipelinerl.weights.version_update import WeightUpdateError
 
 AHEAD = (
     "weights.ahead=true needs 15.3 GiB on the engine's GPU for a second copy of the weights, 12.5 GiB are "

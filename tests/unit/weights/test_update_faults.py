@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from pipelinerl.config import Config, Job
+from pipelinerl.engines.wire import PermanentUpdateError
 from pipelinerl.finetune import broadcast
 from pipelinerl.finetune.broadcast import EngineBroadcaster
 from pipelinerl.run_state.replacements import Replacements
-from pipelinerl.weights.send import file_transport
-from pipelinerl.weights.send.file_transport import FileTransport
-from pipelinerl.weights.send.parity import check_parity, probe_ids
-from pipelinerl.weights.send.publisher import Publisher
-from pipelinerl.weights.send.version_update import WeightUpdateError
-from pipelinerl.weights.wire import PermanentUpdateError
+from pipelinerl.weights.parity import check_parity, probe_ids
+from pipelinerl.weights.publisher import Publisher
+from pipelinerl.weights.transports import file as file_transport
+from pipelinerl.weights.transports.file import FileTransport
+from pipelinerl.weights.version_update import WeightUpdateError
 from tests.support.fake_vllm import FakeEmbedded, serving
 from tests.unit.weights.test_publisher import DEADLINES, EXACT, TENSORS, score
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipelinerl.modeling.model import distinct_parameters
-from pipelinerl.weights.send.vllm_names import ENDINGS, vllm_names
+from pipelinerl.weights.vllm_names import ENDINGS, vllm_names
 
 SIZES = {
     "hidden_size": 16,

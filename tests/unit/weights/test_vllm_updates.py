@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from pipelinerl.inference.client import EngineClient, EngineRequestError, SamplingParams
-from pipelinerl.weights.send import nccl_transport
-from pipelinerl.weights.send.engine_update import PublishDeadlines
-from pipelinerl.weights.send.nccl_transport import NcclTransport
-from pipelinerl.weights.send.publisher import Publisher
-from pipelinerl.weights.send.transport import TransportError
-from pipelinerl.weights.send.version_update import SenderStuck, WeightUpdateError
-from pipelinerl.weights.wire import PermanentUpdateError
+from pipelinerl.engines.client import EngineClient, EngineRequestError, SamplingParams
+from pipelinerl.engines.wire import PermanentUpdateError
+from pipelinerl.weights.engine_update import PublishDeadlines
+from pipelinerl.weights.publisher import Publisher
+from pipelinerl.weights.transports import nccl as nccl_transport
+from pipelinerl.weights.transports.base import TransportError
+from pipelinerl.weights.transports.nccl import NcclTransport
+from pipelinerl.weights.version_update import SenderStuck, WeightUpdateError
 from tests.support.fake_vllm import FakeVllm, Meeting, serving
 from tests.support.processes import until
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pipelinerl.observe.viewer.write import write_page
+from pipelinerl.extras.viewer.write import write_page
 from tests.support.browser import Page, open_browser
 from tests.support.recorded_run import recorded_run
 

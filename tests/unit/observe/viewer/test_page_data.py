@@ -13,11 +13,11 @@ import pytest
 from pipelinerl import view
 from pipelinerl.base.tokenizing import encode, load_tokenizer
 from pipelinerl.domain import BaseDomain, NotesOf
-from pipelinerl.observe.viewer.join import _pairs
-from pipelinerl.observe.viewer.select import GroupFacts, evenly, select
-from pipelinerl.observe.viewer.source import Evaluated, RunSource, evaluation_of
-from pipelinerl.observe.viewer.tokens import TokenTexts
-from pipelinerl.observe.viewer.write import (
+from pipelinerl.extras.viewer.join import _pairs
+from pipelinerl.extras.viewer.select import GroupFacts, evenly, select
+from pipelinerl.extras.viewer.source import Evaluated, RunSource, evaluation_of
+from pipelinerl.extras.viewer.tokens import TokenTexts
+from pipelinerl.extras.viewer.write import (
     PARTS,
     _estimated_size,
     _evaluated_metrics,
@@ -162,7 +162,7 @@ def test_no_text_of_a_model_lies_in_the_page_itself(built: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_the_code_of_the_page_can_be_parsed(tmp_path: Path) -> None:
-    import pipelinerl.observe.viewer as package
+    import pipelinerl.extras.viewer as package
 
     script = tmp_path / "page.js"
     folder = Path(package.__path__[0])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.observe.viewer.write import write_page
+from pipelinerl.extras.viewer.write import write_page
 from pipelinerl.report import report_run
 from tests.support.browser import PROGRAM, Page
 from tests.support.recorded_run import FILTERED, TRAINED, recorded_run

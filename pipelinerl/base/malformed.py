@@ -1,0 +1,68 @@
+"""Requests that are no HTTP, or whose body cannot be decoded: answered 400, and one line in the log.
+
+Called by every aiohttp server of a run. `retrieval_server/malformed.py` is its twin, because that package
+imports nothing of this one; a test compares them.
+"""
+
+import errno
+import logging
+import time
+import zlib
+
+from aiohttp import http_exceptions, web_protocol
+from aiohttp.log import server_logger
+
+BODY_ERRORS = (http_exceptions.BadHttpMessage, web_protocol.RequestPayloadError, zlib.error)
+"""What reading a body raises whose chunks or compression are broken; the client's fault, so 400."""
+BAD_BODY = "the body cannot be decoded; check Content-Encoding and Transfer-Encoding"
+HANDLES_EVERY_S = 60.0
+_OF_CLIENTS = (*BODY_ERRORS, http_exceptions.HttpProcessingError)
+
+
+class _OneLine(logging.Filter):
+    """aiohttp logs a traceback of its own code for what a client sent, and for a client that hangs up."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, ConnectionError):  # a client that hangs up is nobody's error
+            return False
+        if isinstance(error, _OF_CLIENTS):
+            # Not the error's text: it quotes the request, which may be private.
+            record.msg, record.args = "refused a malformed request (%s)", (type(error).__name__,)
+            record.exc_info = record.exc_text = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return True
+
+
+class _OutOfHandles(logging.Filter):
+    """asyncio logs a traceback for each of a thousand connections a second that it cannot accept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = -HANDLES_EVERY_S
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            return True
+        if time.monotonic() - self._told < HANDLES_EVERY_S:
+            return False
+        self._told = time.monotonic()
+        record.msg, record.args = (
+            "out of file handles (%s): connections wait; raise ulimit -n",
+            (error.strerror,),
+        )
+        record.exc_info = record.exc_text = None
+        return True
+
+
+_ONE_LINE, _OUT_OF_HANDLES = _OneLine(), _OutOfHandles()
+
+
+def log_one_line() -> None:
+    """From now on a malformed request costs this process one line of its log; to be called by each server.
+
+    So does want of file handles, once a minute.
+    """
+    server_logger.addFilter(_ONE_LINE)
+    logging.getLogger("asyncio").addFilter(_OUT_OF_HANDLES)

@@ -1,0 +1,177 @@
+"""The model of an engine: loading, the packed forward over KV slots, and the check at start that it is right.
+
+Used by the engine thread. A forward over slots replaces parts of the architecture's own, so it is compared
+with that before anything is served.
+"""
+
+import json
+import logging
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import torch
+import transformers
+
+from pipelinerl.engines.cpu.attention import SlotCache, pack
+from pipelinerl.engines.cpu.forwards import (
+    Forward,
+    FusedForward,
+    TransformersForward,
+    fused_forward_applies,
+)
+from pipelinerl.engines.cpu.scheduler import Chunk, Plan
+from pipelinerl.engines.cpu.sequence import Request
+from pipelinerl.engines.cpu.settings import EngineSettings
+from pipelinerl.engines.openai.protocol import SamplingFields
+from pipelinerl.modeling.loading import load_causal_lm
+
+log = logging.getLogger(__name__)
+
+# Largest difference of a log-probability between the packed forward and the model's own, at start; ten
+# nats away from 0 twice as much, since rounding grows with the logits (a sharp model's own float32 forward
+# is that far from its float64 one).
+SELF_CHECK_LIMITS = {torch.float32: 2e-5, torch.bfloat16: 0.25}
+# Beyond that limit a forward in a wider type decides, since rounding grows with depth: the packed forward
+# may be so many times as far from it as the model's own forward is.
+WIDER = {torch.float32: torch.float64, torch.bfloat16: torch.float32}
+ROUNDING_FACTOR = 3.0
+
+
+class UnsupportedModel(ValueError):
+    """The model cannot run on this engine; the message says why."""
+
+
+class PackedModel:
+    """A causal LM whose forward takes one packed step (see `attention`)."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.dtype: torch.dtype = getattr(torch, settings.dtype)
+        self._forward: Forward
+        self.module = load_causal_lm(settings.model, dtype=self.dtype, local_files_only=True).eval()
+        config = self.module.config
+        self.vocab_size: int = config.vocab_size
+        self.eos_ids = _eos_ids(settings, config)
+        _check_config(config, settings)
+        if self.dtype != torch.float32:
+            _use_float32_head(self.module)
+        # Not every configuration names these; where one does, `head_dim` need not be width / heads.
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.cache = SlotCache(
+            config.num_hidden_layers,
+            settings.max_num_seqs,
+            settings.max_model_len,
+            heads,
+            head_size,
+            self.dtype,
+            settings.pool_rows,
+        )
+        self._check(min(24, settings.max_model_len), settings)
+
+    @property
+    def forward_name(self) -> str:
+        """Which forward runs, for the log."""
+        return type(self._forward).__name__
+
+    @torch.inference_mode()
+    def logits(self, plan: Plan, rows: SequenceOf[int]) -> torch.Tensor:
+        """Run one step; float32 logits [len(rows), V] of the packed rows asked for."""
+        # In this order: a slot that is to be saved may be loaded into, and what is loaded may just be saved.
+        self.cache.copy(plan.saves)
+        self.cache.copy(plan.loads)
+        return self._forward(pack(plan, self.cache), list(rows)).float()
+
+    def _check(self, length: int, settings: EngineSettings) -> None:
+        """Choose the forward, and refuse a model whose packed, chunked logits differ from its own."""
+        generator = np.random.default_rng(0)
+        prompt = generator.integers(0, self.vocab_size, length).tolist()
+        with torch.inference_mode():
+            # Before a forward is chosen: both change the module, one its attention, the other where weights
+            # lie.
+            expected = self.module(torch.tensor([prompt]), use_cache=False).logits[0].float()
+        if fused_forward_applies(self.module):
+            self._forward = FusedForward(self.module, settings.max_model_len)
+        else:
+            self._forward = TransformersForward(self.module)
+        cut, last = length // 2, length - 1
+        request = Request("self-check", prompt, SamplingFields(), max_tokens=1, eos_ids=frozenset())
+        (sequence,) = request.sequences
+        # The last slot: a decode with empty slots before it is the case that spreads and gathers.
+        sequence.slot = settings.max_num_seqs - 1
+        # A piece from position 0, one behind it with a mask, and a decode: all that `attend` distinguishes.
+        pieces = [Plan([], [Chunk(sequence, 0, cut)]), Plan([], [Chunk(sequence, cut, last)])]
+        pieces.append(Plan([Chunk(sequence, last, length)], []))
+        try:
+            found = [
+                self.logits(piece, range(chunk.end - chunk.start))
+                for piece in pieces
+                for chunk in (*piece.decodes, *piece.prefills)
+                if chunk.end > chunk.start
+            ]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UnsupportedModel(f"{type(self.module).__name__} cannot use KV slots: {error}") from error
+        difference, limit = _difference(torch.cat(found), expected), SELF_CHECK_LIMITS[self.dtype]
+        # Not `>`: that would let NaN pass.
+        if not difference <= limit and not self._is_rounding(settings, prompt, torch.cat(found), expected):
+            raise UnsupportedModel(
+                f"{type(self.module).__name__}: the packed forward differs from the model's own by "
+                f"{difference:.2g} nats, {limit} is allowed, and rounding does not explain it; "
+                "this architecture needs another engine"
+            )
+
+    def _is_rounding(
+        self, settings: EngineSettings, prompt: list[int], found: torch.Tensor, own: torch.Tensor
+    ) -> bool:
+        """Whether both logits [T, V] of `prompt` are about as far from those of a wider type."""
+        # Loaded anew, because choosing a forward has changed the module; only such models pay for it.
+        wider = load_causal_lm(settings.model, dtype=WIDER[self.dtype], local_files_only=True).eval()
+        with torch.inference_mode():
+            exact = wider(torch.tensor([prompt]), use_cache=False).logits[0]
+        error, rounding = _difference(found, exact), _difference(own, exact)
+        log.info(
+            "%s: %.2g nats from its forward in %s, its own forward %.2g",
+            *(type(self.module).__name__, error, WIDER[self.dtype], rounding),
+        )
+        return error <= ROUNDING_FACTOR * rounding
+
+
+def _difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
+    """Largest difference of log-probabilities, in nats; those far from 0 count less, as the limits say."""
+    own = reference.log_softmax(-1)
+    return ((logits.log_softmax(-1) - own).abs() / (1 + own.abs() / 10)).max().item()
+
+
+def _check_config(config: transformers.PreTrainedConfig, settings: EngineSettings) -> None:
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    # `attend` covers everything that a slot holds, so a sliding window would be ignored.
+    if kinds != {"full_attention"}:
+        raise UnsupportedModel(f"layers of type {sorted(kinds)}: only full_attention is supported")
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and settings.max_model_len > longest:
+        raise UnsupportedModel(
+            f"--max-model-len {settings.max_model_len} exceeds the model's {longest} positions; lower it"
+        )
+
+
+def _eos_ids(settings: EngineSettings, config: transformers.PreTrainedConfig) -> frozenset[int]:
+    """End ids of the model's configuration and, where it exists, of its generation configuration."""
+    found = [config.eos_token_id]
+    path = settings.model / "generation_config.json"
+    if path.is_file():
+        found.append(json.loads(path.read_text()).get("eos_token_id"))
+    ids: set[int] = set()
+    for entry in found:
+        ids.update(entry if isinstance(entry, list) else [] if entry is None else [entry])
+    return frozenset(ids)
+
+
+def _use_float32_head(module: torch.nn.Module) -> None:
+    """Compute the logits in float32 even if the weights are not."""
+    # As `head_dtype` makes vLLM do. The weights stay what they are, so an update copies the same bytes.
+    head = module.get_output_embeddings()
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        bias = None if head.bias is None else head.bias.float()
+        return torch.nn.functional.linear(hidden.float(), head.weight.float(), bias)
+
+    head.forward = forward

@@ -1,0 +1,125 @@
+"""Messages to a prompt, by the model's own template, and tool calls from its answer.
+
+Tool calls are read only where the template itself defines them as `<tool_call>{JSON}</tool_call>` (Hermes,
+Qwen); any other notation stays in the text.
+"""
+
+import inspect
+import json
+import uuid
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from pipelinerl.base.thoughts import bounds
+from pipelinerl.base.tokenizing import Message, render_chat
+from pipelinerl.engines.openai.fields import ChatFields
+from pipelinerl.engines.openai.protocol import BadRequest
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# As arguments of the template these would decide what the method returns, such as ids for text.
+_OWN_ARGUMENTS = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters)
+
+
+def prompt_text(tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> str:
+    """What the template makes of messages and tools. Raises BadRequest."""
+    extra = fields.chat_template_kwargs or {}
+    if owned := sorted(set(extra) & _OWN_ARGUMENTS):
+        raise BadRequest(f"chat_template_kwargs may not set {owned[0]!r}; it is decided by the request")
+    messages = plain_messages(fields.messages)
+    try:
+        return render_chat(
+            tokenizer,
+            messages,
+            tools=fields.tools,
+            generation_prompt=fields.add_generation_prompt,
+            template_kwargs=extra,
+        )
+    except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
+        # A template runs the caller's data: what it trips over is the request's fault.
+        raise BadRequest(f"the chat template refuses the messages: {error}") from None
+
+
+def plain_messages(messages: list[Message]) -> list[Message]:
+    """Messages as templates expect them: text as strings, arguments of calls as values. Raises BadRequest."""
+    return [_message(one, position) for position, one in enumerate(messages)]
+
+
+def reads_tool_calls(tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> bool:
+    """Whether tools were offered, may be used, and are called in the notation known here."""
+    return bool(fields.tools) and fields.tool_choice != "none" and OPEN in str(tokenizer.chat_template)
+
+
+def read_tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
+    """Text before the first call, and the calls; everything as text if one of them is malformed.
+
+    A call that is quoted in the model's thoughts is part of the text.
+    """
+    start, end = bounds(text)
+    answer, found, rest = text[start:end].partition(OPEN)
+    if not found:
+        return text, []
+    before = text[:start] + answer
+    calls = []
+    for part in rest.split(OPEN):
+        call = _tool_call(part.partition(CLOSE)[0])
+        if call is None:
+            return text, []
+        calls.append(call)
+    return before.strip() or None, calls
+
+
+def _tool_call(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = json.dumps(value.get("arguments", {}), ensure_ascii=False)
+    function = {"name": value["name"], "arguments": arguments}
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+
+
+def _message(message: Message, position: int) -> Message:
+    """One message as templates expect it: text as a string, arguments of calls as values."""
+    where = f"messages[{position}]"
+    if message.get("role") not in ROLES:
+        raise BadRequest(f"{where}.role {message.get('role')!r} is unknown; use one of {', '.join(ROLES)}")
+    plain = {**message, "content": _content(message.get("content"), where)}
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [_earlier_call(one, where) for one in _listed(message["tool_calls"], where)]
+    return plain
+
+
+def _content(content: Any, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in _listed(content, where):
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise BadRequest(f"{where}.content has a part of type {part.get('type')!r}; only text is read")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _listed(value: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise BadRequest(f"{where} holds a {type(value).__name__} where a list of objects is expected")
+    return value
+
+
+def _earlier_call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """OpenAI sends arguments as JSON text, templates write them out as values."""
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise BadRequest(f"{where}.tool_calls has an entry without function")
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            raise BadRequest(f"{where}.tool_calls has arguments that are no JSON") from None
+    return {**call, "function": {**function, "arguments": arguments}}

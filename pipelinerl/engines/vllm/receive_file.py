@@ -1,0 +1,139 @@
+"""vLLM's side of the file transport, registered with its weight-transfer factory under the name `file`.
+
+vLLM's workers import this module when an engine is started with `--weight-transfer-config
+'{"backend": "file"}'`. The embedded engine reads the same files with a loader of its own.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from pipelinerl.engines.wire import PermanentUpdateError, lacks_memory, read_checked
+
+# What vLLM's loaders raise for a name or a shape that the model does not have; the same tensors are refused
+# again. Errors of CUDA and NCCL are RuntimeErrors, and a new process may do better.
+UNFIT = (KeyError, AssertionError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError)
+
+
+@dataclass
+class FileInitInfo(WeightTransferInitInfo):
+    """Nothing to agree on, but for an engine that reads ahead."""
+
+    reader: str = ""  # what it calls itself where it says that it has read a file
+
+
+@dataclass
+class FileUpdateInfo(WeightTransferUpdateInfo):
+    """Where one version lies, and how to recognise that it is whole."""
+
+    path: str
+    version: str
+    bytes: int
+    checksum: str
+
+
+class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
+    """Loads a version from a safetensors file that this host can read."""
+
+    init_info_cls = FileInitInfo
+    update_info_cls = FileUpdateInfo
+
+    def init_transfer_engine(self, init_info: FileInitInfo) -> None:
+        """No rendezvous."""
+
+    def start_weight_update(self) -> None:
+        """Nothing changes before the file has been checked."""
+        # vLLM's own back-ends begin their layer-wise reload here and end it in finish; parameters are on the
+        # meta device in between, so a damaged file would leave nothing to go on with.
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Check the whole file, then load it; ValueError, with the old weights in place, if it is damaged."""
+        # The base class synchronises an accelerator behind this, which a CPU build does not have.
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: FileUpdateInfo) -> None:
+        """Called by `update_weights` alone; abstract in the base class."""
+        reload_layerwise(self, checked_tensors(update_info).items())
+
+    def finish_weight_update(self) -> None:
+        """`update_weights` has done everything."""
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+    @staticmethod
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+        """Abstract in the base class of vLLM 0.26 and 0.27."""
+        raise NotImplementedError("files are written by pipelinerl.weights.transports.file, without vLLM")
+
+
+def checked_tensors(info: FileUpdateInfo) -> dict[str, torch.Tensor]:
+    """The file's tensors on the CPU, by name; ValueError if it is not what was announced."""
+    return load(read_checked(Path(info.path), info.bytes, info.checksum))
+
+
+def reload_layerwise(engine: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Load a version, on whatever device, the way vLLM loads a checkpoint; returns when the model has it."""
+    model, device = engine.model, engine.device
+    with _refused_for_good(model):
+        initialize_layerwise_reload(model)
+        # In the order of the layers: vLLM keeps what it has of a layer until it has all of it.
+        in_order = sorted(tensors, key=lambda one: _layer_order(one[0]))
+        model.load_weights((name, tensor.to(device, non_blocking=True)) for name, tensor in in_order)
+        finalize_layerwise_reload(model, engine.model_config)
+        _restore_tie(model)
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+@contextmanager
+def _refused_for_good(model: torch.nn.Module) -> Iterator[None]:
+    """PermanentUpdateError, with its class, for what the loaders of vLLM raise of the tensors themselves."""
+    try:
+        yield
+    except UNFIT as error:
+        what = f"{type(error).__name__}: {error}" if str(error) else f"{type(error).__name__} without a word"
+        raise PermanentUpdateError(
+            f"vLLM's {type(model).__name__} does not load the trainer's tensors ({what}); engine and trainer "
+            "have to be given one model (model_path), of an architecture that this vLLM loads by those names"
+        ) from error
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
+        first = str(error).partition(". ")[0]
+        raise PermanentUpdateError(
+            f"the engine has no memory left to load a version ({first}); lower "
+            "vllm_config.vllm_kwargs.gpu-memory-utilization"
+        ) from error
+
+
+def _layer_order(name: str) -> list[tuple[int, str]]:
+    """Sorts numbers in names by their value."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _restore_tie(model: torch.nn.Module) -> None:
+    """Give a head tied to the embedding the new weights."""
+    head = getattr(model, "lm_head", None)
+    if head is None or not getattr(model.config, "tie_word_embeddings", False):
+        return
+    # No tensor is loaded for such a head, so a layer-wise reload leaves it as it was: what a CPU build has
+    # packed for its matrix product would stay that of the old weights, 3 to 5 nats off without an error.
+    for embedding in (one for one in model.modules() if type(one) is VocabParallelEmbedding):
+        if head is not embedding:
+            head.weight = embedding.weight
+            head.quant_method.process_weights_after_loading(head)
+        return

@@ -1,0 +1,1 @@
+"""Whole programs that the core does not need: bootstrap, recorder, sandbox, viewer."""

@@ -1,0 +1,229 @@
+"""One rollout's recording: its calls to the engine, the texts made of them, the program that asks.
+
+`site` hands the program's requests to `ask`; the rollout policy holds the `Session`.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from pipelinerl.async_llm import (
+    RetryableAbortedCompletionError,
+    llm_async_generate,
+    make_training_text,
+)
+from pipelinerl.base import child
+from pipelinerl.base.waits import WaitExpired, wait_for
+from pipelinerl.engines.errors import AbortedCompletion, EngineUnavailable
+from pipelinerl.engines.llm_call import LLMCall, Prompt
+from pipelinerl.engines.llm_engine import EngineLLM
+from pipelinerl.extras.recorder.joining import joined as join
+from pipelinerl.rollouts import TrainingText
+
+END_DEADLINE_S = 10.0
+"""For calls and programs that were given up to be gone."""
+ENGINE_FAILURES = (EngineUnavailable, AbortedCompletion, RetryableAbortedCompletionError)
+"""What is no fault of the program; the rollout may be tried again."""
+
+# The dialogue up to a reply, as far as it decides the next prompt.
+DialogueKey = tuple[str, ...]
+
+
+PASSED_ON = re.compile(
+    "PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|LANG|LANGUAGE|LC_.*|TMPDIR|TEMP|TMP|XDG_.*_HOME|XDG_.*_DIR"
+    "|PYTHON.*|VIRTUAL_ENV|CONDA_PREFIX|LD_LIBRARY_PATH|SSL_CERT_.*|OMP_.*|MKL_.*|TOKENIZERS_PARALLELISM"
+    "|HF_HOME|HF_HUB_OFFLINE|SYSTEMROOT"
+)
+"""Variables of this process that a recorded program gets."""
+
+
+class NoSession(LookupError):
+    """A request to a session that has ended, or never was (HTTP 404)."""
+
+    def __init__(self) -> None:
+        super().__init__("no session has this token: it has ended, or never began")
+
+
+class ProgramFailed(RuntimeError):
+    """The program ended with an error or passed its deadline; one line."""
+
+
+class Session:
+    """What one program asks. Made by `recorder.session`."""
+
+    def __init__(
+        self, llm: EngineLLM, http: aiohttp.ClientSession, base_url: str, override: bool = False
+    ) -> None:
+        self.llm, self.base_url, self.override = llm, base_url, override
+        self.failure: Exception | None = None
+        """Why the engines did not answer the last call; None if they did."""
+        self._http = http
+        # By the order in which they were asked, which does not depend on who is answered first.
+        self._answers: list[LLMCall | None] = []
+        self._asked_before = 0
+        """How many had been asked when `failure` came: an answer to one of them says nothing about it."""
+        self._dialogues: dict[DialogueKey, LLMCall] = {}
+        self._running: set[asyncio.Task[LLMCall]] = set()
+        # Requests come in tasks of the site; ROLLOUT_ORIGIN is known where the session was opened.
+        self._context = contextvars.copy_context()
+        self._ended = False
+
+    @property
+    def calls(self) -> list[LLMCall]:
+        """Calls that were answered, in the order in which they were asked."""
+        return [call for call in self._answers if call is not None]
+
+    def texts(self, joined: bool = False) -> list[TrainingText]:
+        """A text for each call; with `joined`, one for each dialogue whose prompts grew by appending.
+
+        A joined text has several sampled spans, and everything between them is masked. Calls that do not
+        append exactly stay texts of their own.
+        """
+        texts = []
+        for call in self.calls:
+            text = make_training_text(self.llm, call)
+            if asked := call.llm_info.get("overridden"):
+                text.metadata["overridden"] = asked
+            texts.append(text)
+        return join(texts) if joined else texts
+
+    async def ask(
+        self, llm: EngineLLM, prompts: Sequence[Prompt], max_tokens: int | None, overridden: dict[str, Any]
+    ) -> list[LLMCall]:
+        """The engine's answers to the prompts of one request, each remembered.
+
+        Raises NoSession if the session has ended, or does meanwhile; otherwise as `llm_async_generate`.
+        """
+        if self._ended:
+            raise NoSession
+        tasks = [
+            asyncio.create_task(
+                self._call(len(self._answers) + index, llm, prompt, max_tokens, overridden),
+                name=f"recorded call {len(self._answers) + index}",
+                context=self._context,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        self._answers += [None] * len(tasks)
+        self._running.update(tasks)
+        try:
+            return list(await asyncio.gather(*tasks))
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            # Cancelled by `end`, and not because the program hung up.
+            if self._ended and not (current is not None and current.cancelling()):
+                raise NoSession from None
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._running.difference_update(tasks)
+
+    async def _call(
+        self, place: int, llm: EngineLLM, prompt: Prompt, max_tokens: int | None, overridden: dict[str, Any]
+    ) -> LLMCall:
+        try:
+            call = await llm_async_generate(llm, prompt, self._http, max_tokens)
+        except ENGINE_FAILURES as error:
+            self.failure, self._asked_before = error, len(self._answers)
+            raise
+        if place >= self._asked_before:  # the program asked again, so it got over the failure
+            self.failure = None
+        if overridden:
+            call.llm_info["overridden"] = overridden
+        self._answers[place] = call
+        return call
+
+    def remember(self, key: DialogueKey, call: LLMCall) -> None:
+        """`key` is the dialogue with the reply as the program was given it."""
+        self._dialogues[key] = call
+
+    def continued(self, llm: EngineLLM, key: DialogueKey, messages: list[dict[str, Any]]) -> Prompt | None:
+        """The prompt of a dialogue whose beginning the engine has answered here, by appending ids.
+
+        `key[0]` is not a message, `key[1 + i]` is `messages[i]`. None if no reply among the messages was
+        given here, or the template cannot go on from one.
+        """
+        for end in range(len(messages) - 1, 0, -1):
+            call = self._dialogues.get(key[: end + 1])
+            if call is not None:
+                with contextlib.suppress(ValueError):  # the template alters replies
+                    return llm.continue_prompt(call, messages[end:])
+        return None
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        deadline_s: float,
+        stdin: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> str:
+        """Run a program that asks at `OPENAI_BASE_URL` and return what it printed.
+
+        Its environment is `env`, `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `OPENAI_MODEL`, and of this process's
+        what programs need to start (`PASSED_ON`): no keys of wandb, hubs and clouds, unless `env` names them.
+        It and what it started are killed at the deadline and when the rollout is given up; it does not
+        outlive this process. Raises ProgramFailed with the last line of its errors, and the engines' failure
+        instead if the last call had no answer.
+        """
+        # A proxy that is meant for others would be asked for the loopback interface too.
+        own = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": "none", "no_proxy": "127.0.0.1"}
+        own["OPENAI_MODEL"] = self.llm.model_name
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", child.__file__, "--parent", str(os.getpid()), "--", *argv),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**_passed_on(), **own, **(env or {})},
+            start_new_session=True,
+        )
+        try:
+            talk = process.communicate(stdin.encode())
+            out, err = await wait_for(talk, f"the program {argv[0]}", deadline_s)
+        except WaitExpired as error:
+            raise self.failure or ProgramFailed(str(error)) from None
+        finally:
+            await _gone(process)
+        if process.returncode:
+            said = err.decode(errors="replace").strip().rpartition("\n")[2]
+            message = f"{argv[0]} ended with status {process.returncode}: {said or 'it said nothing'}"
+            raise self.failure or ProgramFailed(message)
+        return out.decode(errors="replace")
+
+    async def end(self) -> None:
+        """Later requests are refused; those under way are given up."""
+        self._ended = True
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        gathered = asyncio.gather(*running, return_exceptions=True)
+        await wait_for(gathered, "calls of a recorded session that ended", END_DEADLINE_S)
+
+
+def _passed_on() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
+
+
+async def _gone(process: asyncio.subprocess.Process) -> None:
+    """Kill a process that still runs, with all of its session."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await wait_for(process.wait(), "a program that was killed", END_DEADLINE_S)
+
+
+def dialogue_key(template_kwargs: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> DialogueKey:
+    """What decides the ids of a dialogue: arguments of the template, then each message."""
+    # SDKs send a reply back with fields that are null in it; templates do not see those.
+    shown = [{key: value for key, value in one.items() if value} for one in messages]
+    return tuple(json.dumps(one, sort_keys=True) for one in (template_kwargs, *shown))

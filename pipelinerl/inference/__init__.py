@@ -1,1 +1,0 @@
-"""Inference: the client of every engine (`client`, `fleet`), the CPU engine (`embedded`), `vllm`."""
