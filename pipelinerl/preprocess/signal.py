@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from pipelinerl.base.logs import REMARK
 from pipelinerl.config import Config, RLConfig
+from pipelinerl.finetune.rl.losses import declared
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.preprocess.chunk import ChunkResult
 from pipelinerl.preprocess.reading import ReadGroup
@@ -27,7 +28,7 @@ class SignalWatch:
     def __init__(self, cfg: Config) -> None:
         self._cfg, tune = cfg, cfg.finetune
         # Supervised texts need no factor, and a value head learns from equal rewards too.
-        self._by_factor = tune.rl.policy_loss != "sft" and not tune.has_value_head
+        self._by_factor = declared(tune.rl.policy_loss).compares and not tune.has_value_head
         self._reasons = Counter[str]()
         self._rewards: tuple[float, float] | None = None
         """The lowest and the highest one among groups of equal rewards."""
