@@ -15,8 +15,8 @@ from pipelinerl.engines.cpu import weight_updates
 from pipelinerl.engines.cpu.update_state import OutOfOrder, State, UpdateState
 from pipelinerl.engines.cpu.weight_updates import WeightsUnfit, WeightUpdates
 from pipelinerl.engines.openai.protocol import FileUpdateInfo
-from pipelinerl.engines.wire import PREPARE_ROUTE
-from pipelinerl.weights.engine_state import offers_prepare
+from pipelinerl.engines.wire import CHECK_ROUTE, PREPARE_ROUTE
+from pipelinerl.weights.engine_state import offered
 from pipelinerl.weights.transports.file import FileTransport
 from tests.support.engine_harness import (
     RunningEngine,
@@ -50,9 +50,9 @@ async def test_the_engine_offers_the_route_and_an_engine_that_says_nothing_does_
         running_engine(tied_model) as engine,
         engine.session.post(f"{engine.url}/init_weight_transfer_engine", json={"init_info": {}}) as answer,
     ):
-        assert offers_prepare(await answer.read())
+        assert offered(await answer.read()) == {CHECK_ROUTE, PREPARE_ROUTE}
     for other in (b"", b"{}", b'{"message": "Weight transfer initialized"}', b"[1]", b"fine", b'"x"'):
-        assert not offers_prepare(other)
+        assert not offered(other)
 
 
 async def test_a_damaged_file_is_refused_and_generation_goes_on(
