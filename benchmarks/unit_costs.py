@@ -14,7 +14,6 @@ machine, rates would.
 import argparse
 import contextlib
 import json
-import resource
 import statistics
 import sys
 import tempfile
@@ -265,7 +264,9 @@ def read_files(library: bool, connection: Connection) -> None:
 
 
 def peak_gb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    """The most memory that this process has had; that of getrusage begins with its parent's."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e9
 
 
 def file_costs(gigabytes: float) -> Iterator[Figure]:
