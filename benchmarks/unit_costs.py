@@ -1,12 +1,14 @@
 """What a rollout, a sample and an engine's update cost each process of a run, for `benchmarks.capacity`.
 
     python -m benchmarks.unit_costs [--tokens 512] [--in-flight 512] [--seconds 10.0] [--groups 256]
-                                    [--out FILE]
+                                    [--gigabytes 1.0] [--out FILE]
 
 Everything is the project's own process or client, with prompts of about 520 tokens and answers of `--tokens`:
 CPU of the actor and of its worker for a rollout that an instant engine answers; of preprocess for a sample;
 of a redis server, its writer and its reader for a record; of the trainer's side of a weight update for an
-engine that answers at once. CPU seconds do not depend on what else runs on this machine, rates would.
+engine that answers at once; of both sides of a weight file of `--gigabytes`, in turns with a file that the
+safetensors library writes and reads in fresh memory. CPU seconds do not depend on what else runs on this
+machine, rates would.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +27,10 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
 
 from benchmarks._figures import Figure, command_line, report
 from benchmarks._instant import IDS, serve
@@ -33,18 +39,22 @@ from benchmarks.actor import measure as measure_actor
 from benchmarks.actor import write_config
 from pipelinerl.config import Job, load, save
 from pipelinerl.config.files import load_tree
+from pipelinerl.engines.version_file import HostMemory, read_tensors
+from pipelinerl.engines.wire import SHARED_MEMORY
 from pipelinerl.extras.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.launcher.trainer_stand_in import stand_in
 from pipelinerl.streams import SingleStreamSpec, read_stream, set_streams_backend, write_to_streams
 from pipelinerl.streams.local_server import local_server
 from pipelinerl.weights.engine_state import EngineState
 from pipelinerl.weights.engine_update import EngineUpdate, PublishDeadlines
+from pipelinerl.weights.transports.file import FileTransport
 
 GROUP = 8
 PROMPT = 518
 ENGINES = (1, 8, 40)
 UPDATES = 20
 RECORD_TEXTS = (1, 8)
+VERSIONS, TENSORS = 6, 24
 DEADLINE_S = 300.0
 
 
@@ -210,6 +220,91 @@ def update_all(engines: Sequence[EngineState], version: int) -> None:
         thread.join()
 
 
+def library_stage(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    data = save_safetensors({name: tensor.clone() for name, tensor in tensors.items()})
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+    return {"path": str(path), "bytes": len(data), "checksum": zlib.crc32(data)}
+
+
+def library_read(info: dict[str, Any]) -> list[torch.Tensor]:
+    data = Path(info["path"]).read_bytes()
+    assert zlib.crc32(data) == info["checksum"]
+    return [tensor.clone() for tensor in load_safetensors(data).values()]  # as for page-locked ones
+
+
+def write_files(folder: Path, size: int, library: bool, connection: Connection) -> None:
+    """The trainer's side: a version for each message, answered by what it took and how to read it."""
+    columns = 1000
+    rows = size // (columns * TENSORS * torch.bfloat16.itemsize)
+    tensors = {f"w{i}": torch.full((rows, columns), i, dtype=torch.bfloat16) for i in range(TENSORS)}
+    transport, before = FileTransport(folder, torch.bfloat16, size=size), peak_gb()
+    for version in range(connection.recv()):
+        begun, cpu = time.perf_counter(), time.process_time()
+        if library:
+            info = library_stage(folder / "library", tensors)
+        else:
+            info = transport.stage(version, tensors.items()).info
+        took = time.perf_counter() - begun, time.process_time() - cpu, peak_gb() - before
+        connection.send((took, info))
+        connection.recv()
+    transport.close()
+
+
+def read_files(library: bool, connection: Connection) -> None:
+    """An engine's side: reads each file that is named and says what it took."""
+    memory, before = HostMemory(), peak_gb()
+    while (info := connection.recv()) is not None:
+        begun, cpu = time.perf_counter(), time.process_time()
+        if library:
+            library_read(info)
+        else:
+            read_tensors(Path(info["path"]), info["bytes"], info["checksum"], memory)
+        connection.send((time.perf_counter() - begun, time.process_time() - cpu, peak_gb() - before))
+
+
+def peak_gb() -> float:
+    """The most memory that this process has had; that of getrusage begins with its parent's."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e9
+
+
+def file_costs(gigabytes: float) -> Iterator[Figure]:
+    """A version through a file: wall and CPU seconds of each side for a GB, and the most memory it took.
+
+    Medians of the versions from the third on, when all memory is there.
+    """
+    size = int(1e9 * gigabytes)
+    took: dict[tuple[str, bool], list[tuple[float, float, float]]] = {}
+    with contextlib.ExitStack() as stack:
+        ends = []
+        for library in (True, False):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=SHARED_MEMORY)))
+            writer = stack.enter_context(function(write_files, folder, size, library))
+            ends.append((library, writer, stack.enter_context(function(read_files, library))))
+            writer.send(VERSIONS)
+        for _ in range(VERSIONS):
+            for library, writer, reader in ends:
+                spent, info = writer.recv()
+                took.setdefault(("staged", library), []).append(spent)
+                reader.send(info)
+                took.setdefault(("read", library), []).append(reader.recv())
+                writer.send("next")
+    for side in ("staged", "read"):
+        wall, cpu, memory = (
+            {
+                library: statistics.median(one[part] for one in took[side, library][2:])
+                for library in (True, False)
+            }
+            for part in range(3)
+        )
+        yield Figure(f"files: a GB {side}, CPU", 1e3 * cpu[False] / gigabytes, "ms")
+        yield Figure(f"files: {side}, GB in a second", gigabytes / wall[False], "GB/s")
+        yield Figure(f"files: {side}, times as fast as the library", wall[True] / wall[False], "x")
+        for library, who in ((False, ""), (True, ", the library")):
+            yield Figure(f"files: {side}, most memory for a GB{who}", memory[library] / gigabytes, "GB")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = command_line(__doc__, argv)
     with tempfile.TemporaryDirectory() as temporary:
@@ -217,8 +312,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         train_tokenizer(["say something of 0123456789"] * 10, IDS).save_pretrained(str(folder))
         (folder / "config.json").write_text(json.dumps({"vocab_size": IDS, "eos_token_id": 0}))
         figures = [*actor_costs(folder, options), *preprocess_costs(folder, options)]
-        figures += [*redis_costs(folder, options), *update_costs()]
-    settings = {name: getattr(options, name) for name in ("tokens", "in_flight", "seconds", "groups")}
+        figures += [*redis_costs(folder, options), *update_costs(), *file_costs(options.gigabytes)]
+    names = ("tokens", "in_flight", "seconds", "groups", "gigabytes")
+    settings = {name: getattr(options, name) for name in names}
     report("unit_costs", figures, settings | {"group": GROUP}, options.out)
     return 0
 

@@ -90,7 +90,7 @@ def scores_of(model: PreTrainedModel, ids: np.ndarray) -> np.ndarray:
 def file_transport(model: PreTrainedModel, ahead: bool = True) -> FileTransport:
     size = sum(one.numel() for _, one in distinct_parameters(model)) * model.dtype.itemsize
     folder = weights_directory(Path(tempfile.mkdtemp(prefix="weights-")), size)
-    return FileTransport(folder, model.dtype, ahead=ahead)
+    return FileTransport(folder, model.dtype, ahead, size)
 
 
 def update_row(variant: Variant, model: PreTrainedModel, publisher: Publisher, first: int) -> dict[str, Any]:

@@ -12,12 +12,15 @@ import os
 import shutil
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from xxhash import xxh3_64_hexdigest
+
+from pipelinerl.base.threads import in_thread
 
 PREPARE_ROUTE = "/prepare_weights"
 """Takes the body of /update_weights ahead of it, while the engine samples. The embedded engine offers it in
@@ -33,8 +36,11 @@ OF_A_RUN = "pipelinerl-"
 _PERMANENT = "<<permanent: ", ">>"
 # As torch says it of a GPU and of the host.
 _NO_MEMORY = ("out of memory", "can't allocate memory")
-# Two versions are kept while a third is written.
-COPIES = 3
+COPIES = 2
+"""Versions whose files are there at a time: the latest, and the one before it or the next, half written."""
+# A checksum is that of the checksums of pieces, so that several threads can compute it. A piece is still in
+# the processor's cache when it is looked at once more.
+PIECE, THREADS = 4 * 2**20, 4
 
 
 class PermanentUpdateError(ValueError):
@@ -79,7 +85,7 @@ def weights_directory(
     """An existing folder with room for the versions kept; files of an earlier start are removed.
 
     One of the run's own below `configured` where that is given; otherwise in shared memory with room for
-    three copies of `model_bytes`, else `output_dir/weights`, which is also that of a run whose hosts have to
+    `COPIES` of `model_bytes`, else `output_dir/weights`, which is also that of a run whose hosts have to
     share it.
     """
     if configured is not None:
@@ -143,9 +149,10 @@ def remove_abandoned(dry_run: bool = False) -> dict[Path, int]:
 
 
 def checksum(data: bytes | memoryview) -> str:
-    """`crc32:XXXXXXXX` of `data`."""
-    # Damage has to be found, not an attack: this reads 4 GB/s, where sha256 would take half of the pause.
-    return f"crc32:{zlib.crc32(data):08x}"
+    """`crc32:XXXXXXXX` of the CRCs of all pieces, each little-endian in four bytes."""
+    # Damage has to be found, not an attack: sha256 would take several times as long.
+    view = memoryview(data)
+    return _combined(_by_pieces(lambda start, stop: zlib.crc32(view[start:stop]), len(view)))
 
 
 def parameter_checksum(data: bytes | bytearray | memoryview) -> str:
@@ -153,15 +160,78 @@ def parameter_checksum(data: bytes | bytearray | memoryview) -> str:
     return f"xxh3:{xxh3_64_hexdigest(data)}"
 
 
-def read_checked(path: Path, size: int, expected: str) -> bytes:
-    """The whole file. ValueError if it is not what was announced, OSError if it cannot be read."""
-    data = path.read_bytes()
-    if len(data) != size:
-        raise ValueError(f"{path} has {len(data)} bytes, {size} were announced")
-    found = checksum(data)
-    if found != expected:
-        raise ValueError(f"{path} has checksum {found}, {expected} was announced")
-    return data
+def write_version(path: Path, data: memoryview, used: Path | None = None) -> str:
+    """Write a version's file, which appears whole or not at all; its checksum.
+
+    `used` is a file that is no longer needed: the new one takes its place on the disk, whose pages are there
+    already, and its name goes first. Raises OSError, such as on a full disk; nothing is left then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"~{path.name}")
+    try:
+        if used is not None:
+            with suppress(FileNotFoundError):
+                used.replace(beside)
+        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+        def write(start: int, stop: int) -> int:
+            found, at = zlib.crc32(data[start:stop]), start
+            while at < stop:
+                at += os.pwrite(file, data[at:stop], at)
+            return found
+
+        try:
+            os.ftruncate(file, len(data))
+            found = _by_pieces(write, len(data))
+        finally:
+            os.close(file)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    return _combined(found)
+
+
+def read_checked(path: Path, size: int, expected: str, memory: Callable[[], memoryview]) -> None:
+    """Read the whole file into `memory`, which is asked for when the size is known to be right.
+
+    What was read is what is checked, so a file that changes meanwhile is damaged. ValueError if it is not
+    what was announced, OSError if it cannot be read.
+    """
+    with path.open("rb", buffering=0) as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise ValueError(f"{path} has {found} bytes, {size} were announced")
+        data = memory()
+
+        def read(start: int, stop: int) -> int:
+            at = start
+            while at < stop:
+                if not (count := os.preadv(file.fileno(), [data[at:stop]], at)):
+                    raise ValueError(f"{path} ends at {at} bytes, {size} were announced")
+                at += count
+            return zlib.crc32(data[start:stop])
+
+        sum_read = _combined(_by_pieces(read, size))
+    if sum_read != expected:
+        raise ValueError(f"{path} has checksum {sum_read}, {expected} was announced")
+
+
+def _by_pieces(work: Callable[[int, int], int], size: int) -> list[int]:
+    """`work(start, stop)` of each piece, in their order; a few threads, which let go of the interpreter."""
+    starts = range(0, size, PIECE)
+
+    def lane(first: int) -> list[int]:
+        return [work(start, min(start + PIECE, size)) for start in starts[first::THREADS]]
+
+    lanes = [in_thread(lane, first) for first in range(min(THREADS, len(starts)))]
+    wait(lanes)  # also after an error: none may still write into what the next version gets
+    found = [one.result() for one in lanes]
+    return [found[number % THREADS][number // THREADS] for number in range(len(starts))]
+
+
+def _combined(pieces: list[int]) -> str:
+    return f"crc32:{zlib.crc32(b''.join(one.to_bytes(4, 'little') for one in pieces)):08x}"
 
 
 def read_mark(path: Path, reader: str, rank: int) -> Path:

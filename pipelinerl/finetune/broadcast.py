@@ -182,7 +182,7 @@ def build_transport(cfg: Config, elements: int, dtype: torch.dtype, device: torc
     configured = Path(weights.directory) if weights.directory else None
     output_dir, size = Path(str(cfg.output_dir)), elements * dtype.itemsize
     directory = weights_directory(output_dir, size, configured, shared=cfg.several_hosts)
-    return FileTransport(directory, dtype, cfg.weights_ahead)
+    return FileTransport(directory, dtype, cfg.weights_ahead, size)
 
 
 def _report_metrics(report: UpdateReport) -> dict[str, float]:

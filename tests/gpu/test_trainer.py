@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import Checkpointing, RLConfig
@@ -24,6 +25,7 @@ from pipelinerl.modeling.logprobs import token_scores
 from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.rollouts import MASKED_TOKEN_ID
+from pipelinerl.weights.transports.file import FileTransport
 from tests.support.builders import ready, trainer_config, write_steps
 from tests.support.policy import VOCAB, tiny_model
 from tests.support.tiny_model import causal_lm
@@ -129,6 +131,21 @@ def test_gradients_without_the_attention_kernel_match_too(tmp_path: Path) -> Non
         )
         < 0.05
     )
+
+
+def test_weights_for_a_file_are_copied_to_memory_that_is_page_locked_once(tmp_path: Path) -> None:
+    transport, pointers = FileTransport(tmp_path, torch.bfloat16), set()
+    for version in range(3):
+        weight = torch.randn(3001, 257, device="cuda")
+        tensors = {"w": weight, "transposed": weight.T, "rounded": weight.bfloat16(), "none": weight[:0]}
+        staged = transport.stage(version, tensors.items())
+        found = load_file(staged.info["path"])
+        assert all(torch.equal(found[name], one.bfloat16().cpu()) for name, one in tensors.items())
+        kept = transport._memory.reserve(1)
+        assert kept.is_pinned()
+        pointers.add(kept.data_ptr())
+    assert len(pointers) == 1
+    transport.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

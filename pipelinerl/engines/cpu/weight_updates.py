@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
 
 from pipelinerl.base import faults
 from pipelinerl.engines.cpu.update_state import OutOfOrder, State, UpdateState
 from pipelinerl.engines.openai.protocol import FileUpdateInfo
-from pipelinerl.engines.wire import PermanentUpdateError, lacks_memory, parameter_checksum, read_checked
+from pipelinerl.engines.version_file import HostMemory, read_tensors
+from pipelinerl.engines.wire import PermanentUpdateError, lacks_memory, parameter_checksum
 
 # Longest wait for another read of weights to end.
 READ_DEADLINE_S = 60.0
@@ -70,12 +69,10 @@ class WeightLoader:
         path = Path(info.path)
         try:
             # From the bytes that were checked: the file is not looked at again, so it may not change in
-            # between.
-            tensors = load_safetensors(read_checked(path, info.bytes, info.checksum))
+            # between. Their memory is let go with them: the layout below is what is kept.
+            tensors = read_tensors(path, info.bytes, info.checksum, HostMemory())
         except OSError as error:
             raise WeightsRefused(f"{path} cannot be read: {error}") from None
-        except SafetensorError as error:
-            raise WeightsRefused(f"{path} is not a safetensors file: {error}") from None
         except ValueError as error:
             raise WeightsRefused(str(error)) from None
         self._check(tensors)
@@ -119,15 +116,14 @@ class WeightLoader:
 
     @torch.no_grad()
     def _lay_out(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of the storages with `tensors`, which are used up, in the places of the parameters."""
+        """Copies of the storages with `tensors` in the places of the parameters."""
         copies = [one.clone() for one in self._storages]
         for name, parameter in self._parameters.items():
             place = copies[self._places[parameter.untyped_storage().data_ptr()]]
             view = torch.empty(0, dtype=parameter.dtype).set_(
                 place.untyped_storage(), parameter.storage_offset(), parameter.shape, parameter.stride()
             )
-            # Popped, so that memory falls with each tensor that has its copy.
-            view.copy_(tensors.pop(name))
+            view.copy_(tensors[name])
         return copies
 
 

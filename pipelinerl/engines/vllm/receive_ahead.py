@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from itertools import accumulate
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from vllm.logger import init_logger
 
 from pipelinerl.base.files import write_whole
 from pipelinerl.base.threads import in_thread
+from pipelinerl.engines.version_file import HostMemory
 from pipelinerl.engines.vllm.in_place_load import InPlaceLoad, Named, NoInPlaceLoad
 from pipelinerl.engines.vllm.receive_file import (
     FileInitInfo,
@@ -99,6 +101,9 @@ class _Ahead:
 class FileAheadEngine(_Ahead, FileWeightTransferEngine):
     """Reads a version's file into host memory (pinned where there is a GPU) and says so beside the file."""
 
+    # Held by the thread that reads: all versions are read into the same memory.
+    _reading = Lock()
+
     def init_transfer_engine(self, init_info: FileInitInfo) -> None:
         """Notes the name under which this engine says that it has read a file."""
         self._reader = init_info.reader
@@ -110,10 +115,7 @@ class FileAheadEngine(_Ahead, FileWeightTransferEngine):
 
         def receive() -> Named:
             try:
-                tensors = checked_tensors(update_info)
-                if self.device.type != "cpu":
-                    torch.accelerator.set_device_index(self.device)
-                    tensors = _pinned(tensors)
+                tensors = self._read(update_info)
             except Exception as error:
                 write_whole(mark, f"{type(error).__name__}: {error}")
                 raise
@@ -121,6 +123,19 @@ class FileAheadEngine(_Ahead, FileWeightTransferEngine):
             return list(tensors.items())
 
         return receive
+
+    def _read(self, info: FileUpdateInfo) -> dict[str, torch.Tensor]:
+        if not self._reading.acquire(timeout=RECEIVED_DEADLINE_S):
+            raise TimeoutError(f"an earlier version is still being read after {RECEIVED_DEADLINE_S:g} s")
+        try:
+            memory = self.memory()
+            tensors = checked_tensors(info, memory)
+            if self.device.type != "cpu":
+                torch.accelerator.set_device_index(self.device)
+                _pin(memory, info.bytes)
+            return tensors
+        finally:
+            self._reading.release()
 
 
 class NcclAheadEngine(_Ahead, NCCLWeightTransferEngine):
@@ -185,14 +200,13 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _pinned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies in page-locked memory, which a GPU reads while it computes."""
+def _pin(memory: HostMemory, size: int) -> None:
+    """Page-lock it: a GPU then copies from it while it computes."""
     try:
-        return {name: tensor.pin_memory() for name, tensor in tensors.items()}
+        memory.pin(size)
     except RuntimeError as error:
         if not lacks_memory(error):
             raise
-        size = sum(one.nbytes for one in tensors.values())
         raise PermanentUpdateError(
             f"weights.ahead=true needs {size / 2**30:.1f} GiB of page-locked host memory for a "
             "second copy of the weights; set it to false, or raise the limit of the engine's host (ulimit -l)"

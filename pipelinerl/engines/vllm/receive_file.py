@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -21,7 +20,8 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from pipelinerl.engines.wire import PermanentUpdateError, lacks_memory, read_checked
+from pipelinerl.engines.version_file import HostMemory, read_tensors
+from pipelinerl.engines.wire import PermanentUpdateError, lacks_memory
 
 # What vLLM's loaders raise for a name or a shape that the model does not have; the same tensors are refused
 # again. Errors of CUDA and NCCL are RuntimeErrors, and a new process may do better.
@@ -51,6 +51,8 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
     init_info_cls = FileInitInfo
     update_info_cls = FileUpdateInfo
 
+    _memory: HostMemory | None = None
+
     def init_transfer_engine(self, init_info: FileInitInfo) -> None:
         """No rendezvous."""
 
@@ -66,13 +68,22 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
         """Called by `update_weights` alone; abstract in the base class."""
-        reload_layerwise(self, checked_tensors(update_info).items())
+        reload_layerwise(self, checked_tensors(update_info, self.memory()).items())
+
+    def memory(self) -> HostMemory:
+        """Where the next file is read to: the same for every version on a GPU."""
+        # On a CPU nothing is copied between it and the model, whose loaders may keep what they get.
+        if self._memory is None or self.device.type == "cpu":
+            self._memory = HostMemory()
+        return self._memory
 
     def finish_weight_update(self) -> None:
         """`update_weights` has done everything."""
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Give back the memory that files are read into."""
+        if self._memory is not None:
+            self._memory.release()
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
@@ -80,9 +91,9 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         raise NotImplementedError("files are written by pipelinerl.weights.transports.file, without vLLM")
 
 
-def checked_tensors(info: FileUpdateInfo) -> dict[str, torch.Tensor]:
-    """The file's tensors on the CPU, by name; ValueError if it is not what was announced."""
-    return load(read_checked(Path(info.path), info.bytes, info.checksum))
+def checked_tensors(info: FileUpdateInfo, memory: HostMemory) -> dict[str, torch.Tensor]:
+    """The file's tensors as views of `memory`, by name; ValueError if it is not what was announced."""
+    return read_tensors(Path(info.path), info.bytes, info.checksum, memory)
 
 
 def reload_layerwise(engine: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -4,6 +4,7 @@ For any engine that sees the same file system: the embedded one, and one that sh
 where NCCL cannot connect them.
 """
 
+import logging
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -12,31 +13,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from pipelinerl.base import guard
-from pipelinerl.base.files import write_whole
+from pipelinerl.engines.version_file import HostMemory, header
 from pipelinerl.engines.wire import (
     COPIES,
     OF_A_RUN,
     SHARED_MEMORY,
     PermanentUpdateError,
-    checksum,
+    lacks_memory,
     read_mark,
+    write_version,
 )
 from pipelinerl.weights.transports.base import Member, NamedTensor, StagedUpdate, Transport, TransportError
 
-VERSIONS_KEPT = 2
+log = logging.getLogger(__name__)
+# In front of the data, whose names are known when all of it is there; 100 bytes a tensor.
+HEADER_ROOM = 16 * 2**20
 GUARD_END_S = 15.0
 
 
 class FileTransport(Transport):
     """Writes each version to `directory`, in `dtype`."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32, ahead: bool = False) -> None:
-        """`ahead`: the engines are vLLM with this package's back-end and read while they generate."""
+    def __init__(
+        self, directory: Path, dtype: torch.dtype = torch.float32, ahead: bool = False, size: int = 0
+    ) -> None:
+        """`ahead`: the engines are vLLM with this package's back-end and read while they generate.
+
+        `size`: bytes of a version's tensors, where they are known, so that its memory need not grow.
+        """
         self.directory, self.dtype, self.ahead = directory, dtype, ahead
         self._written: list[Path] = []
+        self._memory = HostMemory()
+        self._memory.reserve(HEADER_ROOM + size)
         # Of each engine that reads ahead, by its URL.
         self._ranks: dict[str, int] = {}
         # Nobody else is left to free memory when the launcher and its guard are killed together.
@@ -56,32 +66,73 @@ class FileTransport(Transport):
         return [{"reader": _reader(one.url)} for one in members]
 
     def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
-        """Write the version's file, and remove that of the version before the last.
+        """Write the version's file, in the place of the version before the last.
 
         Raises PermanentUpdateError for a folder without room.
         """
-        tensors = {
-            name: tensor.detach().to(device="cpu", dtype=self.dtype).contiguous()
-            for name, tensor in named_tensors
-        }
-        data = save(tensors)
+        data, shapes = self._in_memory(named_tensors)
         path = self.directory / f"weights-{version:08d}.safetensors"
-        # With its marks: a version that is published again has to be read again.
-        _remove(path)
+        # The one before stays: an engine that hung may still be reading it. One that hung for longer finds
+        # the new version's bytes among those of its own, which its checksum does not let pass.
+        full = len(self._written) >= COPIES
+        used = path if path in self._written else self._written[0] if full else None
+        if used is not None:
+            self._written.remove(used)
+            # With its marks: a version that is published again has to be read again.
+            _remove(used, but=used)
         try:
-            write_whole(path, data)
+            found = write_version(path, data, used)
         except OSError as error:
             raise PermanentUpdateError(
                 f"{self.directory} does not take a version of {len(data) / 2**30:.3g} GiB ({error}); set "
                 f"weights.directory to a folder with room for {COPIES} of them"
             ) from error
-        self._written = [*(one for one in self._written if one != path), path]
-        # The one before stays: an engine that hung may still be reading it.
-        while len(self._written) > VERSIONS_KEPT:
-            _remove(self._written.pop(0))
-        info = {"path": str(path), "version": str(version), "bytes": len(data), "checksum": checksum(data)}
-        layout = {name: (tuple(one.shape), str(one.dtype)) for name, one in tensors.items()}
+        self._written.append(path)
+        info = {"path": str(path), "version": str(version), "bytes": len(data), "checksum": found}
+        layout = {name: (shape, str(self.dtype)) for name, shape in shapes.items()}
         return StagedUpdate(info, len(data), layout)
+
+    def _in_memory(
+        self, named_tensors: Iterable[NamedTensor]
+    ) -> tuple[memoryview, dict[str, tuple[int, ...]]]:
+        """The bytes of the version's file, until the next version, and the tensors' shapes.
+
+        One tensor after the other, because the caller may make each as it is asked for.
+        """
+        shapes: dict[str, tuple[int, ...]] = {}
+        gpus, end = set[torch.device](), HEADER_ROOM
+        for name, tensor in named_tensors:
+            source = tensor.detach()
+            if source.is_cuda:
+                # A copy that also converts would go through fresh host memory.
+                source = source.to(self.dtype)
+                gpus.add(source.device)
+            start, end = end, end + source.numel() * self.dtype.itemsize
+            place = self._memory.reserve(end)[start:end].view(self.dtype).view(source.shape)
+            place.copy_(source, non_blocking=True)
+            shapes[name] = tuple(source.shape)
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
+        if gpus:
+            self._pin(end)
+        first = header(shapes, self.dtype)
+        if len(first) > HEADER_ROOM:
+            raise PermanentUpdateError(
+                f"the names of {len(shapes)} tensors take {len(first)} bytes, weight files have "
+                f"{HEADER_ROOM} for them; use weights.transport=nccl"
+            )
+        begin = HEADER_ROOM - len(first)
+        data = memoryview(self._memory.reserve(end).numpy())
+        data[begin:HEADER_ROOM] = first
+        return data[begin:], shapes
+
+    def _pin(self, size: int) -> None:
+        try:
+            self._memory.pin(size)
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
+            log.warning("weights are copied from the GPU through pageable memory, which is slower: %s", error)
 
     def arrived(self, staged: StagedUpdate, url: str) -> bool:
         """Whether every rank of the engine has said so; TransportError with what one says instead."""
@@ -98,6 +149,7 @@ class FileTransport(Transport):
         """Remove what was written, and the folder if it was made for this run alone."""
         while self._written:
             _remove(self._written.pop())
+        self._memory.release()
         if self.directory.name.startswith(OF_A_RUN):
             shutil.rmtree(self.directory, ignore_errors=True)
         if self._guard is not None:
@@ -110,7 +162,8 @@ def _reader(url: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in url.split("//")[-1])
 
 
-def _remove(path: Path) -> None:
-    """The file of a version, its marks, and either of them half written."""
+def _remove(path: Path, but: Path | None = None) -> None:
+    """The file of a version, its marks, and either of them half written; all but one."""
     for one in (*path.parent.glob(f"{path.name}*"), *path.parent.glob(f"~{path.name}*")):
-        one.unlink(missing_ok=True)
+        if one != but:
+            one.unlink(missing_ok=True)

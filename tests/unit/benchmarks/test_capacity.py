@@ -83,7 +83,18 @@ def test_what_is_stored_is_what_the_script_gives(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
 def test_costs_of_single_processes_are_measured(tmp_path: Path) -> None:
     out = tmp_path / "unit_costs.json"
-    options = ["--tokens", "16", "--in-flight", "16", "--seconds", "1", "--groups", "128"]
+    options = [
+        "--tokens",
+        "16",
+        "--in-flight",
+        "16",
+        "--seconds",
+        "1",
+        "--groups",
+        "128",
+        "--gigabytes",
+        "0.1",
+    ]
     assert unit_costs.main([*options, "--out", str(out)]) == 0
     found = json.loads(out.read_text())["figures"]
     stored = json.loads((RESULTS / "unit_costs.json").read_text())["figures"]

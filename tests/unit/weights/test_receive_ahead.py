@@ -5,7 +5,9 @@ import logging
 import sys
 import types
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,11 @@ import torch
 from torch import nn
 
 import pipelinerl.engines.vllm
+from pipelinerl.base.threads import in_thread
+from pipelinerl.engines.version_file import HostMemory
 from pipelinerl.engines.wire import PermanentUpdateError, permanent_words
+from pipelinerl.weights.transports.base import Member, TransportError
+from pipelinerl.weights.transports.file import FileTransport
 
 MODULE = "pipelinerl.engines.vllm.receive_ahead"
 FILES = "pipelinerl.engines.vllm.receive_file"
@@ -108,6 +114,48 @@ def test_the_first_version_is_loaded_and_the_later_ones_are_copied(
     assert worker.loads == 2, "once more when a parameter lies elsewhere"
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_files_are_read_into_one_memory_that_a_gpu_copies_from(
+    transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str
+) -> None:
+    locked: list[int] = []
+
+    def lock(pointer: int, size: int, flags: int) -> int:
+        locked.append(size)
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lock))
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+    engine, transport = transfer.FileAheadEngine(), FileTransport(tmp_path, ahead=True)
+    engine.device = torch.device(device)
+    engine.parallel_config = SimpleNamespace(data_parallel_index=0, world_size=1, rank=0)
+    [info] = transport.init_info([Member("http://h:1", 1, "0.32.0")])
+    engine.init_transfer_engine(sys.modules[FILES].FileInitInfo(**info))
+    versions = []
+    for number in (1.0, 2.0):
+        staged = transport.stage(int(number), [("w", torch.full((3, 5), number))])
+        receive = engine.receiver(sys.modules[FILES].FileUpdateInfo(**staged.info))
+        with engine._reading:  # as by an earlier version that is still being read
+            received = in_thread(receive)
+            assert not wait([received], 0.2).done
+        [(_, tensor)] = received.result(60)
+        assert tensor.eq(number).all() and transport.arrived(staged, "http://h:1")
+        versions.append(tensor)
+    first, second = versions
+    assert locked == ([staged.bytes] if device == "cuda" else [])
+    assert (first.data_ptr() == second.data_ptr()) == (device == "cuda")
+    # Without a copy to a device the model may hold what it was given.
+    assert device == "cuda" or first.eq(1.0).all()
+    Path(staged.info["path"]).write_bytes(b"x" * staged.bytes)
+    with pytest.raises(ValueError, match="has checksum"):
+        receive()
+    with pytest.raises(TransportError, match=r"ValueError: .*has checksum"):
+        transport.arrived(staged, "http://h:1")
+    monkeypatch.setattr(transfer, "RECEIVED_DEADLINE_S", 0.01)
+    with engine._reading, pytest.raises(TimeoutError, match="an earlier version is still being read"):
+        receive()
+
+
 def no_memory(*_: object) -> bool:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -187,7 +235,7 @@ def test_what_an_engine_has_no_memory_for_or_does_not_know_is_refused_for_good(
     def no_room(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    engine = transfer.NcclAheadEngine()
+    engine, memory = transfer.NcclAheadEngine(), HostMemory()
     engine.device, engine._stream = torch.device("cuda"), object()
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**36))
     monkeypatch.setattr(torch, "empty", no_room)
@@ -198,9 +246,9 @@ def test_what_an_engine_has_no_memory_for_or_does_not_know_is_refused_for_good(
     with pytest.raises(PermanentUpdateError, match=r"type float4 .*vllm_kwargs\.dtype"):
         transfer._dtype("float4")
     assert transfer._dtype("bfloat16") is torch.bfloat16
-    monkeypatch.setattr(torch.Tensor, "pin_memory", no_room)
-    with pytest.raises(PermanentUpdateError, match="page-locked host memory"):
-        transfer._pinned({"w": torch.ones(2)})
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: 2))
+    with pytest.raises(PermanentUpdateError, match=r"needs 2\.0 GiB of page-locked host memory"):
+        transfer._pin(memory, 2**31)
 
 
 def test_what_hindered_receiving_is_said_and_changes_nothing(

@@ -263,12 +263,12 @@ def test_an_engine_that_dies_in_each_update_has_its_three_restarts(
 
 
 def test_a_folder_without_room_is_named_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, data: bytes) -> None:
+    def full(*_: object) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     engine = FakeEmbedded()
     with training(tmp_path, engine) as trainer:
-        monkeypatch.setattr(file_transport, "write_whole", full)
+        monkeypatch.setattr(file_transport, "write_version", full)
         with pytest.raises(
             WeightUpdateError, match=r"stage of the trainer: .*No space left.* weights\.directory"
         ):
