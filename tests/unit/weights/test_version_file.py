@@ -15,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pipelinerl.engines import wire
 from pipelinerl.engines.version_file import HostMemory, read_tensors
 from pipelinerl.engines.wire import PermanentUpdateError, checksum
-from pipelinerl.weights import wire
-from pipelinerl.weights.send import file_transport
+from pipelinerl.weights.transports import file as file_transport
 from pipelinerl.weights.transports.base import NamedTensor, StagedUpdate
 from pipelinerl.weights.transports.file import FileTransport
 
