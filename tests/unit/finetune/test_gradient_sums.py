@@ -25,7 +25,8 @@ from tests.support.summing_rank import (
 )
 from tests.unit.finetune.test_ranks import DEADLINE_S, start_ranks
 
-SHARED_START = [case for case in CASES if case != "dies" and (case != "adapters" or find_spec("peft"))]
+ALONE = ("dies", "compiled")
+SHARED_START = [case for case in CASES if case not in ALONE and (case != "adapters" or find_spec("peft"))]
 Events = list[list[list[str]]]
 """By rank and step."""
 
@@ -84,6 +85,14 @@ def assert_sums(folder: Path, case: str, count: int, kind: str = "cpu", toleranc
 def test_every_rank_has_the_sum(ranks: tuple[int, Path], case: str) -> None:
     count, folder = ranks
     assert_sums(folder, case, count)
+
+
+@pytest.mark.slow  # the compiler takes as long as all other cases together
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_every_rank_has_the_sum_of_compiled_layers(tmp_path: Path) -> None:
+    for code, said in run(tmp_path, 2, ["compiled"]):
+        assert code == 0, said[-2000:]
+    assert_sums(tmp_path, "compiled", 2)
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
