@@ -1,21 +1,21 @@
-"""The file transport: one safetensors file for each version, which engines read by its path.
+"""`weights.transport=file`: one safetensors file for each version, which engines read by its path.
 
 For any engine that sees the same file system: the embedded one, and one that shares its GPU with the trainer,
 where NCCL cannot connect them.
 """
 
+from __future__ import annotations
+
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save
+from typing import TYPE_CHECKING, Any
 
 from pipelinerl.base import guard
 from pipelinerl.base.files import write_whole
+from pipelinerl.config.tree import Config
 from pipelinerl.engines.wire import (
     COPIES,
     OF_A_RUN,
@@ -23,19 +23,26 @@ from pipelinerl.engines.wire import (
     PermanentUpdateError,
     checksum,
     read_mark,
+    weights_directory,
 )
 from pipelinerl.weights.transports.base import Member, NamedTensor, StagedUpdate, Transport, TransportError
+from pipelinerl.weights.transports.kind import TransportKind, weights_ahead
+
+if TYPE_CHECKING:
+    import torch
 
 VERSIONS_KEPT = 2
 GUARD_END_S = 15.0
 
 
 class FileTransport(Transport):
-    """Writes each version to `directory`, in `dtype`."""
+    """Writes each version to `directory`, in `dtype`; null is float32."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32, ahead: bool = False) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype | None = None, ahead: bool = False) -> None:
         """`ahead`: the engines are vLLM with this package's back-end and read while they generate."""
-        self.directory, self.dtype, self.ahead = directory, dtype, ahead
+        import torch  # not above: the launcher asks `FILE` without it
+
+        self.directory, self.dtype, self.ahead = directory, dtype or torch.float32, ahead
         self._written: list[Path] = []
         # Of each engine that reads ahead, by its URL.
         self._ranks: dict[str, int] = {}
@@ -60,6 +67,8 @@ class FileTransport(Transport):
 
         Raises PermanentUpdateError for a folder without room.
         """
+        from safetensors.torch import save
+
         tensors = {
             name: tensor.detach().to(device="cpu", dtype=self.dtype).contiguous()
             for name, tensor in named_tensors
@@ -103,6 +112,27 @@ class FileTransport(Transport):
         if self._guard is not None:
             with suppress(subprocess.TimeoutExpired):  # somebody stopped it; there is nothing left to remove
                 self._guard.communicate(timeout=GUARD_END_S)
+
+
+class File(TransportKind):
+    """Needs a folder that the engines see as well."""
+
+    name = "file"
+    ignores: Mapping[str, str] = {"world.actor_group_port": "weights travel through files"}
+
+    def host_bytes(self, cfg: Config, version: float, readers: int) -> float:
+        kept = COPIES if cfg.weights.directory is None else 0  # in shared memory
+        # Its tensors and its bytes while it is written, and what each engine that receives ahead has read.
+        return version * (kept + 2 + readers)
+
+    def sender(self, cfg: Config, elements: int, dtype: torch.dtype, device: torch.device) -> FileTransport:
+        configured = Path(cfg.weights.directory) if cfg.weights.directory else None
+        output_dir, size = Path(str(cfg.output_dir)), elements * dtype.itemsize
+        directory = weights_directory(output_dir, size, configured, shared=cfg.several_hosts)
+        return FileTransport(directory, dtype, weights_ahead(cfg))
+
+
+FILE = File()
 
 
 def _reader(url: str) -> str:
