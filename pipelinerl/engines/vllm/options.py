@@ -1,6 +1,6 @@
 """Everything about vLLM that depends on its version: command line, environment, weight-transfer messages.
 
-No other module branches on the kind or version of an engine, and importing this one imports no vLLM. Its
+No other module branches on the version of an engine, and importing this one imports no vLLM. Its
 constants are compared with what `python -m benchmarks.vllm_releases` reads in the wheel of each release.
 """
 

@@ -12,7 +12,7 @@ from pipelinerl.engines.kind import EngineKind, EngineStart, Why, engine_kind
 from pipelinerl.observe.balance import remedies
 from pipelinerl.weights.transports.kind import TransportKind, transport_kind, weights_ahead
 from tests.unit.config.test_every_key import KEYS
-from tests.unit.launcher.conftest import ROOT, Placed, Refused
+from tests.unit.launcher.conftest import ON_GPUS, ROOT, Placed, Refused
 
 
 class Toy(EngineKind):
@@ -79,6 +79,14 @@ def test_a_run_with_variants_of_another_file_is_planned(placed: Placed, tmp_path
 
 
 @pytest.mark.usefixtures("registered")
+def test_an_engine_of_another_file_is_placed_on_gpus(placed: Placed, tmp_path: Any) -> None:
+    cfg, said = placed(*CHOSEN[1:], *ON_GPUS[:3], "hardware.devices=2")
+    assert cfg.jobs_of("actor_llm")[0].gpus == [0] and cfg.jobs_of("finetune")[0].gpus == [1]
+    assert "TOY_GPUS=0" in (tmp_path / "run" / "actor_vllm_0" / "start.sh").read_text()
+    assert "not planned" in said and "HTTP processes" not in said  # what only vLLM has
+
+
+@pytest.mark.usefixtures("registered")
 def test_what_engine_and_transport_cannot_do_together_is_off(placed: Placed, tmp_path: Any) -> None:
     """Whether weights are received ahead is said by both: this engine's ranks, this transport's reach."""
     cfg, said = placed(*CHOSEN, "engine.threads=2")
@@ -95,7 +103,7 @@ def test_what_engine_and_transport_cannot_do_together_is_off(placed: Placed, tmp
         (["engine.kind=embedded"], "weights.transport=pigeon: the embedded engine reads files; set file"),
         (["vllm_config.version=0.32.0"], "has no effect here: a toy has no options"),
         (["weights.buffer_mb=9"], "weights.buffer_mb=9: has no effect here: a pigeon has no buffer"),
-        (["llm.parameters.max_tokens=1024"], "leaves no room for a prompt in engine.toy_length=1024"),
+        (["llm.parameters.max_tokens=1024"], "leaves no room for a prompt in engine.toy_length="),
         (["engine.kind=doll"], "engine.kind='doll': input should be 'embedded', 'vllm' or 'toy'"),
     ],
 )
