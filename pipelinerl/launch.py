@@ -26,6 +26,7 @@ from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.compose import Composition, compose
 from pipelinerl.config.secrets import shown_tree
 from pipelinerl.config.tree import Config
+from pipelinerl.config.variants import HOST_BACKENDS
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.arguments import USAGE, launched_on_each_host, parse
 from pipelinerl.launcher.backend import Backend
@@ -57,6 +58,7 @@ from pipelinerl.run_state.announcements import forget_announcements
 from pipelinerl.run_state.saved_steps import trained_before
 from pipelinerl.run_state.start_times import launched_line
 from pipelinerl.streams import StreamError
+from pipelinerl.streams.kind import streams_kind
 
 COMPLETED, FAILED, REFUSED = 0, 1, 2
 
@@ -144,7 +146,8 @@ def launch(argv: Sequence[str]) -> int:
         return COMPLETED
     for notice in composition.notices:
         print(f"launcher: {notice}", flush=True)
-    if composition.tree.world.backend != "ray" and (remedy := launched_on_each_host(os.environ)) is not None:
+    hosts = HOST_BACKENDS.find(composition.tree.world.backend)
+    if not hosts.several and (remedy := launched_on_each_host(os.environ)) is not None:
         raise ConfigError(remedy)
     dry_run = os.environ.get("DRY_RUN", "").lower() not in ("", "0", "false")
     with open_backend(composition, dry_run) as backend:
@@ -213,7 +216,7 @@ def _supervised(plan: Plan, folder: RunFolder, backend: Backend, plain: bool, lo
     """Run the plan to its end, with the progress line and what is said of it. Raises as `supervise`."""
     output_dir = folder.path
     keep_choices(output_dir, plan.rows)
-    if plan.cfg.streams.backend == "files":
+    if streams_kind(plan.cfg.streams).on_disk:
         forget_announcements(output_dir)
     balance, blocked, remarks = BalanceWatch(plan.cfg), BlockWatch(output_dir), RemarkWatch(output_dir)
     texts = plan.cfg.total_texts(*trained_before(output_dir))

@@ -30,6 +30,7 @@ from domains.privacy_hopqa.teacher.demonstrations import ADVERSARY, demonstratio
 from domains.privacy_hopqa.teacher.script import SKELETONS
 from domains.privacy_hopqa.world import WorldError, generate, world_config
 from pipelinerl.domain import BaseDomain, NamedService, NotesOf, ReportFocus, ReportSection, ServiceSpec
+from pipelinerl.engines.kind import kind_named
 
 WORLD_FOLDER = "world"
 
@@ -222,8 +223,7 @@ def _room(settings: PrivacyHopQASettings) -> dict[str, int]:
 
 def _context_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
     limit = settings.generation_context_limit_tokens
-    embedded = OmegaConf.select(cfg, "engine.kind") == "embedded"
-    server = "engine.max_model_len" if embedded else "vllm_config.vllm_kwargs.max_model_len"
+    server = kind_named(OmegaConf.select(cfg, "engine.kind") or "vllm").length_key
     for key in (server, "finetune.seq_length"):
         value = OmegaConf.select(cfg, key)
         if value is not None and int(value) < limit:

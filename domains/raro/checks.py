@@ -10,6 +10,7 @@ from domains.imitation import loss_problems
 from domains.raro.config import KEY, RaroSettings, context_problems
 from domains.raro.data import Problem, data_settings, located
 from pipelinerl.base.tokenizing import encode, load_tokenizer
+from pipelinerl.engines.kind import kind_named
 
 LEAST_QUESTIONS = 2
 """Of an optimizer step. Below, its gradient is that of one question and half of another."""
@@ -25,8 +26,7 @@ def problems(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
     yield from _groups(cfg, settings)
     yield from _objective(cfg, settings)
     yield from _buffer(settings)
-    embedded = OmegaConf.select(cfg, "engine.kind") == "embedded"
-    engine_key = "engine.max_model_len" if embedded else "vllm_config.vllm_kwargs.max_model_len"
+    engine_key = kind_named(OmegaConf.select(cfg, "engine.kind") or "vllm").length_key
     for key in (engine_key, "finetune.seq_length"):
         limit = OmegaConf.select(cfg, key)
         if limit is not None:

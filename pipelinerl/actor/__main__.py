@@ -16,6 +16,7 @@ from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config import ConfigError, load
 from pipelinerl.streams import StreamError, set_streams_backend
+from pipelinerl.streams.kind import stream_settings
 
 MEANT_FOR_PEOPLE = (RunFailed, WorkerDied, WaitExpired, ConfigError, StreamError, ValueError)
 
@@ -31,7 +32,7 @@ def main() -> int:
         start_heartbeat(output_dir, "actor")
         faults.hit("actor:start")
         cfg = load(output_dir)
-        set_streams_backend(**cfg.streams.settings)
+        set_streams_backend(**stream_settings(cfg.streams))
         asyncio.run(run_actor(cfg, output_dir, args.job))
     except Exception as error:
         logging.getLogger(__name__).info("the actor ends", exc_info=error)

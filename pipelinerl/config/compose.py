@@ -236,12 +236,13 @@ def _split(overrides: Sequence[Override], roots: Sequence[Path]) -> tuple[list[s
 
 
 def _between_hosts(groups: list[str], values: Sequence[Override]) -> tuple[list[str], dict[str, str]]:
-    """The choices, with a server for streams where `world.backend=ray` is given and nothing about streams."""
+    """The choices, with a server for streams where several hosts are asked for and nothing about streams."""
     given = {one.key_or_group: one for one in values}
     chosen = "streams.backend" in given or any(one.lstrip("+").startswith("streams=") for one in groups)
-    if chosen or "world.backend" not in given or given["world.backend"].value() != "ray":
+    backend = given["world.backend"].value() if "world.backend" in given else "local"
+    if chosen or backend == "local":
         return groups, {}
-    return [*groups, "streams=redis"], {"streams": "world.backend=ray"}
+    return [*groups, "streams=redis"], {"streams": f"world.backend={backend}"}
 
 
 def _check_choice(roots: Sequence[Path], group: str, name: str, refusal: str) -> None:

@@ -1,12 +1,13 @@
 """Configuration of the machine: hardware, placement, jobs, streams, wandb, debug modes."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
 from pipelinerl.base.errors import ConfigError, suggestion
 from pipelinerl.config.base import Section
 from pipelinerl.config.finetune import Checkpointing
+from pipelinerl.config.variants import HOST_BACKENDS, STREAM_BACKENDS
 
 JobKind = Literal[
     "actor_llm", "preprocessor_llm", "actor", "preprocessor", "environment", "finetune", "service"
@@ -57,7 +58,7 @@ class WorldConfig(Section):
     """First port tried for reference engines."""
     service_start_port: int = Field(7000, ge=1, le=65535)
     """First port tried for the services of a domain (retrieval, scoring)."""
-    backend: Literal["local", "ray"] = "local"
+    backend: Annotated[str, HOST_BACKENDS] = "local"
     """`ray`: the hosts of a running Ray cluster, the launcher's first; `local`: this host."""
     hosts: int | None = Field(None, ge=1)
     """Hosts to use, waited for up to `engine.start_deadline_s`; null = all that are alive. A dry run and
@@ -130,7 +131,7 @@ class DerivedConfig(Section):
 class StreamsConfig(Section):
     """Where records travel. Chosen with the group override `streams=files` or `streams=redis`."""
 
-    backend: Literal["files", "redis"] = "files"
+    backend: Annotated[str, STREAM_BACKENDS] = "files"
     """Stream back-end: files below `output_dir`, or a redis server."""
     max_unread: int | None = Field(None, ge=1)
     """Records that a writer may be ahead of the slowest reader before it waits; null = any number."""
@@ -154,23 +155,6 @@ class StreamsConfig(Section):
     def is_local(self) -> bool:
         """Whether the server is reached over the loopback interface."""
         return self.host in (None, "localhost", "::1") or str(self.host).startswith("127.")
-
-    @property
-    def starts_server(self) -> bool:
-        """Whether the launcher starts a redis server for this run."""
-        return self.backend == "redis" and self.host is None
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Arguments of `set_streams_backend`."""
-        chosen: dict[str, Any] = {
-            name: getattr(self, name) for name in ("backend", "max_unread", "trim", "deadline_s")
-        }
-        if self.backend == "redis":
-            password = self.password.get_secret_value() if self.password is not None else None
-            chosen |= {"host": self.host or "127.0.0.1", "port": self.port, "password": password}
-            chosen["namespace"] = self.namespace
-        return chosen
 
 
 class WandbConfig(Section):

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.base import NULL_IS_64, Section
+from pipelinerl.config.variants import ENGINE_KINDS, TRANSPORTS
 
 
 class SamplingParameters(Section):
@@ -105,7 +106,7 @@ class VllmConfig(Section):
 class EngineConfig(Section):
     """The inference engines."""
 
-    kind: Literal["embedded", "vllm"] = "vllm"
+    kind: Annotated[str, ENGINE_KINDS] = "vllm"
     """`embedded` runs on the CPU, `vllm` on GPUs or, with a CPU build of vLLM, on the CPU."""
     count: int = Field(1, ge=1)
     """Engines on the CPU; on GPUs the placement decides."""
@@ -144,7 +145,7 @@ class EngineConfig(Section):
 class WeightsConfig(Section):
     """In-flight weight updates."""
 
-    transport: Literal["file", "nccl"] = "nccl"
+    transport: Annotated[str, TRANSPORTS] = "nccl"
     """How tensors reach the engines."""
     kv: Literal["keep", "recompute"] = "keep"
     """What happens to cached keys and values of running requests at an update."""

@@ -185,13 +185,6 @@ class Config(OpenSection):
             return Sharding(keep_gathered="stage2" in self.deepspeed_config, reduce_bfloat16=reduced)
         return Sharding(reduce_bfloat16=reduced, offload=offload) if use_fsdp or offload else None
 
-    @property
-    def engine_dtype(self) -> str:
-        """Type of the engines' weights, `float32` or `bfloat16`."""
-        if self.engine.kind == "embedded":
-            return self.engine.dtype
-        return str(self.vllm_config.vllm_kwargs.get("dtype", "bfloat16"))
-
     def on_gpu(self, job: Job | None) -> bool:
         """Whether a process computes on GPUs; None is one that the launcher did not place."""
         return self.hardware.kind == "gpu" and (job is None or bool(job.gpus))
@@ -212,27 +205,6 @@ class Config(OpenSection):
     def updates_engines(self) -> bool:
         """Whether the trainer sends weights to this run's engines; otherwise they keep their first ones."""
         return self.finetune.send_weight_updates and self.debug.mode == ""
-
-    @property
-    def weights_ahead(self) -> bool:
-        """Whether engines receive a version while they generate.
-
-        Not over NCCL into an engine of several GPUs: its broadcasts would run beside those that connect them.
-        """
-        one_gpu = self.vllm_config.parallel_size("tensor", "pipeline") == 1
-        can = self.engine.kind == "vllm" and (self.weights.transport == "file" or one_gpu)
-        return can and self.weights.ahead is not False
-
-    @property
-    def prefix_cache(self) -> bool:
-        """Whether an embedded engine has one.
-
-        What is found in it decides which tokens are computed together, and so the last bits. A resumed run
-        starts with an empty one: where its samples are promised to be the same bits, there is none.
-        """
-        if self.engine.prefix_cache is not None:
-            return self.engine.prefix_cache
-        return not (self.max_lag == 0 and self.actor.llm_max_rollouts == 1)
 
     @property
     def evaluates(self) -> bool:

@@ -1,6 +1,7 @@
 """Command of the trainer role: `python -m pipelinerl.finetune OUTPUT_DIR --job IDX`."""
 
 from pipelinerl.base.child import die_with_agent
+from pipelinerl.streams.kind import stream_settings
 
 die_with_agent()  # before the imports below, which take seconds
 # ruff: noqa: E402
@@ -30,7 +31,7 @@ def _run(output_dir: Path) -> None:
     offload = cfg.sharding is not None and cfg.sharding.offload
     ranks = join_ranks(cpu=cfg.hardware.kind == "cpu", offload=offload)
     setup_logging(output_dir, "finetune", f"rank_{ranks.index}" if ranks.count > 1 else "")
-    set_streams_backend(**cfg.streams.settings)
+    set_streams_backend(**stream_settings(cfg.streams))
     if ranks.count != cfg.derived.trainer_ranks:  # steps and streams were cut for that number
         raise ValueError(
             f"{ranks.count} ranks, but this run was placed for {cfg.derived.trainer_ranks}; use its start.sh"

@@ -7,21 +7,17 @@ from pathlib import Path
 
 import torch
 
-from pipelinerl.base.ports import LOOPBACK
 from pipelinerl.base.waits import waiting
 from pipelinerl.config import Config
-from pipelinerl.engines.wire import weights_directory
+from pipelinerl.engines.kind import engine_kind
 from pipelinerl.finetune.step import Learner
 from pipelinerl.run_state.lost_engines import LostEngines
 from pipelinerl.run_state.replacements import ask_for_replacement
 from pipelinerl.weights.parity import ParityLimits, check_loaded, check_parity, mean_limit
 from pipelinerl.weights.publisher import RENDEZVOUS, Publisher
 from pipelinerl.weights.refusals import Failure, same_words
-from pipelinerl.weights.transports.base import Transport
-from pipelinerl.weights.transports.file import FileTransport
-from pipelinerl.weights.transports.nccl import NcclTransport
+from pipelinerl.weights.transports.kind import transport_kind
 from pipelinerl.weights.version_update import UpdateReport, WeightUpdateError
-from pipelinerl.weights.vllm_names import vllm_names
 
 log = logging.getLogger(__name__)
 RETRY_INTERVAL_S = 1.0
@@ -55,10 +51,9 @@ class EngineBroadcaster(Broadcaster):
     def __init__(self, learner: Learner, cfg: Config) -> None:
         self._learner, self._cfg = learner, cfg
         self._output_dir, self._deadline_s = Path(str(cfg.output_dir)), cfg.engine.start_deadline_s
-        self._dtype = torch.bfloat16 if cfg.engine_dtype == "bfloat16" else torch.float32
+        self._dtype = torch.bfloat16 if engine_kind(cfg).dtype(cfg) == "bfloat16" else torch.float32
         self._exact = self._dtype == torch.float32 and not cfg.finetune.load_as_bf16
-        elements = learner.elements
-        transport = build_transport(cfg, elements, self._dtype, learner.device)
+        transport = transport_kind(cfg).sender(cfg, learner.elements, self._dtype, learner.device)
         urls = [job.url for job in cfg.jobs_of("actor_llm")]
         lost = LostEngines(self._output_dir).take
         self._publisher = Publisher(urls, transport, cfg.weights.kv, lost=lost)
@@ -100,10 +95,7 @@ class EngineBroadcaster(Broadcaster):
 
     def _weights(self) -> Iterable[tuple[str, torch.Tensor]]:
         """The learner's, under the names of the kind of engine that receives them."""
-        weights = self._learner.weights()
-        if self._cfg.engine.kind != "vllm":
-            return weights
-        return vllm_names(str(self._learner.model.config.model_type), weights)
+        return engine_kind(self._cfg).names(self._learner.model.config, self._learner.weights())
 
     def _repair(self, error: WeightUpdateError) -> None:
         """Have broken engines replaced; raises the error, or a clearer one, where that would not help."""
@@ -157,32 +149,6 @@ class EngineBroadcaster(Broadcaster):
         limit = limits.max_abs if limits.mean_abs is None else limits.mean_abs
         found = {"weights/parity_max_abs": worst, "weights/parity_mean_abs": mean}
         return found if limit is None else found | {"weights/parity_limit": limit}
-
-
-def build_transport(cfg: Config, elements: int, dtype: torch.dtype, device: torch.device) -> Transport:
-    """The transport of `cfg.weights`, for a model of `elements` parameters and a trainer on `device`.
-
-    Raises ValueError for NCCL without a GPU.
-    """
-    weights = cfg.weights
-    if weights.transport == "nccl":
-        if device.type != "cuda":
-            raise ValueError(
-                f"weights.transport=nccl: the trainer runs on {device.type}, which has no NCCL; use file"
-            )
-        return NcclTransport(
-            device,
-            dtype,
-            buffer_bytes=weights.buffer_mb * 2**20,
-            buffers=weights.buffers,
-            first_port=cfg.world.actor_group_port,
-            address=cfg.jobs_of("finetune")[0].hostname if cfg.several_hosts else LOOPBACK,
-            ahead=cfg.weights_ahead,
-        )
-    configured = Path(weights.directory) if weights.directory else None
-    output_dir, size = Path(str(cfg.output_dir)), elements * dtype.itemsize
-    directory = weights_directory(output_dir, size, configured, shared=cfg.several_hosts)
-    return FileTransport(directory, dtype, cfg.weights_ahead, size)
 
 
 def _report_metrics(report: UpdateReport) -> dict[str, float]:

@@ -3,8 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +16,11 @@ from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.tree import Config
+from pipelinerl.config.variants import HOST_BACKENDS
 from pipelinerl.domain import NamedService, ServiceSpec
-from pipelinerl.engines.vllm.options import DEFAULT_VERSION, VllmVersion, installed_version
+from pipelinerl.engines.kind import Why, engine_kind
 from pipelinerl.launcher.cards import GIB
 from pipelinerl.launcher.checks.inert import left_over
-from pipelinerl.launcher.commands import http_processes
 from pipelinerl.launcher.host_memory import listed as in_host
 from pipelinerl.launcher.host_memory import most_at_once
 from pipelinerl.launcher.memory_choice import UTILIZATION
@@ -29,9 +28,8 @@ from pipelinerl.launcher.memory_values import MemoryPlan
 from pipelinerl.launcher.trainer_choice import TrainerChoice
 from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.observe.wandb_run import wandb_mode
+from pipelinerl.weights.transports.kind import weights_ahead
 
-Why = Callable[..., str]
-"""Of a key and the reason where nobody gave it, the reason for the table."""
 STEP_KEYS = ("attempts", "finetune.train_batch_size", "finetune.max_train_steps", "finetune.max_epochs")
 
 
@@ -73,7 +71,7 @@ def choices(
     yield _datasets(cfg, composition)
     yield _engine(cfg, why)
     yield from _memory(cfg, composition, memory, why)
-    yield from _http_processes(cfg, hosts, why)
+    yield from (Choice(*row) for row in engine_kind(cfg).more_choices(cfg, hosts, why))
     key, in_flight = "actor.llm_max_rollouts", f"{cfg.actor.llm_max_rollouts} for each engine"
     yield Choice("rollouts at once", in_flight, why(key, composition.reasons.get(key, "profile")), f"{key}=N")
     if cfg.debug.evaluates_only:
@@ -90,7 +88,7 @@ def choices(
 
 def _training(cfg: Config, composition: Composition, trainer: TrainerChoice, why: Why) -> Iterator[Choice]:
     """What a run that only evaluates has none of."""
-    ahead = ", received ahead" if cfg.weights_ahead else ""
+    ahead = ", received ahead" if weights_ahead(cfg) else ""
     sent = f"{cfg.weights.transport}{ahead}, KV cache {cfg.weights.kv}"
     because = why("weights.transport", f"engine.kind={cfg.engine.kind}", "weights.kv", "weights.ahead")
     if (no_copy := composition.reasons.get("weights.ahead")) is not None:
@@ -121,7 +119,7 @@ def _hardware(cfg: Config, composition: Composition, hosts: Sequence[Host]) -> C
 
 def _hosts(cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Choice]:
     """Which process runs on which host, with its GPUs; nothing for the usual one."""
-    for host in hosts if cfg.world.backend == "ray" else ():
+    for host in hosts if HOST_BACKENDS.of(cfg).several else ():
         gpus = {job.name: f" ({','.join(map(str, job.gpus))})" if job.gpus else "" for job in cfg.jobs}
         here = [f"{job.name}{gpus[job.name]}" for job in cfg.jobs if job.node_rank == host.rank]
         because = why("world.hosts", "in the Ray cluster") if host.rank else "the launcher's"
@@ -143,26 +141,8 @@ def _datasets(cfg: Config, composition: Composition) -> Choice:
 def _engine(cfg: Config, why: Why) -> Choice:
     engines = len(cfg.jobs_of("actor_llm"))
     size = f"{cfg.engine.max_num_seqs} requests of {cfg.engine.max_model_len} tokens"
-    text = f"{engines} x {cfg.engine.kind}, {size}"
-    if cfg.engine.kind == "embedded":
-        text += "" if cfg.prefix_cache else ", no prefix cache"
-        others = ("engine.kind", *(f"engine.{name}" for name in ("max_num_seqs", "max_model_len")))
-        return Choice(
-            "engines", text, why("engine.count", f"hardware={cfg.hardware.kind}", *others), "engine.count=N"
-        )
-    here = None
-    with suppress(ValueError):  # a dry run for another machine, where that interpreter is
-        here = installed_version(cfg.vllm_config.python)
-    version = cfg.vllm_config.version or here or DEFAULT_VERSION
-    missing = f"no vLLM is installed here, and this package is made for {DEFAULT_VERSION}"
-    source = why("vllm_config.version", "the version that is installed" if here else missing)
-    text += f", vLLM {version}"
-    if not VllmVersion.parse(version).reports_versions:
-        text += ", the weight versions of tokens are lower bounds"
-    if cfg.hardware.kind == "gpu":
-        share = cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization")
-        text += f", {share} of each card's memory"
-    return Choice("engines", text, source, "vllm_config.version=V")
+    shown = f"{engines} x {cfg.engine.kind}, {size}"
+    return Choice("engines", *engine_kind(cfg).choice(cfg, shown, why))
 
 
 def _memory(cfg: Config, composition: Composition, memory: MemoryPlan | None, why: Why) -> Iterator[Choice]:
@@ -199,16 +179,6 @@ def _memory(cfg: Config, composition: Composition, memory: MemoryPlan | None, wh
         said = f"{most / GIB:.1f} of {of}: {in_host(memory.host)}"
         because = "the larger of loading and what lies there afterwards"
         yield Choice("bytes of host memory", said, because, "fsdp.cpu_offload, weights.transport")
-
-
-def _http_processes(cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Choice]:
-    engine = next((job for job in cfg.jobs_of("actor_llm") if job.gpus), None)
-    if engine is None:
-        return
-    key, number = "vllm_config.api_server_count", http_processes(cfg, engine, hosts[engine.node_rank])
-    cores = "cores of this host" if len(hosts) == 1 else "cores of its host"
-    profile = cores if cfg.vllm_config.api_server_count is None else "profile"
-    yield Choice("HTTP processes", f"{number} for each engine", why(key, profile), f"{key}=N")
 
 
 def _trainer(cfg: Config, why: Why, chosen: str) -> Choice:

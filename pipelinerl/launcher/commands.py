@@ -12,24 +12,14 @@ from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
-from pipelinerl.engines.vllm.options import (
-    AHEAD,
-    DEFAULT_VERSION,
-    VllmOptions,
-    VllmVersion,
-    api_servers,
-    has_command,
-    installed_version,
-    serve_argv,
-    serve_env,
-)
-from pipelinerl.engines.vllm.start import STAGES
+from pipelinerl.engines.kind import EngineStart, engine_kind
 from pipelinerl.launcher import trainer_stand_in
 from pipelinerl.launcher.services import alike, control_environment, is_spread, token_file
 from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
 from pipelinerl.launcher.streams_server import server_child, server_job
 from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, HeartbeatCheck
 from pipelinerl.observe import wandb_run
+from pipelinerl.weights.transports.kind import weights_ahead
 
 ROLE_MODULES = {
     "actor": "pipelinerl.actor",
@@ -86,14 +76,6 @@ def write_accelerate_config(output_dir: Path) -> None:
     That decides on GPUs, sharding and number formats, which here are those of the run.
     """
     write_whole(output_dir / ACCELERATE_CONFIG, "distributed_type: MULTI_GPU\n")
-
-
-def http_processes(cfg: Config, job: Job, host: Host) -> int:
-    """HTTP processes of a vLLM engine: as many as are given, or as its host has cores for."""
-    if cfg.vllm_config.api_server_count is not None or not job.gpus:
-        return cfg.vllm_config.api_server_count or 1
-    used = {gpu for one in cfg.jobs if one.node_rank == host.rank for gpu in one.gpus}
-    return api_servers(host.cores, len(job.gpus), len(used))
 
 
 def compiler_caches() -> dict[str, str]:
@@ -183,10 +165,18 @@ class _Run:
 
     def engine(self, job: Job, model: str) -> ChildSpec:
         """An engine that loads `model` under the name of the policy it started from."""
-        vllm = self._cfg.engine.kind == "vllm"
-        argv, env = self._vllm(job, model) if vllm else (self._embedded(job, model), {})
+        cfg, kind = self._cfg, engine_kind(self._cfg)
+        start = EngineStart(
+            cfg=cfg,
+            job=job,
+            model=model,
+            host=self._hosts[job.node_rank],
+            gpus=self._gpus(job),
+            ahead=weights_ahead(cfg),
+        )
+        argv, env = kind.command(start)
         env = env | control_environment(self._output_dir, job.hostname)
-        return replace(self._server(job, argv, env), stages=STAGES if vllm else ())
+        return replace(self._server(job, argv, env), stages=kind.stages)
 
     def role(self, job: Job) -> ChildSpec:
         """Actor, preprocess, trainer, or the server of an environment."""
@@ -282,46 +272,6 @@ class _Run:
             ),
             max_restarts=engine.max_restarts,
         )
-
-    def _embedded(self, job: Job, model: str) -> list[str]:
-        engine = self._cfg.engine
-        options = {
-            "model": model,
-            "served-model-name": self._cfg.model_path,
-            "host": job.hostname,
-            "port": job.port,
-            "max-num-seqs": engine.max_num_seqs,
-            "max-model-len": engine.max_model_len,
-            "max-prefill-tokens": engine.max_prefill_tokens,
-            "max-waiting": engine.max_waiting,
-            "dtype": engine.dtype,
-            "threads": engine.threads,
-        }
-        argv = [sys.executable, "-m", "pipelinerl.engines.cpu"]
-        for name, value in options.items():
-            argv += [f"--{name}", str(value)]
-        argv.append(f"--{'' if self._cfg.prefix_cache else 'no-'}enable-prefix-caching")
-        return argv
-
-    def _vllm(self, job: Job, model: str) -> tuple[list[str], dict[str, str]]:
-        assert job.port is not None
-        cfg, vllm = self._cfg, self._cfg.vllm_config
-        options = VllmOptions(
-            model=model,
-            served_model_name=cfg.model_path,
-            host=job.hostname,
-            port=job.port,
-            max_model_len=cfg.engine.max_model_len,
-            transport=cfg.weights.transport + (AHEAD if cfg.weights_ahead else ""),
-            version=VllmVersion.parse(vllm.version or installed_version(vllm.python) or DEFAULT_VERSION),
-            kwargs=vllm.vllm_kwargs,
-            fp32_head=bool(cfg.fp32_layer_prefix),
-            api_server_count=http_processes(cfg, job, self._hosts[job.node_rank]),
-            trust_remote_code=cfg.finetune.trust_remote_code,
-            python=vllm.python,
-            command=has_command(vllm.python),
-        )
-        return serve_argv(options), serve_env(self._gpus(job))
 
     def _gpus(self, job: Job) -> list[str]:
         devices = self._hosts[job.node_rank].devices

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipelinerl.config.tree import Config
-from pipelinerl.engines.wire import COPIES
+from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import GIB
 from pipelinerl.launcher.decoder_shape import DecoderShape
 from pipelinerl.launcher.memory_values import DoesNotFit, MemoryPlan
 from pipelinerl.launcher.trainer_memory import sharded_bytes
+from pipelinerl.weights.transports.kind import transport_kind
 
 MEMORY = Path("/proc/meminfo")
 LOADING = "loading"
@@ -47,12 +48,10 @@ def host_bytes(cfg: Config, shape: DecoderShape, plan: MemoryPlan) -> dict[str, 
             parts["states of shards"] = sharded_bytes(cfg.finetune) * shape.parameters
         if trainer.whole_on_host:
             parts["copy for the engines"] = 2.0 * numbers
-    if plan.engine is not None and cfg.weights.transport == "file" and cfg.updates_engines:
-        version = (4 if cfg.engine_dtype == "float32" else 2) * numbers
-        kept = COPIES if cfg.weights.directory is None else 0  # in shared memory
-        # Its tensors and its bytes while it is written, and what each engine that receives ahead has read.
-        read = plan.engines * plan.engine.cards if plan.engine.ahead else 0
-        parts["versions in files"] = float(version * (kept + 2 + read))
+    if plan.engine is not None and cfg.updates_engines:
+        version = (4.0 if engine_kind(cfg).dtype(cfg) == "float32" else 2.0) * numbers
+        readers = plan.engines * plan.engine.cards if plan.engine.ahead else 0
+        parts["versions in files"] = transport_kind(cfg).host_bytes(cfg, version, readers)
     return parts
 
 

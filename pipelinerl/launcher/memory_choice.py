@@ -18,6 +18,7 @@ from pipelinerl.config.files import typed
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import roles_of
 from pipelinerl.config.tree import Config
+from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import GIB, Card, CardOf, card_memory, imagined_cards
 from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, model_config
 from pipelinerl.launcher.engine_memory import MOST_SHARE
@@ -26,6 +27,7 @@ from pipelinerl.launcher.memory_plan import FEWEST, MOST, memory_plan, wanted_re
 from pipelinerl.launcher.memory_values import Asked, DoesNotFit, MemoryPlan
 from pipelinerl.launcher.placement import Place, derive, layout
 from pipelinerl.launcher.sharing import engine_share, without_sizes
+from pipelinerl.weights.transports.kind import transport_kind, transport_named
 
 UTILIZATION = "vllm_config.vllm_kwargs.gpu-memory-utilization"
 TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size"
@@ -80,7 +82,7 @@ def choose_memory(
 
 def _cards(cfg: Config, hosts: Sequence[Host], card_of: CardOf) -> list[Card]:
     """The cards of every host; none if they cannot be asked. Those of other hosts count as the launcher's."""
-    if cfg.hardware.kind != "gpu" or cfg.engine.kind != "vllm":
+    if cfg.hardware.kind != "gpu" or not engine_kind(cfg).planned:
         return []
     here = [card_of(device) for device in hosts[0].devices]
     known = [card for card in here if card is not None]
@@ -221,17 +223,17 @@ def _changed(model: Any, change: dict[str, Any]) -> Any:
 
 
 def _share_transport(composition: Composition, hosts: Sequence[Host]) -> None:
-    """Weights travel through files where engine and trainer share a card, on which NCCL cannot connect them.
+    """Weights travel through files where engine and trainer share a card, as NCCL cannot on it.
 
-    Raises ConfigError where NCCL was asked for.
+    Raises ConfigError for a transport that was asked for and cannot.
     """
     tree = composition.tree
     if not _shares(tree, hosts):
         return
     if TRANSPORT not in composition.user_keys:
         OmegaConf.update(tree, TRANSPORT, "file")
-    elif tree.weights.transport == "nccl":
-        raise ConfigError("weights.transport=nccl: NCCL does not connect processes on one GPU; set file")
+    elif (why := transport_named(tree.weights.transport).on_one_card) is not None:
+        raise ConfigError(f"{TRANSPORT}={tree.weights.transport}: {why}; set file")
 
 
 def _shares(tree: DictConfig, hosts: Sequence[Host]) -> bool:
@@ -266,7 +268,7 @@ def _write(
 
     if plan is None:
         if known:  # a copy of unknown size beside the engine's share would fail at the first update
-            fill(AHEAD, tree.weights.transport == "file", "the model's sizes are not known")
+            fill(AHEAD, not transport_kind(cfg).copy_on_card, "the model's sizes are not known")
         fill(FSDP, False, "the sizes of model or card are not known")
         fill(TENSOR_PARALLEL, 1)
         fill(UTILIZATION, usual_share)
@@ -279,10 +281,8 @@ def _write(
     if plan.engine is not None:
         fill(TENSOR_PARALLEL, _tensor_parallel(cfg, plan.engine.cards), "the weights fit on so many cards")
         fill(UTILIZATION, plan.engine.share, f"what {plan.card} leaves beside the second copy")
-        several = plan.engine.cards > 1 and tree.weights.transport == "nccl"
-        why = (
-            "NCCL into an engine of several cards" if several else "no room for a second copy of the weights"
-        )
+        several = transport_kind(cfg).into_several_cards if plan.engine.cards > 1 else None
+        why = several or "no room for a second copy of the weights"
         fill(AHEAD, plan.engine.ahead, "" if plan.engine.ahead else why)
     if plan.trainer is not None:
         sharded = plan.trainer.sharding is not None
@@ -329,9 +329,10 @@ def _choose_in_flight(composition: Composition, hosts: Sequence[Host], plan: Mem
     )
     if number == MOST and texts > MOST * engines:
         because += f", at most {MOST}"
-    most = _number(tree, MOST_SEQUENCES)
-    if most is not None and most < number:
-        number, because = most, "vllm_config.vllm_kwargs.max-num-seqs"
+    bounded_by = engine_kind(cfg).requests_key
+    most = None if bounded_by is None else _number(tree, bounded_by)
+    if bounded_by is not None and most is not None and most < number:
+        number, because = most, bounded_by
     elif plan is not None and plan.engine is not None and plan.engine.requests < number:
         number, because = plan.engine.requests, "room for their keys and values"
     if number < FEWEST and number != most:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.finetune import Checkpointing, Sharding
 from pipelinerl.config.tree import Config
+from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import GIB, Card
 from pipelinerl.launcher.decoder_shape import DecoderShape
 from pipelinerl.launcher.engine_memory import (
@@ -32,6 +33,7 @@ from pipelinerl.launcher.trainer_memory import (
     reference_bytes,
     state_bytes,
 )
+from pipelinerl.weights.transports.kind import transport_kind
 
 FEWEST, MOST = 64, 512
 """Requests in flight at an engine: fewer leave its card idle, more were not measured."""
@@ -79,6 +81,7 @@ class _Planner:
         """Whether engines are started."""
         self.trains = "finetune" in cfg.debug.roles
         self._card = _least(cards)
+        self._transport = transport_kind(cfg)
         self._kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
         self._copies = cfg.vllm_config.parallel_size("data")
 
@@ -142,11 +145,8 @@ class _Planner:
             return
         other, heads = self._cfg.vllm_config.parallel_size("pipeline", "data"), self._shape.heads
         linear = self._shape.linear.key_heads if self._shape.linear else 0
-        alone = self._cfg.weights.ahead is True and self._cfg.weights.transport == "nccl"
-        size, most = (
-            1,
-            other if alone else max(1, most),
-        )  # NCCL reaches an engine of several cards in its pause
+        alone = self._cfg.weights.ahead is True and self._transport.into_several_cards is not None
+        size, most = 1, other if alone else max(1, most)  # others are reached in their pause only
         while size * other <= most:
             if heads % size == 0 and linear % size == 0:  # vLLM gives each card the same number of heads
                 yield size * other
@@ -165,7 +165,7 @@ class _Planner:
             max_model_len=self._cfg.engine.max_model_len,
             batched_tokens=int(batched) if batched else 8192,
             cards=max(1, cards // self._copies),
-            bytes_per_number=4 if self._cfg.engine_dtype == "float32" else 2,
+            bytes_per_number=4 if engine_kind(self._cfg).dtype(self._cfg) == "float32" else 2,
             cache_bytes_per_number=1 if "fp8" in str(self._kwargs.get("kv-cache-dtype")) else 2,
             bounded=not self._kwargs.get("disable-hybrid-kv-cache-manager"),
             states=2 if self._kwargs.get("enable-prefix-caching") else 1,
@@ -176,9 +176,8 @@ class _Planner:
         cfg, shape, card, work = self._cfg, self._shape, self._card, self._work(cards)
         wanted, weights = self._wanted(engines), weight_bytes(shape, work)
         requests = self._asked.in_flight or max(FEWEST, wanted)
-        # Over NCCL the second copy lies on the card; from files, in host memory.
-        can = work.cards == 1 or cfg.weights.transport == "file"
-        copy = copy_bytes(shape, work) if cfg.weights.transport == "nccl" else 0.0
+        can = work.cards == 1 or self._transport.into_several_cards is None
+        copy = copy_bytes(shape, work) if self._transport.copy_on_card else 0.0
         ways = [True, False] if cfg.weights.ahead == "auto" else [bool(cfg.weights.ahead)]
         found: list[EnginePlan] = []
         steps = step_bytes(shape, work, requests) + FIXED
@@ -207,8 +206,8 @@ class _Planner:
     def _engine_too_small(self, work: EngineWork, beside: float) -> DoesNotFit:
         cfg, shape, card = self._cfg, self._shape, self._card
         weights, request = weight_bytes(shape, work), whole_request_bytes(shape, work)
-        over_nccl = cfg.weights.ahead is True and cfg.weights.transport == "nccl" and work.cards == 1
-        second = copy_bytes(shape, work) if over_nccl and cfg.updates_engines else 0.0
+        copies = cfg.weights.ahead is True and self._transport.copy_on_card and work.cards == 1
+        second = copy_bytes(shape, work) if copies and cfg.updates_engines else 0.0
         other = step_bytes(shape, work, FEWEST) + FIXED
         needed = weights + second + other + request + UNCOUNTED
         copy = f"second copy {second / GIB:.0f}, " if second else ""

@@ -1,5 +1,7 @@
 """Where a run may be placed: this host, hosts of a Ray cluster, or imagined ones that are only looked at."""
 
+from collections.abc import Mapping
+
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
@@ -7,8 +9,55 @@ from pipelinerl.base.errors import ConfigError, explain
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.hosts import imagined_hosts, this_host
 from pipelinerl.config.machine import HALF, WorldConfig
+from pipelinerl.config.variants import HOST_BACKENDS, Variant
 from pipelinerl.launcher.backend import Backend, Imagined
 from pipelinerl.launcher.cards import imagined_cards
+
+
+class HostsKind(Variant):
+    """Where hosts come from: one object that says all that depends on `world.backend`."""
+
+    several: bool
+    """Whether there may be more than the launcher's."""
+
+    def open(self, composition: Composition, world: WorldConfig, dry_run: bool) -> Backend:
+        """The hosts of a run. Raises ConfigError, or WaitExpired for hosts that do not come."""
+        raise NotImplementedError
+
+
+class Local(HostsKind):
+    """The launcher's host alone."""
+
+    name = "local"
+    several = False
+    ignores: Mapping[str, str] = {
+        f"world.{name}": "one host; set world.backend=ray"
+        for name in ("hosts", "ray_address", "actor_hosts", "interface")
+    }
+
+    def open(self, composition: Composition, world: WorldConfig, dry_run: bool) -> Backend:
+        return Backend([this_host(usable_devices(composition, dry_run))])
+
+
+class Ray(HostsKind):
+    """The hosts of a Ray cluster; in a dry run and a validation, imagined ones."""
+
+    name = "ray"
+    several = True
+
+    def open(self, composition: Composition, world: WorldConfig, dry_run: bool) -> Backend:
+        tree = composition.tree
+        if dry_run or tree.validate:
+            devices = usable_devices(composition, dry_run=True, elsewhere=True)
+            return Imagined(imagined_hosts(world.hosts, devices))
+        # An extra, which nobody needs on one host.
+        from pipelinerl.launcher.ray_backend import RayBackend
+
+        wanted = _number(tree, "hardware.devices") if tree.hardware.kind == "gpu" else None
+        return RayBackend(world, wanted, float(tree.engine.start_deadline_s))
+
+
+LOCAL, RAY = Local(), Ray()
 
 
 def open_backend(composition: Composition, dry_run: bool) -> Backend:
@@ -18,17 +67,8 @@ def open_backend(composition: Composition, dry_run: bool) -> Backend:
         world = WorldConfig.model_validate(OmegaConf.to_container(tree.world, resolve=True))
     except ValidationError as error:
         raise ConfigError(explain(error, WorldConfig, "world")) from None
-    if world.backend == "local":
-        return Backend([this_host(usable_devices(composition, dry_run))])
-    if dry_run or tree.validate:
-        return Imagined(
-            imagined_hosts(world.hosts, usable_devices(composition, dry_run=True, elsewhere=True))
-        )
-    # An extra, which nobody needs on one host.
-    from pipelinerl.launcher.ray_backend import RayBackend
-
-    wanted = _number(tree, "hardware.devices") if tree.hardware.kind == "gpu" else None
-    return RayBackend(world, wanted, float(tree.engine.start_deadline_s))
+    kind: HostsKind = HOST_BACKENDS.find(world.backend)
+    return kind.open(composition, world, dry_run)
 
 
 def usable_devices(composition: Composition, dry_run: bool, elsewhere: bool = False) -> list[str]:

@@ -13,6 +13,8 @@ from pipelinerl.config.environments import replicas
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import DerivedConfig, Job, JobKind
 from pipelinerl.config.tree import Config
+from pipelinerl.engines.kind import engine_kind
+from pipelinerl.streams.kind import streams_kind
 
 STREAMS_SERVICE = "redis"
 """Name of the service that the core itself may start."""
@@ -78,7 +80,7 @@ def layout(cfg: Config, hosts: Sequence[Host]) -> Layout:
         )
     if "actor_llm" not in roles and not cfg.debug.place_inference_workers:
         return Layout([], [], everything)
-    per_engine = cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
+    per_engine = engine_kind(cfg).cards(cfg)
     if total == 1 and "finetune" in roles:
         if not world.share_device:
             raise ConfigError(
@@ -245,7 +247,7 @@ def place(
     """
     roles, places = cfg.debug.roles, layout(cfg, hosts)
     world, jobs = cfg.world, _Jobs(hosts, free)
-    if cfg.streams.starts_server:
+    if streams_kind(cfg.streams).starts_server(cfg.streams):
         jobs.serve("service", STREAMS_SERVICE, cfg.streams.port, scheme="redis")
     for name in services:
         host = hosts[spread.index(name) % len(hosts)].rank if name in spread else 0

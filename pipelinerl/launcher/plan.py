@@ -15,6 +15,7 @@ from pipelinerl.config.files import forget_started, keep_started, save, typed
 from pipelinerl.config.machine import Job, roles_of
 from pipelinerl.config.secrets import hidden, secrets_of
 from pipelinerl.config.tree import Config
+from pipelinerl.config.variants import STREAM_BACKENDS
 from pipelinerl.domain import BaseDomain, Domain, NamedService, ServiceSpec, parts_of
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.cards import CardOf, card_memory
@@ -28,6 +29,7 @@ from pipelinerl.launcher.services import is_spread, write_control_token, write_t
 from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
 from pipelinerl.launcher.supervision import ChildSpec, write_start_script
 from pipelinerl.launcher.trainer_choice import choose_trainer
+from pipelinerl.streams.kind import streams_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +144,7 @@ def _placed(
     jobs = place(cfg, hosts, [spec.name for spec in services], backend.free, spread)
     servers = {job.name: job for job in jobs if job.kind == "service"}
     _set(tree, _addresses(services, servers))
-    if cfg.streams.starts_server:
+    if streams_kind(cfg.streams).starts_server(cfg.streams):
         redis = servers[STREAMS_SERVICE]
         _set(tree, {"streams.host": redis.hostname, "streams.port": redis.port})
         if len(hosts) > 1 and cfg.streams.password is None:
@@ -217,7 +219,7 @@ def _missing_services(tree: DictConfig, domain: Domain) -> list[ServiceSpec]:
         return []
     specs = [one for spec in domain.services(_resolved(tree)) for one in _replicas(spec)]
     names = [spec.name for spec in specs]
-    if tree.streams.backend == "redis":
+    if not STREAM_BACKENDS.find(tree.streams.backend).on_disk:
         names.append(STREAMS_SERVICE)
     for name in names:
         if names.count(name) > 1:

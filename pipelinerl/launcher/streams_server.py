@@ -12,6 +12,7 @@ from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.placement import STREAMS_SERVICE
 from pipelinerl.launcher.supervision import ChildSpec, HealthCheck
+from pipelinerl.streams.kind import stream_settings, streams_kind
 
 CHILD = f"services/{STREAMS_SERVICE}"
 START_DEADLINE_S = 60.0
@@ -61,12 +62,12 @@ def write_server_config(cfg: Config, output_dir: Path) -> None:
 
 def forget_earlier_records(cfg: Config, output_dir: Path) -> None:
     """Empty a server that outlives the run. Raises ConfigError when it cannot be reached."""
-    if cfg.streams.backend != "redis" or server_job(cfg) is not None:
+    if streams_kind(cfg.streams).on_disk or server_job(cfg) is not None:
         return
     from pipelinerl.streams import StreamError, list_streams, remove_stream, set_streams_backend
     from pipelinerl.streams.specs import is_for_people
 
-    set_streams_backend(**cfg.streams.settings)
+    set_streams_backend(**stream_settings(cfg.streams))
     try:
         for topic in {spec.topic for spec in list_streams(output_dir) if not is_for_people(spec.topic)}:
             remove_stream(output_dir, topic)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pipelinerl.config.finetune import COMPILE_WORTH_S, Checkpointing
 from pipelinerl.config.tree import Config
+from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import CardOf, card_memory
 from pipelinerl.launcher.decoder_shape import decoder_shape, has_experts, model_config
 from pipelinerl.launcher.memory_plan import ROOM
@@ -125,6 +126,5 @@ def _room(cfg: Config, devices: Sequence[str], memory_of: CardOf) -> float | Non
     free = min(card.free for card in cards)
     for job in cfg.jobs_of("actor_llm"):
         if job.node_rank == trainer.node_rank and set(job.gpus) & set(trainer.gpus):
-            share = float(cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization") or 0.9)
-            free -= int(share * max(card.total for card in cards))
+            free -= int(engine_kind(cfg).card_share(cfg) * max(card.total for card in cards))
     return ROOM * free

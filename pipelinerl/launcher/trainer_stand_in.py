@@ -13,6 +13,7 @@ from pipelinerl.config import Config, load
 from pipelinerl.run_state.announcements import TrainerAnnouncements
 from pipelinerl.run_state.resume_point import ResumePoint, stream_end
 from pipelinerl.streams import SingleStreamSpec, read_stream, set_streams_backend
+from pipelinerl.streams.kind import stream_settings
 
 NAME = "trainer_stand_in"
 
@@ -65,7 +66,7 @@ def main() -> int:
     try:
         cfg = load(arguments.output_dir)
         setup_logging(arguments.output_dir, NAME)
-        set_streams_backend(**cfg.streams.settings)
+        set_streams_backend(**stream_settings(cfg.streams))
         stand_in(cfg, arguments.output_dir)
     except Exception as error:
         print(f"{NAME}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pipelinerl.base.line_file import LineTail
 from pipelinerl.config.tree import Config
+from pipelinerl.engines.kind import engine_kind
 from pipelinerl.observe.history import metrics_record
 
 STEPS, STEPS_S = 10, 10.0
@@ -172,22 +173,12 @@ def _for_the_trainer(cfg: Config) -> Iterator[str]:
 
 
 def _for_the_engines(cfg: Config, held: bool) -> Iterator[str]:
-    if cfg.engine.kind == "embedded":
-        if not cfg.prefix_cache and cfg.max_lag != 0:  # without, a synchronous run resumes bit for bit
-            yield "engine.prefix_cache=true"
-        if cfg.engine.threads == 1 and _cores() >= SPARE_CORES:
-            yield "engine.threads=2"
-        return  # more requests together are no faster on a CPU
-    if cfg.hardware.kind == "gpu":
-        kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
-        if int(kwargs.get("max-num-batched-tokens") or 8192) < 8192:
-            yield "vllm_config.vllm_kwargs.max-num-batched-tokens=8192"
-        if kwargs.get("enable-prefix-caching") is False:
-            yield "vllm_config.vllm_kwargs.enable-prefix-caching=true"
-        if kwargs.get("async-scheduling") is False:
-            yield "vllm_config.vllm_kwargs.async-scheduling=true"
-        if sum(len(job.gpus) for job in cfg.jobs_of("finetune")) > 1:
-            yield f"a larger world.actor_fraction ({cfg.world.fractions[0]})"
+    kind = engine_kind(cfg)
+    yield from kind.remedies(cfg, spare_cores=_cores() >= SPARE_CORES)
+    if not kind.batches:
+        return
+    if cfg.hardware.kind == "gpu" and sum(len(job.gpus) for job in cfg.jobs_of("finetune")) > 1:
+        yield f"a larger world.actor_fraction ({cfg.world.fractions[0]})"
     yield from _in_flight(cfg, held)
 
 

@@ -9,12 +9,13 @@ from pipelinerl.config import load
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.preprocess.loop import run
 from pipelinerl.streams import set_streams_backend
+from pipelinerl.streams.kind import stream_settings
 
 
 def _run(output_dir: Path) -> None:
     cfg = load(output_dir)
     setup_logging(output_dir, "preprocess")
-    set_streams_backend(**cfg.streams.settings)
+    set_streams_backend(**stream_settings(cfg.streams))
     with MetricsWriter(output_dir, "preprocess") as writer:
         run(cfg, output_dir, writer)
 

@@ -17,6 +17,7 @@ from pipelinerl.config import Config
 from pipelinerl.finetune.rl.sample import Sample, metadata_of
 from pipelinerl.preprocess.reading import Record
 from pipelinerl.streams import KEPT_TOPIC, SingleStreamSpec, StreamWriter, write_to_streams
+from pipelinerl.streams.kind import streams_kind
 
 ENDS = 0.05
 """Share of the run's texts at either end of which every group is kept."""
@@ -28,7 +29,7 @@ class KeptRollouts(Closing):
     def __init__(self, cfg: Config, output_dir: Path) -> None:
         self._per_version, self.total = cfg.observe.rollouts_per_version, cfg.total_texts()
         self._stream: StreamWriter | None = None
-        if self._per_version and (cfg.streams.trim or cfg.streams.backend == "redis"):
+        if self._per_version and (cfg.streams.trim or not streams_kind(cfg.streams).on_disk):
             self._stream = write_to_streams(SingleStreamSpec(output_dir, KEPT_TOPIC))
         self._of_version = Counter[int]()
         self._ids: set[str] = set()

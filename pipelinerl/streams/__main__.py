@@ -27,6 +27,7 @@ from pipelinerl.streams import (
     set_streams_backend,
     wait_any,
 )
+from pipelinerl.streams.kind import stream_settings, streams_kind
 from pipelinerl.streams.local_server import answers, local_server
 from pipelinerl.streams.segments import plain
 
@@ -51,9 +52,10 @@ def backend_of(output_dir: Path) -> Iterator[None]:
         yield
         return
     streams = OmegaConf.select(read_tree(output_dir), "streams")
-    settings = StreamsConfig.model_validate(OmegaConf.to_container(streams)).settings
+    chosen = StreamsConfig.model_validate(OmegaConf.to_container(streams))
+    settings = stream_settings(chosen)
     saved = output_dir / "streams" / "redis" / "dump.rdb"
-    if settings["backend"] != "redis" or _has_run(settings, output_dir):
+    if streams_kind(chosen).on_disk or _has_run(settings, output_dir):
         set_streams_backend(**settings)
         yield
     elif saved.is_file():

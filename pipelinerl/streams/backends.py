@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelinerl.base.closing import Closing
+from pipelinerl.config.variants import STREAM_BACKENDS
 from pipelinerl.streams.base import StreamReader
 from pipelinerl.streams.files import FilesBackend
 from pipelinerl.streams.records import Tree
@@ -17,14 +18,10 @@ _current = FilesBackend()
 def set_streams_backend(backend: str = "files", **settings: Any) -> None:
     """Choose the backend of this process, `files` or `redis`; ValueError if the name is not known."""
     global _current
-    if backend == "redis":
-        from pipelinerl.streams.redis_streams import RedisBackend  # the client is an extra
-
-        chosen: FilesBackend = RedisBackend(**settings)
-    elif backend == "files":
-        chosen = FilesBackend(**settings)
-    else:
-        raise ValueError(f"streams.backend={backend} is not available; use one of: files, redis")
+    if backend not in STREAM_BACKENDS.places:
+        allowed = ", ".join(STREAM_BACKENDS.places)
+        raise ValueError(f"streams.backend={backend} is not available; use one of: {allowed}")
+    chosen: FilesBackend = STREAM_BACKENDS.find(backend).make(**settings)
     _current.close()
     _current = chosen
 

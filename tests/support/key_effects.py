@@ -14,10 +14,12 @@ from domains.math.rewards import get_reward as math_reward
 from pipelinerl.actor.worker import sampling_parameters
 from pipelinerl.config import Config
 from pipelinerl.config.hosts import imagined_hosts
+from pipelinerl.config.variants import Variants
 from pipelinerl.domain import ServiceSpec
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.placement import derive, place
 from pipelinerl.observe import wandb_run
+from pipelinerl.streams.kind import stream_settings
 from tests.support.one_host import one_host
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +66,7 @@ def another_value(field: FieldInfo, value: Any) -> Any:
     """Some other value of the field's type; the same where only one is possible."""
     kind = field.annotation
     choices = [c for t in (kind, *get_args(kind)) if get_origin(t) is Literal for c in get_args(t)]
+    choices += [name for one in field.metadata if isinstance(one, Variants) for name in one.places]
     if choices:
         return next((choice for choice in choices if choice != value), value)
     if isinstance(value, bool):
@@ -93,7 +96,7 @@ def effects(cfg: Config) -> str:
     seen = [
         jobs,
         children,
-        placed.streams.settings,
+        stream_settings(placed.streams),
         sampling_parameters(placed.llm.parameters),
         sampling_parameters(placed.test_llm.parameters),
         [math_reward(status, done, rewards) for status in STATUSES for done in (True, False)],

@@ -1,6 +1,6 @@
 """Everything about vLLM that depends on its version: command line, environment, weight-transfer messages.
 
-No other module branches on the kind or version of an engine, and importing this one imports no vLLM. Its
+No other module branches on the version of an engine, and importing this one imports no vLLM. Its
 constants are compared with what `python -m benchmarks.vllm_releases` reads in the wheel of each release.
 """
 
@@ -51,6 +51,8 @@ BACKENDS = {
     f"file{AHEAD}": ("receive_ahead", "FileAheadEngine"),
     f"nccl{AHEAD}": ("receive_ahead", "NcclAheadEngine"),
 }
+# Values of `weights.transport` that an engine can receive from.
+TRANSPORTS = ("nccl", *(name for name in BACKENDS if not name.endswith(AHEAD)))
 # Variable by which the processes of one engine know when it started: their process group and the time.
 STARTED_AT = "PIPELINERL_ENGINE_STARTED_AT"
 # One HTTP process ends at 20,000 to 25,000 tokens a second and is late for the calls of a weight update long

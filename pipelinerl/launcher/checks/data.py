@@ -10,9 +10,9 @@ from typing import Any
 from pipelinerl.base.errors import suggestion
 from pipelinerl.config.installed import conf_dir
 from pipelinerl.config.tree import Config
+from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.checks.dotted import dotted, signature_problem
 from pipelinerl.launcher.checks.imports import calls
-from pipelinerl.launcher.checks.sampling import context_key
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
 MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
@@ -130,11 +130,11 @@ def _recipe_command(cfg: Config) -> str:
 
 
 def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
-    limit = config.get("max_position_embeddings")
+    limit, key = config.get("max_position_embeddings"), engine_kind(cfg).context_key(cfg)
     if isinstance(limit, int) and cfg.engine.max_model_len > limit:
         yield (
-            f"{context_key(cfg)}={cfg.engine.max_model_len}: the model has {limit} positions; "
-            f"set {context_key(cfg)}={limit} or lower, or give a model with more"
+            f"{key}={cfg.engine.max_model_len}: the model has {limit} positions; "
+            f"set {key}={limit} or lower, or give a model with more"
         )
 
 

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelinerl.config.tree import Config
+from pipelinerl.config.variants import REGISTRIES
 from pipelinerl.domain import Domain
+from pipelinerl.engines.kind import engine_kind
 from pipelinerl.finetune.rl.losses import declared
 from pipelinerl.launcher.checks.dotted import as_written
+from pipelinerl.weights.transports.kind import weights_ahead
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,6 @@ def _on_cpu(cfg: Config) -> bool:
     return cfg.hardware.kind == "cpu"
 
 
-def _embedded(cfg: Config) -> bool:
-    return cfg.engine.kind == "embedded"
-
-
 def _imitates(cfg: Config) -> bool:
     rl = cfg.finetune.rl
     return not declared(rl.policy_loss).compares and not rl.filter_zero_advantage_groups
@@ -50,19 +49,10 @@ def _switched_off(switch: str, because: str) -> Inert:
     return Inert(switch.rpartition(".")[0], lambda cfg: not _value(cfg, switch), because, but=switch)
 
 
-CONDITIONAL = (
-    Inert("vllm_config", _embedded, "the embedded engine reads engine.*"),
-    *(
-        Inert(f"engine.{name}", lambda c: not _embedded(c), "vLLM has its own; use vllm_config.vllm_kwargs")
-        for name in ("threads", "dtype", "max_prefill_tokens", "max_waiting", "prefix_cache")
-    ),
+CONDITIONAL = (  # what belongs to a variant is declared there
     *(
         Inert(f"world.{name}", _on_cpu, "a CPU has no devices to share out; use engine.count")
         for name in ("actor_fraction", "finetune_fraction", "share_device")
-    ),
-    *(
-        Inert(f"world.{name}", lambda c: c.world.backend == "local", "one host; set world.backend=ray")
-        for name in ("hosts", "ray_address", "actor_hosts", "interface")
     ),
     Inert(
         "engine.min_alive",
@@ -105,10 +95,9 @@ CONDITIONAL = (
         "no reference engine scores texts; set world.preprocessor_fraction",
     ),
     Inert("accelerate_config", _on_cpu, "one process trains on a CPU; leave it null"),
-    Inert("world.actor_group_port", lambda c: c.weights.transport != "nccl", "weights travel through files"),
     Inert(
         "weights.ahead",
-        lambda c: c.engine.kind != "vllm" or c.weights.ahead != c.weights_ahead,
+        lambda c: not engine_kind(c).ahead or c.weights.ahead != weights_ahead(c),
         "engines receive ahead from files, or over NCCL on one GPU each; the embedded one always reads ahead",
     ),
     Inert("fsdp", lambda c: c.sharding is None, "nothing is sharded; set use_fsdp=true"),
@@ -151,6 +140,9 @@ def _reasons(key: str, cfg: Config, domain: Domain) -> Iterator[str]:
     for inert in CONDITIONAL:
         if _below(key, inert.key) and key != inert.but and inert.when(cfg):
             yield inert.because
+    for variants in REGISTRIES:
+        ignored = variants.of(cfg).ignores
+        yield from (because for parent, because in ignored.items() if _below(key, parent))
     scaled = cfg.actor.difficulty_aware_penalty.enabled and key == "rewards.buffer_tokens"
     read = scaled or domain.policy_keys is None or _below(key, *domain.policy_keys)
     if _below(key, *POLICY_KEYS) and not read:

@@ -11,6 +11,7 @@ from pipelinerl.config.files import config_path, read_started
 from pipelinerl.config.machine import ROLES_OF_MODE
 from pipelinerl.config.tree import Config
 from pipelinerl.observe.history import read_evaluations
+from pipelinerl.streams.kind import streams_kind
 
 
 def check(cfg: Config) -> Iterator[str]:
@@ -20,7 +21,7 @@ def check(cfg: Config) -> Iterator[str]:
     if samples and debug.streams_from is not None:
         modes = ", ".join(mode for mode, roles in ROLES_OF_MODE.items() if "actor" not in roles)
         yield f"debug.streams_from={debug.streams_from}: debug.mode={shown} replays nothing; choose {modes}"
-    if debug.streams_from is not None and cfg.streams.backend != "files":
+    if debug.streams_from is not None and not streams_kind(cfg.streams).on_disk:
         yield f"streams.backend={cfg.streams.backend}: a recording is made of files; set streams=files"
     if not samples:
         yield from _recording(cfg)

@@ -25,7 +25,7 @@ from pipelinerl.base.tokenizing import encode, load_tokenizer, render_chat
 from pipelinerl.config.files import typed
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, load_domain
-from pipelinerl.launcher.checks.sampling import context_key
+from pipelinerl.engines.kind import engine_kind
 from pipelinerl.run_state.shared_problems import shared
 
 if TYPE_CHECKING:
@@ -134,14 +134,14 @@ def prompt_sizes(tree: DictConfig, cfg: Config, domain: Domain, problems: Iterat
 
 
 def _judged(cfg: Config, sizes: Sequence[int], said: str) -> Looked:
-    limit = cfg.engine.max_model_len
+    limit, key = cfg.engine.max_model_len, engine_kind(cfg).context_key(cfg)
     if not sizes:
         return Looked(said=said)
     too_long = sum(size >= limit for size in sizes)
     if too_long == len(sizes):
         return Looked(
             [
-                f"{context_key(cfg)}={limit}: no prompt fits, the shortest of {len(sizes)} has {min(sizes)} "
+                f"{key}={limit}: no prompt fits, the shortest of {len(sizes)} has {min(sizes)} "
                 f"tokens; set {min(sizes) + 1} or more, or shorten the prompt"
             ]
         )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from pipelinerl.config.tree import Config
+from pipelinerl.engines.kind import engine_kind
 
 
 def check(cfg: Config) -> Iterator[str]:
@@ -35,32 +36,18 @@ def training_sampling(cfg: Config) -> Iterator[str]:
         )
 
 
-def context_key(cfg: Config) -> str:
-    """The key that says how long a context is: vLLM's own on GPUs, from which the engine's is taken.
-
-    A preset may write both; the engine's is the one to change where vLLM's says something else already.
-    """
-    on_gpus = cfg.engine.kind == "vllm" and cfg.hardware.kind == "gpu"
-    follows = cfg.vllm_config.vllm_kwargs.get("max_model_len") == cfg.engine.max_model_len
-    return "vllm_config.vllm_kwargs.max_model_len" if on_gpus and follows else "engine.max_model_len"
-
-
 def context(cfg: Config) -> Iterator[str]:
     """Completion < engine context <= packed sequence."""
-    limit = cfg.engine.max_model_len
+    limit, key = cfg.engine.max_model_len, engine_kind(cfg).context_key(cfg)
     for group in ("llm", "test_llm") if cfg.evaluates else ("llm",):
         longest = getattr(cfg, group).parameters.max_tokens
         if longest >= limit:
             yield (
                 f"{group}.parameters.max_tokens={longest}: leaves no room for a prompt in "
-                f"{context_key(cfg)}={limit}; lower the first or raise the second"
+                f"{key}={limit}; lower the first or raise the second"
             )
     if cfg.finetune.seq_length < limit and not cfg.debug.evaluates_only:
         yield (
-            f"finetune.seq_length={cfg.finetune.seq_length}: shorter than {context_key(cfg)}={limit}; "
+            f"finetune.seq_length={cfg.finetune.seq_length}: shorter than {key}={limit}; "
             f"set finetune.seq_length={limit} or more"
         )
-    if cfg.engine.kind == "embedded" and cfg.engine.max_prefill_tokens > limit * cfg.engine.max_num_seqs:
-        most = limit * cfg.engine.max_num_seqs
-        given = cfg.engine.max_prefill_tokens
-        yield f"engine.max_prefill_tokens={given}: more than the slots hold; set at most {most}"

@@ -1,16 +1,18 @@
 """How the bytes of a version travel: what a transport does for an update, and how it fails (TransportError).
 
-There are `file_transport` and `nccl_transport`; the trainer chooses by `weights.transport`
-(`build_transport` in `pipelinerl/finetune/broadcast.py`). None of them knows of pauses.
+The trainer has the one of `weights.transport` made (`TransportKind.sender`). None of them knows of pauses.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-NamedTensor = tuple[str, torch.Tensor]
+NamedTensor = tuple[str, "torch.Tensor"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,21 @@
-"""The file transport: one safetensors file for each version, which engines read by its path.
+"""`weights.transport=file`: one safetensors file for each version, which engines read by its path.
 
 For any engine that sees the same file system: the embedded one, and one that shares its GPU with the trainer,
 where NCCL cannot connect them.
 """
 
+from __future__ import annotations
+
 import logging
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pipelinerl.base import guard
-from pipelinerl.engines.version_file import HostMemory, header
+from pipelinerl.config.tree import Config
 from pipelinerl.engines.wire import (
     COPIES,
     OF_A_RUN,
@@ -23,9 +23,14 @@ from pipelinerl.engines.wire import (
     PermanentUpdateError,
     lacks_memory,
     read_mark,
+    weights_directory,
     write_version,
 )
 from pipelinerl.weights.transports.base import Member, NamedTensor, StagedUpdate, Transport, TransportError
+from pipelinerl.weights.transports.kind import TransportKind, weights_ahead
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 # In front of the data, whose names are known when all of it is there; 100 bytes a tensor.
@@ -34,16 +39,21 @@ GUARD_END_S = 15.0
 
 
 class FileTransport(Transport):
-    """Writes each version to `directory`, in `dtype`."""
+    """Writes each version to `directory`, in `dtype`; null is float32."""
 
     def __init__(
-        self, directory: Path, dtype: torch.dtype = torch.float32, ahead: bool = False, size: int = 0
+        self, directory: Path, dtype: torch.dtype | None = None, ahead: bool = False, size: int = 0
     ) -> None:
         """`ahead`: the engines are vLLM with this package's back-end and read while they generate.
 
         `size`: bytes of a version's tensors, where they are known, so that its memory need not grow.
         """
-        self.directory, self.dtype, self.ahead = directory, dtype, ahead
+        # Not above: the launcher asks `FILE` without torch.
+        import torch
+
+        from pipelinerl.engines.version_file import HostMemory
+
+        self.directory, self.dtype, self.ahead = directory, dtype or torch.float32, ahead
         self._written: list[Path] = []
         self._memory = HostMemory()
         self._memory.reserve(HEADER_ROOM + size)
@@ -99,6 +109,10 @@ class FileTransport(Transport):
 
         One tensor after the other, because the caller may make each as it is asked for.
         """
+        import torch
+
+        from pipelinerl.engines.version_file import header
+
         shapes: dict[str, tuple[int, ...]] = {}
         gpus, end = set[torch.device](), HEADER_ROOM
         for name, tensor in named_tensors:
@@ -155,6 +169,27 @@ class FileTransport(Transport):
         if self._guard is not None:
             with suppress(subprocess.TimeoutExpired):  # somebody stopped it; there is nothing left to remove
                 self._guard.communicate(timeout=GUARD_END_S)
+
+
+class File(TransportKind):
+    """Needs a folder that the engines see as well."""
+
+    name = "file"
+    ignores: Mapping[str, str] = {"world.actor_group_port": "weights travel through files"}
+
+    def host_bytes(self, cfg: Config, version: float, readers: int) -> float:
+        kept = COPIES if cfg.weights.directory is None else 0  # in shared memory
+        # The sender's lasting memory, and what each engine that receives ahead has read.
+        return version * (kept + 1 + readers)
+
+    def sender(self, cfg: Config, elements: int, dtype: torch.dtype, device: torch.device) -> FileTransport:
+        configured = Path(cfg.weights.directory) if cfg.weights.directory else None
+        output_dir, size = Path(str(cfg.output_dir)), elements * dtype.itemsize
+        directory = weights_directory(output_dir, size, configured, shared=cfg.several_hosts)
+        return FileTransport(directory, dtype, weights_ahead(cfg), size)
+
+
+FILE = File()
 
 
 def _reader(url: str) -> str:

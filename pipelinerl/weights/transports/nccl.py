@@ -1,9 +1,12 @@
-"""The NCCL transport: packed broadcasts from the trainer's GPU to those of all engines.
+"""`weights.transport=nccl`: packed broadcasts from the trainer's GPU to those of all engines.
 
 The engines run vLLM's stock `nccl` back-end, or this package's, which receives while they generate; both take
 bytes in packets. Parameters are cast while they are copied into a packet, so this side needs no second model,
-only `weights.buffers` packets of `weights.buffer_mb`.
+only `weights.buffers` packets of `weights.buffer_mb`. torch is imported where it is used: the launcher asks
+`NCCL` without it.
 """
+
+from __future__ import annotations
 
 import socket
 import threading
@@ -11,14 +14,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pipelinerl.base.ports import LOOPBACK, ReservedPorts
+from pipelinerl.config.tree import Config
 from pipelinerl.engines.vllm.options import VllmVersion, packing, trainer_endpoint
 from pipelinerl.engines.wire import PermanentUpdateError, lacks_memory, packets
 from pipelinerl.weights.transports.base import Member, NamedTensor, StagedUpdate, Transport, TransportError
+from pipelinerl.weights.transports.kind import TransportKind, weights_ahead
+
+if TYPE_CHECKING:
+    import torch
 
 POLL_S = 0.0002
 PORTS_TRIED = 200
@@ -104,6 +110,8 @@ class NcclTransport(Transport):
             info |= packing(self._limit, self._buffers)
         # The optimizer's kernels must have ended before other streams read the weights.
         if self.device.type == "cuda":
+            import torch
+
             torch.cuda.current_stream(self.device).synchronize()
         size = sum(tensor.numel() for _, tensor in named) * self.dtype.itemsize
         layout = {name: (tuple(tensor.shape), str(self.dtype)) for name, tensor in named}
@@ -132,7 +140,7 @@ class NcclTransport(Transport):
         for lane in self._lanes:
             self._wait(lane, end)
 
-    def _make_lanes(self, elements: int) -> "list[_Lane]":
+    def _make_lanes(self, elements: int) -> list[_Lane]:
         self._lanes = []  # smaller ones would lie beside the new ones
         try:
             return [_Lane(elements, self.dtype, self.device) for _ in range(self._buffers)]
@@ -176,9 +184,11 @@ class NcclTransport(Transport):
     def _use_device(self) -> None:
         # CUDA's current device belongs to the thread, and each join and send runs in a new one.
         if self.device.type == "cuda":
+            import torch
+
             torch.cuda.set_device(self.device)
 
-    def _wait(self, lane: "_Lane", end: float) -> None:
+    def _wait(self, lane: _Lane, end: float) -> None:
         # Polls, because a synchronisation with an engine that hangs could not be given up.
         while True:
             if self._aborted.is_set():
@@ -194,6 +204,8 @@ class _Lane:
     """One packet's memory and the stream that fills and broadcasts it."""
 
     def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
+        import torch
+
         self.buffer = torch.empty(elements, dtype=dtype, device=device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -202,6 +214,8 @@ class _Lane:
 
     def send(self, communicator: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Enqueue copies, with the cast, and the broadcast of their bytes."""
+        import torch
+
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             used = 0
             for tensor in tensors:
@@ -209,6 +223,35 @@ class _Lane:
                 part.view(tensor.shape).copy_(tensor, non_blocking=True)
                 used += tensor.numel()
             communicator.broadcast(self.buffer[:used].view(torch.uint8), src=0, stream=self._stream)
+
+
+class Nccl(TransportKind):
+    """Needs a GPU for each process of the group."""
+
+    name = "nccl"
+    needs_gpu = True
+    on_one_card = "NCCL does not connect processes on one GPU"
+    into_several_cards = "NCCL into an engine of several cards"
+    """Its broadcasts would run beside those that connect the engine's cards."""
+    copy_on_card = True
+
+    def sender(self, cfg: Config, elements: int, dtype: torch.dtype, device: torch.device) -> NcclTransport:
+        if device.type != "cuda":
+            raise ValueError(
+                f"weights.transport=nccl: the trainer runs on {device.type}, which has no NCCL; use file"
+            )
+        return NcclTransport(
+            device,
+            dtype,
+            buffer_bytes=cfg.weights.buffer_mb * 2**20,
+            buffers=cfg.weights.buffers,
+            first_port=cfg.world.actor_group_port,
+            address=cfg.jobs_of("finetune")[0].hostname if cfg.several_hosts else LOOPBACK,
+            ahead=weights_ahead(cfg),
+        )
+
+
+NCCL = Nccl()
 
 
 def _packed_at_init(members: Sequence[Member]) -> bool:

@@ -11,10 +11,11 @@ import torch
 
 from pipelinerl.config import Config, Job
 from pipelinerl.finetune import broadcast
-from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster, build_transport
+from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster
 from pipelinerl.run_state.lost_engines import tell_lost
 from pipelinerl.weights.parity import ParityLimits, ParityResult
 from pipelinerl.weights.transports.file import FileTransport
+from pipelinerl.weights.transports.kind import transport_kind
 from pipelinerl.weights.transports.nccl import NcclTransport
 from pipelinerl.weights.version_update import UpdateReport
 
@@ -181,9 +182,11 @@ def test_an_update_reports_what_it_cost(parts: Parts) -> None:
 
 def test_the_transport_is_the_configured_one(tmp_path: Path) -> None:
     cpu = torch.device("cpu")
-    made = build_transport(config(tmp_path, directory=str(tmp_path / "w")), 10, torch.float32, cpu)
+    files = config(tmp_path, directory=str(tmp_path / "w"))
+    made = transport_kind(files).sender(files, 10, torch.float32, cpu)
     assert isinstance(made, FileTransport) and made.directory.parent == tmp_path / "w"
     nccl = config(tmp_path, transport="nccl")
-    assert isinstance(build_transport(nccl, 10, torch.bfloat16, torch.device("cuda", 0)), NcclTransport)
+    sender = transport_kind(nccl).sender
+    assert isinstance(sender(nccl, 10, torch.bfloat16, torch.device("cuda", 0)), NcclTransport)
     with pytest.raises(ValueError, match="the trainer runs on cpu, which has no NCCL; use file"):
-        build_transport(nccl, 10, torch.bfloat16, cpu)
+        sender(nccl, 10, torch.bfloat16, cpu)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.config.finetune import Sharding
+from pipelinerl.weights.transports.kind import weights_ahead
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused
 
@@ -47,7 +48,7 @@ def test_back_end_and_order_of_the_steps_agree(
     cfg, out = placed(*ON_GPUS, "hardware.devices=4", *overrides)
     command = (tmp_path / "run/actor_vllm_0/start.sh").read_text()
     assert f'{{"backend": "{backend}"}}' in command
-    assert cfg.weights_ahead is backend.endswith("_ahead") is ("received ahead" in out)
+    assert weights_ahead(cfg) is backend.endswith("_ahead") is ("received ahead" in out)
 
 
 def test_receiving_ahead_where_it_cannot_be_is_refused(refused: Refused) -> None:

@@ -27,6 +27,8 @@ ROLES = [
     ("pipelinerl.run_state.accounting", ["torch", "transformers"]),
     ("pipelinerl.observe.metrics", ["torch", "transformers"]),
     ("pipelinerl.engines.vllm.options", ["torch", "vllm"]),
+    ("pipelinerl.engines.cpu.kind pipelinerl.engines.vllm.kind", ["torch", "transformers", "vllm"]),
+    ("pipelinerl.weights.transports.file pipelinerl.weights.transports.nccl", ["torch", "vllm"]),
     ("pipelinerl.engines.fleet", ["torch", "transformers", "vllm"]),
     ("pipelinerl.engines.wire", ["torch", "transformers", "vllm"]),
     ("pipelinerl.engines.cpu.__main__", ["pipelinerl.finetune", "domains", "vllm"]),

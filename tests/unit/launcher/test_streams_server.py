@@ -19,6 +19,7 @@ from pipelinerl.streams import (
     set_streams_backend,
     write_to_streams,
 )
+from pipelinerl.streams.kind import stream_settings
 from pipelinerl.streams.local_server import answers
 from tests.support.one_host import one_host
 from tests.unit.launcher.conftest import DryRun
@@ -34,7 +35,7 @@ def test_the_server_starts_as_written_and_wants_the_password(dry_run: DryRun, tm
     assert (status, err) == (0, "") and "service redis" in out
     run = tmp_path / "run"
     cfg = load(run)
-    assert cfg.streams.settings["password"] == PASSWORD
+    assert stream_settings(cfg.streams)["password"] == PASSWORD
     assert PASSWORD not in str(cfg.model_dump(mode="json")), "what goes to wandb holds no password"
     assert "quoted" not in config_path(run).read_text()
     for secret in (run / "conf/exp_config.secrets.json", run / "services/redis/redis.conf"):
@@ -45,10 +46,10 @@ def test_the_server_starts_as_written_and_wants_the_password(dry_run: DryRun, tm
     try:
         while not is_healthy(job.url):
             assert server.poll() is None
-        set_streams_backend(**cfg.streams.settings)
+        set_streams_backend(**stream_settings(cfg.streams))
         with write_to_streams(SingleStreamSpec(run, "actor")) as out_stream:
             out_stream.write(1)
-        set_streams_backend(**cfg.streams.settings | {"password": None})
+        set_streams_backend(**stream_settings(cfg.streams) | {"password": None})
         with pytest.raises(StreamError, match=r"set streams.password"):
             read_stream(SingleStreamSpec(run, "actor"))
     finally:

@@ -10,6 +10,8 @@ import pytest
 from pipelinerl.config import Config
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config as Tree
+from pipelinerl.engines.cpu import kind as cpu
+from pipelinerl.engines.vllm import kind as vllm
 from pipelinerl.observe import balance as module
 from pipelinerl.observe.balance import BalanceWatch, balance, remedies
 from pipelinerl.observe.report import markdown
@@ -194,7 +196,7 @@ def test_the_launcher_names_max_lag_from_the_actor_s_records(tmp_path: Path) -> 
 
 
 def test_every_key_that_may_be_named_exists() -> None:
-    source = Path(module.__file__).read_text()
+    source = "".join(Path(str(one.__file__)).read_text() for one in (module, cpu, vllm))
     for key in (
         *("finetune.gradient_checkpointing", "finetune.compile", "world.finetune_fraction", "engine.threads"),
         *("world.actor_fraction", "hardware.devices", "hardware.threads_per_process", "max_lag"),

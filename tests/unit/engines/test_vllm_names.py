@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from pipelinerl.engines.vllm.weight_names import ENDINGS, vllm_names
 from pipelinerl.modeling.model import distinct_parameters
-from pipelinerl.weights.vllm_names import ENDINGS, vllm_names
 
 SIZES = {
     "hidden_size": 16,

@@ -7,9 +7,9 @@ have `w1`, `w2` and `w3`. Granite's own loop knows the names of its checkpoint o
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
-import torch
-
+Tensor = TypeVar("Tensor")
 Endings = Mapping[str, str]
 _STACKED: Endings = {
     ".mlp.experts.gate_up_proj": ".block_sparse_moe.experts.w13",
@@ -29,9 +29,7 @@ ENDINGS: Mapping[str, Endings] = {
 """By model type: what a name ends with in the trainer, and in a version for vLLM. Shapes stay."""
 
 
-def vllm_names(
-    model_type: str, tensors: Iterable[tuple[str, torch.Tensor]]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def vllm_names(model_type: str, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a version under the names that vLLM's model of this type loads.
 
     Raises ValueError for experts of a type in the table that have a name it does not know.

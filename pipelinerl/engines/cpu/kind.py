@@ -1,0 +1,64 @@
+"""`engine.kind=embedded`: this package's own engine, which runs on the CPU and is set by `engine.*`."""
+
+import sys
+from collections.abc import Iterator, Mapping
+
+from pipelinerl.config.tree import Config
+from pipelinerl.engines.kind import EngineKind, EngineStart, Why
+
+
+class Embedded(EngineKind):
+    """The embedded engine. It reads files of weights ahead of their update by itself."""
+
+    name = "embedded"
+    ignores: Mapping[str, str] = {"vllm_config": "the embedded engine reads engine.*"}
+    other_transport = "the embedded engine reads files; set file"
+    batches = False  # on a CPU
+
+    def problems(self, cfg: Config, dry_run: bool) -> Iterator[str]:
+        most, given = cfg.engine.max_model_len * cfg.engine.max_num_seqs, cfg.engine.max_prefill_tokens
+        if given > most:
+            yield f"engine.max_prefill_tokens={given}: more than the slots hold; set at most {most}"
+
+    def command(self, start: EngineStart) -> tuple[list[str], dict[str, str]]:
+        engine, job = start.cfg.engine, start.job
+        options = {
+            "model": start.model,
+            "served-model-name": start.cfg.model_path,
+            "host": job.hostname,
+            "port": job.port,
+            "max-num-seqs": engine.max_num_seqs,
+            "max-model-len": engine.max_model_len,
+            "max-prefill-tokens": engine.max_prefill_tokens,
+            "max-waiting": engine.max_waiting,
+            "dtype": engine.dtype,
+            "threads": engine.threads,
+        }
+        argv = [sys.executable, "-m", "pipelinerl.engines.cpu"]
+        for name, value in options.items():
+            argv += [f"--{name}", str(value)]
+        argv.append(f"--{'' if prefix_cache(start.cfg) else 'no-'}enable-prefix-caching")
+        return argv, {}
+
+    def choice(self, cfg: Config, shown: str, why: Why) -> tuple[str, str, str]:
+        return super().choice(cfg, shown + ("" if prefix_cache(cfg) else ", no prefix cache"), why)
+
+    def remedies(self, cfg: Config, spare_cores: bool) -> Iterator[str]:
+        if not prefix_cache(cfg) and cfg.max_lag != 0:  # without, a synchronous run resumes bit for bit
+            yield "engine.prefix_cache=true"
+        if cfg.engine.threads == 1 and spare_cores:
+            yield "engine.threads=2"
+
+
+def prefix_cache(cfg: Config) -> bool:
+    """Whether an embedded engine has one.
+
+    What is found in it decides which tokens are computed together, and so the last bits. A resumed run
+    starts with an empty one: where its samples are promised to be the same bits, there is none.
+    """
+    if cfg.engine.prefix_cache is not None:
+        return cfg.engine.prefix_cache
+    return not (cfg.max_lag == 0 and cfg.actor.llm_max_rollouts == 1)
+
+
+EMBEDDED = Embedded()

@@ -1,0 +1,115 @@
+"""What a kind of engine is: one object that says all that depends on `engine.kind`.
+
+The launcher asks it (checks, choices, memory, commands), the trainer (type and names of the weights) and the
+advice after the first steps; nobody compares `engine.kind` with a name. Neither torch nor vLLM may be
+imported by the file of a kind. Its server speaks the routes and the metrics that `docs/inference.md` lists,
+so that client, fleet and supervision know no kinds.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pipelinerl.config.hosts import Host
+from pipelinerl.config.machine import Job
+from pipelinerl.config.tree import Config
+from pipelinerl.config.variants import ENGINE_KINDS, Variant
+
+Tensor = TypeVar("Tensor")
+Why = Callable[..., str]
+"""Of a key, the reason where nobody gave it and further keys: the reason in the table of choices."""
+Row = tuple[str, str, str, str]
+"""Of the table of choices: subject, what was chosen, because, what to change it with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStart:
+    """What the launcher knows of an engine that it is going to start."""
+
+    cfg: Config
+    job: Job
+    """Its address and its GPUs."""
+    model: str
+    """Folder or hub name of the weights that it loads."""
+    host: Host
+    """Where it runs."""
+    gpus: Sequence[str]
+    """Its GPUs as `CUDA_VISIBLE_DEVICES` of that host names them."""
+    ahead: bool
+    """Whether it receives weights while it generates."""
+
+
+class EngineKind(Variant):
+    """A kind of engine. What a subclass does not say is that of an engine on one device without options."""
+
+    length_key: str = "engine.max_model_len"
+    """The key with which its own options bound a context."""
+    requests_key: str | None = None
+    """A key of its own options that bounds requests under way; None = `engine.max_num_seqs` alone does."""
+    transports: Sequence[str] = ("file",)
+    """Values of `weights.transport` that it can receive from."""
+    other_transport: str = "this engine reads files; set file"
+    """What is said of any other transport."""
+    ahead: bool = False
+    """Whether it can receive a version beside the weights that are served, as `weights.ahead` asks."""
+    planned: bool = False
+    """Whether the memory plan of `launcher/memory_plan.py`, which is that of vLLM, holds for it on GPUs."""
+    batches: bool = True
+    """Whether more requests at the same time give more tokens a second."""
+    stages: tuple[tuple[str, str], ...] = ()
+    """Texts in its log while it starts, and what each begins."""
+
+    def dtype(self, cfg: Config) -> str:
+        """Type of its weights, `float32` or `bfloat16`."""
+        return cfg.engine.dtype
+
+    def cards(self, cfg: Config) -> int:
+        """GPUs of one engine. Raises ConfigError for a number that it would refuse."""
+        return 1
+
+    def ranks(self, cfg: Config) -> int:
+        """GPUs among which one copy of its weights is divided. Raises ConfigError as `cards`."""
+        return 1
+
+    def card_share(self, cfg: Config) -> float:
+        """Share of each of its cards that it takes."""
+        return 0.9
+
+    def context_key(self, cfg: Config) -> str:
+        """The key to change for longer or shorter contexts in this run."""
+        return self.length_key
+
+    def command(self, start: EngineStart) -> tuple[list[str], dict[str, str]]:
+        """The command line of its server, and what it adds to the environment."""
+        raise NotImplementedError
+
+    def choice(self, cfg: Config, shown: str, why: Why) -> tuple[str, str, str]:
+        """Its row of the table: what was chosen, because, change with. `shown` are number and size."""
+        others = ("engine.kind", "engine.max_num_seqs", "engine.max_model_len")
+        return shown, why("engine.count", f"hardware={cfg.hardware.kind}", *others), "engine.count=N"
+
+    def more_choices(self, cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Row]:
+        """Further rows, behind those of the memory."""
+        return iter(())
+
+    def remedies(self, cfg: Config, spare_cores: bool) -> Iterator[str]:
+        """Keys with a value that make its engines faster, where they limit a run."""
+        return iter(())
+
+    def names(self, model_config: Any, tensors: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        """The tensors of a version under the names that it loads, for a model with this configuration.
+
+        Raises ValueError for names that it is not known to load.
+        """
+        return tensors
+
+
+def engine_kind(cfg: Config) -> EngineKind:
+    """The kind of this run's engines."""
+    return kind_named(cfg.engine.kind)
+
+
+def kind_named(name: str) -> EngineKind:
+    """The kind that `engine.kind=NAME` means; for a tree that is not typed yet."""
+    found: EngineKind = ENGINE_KINDS.find(name)
+    return found

