@@ -162,7 +162,7 @@ class BaseDomain:
         return None
 
     def remedy(self, key: str) -> str | None:
-        """What to do instead of a key of the domain's block that older configurations know; None for others.
+        """What to do instead of a key of upstream's or a paper's configuration; None for others.
 
         `key` is dotted. Called for keys that do not exist, before anything is composed further.
         """

@@ -78,7 +78,7 @@ class Trainer:
             self.counters, saved = load_state(self.folder / STATE, self.learner)
             log.info("resuming at step %d, version %d", step, self.counters.samples)
         self._positions: dict[str, int] = saved.get("positions", {})
-        self._accounting_end: int | None = saved.get("ledger") if step is not None else 0
+        self._accounting_end: int | None = saved.get("accounting_end") if step is not None else 0
         if broadcaster is None:
             engines = cfg.updates_engines and cfg.jobs_of("actor_llm") and ranks.is_main
             broadcaster = EngineBroadcaster(self.learner, cfg) if engines else Broadcaster()
@@ -274,8 +274,7 @@ class Trainer:
         positions = dict(enumerate(self.ranks.gather(feed.position)))
         extra = {
             "positions": {str(rank): at for rank, at in positions.items()},
-            # The end of the rollout accounting; the key is the name that it has in older checkpoints.
-            "ledger": log_size(self.output_dir, "finetune"),
+            "accounting_end": log_size(self.output_dir, "finetune"),
         }
         if self.ranks.is_main and with_state:
             self._wait_for_snapshots()

@@ -42,13 +42,13 @@ def _encode_json(state: Any) -> list[Buffer]:
 
 def _decode_json(data: bytearray) -> Any:
     text, _, checksum = bytes(data).partition(b"\n")
-    if checksum and checksum != xxh3_64_hexdigest(text).encode():
+    if checksum != xxh3_64_hexdigest(text).encode():
         raise ValueError("its checksum differs")
     return json.loads(text)
 
 
 KINDS = {
-    # A line of JSON, and one with its checksum, which those of earlier versions lack.
+    # A line of JSON, and one with its checksum.
     "actor": _Kind(".json", 2, _encode_json, _decode_json),
     # One stream record: `ahead` [[step, samples]], `buffered` [samples], `position` in the actor's stream.
     "preprocess": _Kind(".rec", 2, lambda state: RecordEncoder().encode(state), decode_record),
@@ -129,11 +129,7 @@ class Snapshots:
                 raise ValueError("removed")
             return 0
         number, _, checksum = path.read_text().strip().partition(" ")
-        if (
-            not number.isascii()
-            or not number.isdigit()
-            or checksum not in ("", xxh3_64_hexdigest(number.encode()))
-        ):
+        if not number.isascii() or not number.isdigit() or checksum != xxh3_64_hexdigest(number.encode()):
             raise ValueError("damaged")
         return int(number)
 
