@@ -206,6 +206,13 @@ Domain = BaseDomain
 """What annotations call it."""
 
 
+def problem_list(found: Any, what: str) -> list[dict[str, Any]]:
+    """What a loader returned. Raises ValueError, beginning with `what`, for anything but a list of dicts."""
+    if not isinstance(found, Sequence) or not all(isinstance(problem, dict) for problem in found):
+        raise ValueError(f"{what} must return a list of dicts, got {type(found).__name__}")
+    return list(found)
+
+
 def resolve_dotted(path: str, key: str) -> Any:
     """The object at a dotted path. Raises ConfigError naming `key` and what is missing."""
     module_name, _, attribute = path.rpartition(".")

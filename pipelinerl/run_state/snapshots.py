@@ -15,7 +15,7 @@ import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from pipelinerl.base.files import is_there, write_whole
-from pipelinerl.base.waits import waiting
+from pipelinerl.base.waits import Wait
 from pipelinerl.streams.errors import CorruptRecord
 from pipelinerl.streams.records import Buffer, RecordEncoder, decode_record
 
@@ -144,7 +144,7 @@ def wait_for_snapshots(
     there, look_every_s = (is_there, _LOOK_AT_SHARED_S) if shared else (Path.exists, _LOOK_EVERY_S)
     for role in roles:
         path = Snapshots(output_dir, role).path(version)
-        with waiting(f"the snapshot of {role} at version {version}", deadline_s) as wait:
+        with Wait(f"the snapshot of {role} at version {version}", deadline_s) as wait:
             # A role writes within milliseconds of the announcement, so there is no watch to set up for it.
             while not there(path):
                 wait.check(f"{path} is not there")
