@@ -1,11 +1,18 @@
-"""Generated questions apart: which part a dataset's name means, and which questions only evaluations ask.
+"""Training and test apart: which part a dataset's name means, and which problems only evaluations ask.
 
-A question belongs to one side by a hash of its text alone, so that the two are disjoint whatever the seeds,
-the options and the names are. Called by the loaders of domains that generate their questions.
+A generated question belongs to one side by a hash of its text alone, so that the two are disjoint whatever
+the seeds, the options and the names are; the rows of a file by their place in an order that never changes.
+Called by the loaders of domains.
 """
 
+import random
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import TypeVar
+
+T = TypeVar("T")
+SPLIT_SEED = 42
+"""As upstream splits the same rows."""
 
 PARTS = ("train", "test")
 
@@ -21,3 +28,13 @@ def part_of(name: str, parts: Sequence[str] = PARTS) -> str:
 def is_held_out(question: str, share: float) -> bool:
     """Whether only the evaluation asks this question; true of `share` of all texts."""
     return int.from_bytes(sha256(question.encode()).digest()[:8]) < share * 2**64
+
+
+def split_rows(found: Sequence[T], part: str, train_ratio: float, test_size: int | None = None) -> list[T]:
+    """The rows of `train`, `test` or `all`; `test_size` counts before the ratio."""
+    if part == "all":
+        return list(found)
+    order = list(range(len(found)))
+    random.Random(SPLIT_SEED).shuffle(order)
+    end = len(found) - min(test_size, len(found)) if test_size else int(len(found) * train_ratio)
+    return [found[at] for at in (order[:end] if part == "train" else order[end:])]

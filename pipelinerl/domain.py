@@ -162,7 +162,7 @@ class BaseDomain:
         return None
 
     def remedy(self, key: str) -> str | None:
-        """What to do instead of a key of the domain's block that older configurations know; None for others.
+        """What to do instead of a key of upstream's or a paper's configuration; None for others.
 
         `key` is dotted. Called for keys that do not exist, before anything is composed further.
         """
@@ -204,6 +204,13 @@ class BaseDomain:
 
 Domain = BaseDomain
 """What annotations call it."""
+
+
+def problem_list(found: Any, what: str) -> list[dict[str, Any]]:
+    """What a loader returned. Raises ValueError, beginning with `what`, for anything but a list of dicts."""
+    if not isinstance(found, Sequence) or not all(isinstance(problem, dict) for problem in found):
+        raise ValueError(f"{what} must return a list of dicts, got {type(found).__name__}")
+    return list(found)
 
 
 def resolve_dotted(path: str, key: str) -> Any:

@@ -14,13 +14,13 @@ from domains.coding.references import Reference, unsolvable
 from domains.coding.tiny import NAME as TINY
 from domains.coding.tiny import problems as tiny_problems
 from domains.rows import ENDINGS, rows
+from domains.split import split_rows
 
 Problem = dict[str, Any]
 Subset = Literal["train", "test", "all"]
 DOMAIN = "coding"
 DIVIDED = ("taco", "apps", "intellect3", "mixed")
 """Beginnings of names of data sets of which `subset` takes a part; the others are for evaluation."""
-SPLIT_SEED = 42
 
 
 def load_problems(
@@ -62,7 +62,7 @@ def load_problems(
                 name, data_dir, splits.get(name), set(taco_excluded_difficulties), check_references
             )
             if name.startswith(DIVIDED):
-                found = _part(found, subset, train_ratio)
+                found = split_rows(found, subset, train_ratio)
         if seed is not None:
             random.Random(seed).shuffle(found)
         for problem in found[:max_examples]:
@@ -133,12 +133,3 @@ def _file(name: str, data_dir: str | None, split: str | None) -> Path:
             f"dataset_loader_params.data_dir, or use {TINY}_train and {TINY}_test"
         )
     return found
-
-
-def _part(problems: list[Problem], subset: Subset, ratio: float) -> list[Problem]:
-    if subset == "all":
-        return problems
-    order = list(range(len(problems)))
-    random.Random(SPLIT_SEED).shuffle(order)
-    end = int(len(problems) * ratio)
-    return [problems[index] for index in (order[:end] if subset == "train" else order[end:])]

@@ -16,7 +16,7 @@ from typing import Any
 from domains.ifeval.instructions import arguments_of
 from domains.ifeval.writing import WRITINGS, write
 from domains.rows import ENDINGS, rows
-from domains.split import is_held_out
+from domains.split import is_held_out, split_rows
 from pipelinerl.base.errors import suggestion
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,6 @@ PUBLISHED = {
     "google_ifeval": "input_data",
 }
 """File, without its ending, in which a name's rows are published."""
-SPLIT_SEED = 42
 PATIENCE = 10_000
 _PIECE = re.compile(r"\w+|[^\w\s]")
 
@@ -76,7 +75,7 @@ def load_problems(
         else:
             found = list(_from_file(_file(name, data_dir), name, max_constraints, skip_unknown))
             if name != "google_ifeval" and Path(name).suffix not in ENDINGS:
-                found = _split(found, subset or _part(name), test_size, train_ratio)
+                found = split_rows(found, subset or _part(name), train_ratio, test_size)
             if seed is not None:
                 random.Random(seed).shuffle(found)
         if max_prompt_tokens is not None:
@@ -195,13 +194,3 @@ def read_row(row: Any) -> tuple[str, list[str], list[Mapping[str, Any] | None]]:
     if not isinstance(ids, list) or not ids or not isinstance(kwargs, list) or len(ids) != len(kwargs):
         raise ValueError("instruction_id_list and kwargs: expected lists of one length, not empty")
     return task, [str(id_) for id_ in ids], list(kwargs)
-
-
-def _split(found: list[Problem], part: str, test_size: int | None, train_ratio: float) -> list[Problem]:
-    """The part, by an order that is always the same; as upstream splits the same rows."""
-    if part == "all":
-        return found
-    order = list(range(len(found)))
-    random.Random(SPLIT_SEED).shuffle(order)
-    end = len(found) - min(test_size, len(found)) if test_size else int(len(found) * train_ratio)
-    return [found[at] for at in (order[:end] if part == "train" else order[end:])]

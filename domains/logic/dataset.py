@@ -13,6 +13,7 @@ from typing import Any
 from domains.logic.published import check, parsed
 from domains.reasoning_gym.data import load_problems as generated_problems
 from domains.rows import ENDINGS, rows
+from domains.split import split_rows
 from pipelinerl.base.errors import suggestion
 
 Problem = dict[str, Any]
@@ -37,7 +38,6 @@ FAMILIES = {
 """Upstream's tasks, and the family of reasoning-gym that is most like each; its questions are others."""
 TRAIN, TEST = ("train", "logic", "logic_train"), ("test", "logic_test")
 PUBLISHED = "INTELLECT-3-RL"
-SPLIT_SEED = 42
 Tasks = Mapping[str, Mapping[str, Any] | None]
 DEFAULT: Tasks = {"web_of_lies": {}, "word_sorting": {}, "formal_fallacies": {}, "date_understanding": {}}
 
@@ -90,7 +90,7 @@ def load_problems(
         else:
             limits = (min_difficulty, max_difficulty)
             read = _from_file(_file(name, data_dir), name, skipped, skip_unknown, limits, difficulty_column)
-            found = _split(list(read), _part(name, split, subset), test_size, train_ratio)
+            found = split_rows(list(read), _part(name, split, subset), train_ratio, test_size)
         if seed is not None:
             random.Random(seed).shuffle(found)
         problems += found[:max_examples]
@@ -205,12 +205,3 @@ def _within(value: Any, limits: tuple[float | None, float | None]) -> bool:
     """Rows without a difficulty are kept."""
     low, high = limits
     return value is None or ((low is None or value >= low) and (high is None or value <= high))
-
-
-def _split(found: list[Problem], part: str, test_size: int | None, train_ratio: float) -> list[Problem]:
-    if part == "all":
-        return found
-    order = list(range(len(found)))
-    random.Random(SPLIT_SEED).shuffle(order)
-    end = len(found) - min(test_size, len(found)) if test_size else int(len(found) * train_ratio)
-    return [found[at] for at in (order[:end] if part == "train" else order[end:])]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from domains.registry import find_loader, resolve_callable
+from pipelinerl.domain import problem_list
 
 Problem = dict[str, Any]
 Split = Literal["train", "test", "all"]
@@ -99,9 +100,8 @@ def _loaded(spec: DatasetSpec, loader: Callable[..., Any], params: dict[str, Any
         key = f"per_domain_params.{spec.domain}.{foreign[0]}"
         raise ValueError(f"{key}: its loader has no such parameter; it takes {takes}")
     found = loader([spec.dataset], **params)
-    if not isinstance(found, Sequence) or not all(isinstance(problem, dict) for problem in found):
-        raise ValueError(f"dataset {spec.domain}::{spec.dataset}: its loader returned no list of dicts")
-    return list(found) if splits else _part(list(found), spec)
+    problems = problem_list(found, f"dataset {spec.domain}::{spec.dataset}: its loader")
+    return problems if splits else _part(problems, spec)
 
 
 def _part(problems: list[Problem], spec: DatasetSpec) -> list[Problem]:

@@ -240,9 +240,7 @@ def intact(path: Path) -> bool:
             pairs = db.execute(_CHECKED_PAIRS)
             if not all(Pair(*row[:-1]).sha == row[-1] for row in pairs):
                 return False
-            # A file of an earlier version has no digests of questions.
-            noted = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'digests'").fetchone()
-            questions = db.execute(_CHECKED_QUESTIONS) if noted else ()
+            questions = db.execute(_CHECKED_QUESTIONS)
             return all(isinstance(text, str) and _digest(text) == digest for text, digest in questions)
     except (sqlite3.DatabaseError, UnicodeDecodeError, TypeError, ValueError):
         return False

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipelinerl.actor.messages import Channel, Died, Hello, Message, Stop
 from pipelinerl.base.heartbeat import INTERVAL_S, BeatWatch, heartbeat_path
-from pipelinerl.base.waits import wait_for, waiting
+from pipelinerl.base.waits import Wait, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class WorkerPool:
         for channel in self.channels:
             channel.send(Stop())
             channel.flush()  # now: the loop may not turn again before the processes are waited for
-        with waiting("rollout workers to stop", STOP_DEADLINE_S) as wait:
+        with Wait("rollout workers to stop", STOP_DEADLINE_S) as wait:
             for index, process in enumerate(self._processes):
                 try:
                     await asyncio.to_thread(process.wait, max(0.1, wait.remaining_s))
@@ -154,7 +154,7 @@ class WorkerPool:
                     process.wait()
         if self._readers:
             # The processes are gone: what is left to read are their last messages.
-            with waiting("the last messages of rollout workers", STOP_DEADLINE_S):
+            with Wait("the last messages of rollout workers", STOP_DEADLINE_S):
                 await asyncio.wait(self._readers, timeout=STOP_DEADLINE_S)
         # A reader that is still there after the deadline is stuck in handling a message.
         for reader in self._readers:

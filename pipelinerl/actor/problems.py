@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipelinerl.config import Config
-from pipelinerl.domain import resolve_dotted
+from pipelinerl.domain import problem_list, resolve_dotted
 
 Problem = dict[str, Any]
 
@@ -19,11 +19,13 @@ def load_problems(cfg: Config) -> tuple[list[Problem], list[Problem]]:
     """
     loader = resolve_dotted(str(cfg.dataset_loader), "dataset_loader")
     random.seed(cfg.seed)  # upstream's loaders shuffle with the global generator
-    params, name = cfg.dataset_loader_params, cfg.dataset_loader
+    params, name = cfg.dataset_loader_params, f"dataset_loader={cfg.dataset_loader}"
     train = []
     if not cfg.debug.evaluates_only:
-        train = _checked(loader(list(cfg.train_dataset_names), **params), name)
-    test = _checked(loader(list(cfg.test_dataset_names), **params), name) if cfg.test_dataset_names else []
+        train = problem_list(loader(list(cfg.train_dataset_names), **params), name)
+    test = (
+        problem_list(loader(list(cfg.test_dataset_names), **params), name) if cfg.test_dataset_names else []
+    )
     if not train and not cfg.debug.evaluates_only:
         raise ValueError(f"train_dataset_names={_shown(cfg.train_dataset_names)}: no problems in it")
     if not test and cfg.evaluates:
@@ -38,14 +40,6 @@ def load_problems(cfg: Config) -> tuple[list[Problem], list[Problem]]:
 
 def _shown(names: Sequence[str]) -> str:
     return f"[{','.join(names)}]"
-
-
-def _checked(problems: Any, loader: str | None) -> list[Problem]:
-    if not isinstance(problems, Sequence) or not all(isinstance(problem, dict) for problem in problems):
-        raise ValueError(
-            f"dataset_loader={loader} must return a list of dicts, got {type(problems).__name__}"
-        )
-    return list(problems)
 
 
 def payload(problem: Problem, index: int) -> bytes:

@@ -274,10 +274,10 @@ class Actor:
             detail = f"{budget.reserved:.0f} texts reserved, {discarded} discarded, bound {budget.bound}"
         # One wait as long as its reason stays the same, however often it is looked at.
         if self._idle is not None and self._idle.name != name:
-            self._idle.__exit__(None, None, None)
+            self._idle.end()
             self._idle = None
         if name and self._idle is None:
-            self._idle = Wait(name, limit_s).__enter__()
+            self._idle = Wait(name, limit_s).start()
         if self._idle is not None:
             self._idle.check(detail)
 

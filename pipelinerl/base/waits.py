@@ -25,8 +25,9 @@ class WaitExpired(TimeoutError):
 
 
 class Wait:
-    """One wait for `name` that may last `deadline_s` seconds; a context manager that registers itself.
+    """One wait for `name`, at most `deadline_s` seconds: `with Wait("the first weight version", 60): ...`.
 
+    Where it lasts longer than a block, such as from one look to a later one, `start` and `end` enclose it.
     `clock` returns seconds and never goes backwards; tests inject their own.
     """
 
@@ -40,14 +41,22 @@ class Wait:
         self._clock = clock
         self._start = clock()
 
-    def __enter__(self) -> Self:
+    def start(self) -> Self:
+        """Register it."""
         with _lock:
             _active.add(self)
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def end(self) -> None:
+        """It lasts no longer."""
         with _lock:
             _active.discard(self)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
 
     @property
     def elapsed_s(self) -> float:
@@ -68,10 +77,6 @@ class Wait:
             raise WaitExpired(self.name, self.deadline_s, detail)
 
 
-waiting = Wait
-"""`with waiting("the first weight version", 60) as wait: ...` registers a wait while the block runs."""
-
-
 def current_waits() -> list[dict[str, Any]]:
     """The waits of this process, longest first: name, seconds so far, deadline in seconds, `Wait.doing`."""
     with _lock:
@@ -89,7 +94,7 @@ async def wait_for(awaitable: Awaitable[T], name: str, deadline_s: float) -> T:
 
     What is awaited ends with the wait, also when the wait itself is cancelled.
     """
-    with waiting(name, deadline_s):
+    with Wait(name, deadline_s):
         task = asyncio.ensure_future(awaitable)
         try:
             done, _ = await asyncio.wait({task}, timeout=deadline_s)

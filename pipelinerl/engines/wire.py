@@ -117,7 +117,7 @@ def _make(folder: Path) -> None:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         why = "not a folder of this user; have its owner remove it, or set weights.directory"
         raise OSError(errno.EPERM, why, str(folder))
-    if found.st_mode & 0o077:  # of an earlier version, or made by hand
+    if found.st_mode & 0o077:  # made by hand
         folder.chmod(0o700)
 
 

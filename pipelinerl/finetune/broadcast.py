@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pipelinerl.base.waits import waiting
+from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.finetune.step import Learner
@@ -63,7 +63,7 @@ class EngineBroadcaster(Broadcaster):
         self._unchecked = FIRST_UPDATES
 
     def start(self) -> None:
-        with waiting("the engines to be ready", self._deadline_s):
+        with Wait("the engines to be ready", self._deadline_s):
             try:
                 self._publisher.wait_ready(self._deadline_s)
             except WeightUpdateError as error:
@@ -76,7 +76,7 @@ class EngineBroadcaster(Broadcaster):
 
         WeightUpdateError at once for what no replacement mends.
         """
-        with waiting(f"the engines to take version {version}", self._deadline_s) as wait:
+        with Wait(f"the engines to take version {version}", self._deadline_s) as wait:
             while True:
                 try:
                     report = self._publisher.publish(version, self._weights())

@@ -63,9 +63,9 @@ def resume_step(root: Path) -> int | None:
     if step is None and (root / MODEL).is_dir():
         raise ValueError(_half_checkpoint(root))
     for folder in () if step is None else (root / MODEL, root / STATE):
-        # Checkpoints of earlier versions have no digests, and are taken as they are.
-        expected = json.loads((folder / MARKER).read_text()).get("files", {})
-        if (name := damaged_file(folder, expected)) is not None:
+        expected = json.loads((folder / MARKER).read_text()).get("files")
+        name = damaged_file(folder, expected) if isinstance(expected, dict) else MARKER
+        if name is not None:
             raise ValueError(
                 f"{folder / name}: damaged, it is not what was saved at step {step}; "
                 "put it back, or train anew with force_restart=true"

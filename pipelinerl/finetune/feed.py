@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipelinerl.base.waits import waiting
+from pipelinerl.base.waits import Wait
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.streams import SingleStreamSpec, read_stream
 
@@ -72,7 +72,7 @@ class Feed:
                 f"the recording {self._reader.spec} ends within step {step}; record the run again"
             )
         started = time.monotonic()
-        with waiting(f"texts of step {step}", self._deadline_s) as wait:
+        with Wait(f"texts of step {step}", self._deadline_s) as wait:
             while (record := self._reader.next_record()) is None:
                 wait.check(self._reader.describe_end() if wait.expired else "")
                 self._reader.wait(min(IDLE_INTERVAL_S, wait.remaining_s))

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipelinerl.base.waits import waiting
+from pipelinerl.base.waits import Wait
 from pipelinerl.finetune.ranks import HOST_DEADLINE, Ranks
 
 BUCKET_BYTES = 32 * 2**20
@@ -113,14 +113,14 @@ class GradientSums:
             self.begin()
         step = self._step
         assert step is not None
-        with waiting("the last micro-batches of the other trainer ranks", HOST_DEADLINE.total_seconds()):
+        with Wait("the last micro-batches of the other trainer ranks", HOST_DEADLINE.total_seconds()):
             step.others.wait()
         plan = self._plan or self._agree(step)
         for bucket in range(len(step.sums), len(plan.buckets)):
             if bucket not in step.filled:
                 self._fill(step, bucket, plan)
             self._launch(step, bucket)
-        with waiting("the sums of gradients over trainer ranks", HOST_DEADLINE.total_seconds()):
+        with Wait("the sums of gradients over trainer ranks", HOST_DEADLINE.total_seconds()):
             for one in step.sums:
                 one.wait()
         self._step = None

@@ -30,14 +30,7 @@ from pipelinerl.finetune.collect import (
 from pipelinerl.finetune.compile_later import LaterCompilation
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.memory import MemoryDebug
-from pipelinerl.finetune.metrics import (
-    Hardware,
-    StepStatistics,
-    lag_metrics,
-    peak_flops,
-    rl_metrics,
-    throughput_metrics,
-)
+from pipelinerl.finetune.metrics import Hardware, StepStatistics, peak_flops, step_metrics
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
 from pipelinerl.finetune.rl.losses import Coefficients
@@ -55,8 +48,6 @@ from pipelinerl.run_state.snapshots import KINDS, replayed_texts, wait_for_snaps
 from pipelinerl.streams import SingleStreamSpec
 
 log = logging.getLogger(__name__)
-_SUMMARY_ONLY = ("train_loss", "last_broadcasted_version", "total_time")
-"""Counters that are no metric of a step."""
 
 
 class Trainer:
@@ -87,7 +78,7 @@ class Trainer:
             self.counters, saved = load_state(self.folder / STATE, self.learner)
             log.info("resuming at step %d, version %d", step, self.counters.samples)
         self._positions: dict[str, int] = saved.get("positions", {})
-        self._accounting_end: int | None = saved.get("ledger") if step is not None else 0
+        self._accounting_end: int | None = saved.get("accounting_end") if step is not None else 0
         if broadcaster is None:
             engines = cfg.updates_engines and cfg.jobs_of("actor_llm") and ranks.is_main
             broadcaster = EngineBroadcaster(self.learner, cfg) if engines else Broadcaster()
@@ -207,7 +198,8 @@ class Trainer:
             )
         self._note_ends(rollouts, rollout_log)
         counters.epoch = max(counters.epoch, total.epoch)
-        self._count_step(total, grad_norm)
+        dropped = 0 if self._stale_in_queue is None else self._stale_in_queue.take()
+        counters.count(total, grad_norm, dropped)
         if self.ranks.is_main and counters.completed_steps % self.finetune.log_each_n_steps == 0:
             self._log(total, coefficients)
         return total.worked_s, batch
@@ -233,35 +225,14 @@ class Trainer:
         while any(self.ranks.gather((batch := next(batches, None)) is not None)):
             yield sentinel_batch(step, texts, share) if batch is None else batch
 
-    def _count_step(self, step: StepStatistics, grad_norm: float) -> None:
-        counters = self.counters
-        counters.completed_steps += 1
-        counters.passes += len(step.tokens)
-        counters.samples += step.texts
-        counters.tokens += sum(step.tokens)
-        counters.sampled_tokens += step.lags.total()
-        counters.samples_too_old_to_train += step.stale_texts
-        if self._stale_in_queue is not None:
-            counters.samples_too_old_to_queue += self._stale_in_queue.take()
-        counters.tokens_too_old_to_train += step.stale_tokens
-        counters.grad_norm = grad_norm
-        counters.min_actor_version = min(step.versions, default=counters.min_actor_version)
-        counters.max_actor_version = max(step.versions, default=counters.max_actor_version)
-        counters.time_waiting_for_data += step.waited_s
-        counters.total_time += step.waited_s + step.worked_s
-
     def _log(self, step: StepStatistics, coefficients: Coefficients) -> None:
         counters = self.counters
-        rl = rl_metrics(step, coefficients)
-        counters.train_loss = rl.get("rl/loss", counters.train_loss)
-        counted = counters.to_dict().items()
-        stats = {f"stats/{name}": value for name, value in counted if name not in _SUMMARY_ONLY}
-        stats["stats/queue/batches"] = step.queued
-        stats["stats/multi_version_share"] = step.multi_version_texts / max(step.texts, 1)
+        measured = step_metrics(step, coefficients, self.ranks.count, self._hardware)
+        counters.train_loss = measured.get("rl/loss", counters.train_loss)
+        rl = {name: value for name, value in measured.items() if name.startswith("rl/")}
         self._last_rl = rl | {"completed_steps": counters.completed_steps}
         if self._writer is not None:
-            throughput = throughput_metrics(step, self.ranks.count, self._hardware)
-            values = stats | rl | throughput | lag_metrics(step.lags) | step.memory | self._update_metrics
+            values = counters.metrics() | measured | step.memory | self._update_metrics
             self._writer.log(values, counters.samples)
         self._update_metrics = {}
 
@@ -303,8 +274,7 @@ class Trainer:
         positions = dict(enumerate(self.ranks.gather(feed.position)))
         extra = {
             "positions": {str(rank): at for rank, at in positions.items()},
-            # The end of the rollout accounting; the key is the name that it has in older checkpoints.
-            "ledger": log_size(self.output_dir, "finetune"),
+            "accounting_end": log_size(self.output_dir, "finetune"),
         }
         if self.ranks.is_main and with_state:
             self._wait_for_snapshots()

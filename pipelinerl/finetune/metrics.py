@@ -1,103 +1,34 @@
-"""Statistics of one optimizer step. Every metric declares how its values are put together."""
+"""The metrics of one optimizer step: METRICS has a row for each, with how its values are put together.
 
+The learner asks `token_statistics` of each micro-batch; the loop merges the counts of all ranks and asks
+`step_metrics` once.
+"""
+
+import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.ratios import ratio_histogram, ratio_quantiles
 from pipelinerl.finetune.rl.labels import TextStatistics, capped_families
 from pipelinerl.finetune.rl.losses import policy_loss
-from pipelinerl.finetune.rl.losses.base import LOG_RATIO_BOUND, Coefficients, LossInputs, kl_N
+from pipelinerl.finetune.rl.losses.base import Coefficients, LossInputs, kl_N
 
 
 class Reducer(Enum):
-    """How micro-batches and ranks are combined."""
+    """How what a metric's function gives is combined."""
 
-    SUM = "sum"
+    SUM = "sum over the tokens of all micro-batches and ranks"
     TEXT_MEAN = "mean over the step's texts of each text's mean over its tokens"
-    MAX = "max"
-    MIN = "min"
-
-
-_TEXT_MEANS = (
-    "reward",
-    "advantage",
-    "kl",
-    "entropy",
-    "old_logprobs",
-    "new_logprobs",
-    "ref_logprobs",
-    "kl_new_old",
-    "mean_abs_log_ratio_new_old",
-    "ratio_new_old",
-    "ratio_ref_new",
-    "ratio_ref_old",
-    "clamp_log_ratio_ref_new_indicator",
-    "clamp_log_ratio_new_old_indicator",
-    "token_weight",
-    "value_mean",
-    "value_mse",
-)
-_SUMS = (
-    "loss",
-    "value_loss",
-    "ratio_new_old_sum",
-    "ratio_new_old_squared_sum",
-    "num_output_tokens_sum",
-    "input_size",
-)
-_EXTREMES = ("loss", "reward", "advantage", "kl", "token_weight", "ratio_new_old")
-
-REDUCERS: dict[str, Reducer] = (
-    dict.fromkeys(_TEXT_MEANS, Reducer.TEXT_MEAN)
-    | dict.fromkeys(_SUMS, Reducer.SUM)
-    | {f"max_{name}": Reducer.MAX for name in _EXTREMES}
-    | {f"min_{name}": Reducer.MIN for name in _EXTREMES}
-    | {"value_max": Reducer.MAX, "value_min": Reducer.MIN}
-)
-"""Reducer of each `rl/` metric; those of values are absent without a value head."""
-
-
-_HALF = np.geomspace(1e-5, LOG_RATIO_BOUND, 120)
-LOG_RATIO_EDGES = np.concatenate([-_HALF[::-1], _HALF])
-"""Bins of the log importance ratio, each 13 % of its distance from 0 wide; tokens with ratio 1 share one."""
-RATIO_PERCENTILES = (1, 5, 50, 95, 99)
-
-
-@lru_cache(maxsize=4)
-def _edges(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """LOG_RATIO_EDGES on the device: copied once, because a copy would wait for it."""
-    return torch.as_tensor(LOG_RATIO_EDGES, dtype=dtype, device=device)
-
-
-@torch.no_grad()
-def ratio_histogram(log_ratio_N: torch.Tensor) -> torch.Tensor:
-    """float32 `[len(LOG_RATIO_EDGES) + 1]`: tokens by log importance ratio, not clipped."""
-    edges = _edges(log_ratio_N.dtype, log_ratio_N.device)
-    bins = torch.bucketize(log_ratio_N, edges)
-    return log_ratio_N.new_zeros(len(edges) + 1).index_add(0, bins, torch.ones_like(log_ratio_N))
-
-
-def ratio_quantiles(counts: np.ndarray) -> dict[str, float]:
-    """Quantiles of the importance ratio from the counts of `ratio_histogram`, linear within a bin."""
-    total = counts.sum()
-    if total == 0:
-        return {}
-    reached = np.concatenate([[0.0], np.cumsum(counts)]) / total
-    places = np.concatenate([LOG_RATIO_EDGES[:1], LOG_RATIO_EDGES, LOG_RATIO_EDGES[-1:]])
-    out = {}
-    for percent in RATIO_PERCENTILES:
-        share = percent / 100
-        at = min(max(int(np.searchsorted(reached, share)) - 1, 0), len(counts) - 1)
-        inside = (share - reached[at]) / max(reached[at + 1] - reached[at], 1e-12)
-        place = places[at] + inside * (places[at + 1] - places[at])
-        out[f"ratio_new_old_p{percent:02d}"] = float(np.exp(place))
-    return out
+    MAX = "maximum over tokens"
+    MIN = "minimum over tokens"
+    STEP = "once, from the merged counts of the step"
 
 
 @torch.no_grad()
@@ -105,56 +36,6 @@ def text_means(inputs: LossInputs, count_N: torch.Tensor, rl: RLConfig) -> torch
     """float32 `[2, S]`: means over each text's tokens of the KL to the reference and of the advantage."""
     values = torch.stack([kl_N(inputs, rl), inputs.advantages_N]) / count_N
     return values.new_zeros(2, inputs.n_texts).index_add(1, inputs.text_N, values)
-
-
-@torch.no_grad()
-def token_statistics(
-    inputs: LossInputs, count_N: torch.Tensor, loss: torch.Tensor, rl: RLConfig, input_size: int
-) -> torch.Tensor:
-    """float32 `[len(REDUCERS) + len(LOG_RATIO_EDGES) + 1]` on the device, without synchronisation.
-
-    First the metrics in the order of REDUCERS, then the counts of `ratio_histogram`.
-
-    count_N float32: number of targets of the token's text, so that sums of x / count are sums of text means.
-    """
-    chosen, difference = policy_loss(rl.policy_loss), inputs.log_ratio_N
-    ratio = difference.exp()
-    to_reference = inputs.ref_logprobs_N - inputs.logprobs_N
-    bound = rl.clamp_log_ratio_ref_new_value
-    tokens = {
-        "reward": inputs.rewards_N,
-        "advantage": inputs.advantages_N,
-        "kl": kl_N(inputs, rl),
-        "entropy": inputs.entropy_N,
-        "old_logprobs": inputs.old_logprobs_N,
-        "new_logprobs": inputs.logprobs_N,
-        "ref_logprobs": inputs.ref_logprobs_N,
-        "kl_new_old": ratio - difference - 1,
-        "mean_abs_log_ratio_new_old": difference.abs(),
-        # As upstream: the ratio that the loss uses. Sums (and so ess) and extremes stay unclamped.
-        "ratio_new_old": chosen.reported_ratio_N(inputs, rl),
-        "ratio_ref_new": to_reference.exp(),
-        "ratio_ref_old": (inputs.ref_logprobs_N - inputs.old_logprobs_N).exp(),
-        "clamp_log_ratio_ref_new_indicator": (to_reference.abs() > bound).float(),
-        "clamp_log_ratio_new_old_indicator": chosen.clipped_N(inputs, rl).float(),
-        "token_weight": inputs.weight_N,
-    }
-    values = torch.full_like(ratio, np.nan) if inputs.values_N is None else inputs.values_N
-    tokens |= {"value_mean": values, "value_mse": (values - inputs.rewards_N).square()}
-    means = [(tokens[name] / count_N).sum() for name in _TEXT_MEANS]
-    histogram = ratio_histogram(difference)
-    n_tokens = ratio.new_full((), float(len(ratio)))
-    squares = inputs.weight_N * 0.5 * tokens["value_mse"]
-    sums = [loss.float(), squares.sum(), ratio.sum(), ratio.square().sum(), n_tokens]
-    sums.append(ratio.new_full((), float(input_size)))
-    empty = len(ratio) == 0
-    extremes = tokens | {"loss": loss.float().reshape(1), "ratio_new_old": ratio}
-    high = [ratio.new_full((), -np.inf) if empty else extremes[name].max() for name in _EXTREMES]
-    low = [ratio.new_full((), np.inf) if empty else extremes[name].min() for name in _EXTREMES]
-    limits = (
-        [ratio.new_full((), -np.inf), ratio.new_full((), np.inf)] if empty else [values.max(), values.min()]
-    )
-    return torch.cat([torch.stack([*means, *sums, *high, *low, *limits]), histogram])
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +68,24 @@ def peak_flops(device: torch.device, bfloat16: bool) -> float | None:
     )
 
 
+def _labels(
+    ours: dict[str, TextStatistics], theirs: Mapping[str, TextStatistics]
+) -> dict[str, TextStatistics]:
+    for label, statistics in theirs.items():
+        ours.setdefault(label, TextStatistics()).add(statistics)
+    return ours
+
+
+def _largest(ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, float]:
+    return {**ours, **{name: max(ours.get(name, 0.0), size) for name, size in theirs.items()}}
+
+
 @dataclass(slots=True)
 class StepStatistics:
-    """One rank's sums of one step; plain values, so that ranks exchange them in a single gather."""
+    """One rank's counts of one step; plain values, so that ranks exchange them in a single gather.
+
+    `merge` adds the ranks' values up where the field names nothing else.
+    """
 
     vectors: list[list[float]] = field(default_factory=list)
     texts: int = 0
@@ -201,114 +97,263 @@ class StepStatistics:
     stale_texts: int = 0
     multi_version_texts: int = 0
     queued: int = 0
-    epoch: int = 0
+    epoch: int = field(default_factory=int, metadata={"merge": max})
     versions: list[int] = field(default_factory=list)
     lags: Counter[int] = field(default_factory=Counter)
-    labels: dict[str, TextStatistics] = field(default_factory=dict)
-    memory: dict[str, float] = field(default_factory=dict)
-    waited_s: float = 0.0
-    worked_s: float = 0.0
+    labels: dict[str, TextStatistics] = field(default_factory=dict, metadata={"merge": _labels})
+    memory: dict[str, float] = field(default_factory=dict, metadata={"merge": _largest})
+    waited_s: float = field(default_factory=float, metadata={"merge": max})
+    worked_s: float = field(default_factory=float, metadata={"merge": max})
 
     def merge(self, others: "Iterable[StepStatistics]") -> "StepStatistics":
-        """Sum over ranks; times are the longest, memory and epoch the largest."""
+        """Those of all ranks: times are the longest, memory and epoch the largest."""
         for other in others:
-            self.vectors += other.vectors
-            self.texts += other.texts
-            self.tokens += other.tokens
-            self.computed += other.computed
-            self.sequences += other.sequences
-            self.padding += other.padding
-            self.stale_tokens += other.stale_tokens
-            self.stale_texts += other.stale_texts
-            self.multi_version_texts += other.multi_version_texts
-            self.queued += other.queued
-            self.versions += other.versions
-            self.lags.update(other.lags)
-            for label, statistics in other.labels.items():
-                self.labels.setdefault(label, TextStatistics()).add(statistics)
-            for name, size in other.memory.items():
-                self.memory[name] = max(self.memory.get(name, 0.0), size)
-            self.epoch = max(self.epoch, other.epoch)
-            self.waited_s = max(self.waited_s, other.waited_s)
-            self.worked_s = max(self.worked_s, other.worked_s)
+            for one in fields(self):
+                how = one.metadata.get("merge", operator.add)
+                setattr(self, one.name, how(getattr(self, one.name), getattr(other, one.name)))
         return self
 
 
-def _reduce(vectors: list[list[float]], texts: int) -> dict[str, float]:
-    """Combine the micro-batches' vectors by REDUCERS; a metric without values is absent."""
+class Tokens:
+    """What functions of tokens see: the labelled tokens of one micro-batch, float32 `[N]` each."""
+
+    def __init__(self, inputs: LossInputs, loss: torch.Tensor, rl: RLConfig, input_size: int) -> None:
+        self.inputs, self.rl = inputs, rl
+        self.loss = loss.float().reshape(1)
+        self.policy_loss = policy_loss(rl.policy_loss)
+        self.log_ratio_N = inputs.log_ratio_N
+        self.ratio_N = self.log_ratio_N.exp()
+        """Not clamped; `rl/ratio_new_old` is the ratio that the loss uses."""
+        self.kl_N = kl_N(inputs, rl)
+        self.ref_log_ratio_N = inputs.ref_logprobs_N - inputs.logprobs_N
+        absent = inputs.values_N is None
+        self.values_N = torch.full_like(self.ratio_N, np.nan) if absent else inputs.values_N
+        self.value_error_N = (self.values_N - inputs.rewards_N).square()
+        self.ones_N = torch.ones_like(self.ratio_N)
+        self.input_size = self.ratio_N.new_full((), float(input_size))
+
+    def __len__(self) -> int:
+        return len(self.ratio_N)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What functions of the whole step see. Rates count the waiting of the trainer, MFU does not."""
+
+    counts: StepStatistics
+    rl: Mapping[str, float]
+    """The metrics of tokens, put together."""
+    coefficients: Coefficients
+    ranks: int
+    hardware: Hardware
+
+    @property
+    def seconds(self) -> float:
+        return max(self.counts.waited_s + self.counts.worked_s, 1e-9)
+
+    @property
+    def worked(self) -> float:
+        return max(self.counts.worked_s, 1e-9)
+
+    @property
+    def tokens(self) -> float:
+        return float(sum(self.counts.tokens))
+
+    @property
+    def batches(self) -> int:
+        return max(len(self.counts.tokens), 1)
+
+
+class Metric(NamedTuple):
+    """A row of METRICS. `of` takes Tokens and gives `[N]` values, or with Reducer.STEP takes Step and gives a
+    number, a histogram, or None where there is nothing to tell."""
+
+    name: str
+    reducer: Reducer
+    of: Callable[[Any], Any]
+
+
+def _ess(step: Step) -> float | None:
+    """(sum r)^2 / (N * sum r^2), with unclamped ratios."""
+    n = step.rl.get("rl/num_output_tokens_sum", 0.0)
+    squares = step.rl.get("rl/ratio_new_old_squared_sum", 0.0)
+    return step.rl["rl/ratio_new_old_sum"] ** 2 / (n * squares) if n and squares else None
+
+
+def _mfu(step: Step, tokens: float) -> float | None:
+    """Forward and backward of a token (Kaplan et al. 2020), whatever is computed twice."""
+    if step.hardware.peak_flops is None:
+        return None
+    return 6 * step.hardware.parameters / (step.worked * step.ranks * step.hardware.peak_flops) * tokens
+
+
+def _lag_mean(step: Step) -> float | None:
+    lags = step.counts.lags
+    return sum(lag * n for lag, n in lags.items()) / lags.total() if lags else None
+
+
+def _lag_histogram(step: Step) -> dict[str, list[float]] | None:
+    """Trained tokens by lag, in bins that grow with it."""
+    lags = step.counts.lags
+    if not lags:
+        return None
+    values = np.array(sorted(lags), np.int64)
+    counts = np.array([lags[int(v)] for v in values], np.float64)
+    edges = np.unique(np.concatenate([[0, 1], np.geomspace(1, max(2, values.max() + 1), 16).astype(int)]))
+    edges = np.append(edges, max(int(edges[-1]), int(values.max())) + 1)
+    filled, _ = np.histogram(values, bins=edges, weights=counts)
+    return {"edges": edges.astype(float).tolist(), "counts": filled.tolist()}
+
+
+SUM, TEXT_MEAN, MAX, MIN, STEP = Reducer
+METRICS: tuple[Metric, ...] = (
+    Metric("rl/reward", TEXT_MEAN, lambda t: t.inputs.rewards_N),
+    Metric("rl/advantage", TEXT_MEAN, lambda t: t.inputs.advantages_N),
+    Metric("rl/kl", TEXT_MEAN, lambda t: t.kl_N),
+    Metric("rl/entropy", TEXT_MEAN, lambda t: t.inputs.entropy_N),
+    Metric("rl/old_logprobs", TEXT_MEAN, lambda t: t.inputs.old_logprobs_N),
+    Metric("rl/new_logprobs", TEXT_MEAN, lambda t: t.inputs.logprobs_N),
+    Metric("rl/ref_logprobs", TEXT_MEAN, lambda t: t.inputs.ref_logprobs_N),
+    Metric("rl/kl_new_old", TEXT_MEAN, lambda t: t.ratio_N - t.log_ratio_N - 1),
+    Metric("rl/mean_abs_log_ratio_new_old", TEXT_MEAN, lambda t: t.log_ratio_N.abs()),
+    # As upstream: the ratio that the loss uses. Sums (and so ess) and extremes stay unclamped.
+    Metric("rl/ratio_new_old", TEXT_MEAN, lambda t: t.policy_loss.reported_ratio_N(t.inputs, t.rl)),
+    Metric("rl/ratio_ref_new", TEXT_MEAN, lambda t: t.ref_log_ratio_N.exp()),
+    Metric(
+        "rl/ratio_ref_old", TEXT_MEAN, lambda t: (t.inputs.ref_logprobs_N - t.inputs.old_logprobs_N).exp()
+    ),
+    Metric(
+        "rl/clamp_log_ratio_ref_new_indicator",
+        TEXT_MEAN,
+        lambda t: (t.ref_log_ratio_N.abs() > t.rl.clamp_log_ratio_ref_new_value).float(),
+    ),
+    Metric(
+        "rl/clamp_log_ratio_new_old_indicator",
+        TEXT_MEAN,
+        lambda t: t.policy_loss.clipped_N(t.inputs, t.rl).float(),
+    ),
+    Metric("rl/token_weight", TEXT_MEAN, lambda t: t.inputs.weight_N),
+    # NaN, and so absent, without a value head.
+    Metric("rl/value_mean", TEXT_MEAN, lambda t: t.values_N),
+    Metric("rl/value_mse", TEXT_MEAN, lambda t: t.value_error_N),
+    Metric("rl/value_loss", SUM, lambda t: t.inputs.weight_N * 0.5 * t.value_error_N),
+    Metric("rl/value_max", MAX, lambda t: t.values_N),
+    Metric("rl/value_min", MIN, lambda t: t.values_N),
+    Metric("rl/loss", SUM, lambda t: t.loss),
+    Metric("rl/ratio_new_old_sum", SUM, lambda t: t.ratio_N),
+    Metric("rl/ratio_new_old_squared_sum", SUM, lambda t: t.ratio_N.square()),
+    Metric("rl/num_output_tokens_sum", SUM, lambda t: t.ones_N),
+    Metric("rl/input_size", SUM, lambda t: t.input_size),
+    Metric("rl/max_loss", MAX, lambda t: t.loss),
+    Metric("rl/max_reward", MAX, lambda t: t.inputs.rewards_N),
+    Metric("rl/max_advantage", MAX, lambda t: t.inputs.advantages_N),
+    Metric("rl/max_kl", MAX, lambda t: t.kl_N),
+    Metric("rl/max_token_weight", MAX, lambda t: t.inputs.weight_N),
+    Metric("rl/max_ratio_new_old", MAX, lambda t: t.ratio_N),
+    Metric("rl/min_loss", MIN, lambda t: t.loss),
+    Metric("rl/min_reward", MIN, lambda t: t.inputs.rewards_N),
+    Metric("rl/min_advantage", MIN, lambda t: t.inputs.advantages_N),
+    Metric("rl/min_kl", MIN, lambda t: t.kl_N),
+    Metric("rl/min_token_weight", MIN, lambda t: t.inputs.weight_N),
+    Metric("rl/min_ratio_new_old", MIN, lambda t: t.ratio_N),
+    Metric("rl/ess", STEP, _ess),
+    Metric("rl/kl_coef", STEP, lambda s: s.coefficients.kl),
+    Metric("rl/entropy_bonus_coef", STEP, lambda s: s.coefficients.entropy),
+    Metric("throughput/tokens_per_step", STEP, lambda s: s.tokens),
+    Metric("throughput/unique_tokens_per_step", STEP, lambda s: s.counts.computed),
+    Metric("throughput/tokens_per_unique_token", STEP, lambda s: s.tokens / max(s.counts.computed, 1)),
+    Metric("throughput/row_fill", STEP, lambda s: s.counts.computed / s.batches / s.hardware.row),
+    Metric("throughput/micro_batches_per_step", STEP, lambda s: len(s.counts.tokens)),
+    Metric("throughput/tokens_per_sec", STEP, lambda s: s.tokens / s.seconds),
+    Metric("throughput/tokens_perGPU_per_sec", STEP, lambda s: s.tokens / s.seconds / s.ranks),
+    Metric("throughput/real_tokens_per_sec", STEP, lambda s: (s.tokens - s.counts.padding) / s.seconds),
+    Metric("throughput/samples_per_sec", STEP, lambda s: s.counts.texts / s.seconds),
+    Metric("throughput/steps_per_sec", STEP, lambda s: 1 / s.seconds),
+    Metric("throughput/sec_per_step", STEP, lambda s: s.seconds),
+    Metric("throughput/sec_per_pass", STEP, lambda s: s.counts.worked_s / s.batches * s.ranks),
+    Metric("throughput/working_tokens_per_sec", STEP, lambda s: s.tokens / s.worked),
+    Metric("throughput/mfu", STEP, lambda s: _mfu(s, s.tokens)),
+    Metric("throughput/mfu_unique", STEP, lambda s: _mfu(s, s.counts.computed)),
+    Metric("throughput/tokens_per_micro_batch", STEP, lambda s: _mean(s.counts.tokens)),
+    Metric("throughput/min_tokens_per_micro_batch", STEP, lambda s: min(s.counts.tokens, default=None)),
+    Metric("throughput/max_tokens_per_micro_batch", STEP, lambda s: max(s.counts.tokens, default=None)),
+    Metric("throughput/sequences_per_micro_batch", STEP, lambda s: _mean(s.counts.sequences)),
+    Metric("throughput/min_sequences_per_micro_batch", STEP, lambda s: min(s.counts.sequences, default=None)),
+    Metric("throughput/max_sequences_per_micro_batch", STEP, lambda s: max(s.counts.sequences, default=None)),
+    Metric("stats/queue/batches", STEP, lambda s: s.counts.queued),
+    Metric(
+        "stats/multi_version_share", STEP, lambda s: s.counts.multi_version_texts / max(s.counts.texts, 1)
+    ),
+    Metric("stats/lag", STEP, _lag_mean),
+    Metric("stats/lag_max", STEP, lambda s: max(s.counts.lags, default=None)),
+    Metric("stats/lag_histogram", STEP, _lag_histogram),
+)
+"""What the trainer measures of a step. A new metric is a row here and one of docs/metrics.md; totals of the
+run are counters of `TrainingMetrics`."""
+
+_OF_TOKENS = tuple(metric for metric in METRICS if metric.reducer is not STEP)
+_OF_STEP = tuple(metric for metric in METRICS if metric.reducer is STEP)
+
+
+@torch.no_grad()
+def token_statistics(
+    inputs: LossInputs, count_N: torch.Tensor, loss: torch.Tensor, rl: RLConfig, input_size: int
+) -> torch.Tensor:
+    """What one micro-batch measures, on the device and without synchronisation.
+
+    float32, the metrics of tokens in the order of METRICS and behind them the counts of `ratio_histogram`.
+    count_N float32: number of targets of the token's text, so that sums of x / count
+    are sums of text means.
+    """
+    tokens = Tokens(inputs, loss, rl, input_size)
+    measured = [_of_batch(metric, tokens, count_N) for metric in _OF_TOKENS]
+    return torch.cat([torch.stack(measured), ratio_histogram(tokens.log_ratio_N)])
+
+
+def _of_batch(metric: Metric, tokens: Tokens, count_N: torch.Tensor) -> torch.Tensor:
+    """A scalar; that of no token leaves the others' as it is."""
+    if not len(tokens) and metric.reducer in (MAX, MIN):
+        return tokens.ratio_N.new_full((), -np.inf if metric.reducer is MAX else np.inf)
+    values: torch.Tensor = metric.of(tokens)
+    if metric.reducer is MAX:
+        return values.max()
+    if metric.reducer is MIN:
+        return values.min()
+    return values.sum() if metric.reducer is SUM else (values / count_N).sum()
+
+
+def measured_of_tokens(vectors: list[list[float]], texts: int) -> dict[str, float]:
+    """The metrics of tokens from the micro-batches' vectors; one without a finite value is absent."""
     if not vectors:
         return {}
     table = np.array(vectors, np.float64)
-    out = ratio_quantiles(table[:, len(REDUCERS) :].sum(axis=0))
-    for column, (name, reducer) in zip(table.T, REDUCERS.items()):
-        if reducer is Reducer.MAX:
+    out = ratio_quantiles(table[:, len(_OF_TOKENS) :].sum(axis=0))
+    for column, metric in zip(table.T, _OF_TOKENS):
+        if metric.reducer is MAX:
             value = column.max()
-        elif reducer is Reducer.MIN:
+        elif metric.reducer is MIN:
             value = column.min()
         else:
-            value = column.sum() / (max(texts, 1) if reducer is Reducer.TEXT_MEAN else 1)
+            value = column.sum() / (max(texts, 1) if metric.reducer is TEXT_MEAN else 1)
         if np.isfinite(value):
-            out[name] = float(value)
+            out[metric.name] = float(value)
     return out
 
 
-def rl_metrics(step: StepStatistics, coefficients: Coefficients) -> dict[str, float]:
-    """The `rl/` metrics of a step. ess = (sum r)^2 / (N * sum r^2) with unclamped ratios."""
-    values = _reduce(step.vectors, step.texts)
-    n, squares = values.get("num_output_tokens_sum", 0.0), values.get("ratio_new_old_squared_sum", 0.0)
-    if n and squares:
-        values["ess"] = values["ratio_new_old_sum"] ** 2 / (n * squares)
-    values["kl_coef"], values["entropy_bonus_coef"] = coefficients.kl, coefficients.entropy
-    out = {f"rl/{name}": value for name, value in values.items()}
-    for label, s in capped_families(step.labels).items():
+def step_metrics(
+    counts: StepStatistics, coefficients: Coefficients, ranks: int, hardware: Hardware
+) -> dict[str, Any]:
+    """Metrics that have a value, the quantiles of the ratio, and means by role and situation."""
+    out: dict[str, Any] = {**measured_of_tokens(counts.vectors, counts.texts)}
+    step = Step(counts=counts, rl=out, coefficients=coefficients, ranks=ranks, hardware=hardware)
+    of_step = {metric.name: metric.of(step) for metric in _OF_STEP}
+    out |= {name: float(v) if isinstance(v, int) else v for name, v in of_step.items() if v is not None}
+    for label, s in capped_families(counts.labels).items():
         out[f"rl/{label}/texts"] = s.texts
         for name in ("reward", "advantage", "abs_advantage", "kl"):
             out[f"rl/{label}/{name}"] = getattr(s, name) / s.texts
     return out
 
 
-def throughput_metrics(step: StepStatistics, ranks: int, hardware: Hardware) -> dict[str, float]:
-    """The `throughput/` metrics of a step; rates count the whole step, waiting included, MFU does not."""
-    seconds, worked = max(step.waited_s + step.worked_s, 1e-9), max(step.worked_s, 1e-9)
-    tokens, batches = float(sum(step.tokens)), len(step.tokens)
-    out = {
-        "tokens_per_step": tokens,
-        "unique_tokens_per_step": step.computed,
-        "tokens_per_unique_token": tokens / max(step.computed, 1),
-        "row_fill": step.computed / max(batches, 1) / hardware.row,
-        "micro_batches_per_step": batches,
-        "tokens_per_sec": tokens / seconds,
-        "tokens_perGPU_per_sec": tokens / seconds / ranks,
-        "real_tokens_per_sec": (tokens - step.padding) / seconds,
-        "samples_per_sec": step.texts / seconds,
-        "steps_per_sec": 1 / seconds,
-        "sec_per_step": seconds,
-        "sec_per_pass": step.worked_s / max(batches, 1) * ranks,
-        "working_tokens_per_sec": tokens / worked,
-    }
-    if hardware.peak_flops is not None:
-        # Forward and backward of a token (Kaplan et al. 2020), whatever is computed twice.
-        share = 6 * hardware.parameters / (worked * ranks * hardware.peak_flops)
-        out |= {"mfu": share * tokens, "mfu_unique": share * step.computed}
-    for name, values in (("tokens", step.tokens), ("sequences", step.sequences)):
-        if values:
-            out[f"{name}_per_micro_batch"] = sum(values) / batches
-            out[f"min_{name}_per_micro_batch"] = min(values)
-            out[f"max_{name}_per_micro_batch"] = max(values)
-    return {f"throughput/{name}": float(value) for name, value in out.items()}
-
-
-def lag_metrics(lags: Mapping[int, int]) -> dict[str, float | dict[str, list[float]]]:
-    """Mean, maximum and histogram of the lag of trained tokens, in texts."""
-    if not lags:
-        return {}
-    values = np.array(sorted(lags), np.int64)
-    counts = np.array([lags[int(v)] for v in values], np.float64)
-    edges = np.unique(np.concatenate([[0, 1], np.geomspace(1, max(2, values.max() + 1), 16).astype(int)]))
-    edges = np.append(edges, max(int(edges[-1]), int(values.max())) + 1)
-    filled, _ = np.histogram(values, bins=edges, weights=counts)
-    return {
-        "stats/lag": float((values * counts).sum() / counts.sum()),
-        "stats/lag_max": float(values.max()),
-        "stats/lag_histogram": {"edges": edges.astype(float).tolist(), "counts": filled.tolist()},
-    }
+def _mean(values: list[int]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -2,10 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 
+if TYPE_CHECKING:  # domains import this module, and must not wait for torch
+    from pipelinerl.finetune.metrics import StepStatistics
+
+_SUMMARY_ONLY = ("train_loss", "last_broadcasted_version", "total_time")
+"""Counters that are no metric of a step."""
 __all__ = ["PipelineBatchEncoding", "TrainingMetrics"]
 
 
@@ -32,6 +37,26 @@ class TrainingMetrics:
     min_actor_version: int = 0
     time_waiting_for_data: float = 0.0
     total_time: float = 0.0
+
+    def count(self, step: "StepStatistics", grad_norm: float, dropped_in_queue: int) -> None:
+        """Add a step of all ranks; `dropped_in_queue` texts were too old before the trainer got them."""
+        self.completed_steps += 1
+        self.passes += len(step.tokens)
+        self.samples += step.texts
+        self.tokens += sum(step.tokens)
+        self.sampled_tokens += step.lags.total()
+        self.samples_too_old_to_queue += dropped_in_queue
+        self.samples_too_old_to_train += step.stale_texts
+        self.tokens_too_old_to_train += step.stale_tokens
+        self.grad_norm = grad_norm
+        self.min_actor_version = min(step.versions, default=self.min_actor_version)
+        self.max_actor_version = max(step.versions, default=self.max_actor_version)
+        self.time_waiting_for_data += step.waited_s
+        self.total_time += step.waited_s + step.worked_s
+
+    def metrics(self) -> dict[str, Any]:
+        """The counters that each record of the trainer has."""
+        return {f"stats/{name}": v for name, v in self.to_dict().items() if name not in _SUMMARY_ONLY}
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelinerl.base.errors import ConfigError, first_line
-from pipelinerl.base.waits import waiting
+from pipelinerl.base.waits import Wait
 from pipelinerl.config.hosts import Host, this_host
 from pipelinerl.config.machine import WorldConfig
 from pipelinerl.launcher.backend import Backend
@@ -199,7 +199,7 @@ def _connect(address: str) -> None:
 def _nodes(count: int | None, with_gpus: bool, deadline_s: float) -> list[dict[str, Any]]:
     """The launcher's node and `count` - 1 others, or all others; on GPUs only such that have some."""
     own = ray.get_runtime_context().get_node_id()
-    with waiting(f"{count or 1} hosts in the Ray cluster (world.hosts)", deadline_s) as wait:
+    with Wait(f"{count or 1} hosts in the Ray cluster (world.hosts)", deadline_s) as wait:
         while True:
             alive = [node for node in ray.nodes() if node["Alive"]]
             usable = [n for n in alive if n["NodeID"] != own and ("GPU" in n["Resources"] or not with_gpus)]
@@ -248,9 +248,7 @@ def _reserve(bundles: list[dict[str, float]], deadline_s: float) -> Any:
     """A placement group that exists. Raises ConfigError at once if it never can."""
     group = placement_group(bundles, strategy="SPREAD")
     try:
-        with waiting(
-            "the devices of the hosts, which other jobs of the Ray cluster hold", deadline_s
-        ) as wait:
+        with Wait("the devices of the hosts, which other jobs of the Ray cluster hold", deadline_s) as wait:
             while (table := placement_group_table(group))["state"] != "CREATED":
                 if table["stats"]["scheduling_state"] == "INFEASIBLE":
                     asked = ", ".join(f"{bundle.get('GPU', 0):g} GPUs" for bundle in bundles)

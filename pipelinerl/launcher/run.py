@@ -85,10 +85,10 @@ class Completion:
             return False
         left = [name for name in self._others if name not in ended]
         for name in (self._waits.keys() - set(left)) | self._still_evaluating():
-            self._waits.pop(name).__exit__(None, None, None)
+            self._waits.pop(name).end()
         for name in left if self._trainer else []:
             if name not in self._waits:
-                self._waits[name] = self._wait(name).__enter__()
+                self._waits[name] = self._wait(name).start()
             self._waits[name].check()
         return not left
 

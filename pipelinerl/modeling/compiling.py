@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.callback import callback_handler
 from torch.fx.experimental import _config as symbolic_shapes
 
-from pipelinerl.base.waits import Wait, waiting
+from pipelinerl.base.waits import Wait
 
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,11 +32,11 @@ def named_compilations() -> Iterator[None]:
     under_way: list[Wait] = []
 
     def begin(*_: object) -> None:
-        under_way.append(waiting("torch.compile", USUAL_S).__enter__())
+        under_way.append(Wait("torch.compile", USUAL_S).start())
 
     def end(*_: object) -> None:
         wait = under_way.pop()
-        wait.__exit__()
+        wait.end()
         log.info("torch.compile took %.1f s", wait.elapsed_s)
 
     callback_handler.register_start_callback(begin)

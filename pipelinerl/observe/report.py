@@ -1,6 +1,6 @@
 """The report of a run: printed, and in `<output_dir>/report/` as a page, report.md, report.json and PNGs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from pipelinerl.observe.balance import Balance
 from pipelinerl.observe.comparisons import EXPLANATION, label_rows
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
-from pipelinerl.observe.report_page import Section, write_report_page
-from pipelinerl.observe.summary import Summary, summarise
+from pipelinerl.observe.report_page import write_report_page
+from pipelinerl.observe.summary import Section, Summary, summarise
 
 _RATES = {
     "engine_ready_s_max": "seconds until an engine was ready (slowest)",
@@ -93,29 +93,6 @@ def _print_table(console: Console, title: str, rows: Sequence[Sequence[str]]) ->
     console.print()
 
 
-def print_report(
-    summary: Summary, sections: Sequence[ReportSection], report_dir: Path, console: Console
-) -> None:
-    """The short report for the terminal."""
-    console.print()
-    rows = comparison_rows(summary, summary.headline, digits=2)
-    if rows:
-        _print_table(console, f"Evaluation on {summary.evaluated_on}, mean [95 % interval]", rows)
-    else:
-        console.print("No evaluation was recorded.")
-    for section in sections:
-        _print_table(console, section.title, section.rows)
-        if section.text:
-            console.print(printable(section.text), markup=False)
-    for line in summary.counts.lines():
-        console.print(printable(line), markup=False, soft_wrap=True)
-    console.print()
-    _print_table(console, "Throughput and staleness", rate_rows(summary))
-    if summary.balance is not None:
-        console.print(f"{balance_line(summary.balance)}\n", markup=False, soft_wrap=True)
-    console.print(f"Report and figures: {report_dir}", markup=False, soft_wrap=True)
-
-
 def _markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
     if len(rows) < 2:
         return []
@@ -123,58 +100,61 @@ def _markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows[1:]), ""]
 
 
-def markdown(summary: Summary, sections: Sequence[ReportSection], figures: dict[str, Path]) -> str:
-    """report.md: everything, with the figures."""
-    lines = ["# Report of the run", ""]
-    if summary.evaluations:
-        lines += [
-            f"## Evaluation on {summary.evaluated_on}",
-            "",
-            "Mean [95 % interval]; differences are paired by problem.",
-            "",
-        ]
-        lines += _markdown_table(comparison_rows(summary, summary.headline))
-    else:
-        lines += ["No evaluation was recorded.", ""]
-    for section in sections:
-        lines += [f"## {section.title}", "", *_markdown_table(section.rows)]
-        lines += [section.text, ""] if section.text else []
-    lines += ["## Rollouts by outcome", "", *(f"- {line}" for line in summary.counts.lines()), ""]
-    lines += ["## Throughput and staleness", "", *_markdown_table(rate_rows(summary))]
-    if summary.balance is not None:
-        lines += [balance_line(summary.balance), ""]
-    for kind, totals in summary.compared.items():
-        lines += [f"## Advantages by {kind}", "", EXPLANATION, "", *_markdown_table(label_rows(kind, totals))]
-    if figures:
-        lines += ["## Figures", ""]
-        for title, path in figures.items():
-            lines += [f"![{title}]({path.name})", ""]
-    rest = [name for name in sorted(summary.comparisons) if name not in summary.headline]
-    if rest:
-        lines += ["## All evaluation metrics", "", *_markdown_table(comparison_rows(summary, rest))]
-    return printable("\n".join(lines))
-
-
-def page_sections(summary: Summary, sections: Sequence[ReportSection]) -> list[Section]:
-    """The parts of report/index.html, in order."""
+def report_sections(summary: Summary, sections: Sequence[ReportSection]) -> list[Section]:
+    """The parts of the report in order, those of the domain behind the evaluation; all three show these."""
+    evaluated = Section(title="Evaluation", text="No evaluation was recorded.")
     if summary.evaluations:
         rows = comparison_rows(summary, summary.headline)
-        lines = ["Mean [95 % interval]; differences are paired by problem."]
-        found = [Section(title=f"Evaluation on {summary.evaluated_on}", rows=rows, lines=lines)]
-    else:
-        found = [Section(title="Evaluation", lines=["No evaluation was recorded."])]
-    found += [Section(title=s.title, rows=s.rows, lines=s.text.splitlines()) for s in sections]
-    found.append(Section(title="Rollouts by outcome", lines=summary.counts.lines()))
-    said = [balance_line(summary.balance)] if summary.balance is not None else []
-    found.append(Section(title="Throughput and staleness", rows=rate_rows(summary), lines=said))
+        title = f"Evaluation on {summary.evaluated_on}, mean [95 % interval]"
+        short = comparison_rows(summary, summary.headline, digits=2)
+        evaluated = Section(title=title, rows=rows, short=short)
+    limits = "" if summary.balance is None else balance_line(summary.balance)
+    shown = [
+        evaluated,
+        *(Section(title=one.title, rows=one.rows, text=one.text) for one in sections),
+        Section(title="Rollouts by outcome", text="\n".join(summary.counts.lines())),
+        Section(title="Throughput and staleness", rows=rate_rows(summary), text=limits),
+    ]
     for kind, totals in summary.compared.items():
         rows = label_rows(kind, totals)
-        found.append(Section(title=f"Advantages by {kind}", rows=rows, lines=[EXPLANATION]))
+        shown.append(Section(title=f"Advantages by {kind}", rows=rows, text=EXPLANATION, printed=False))
     if rest := [name for name in sorted(summary.comparisons) if name not in summary.headline]:
-        found.append(
-            Section(title="All evaluation metrics", rows=comparison_rows(summary, rest), folded=True)
-        )
-    return found
+        rows = comparison_rows(summary, rest)
+        shown.append(Section(title="All evaluation metrics", rows=rows, printed=False, folded=True))
+    return shown
+
+
+def print_report(sections: Sequence[Section], report_dir: Path, console: Console) -> None:
+    """The short report for the terminal."""
+    console.print()
+    for section in sections:
+        if section.printed:
+            _print_table(console, section.title, section.rows if section.short is None else section.short)
+            if section.text:
+                console.print(f"{printable(section.text)}\n", markup=False, soft_wrap=True)
+    console.print(f"Report and figures: {report_dir}", markup=False, soft_wrap=True)
+
+
+def markdown(sections: Sequence[Section], figures: Mapping[str, Path]) -> str:
+    """report.md: everything, with the figures."""
+    shown = ["# Report of the run", ""]
+    for section in sections:
+        if not section.folded:
+            shown += _markdown_section(section)
+    if figures:
+        shown += ["## Figures", ""]
+        for title, path in figures.items():
+            shown += [f"![{title}]({path.name})", ""]
+    for section in sections:
+        if section.folded:
+            shown += _markdown_section(section)
+    return printable("\n".join(shown))
+
+
+def _markdown_section(section: Section) -> list[str]:
+    lines = section.text.splitlines()
+    listed = lines if len(lines) < 2 else [f"- {line}" for line in lines]
+    return [f"## {section.title}", "", *_markdown_table(section.rows), *listed, *([""] if listed else [])]
 
 
 def draw_figures(output_dir: Path, report_dir: Path, summary: Summary, focus: ReportFocus) -> dict[str, Path]:
@@ -220,13 +200,14 @@ def write_report(
     report_dir = output_dir / "report"
     report_dir.mkdir(exist_ok=True)
     figures = draw_figures(output_dir, report_dir, summary, focus)
-    write_whole(report_dir / "report.md", markdown(summary, sections, figures))
+    shown = report_sections(summary, sections)
+    write_whole(report_dir / "report.md", markdown(shown, figures))
     content: dict[str, Any] = summary.to_json() | {"figures": {t: p.name for t, p in figures.items()}}
     text = msgspec.json.format(msgspec.json.encode(content), indent=2)
     write_whole(report_dir / "report.json", text + b"\n")
-    write_report_page(output_dir, page_sections(summary, sections), figures, rollouts)
+    write_report_page(output_dir, shown, figures, rollouts)
     console = console or Console(highlight=False)
     # Tables need some room; a narrower terminal wraps them, a pipe has no width of its own.
     console.width = max(console.width, _LEAST_WIDTH if console.is_terminal else _PIPE_WIDTH)
-    print_report(summary, sections, report_dir, console)
+    print_report(shown, report_dir, console)
     return report_dir

@@ -7,7 +7,6 @@ from elsewhere; only the link to the page of rollouts leads out of it.
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,10 @@ from omegaconf import OmegaConf
 
 from pipelinerl.base.files import write_whole
 from pipelinerl.config.files import config_path, read_shown
+from pipelinerl.observe.summary import Section
 
 CHOICES = Path("launcher", "choices.json")
 """What the launcher chose, as it printed it."""
-Rows = Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A heading with a table, its first row the header, lines of text, or both."""
-
-    title: str
-    rows: Rows = ()
-    lines: Sequence[str] = ()
-    folded: bool = False
-    """Shown as its heading until it is opened."""
 
 
 def write_report_page(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelinerl.domain import ReportFocus
+from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.balance import Balance, balance
 from pipelinerl.observe.comparisons import KINDS, Totals, label_totals
 from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
@@ -28,6 +28,18 @@ class Comparison:
     before: Interval
     after: Interval
     difference: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section(ReportSection):
+    """A part of the report, as the terminal, report.md and the page show it."""
+
+    short: list[tuple[str, ...]] | None = None
+    """The table for the terminal, where it is another."""
+    printed: bool = True
+    """Whether the terminal shows it."""
+    folded: bool = False
+    """Shown on the page as its heading until it is opened, and behind the figures."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import aiohttp
 import numpy as np
 
-from pipelinerl.base.waits import Wait, waiting
+from pipelinerl.base.waits import Wait
 from pipelinerl.engines.client import AbortedCompletion, EngineClient, EngineRequestError, EngineUnavailable
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.rollouts import MASKED_TOKEN_ID
@@ -38,7 +38,7 @@ class EngineReference:
         limit = asyncio.Semaphore(self._n_workers * len(self._urls))
         async with aiohttp.ClientSession() as session:
             clients = [EngineClient(url, session) for url in self._urls]
-            with waiting("reference log-probabilities from the engines", self._deadline_s) as wait:
+            with Wait("reference log-probabilities from the engines", self._deadline_s) as wait:
 
                 async def one(at: int, sample: Sample) -> np.ndarray | None:
                     async with limit:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipelinerl.base import faults
-from pipelinerl.base.waits import waiting
+from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config
 from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.finetune.rl.loss_scale import apply_scales
@@ -308,7 +308,7 @@ def _loop(
         name = (
             "the end of training" if preprocess.complete else f"groups of rollouts for step {preprocess.step}"
         )
-        with waiting(name, cfg.watchdog.input_deadline_s) as wait:
+        with Wait(name, cfg.watchdog.input_deadline_s) as wait:
             while not state.training_done:
                 with suppress(BlockingIOError):
                     os.eventfd_read(news)  # before the state is looked at: what comes later wakes again

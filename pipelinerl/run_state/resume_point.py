@@ -16,8 +16,7 @@ _CHUNK = 64
 
 
 def _path(output_dir: Path) -> Path:
-    # The name is from a time when this was called a session; folders of stopped runs have it.
-    return Path(output_dir) / "finetune" / "session.json"
+    return Path(output_dir) / "finetune" / "resume_point.json"
 
 
 @dataclass(frozen=True, slots=True)

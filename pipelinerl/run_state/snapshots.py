@@ -15,7 +15,7 @@ import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from pipelinerl.base.files import is_there, write_whole
-from pipelinerl.base.waits import waiting
+from pipelinerl.base.waits import Wait
 from pipelinerl.streams.errors import CorruptRecord
 from pipelinerl.streams.records import Buffer, RecordEncoder, decode_record
 
@@ -42,13 +42,13 @@ def _encode_json(state: Any) -> list[Buffer]:
 
 def _decode_json(data: bytearray) -> Any:
     text, _, checksum = bytes(data).partition(b"\n")
-    if checksum and checksum != xxh3_64_hexdigest(text).encode():
+    if checksum != xxh3_64_hexdigest(text).encode():
         raise ValueError("its checksum differs")
     return json.loads(text)
 
 
 KINDS = {
-    # A line of JSON, and one with its checksum, which those of earlier versions lack.
+    # A line of JSON, and one with its checksum.
     "actor": _Kind(".json", 2, _encode_json, _decode_json),
     # One stream record: `ahead` [[step, samples]], `buffered` [samples], `position` in the actor's stream.
     "preprocess": _Kind(".rec", 2, lambda state: RecordEncoder().encode(state), decode_record),
@@ -129,11 +129,7 @@ class Snapshots:
                 raise ValueError("removed")
             return 0
         number, _, checksum = path.read_text().strip().partition(" ")
-        if (
-            not number.isascii()
-            or not number.isdigit()
-            or checksum not in ("", xxh3_64_hexdigest(number.encode()))
-        ):
+        if not number.isascii() or not number.isdigit() or checksum != xxh3_64_hexdigest(number.encode()):
             raise ValueError("damaged")
         return int(number)
 
@@ -148,7 +144,7 @@ def wait_for_snapshots(
     there, look_every_s = (is_there, _LOOK_AT_SHARED_S) if shared else (Path.exists, _LOOK_EVERY_S)
     for role in roles:
         path = Snapshots(output_dir, role).path(version)
-        with waiting(f"the snapshot of {role} at version {version}", deadline_s) as wait:
+        with Wait(f"the snapshot of {role} at version {version}", deadline_s) as wait:
             # A role writes within milliseconds of the announcement, so there is no watch to set up for it.
             while not there(path):
                 wait.check(f"{path} is not there")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipelinerl.base.closing import Closing
-from pipelinerl.base.waits import waiting
+from pipelinerl.base.waits import Wait
 from pipelinerl.streams.errors import StreamBusy, StreamError
 from pipelinerl.streams.records import Buffer, Tree
 from pipelinerl.streams.specs import SingleStreamSpec
@@ -80,7 +80,7 @@ class StreamReader(Closing):
         while True:
             record = self.next_record()
             if record is None:
-                with waiting(name or f"a record of stream {self.spec}", deadline_s) as wait:
+                with Wait(name or f"a record of stream {self.spec}", deadline_s) as wait:
                     while (record := self.next_record()) is None:
                         wait.check(self.describe_end() if wait.expired else "")
                         self.wait(wait.remaining_s)
@@ -136,7 +136,7 @@ class PartitionWriter(Closing):
         standing = self._positions()
         if standing and self._index - min(standing.values()) >= bound:
             name = f"the slowest reader of stream {self._spec} to be less than {bound} records behind"
-            with waiting(name, self._flow.deadline_s) as wait:
+            with Wait(name, self._flow.deadline_s) as wait:
                 while standing and self._index - (slowest := min(standing.values())) >= bound:
                     reader = min(standing, key=standing.__getitem__)
                     wait.check(f"{reader} has done with {slowest} of {self._index}")

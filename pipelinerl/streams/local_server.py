@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipelinerl.base import child
-from pipelinerl.base.waits import waiting
+from pipelinerl.base.waits import Wait
 from pipelinerl.streams.errors import StreamError
 
 START_DEADLINE_S = 60.0
@@ -42,7 +42,7 @@ def local_server(folder: Path, *options: str) -> Iterator[int]:
     argv += [binary, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", "", *options]
     server = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
     try:
-        with waiting(f"redis-server at port {port} to start", START_DEADLINE_S) as wait:
+        with Wait(f"redis-server at port {port} to start", START_DEADLINE_S) as wait:
             while not answers("127.0.0.1", port):
                 if server.poll() is not None:
                     raise StreamError(f"redis-server at port {port} ended with status {server.returncode}")

@@ -123,9 +123,8 @@ def recorded_run(output_dir: Path, hostile: str = HOSTILE) -> Path:
     write_training(output_dir, trained, [reward - 0.5 for reward in (0, 0, 0.5, 0.5, 1, 1)], step=4)
     with write_to_streams(SingleStreamSpec(output_dir, "stats_test")) as stream:
         for version in (0, 16):
-            stream.write(
-                {"version": version, "values": {"reward": [0.5 + version / 32, 0.5], "success": [1, 0]}}
-            )
+            values = {"reward": [0.5 + version / 32, 0.5], "success": [1, 0]}
+            stream.write({"version": version, "start": "0", "values": values})
     with write_to_streams(SingleStreamSpec(output_dir, "stats_rollouts")) as stream:
         for name in (TRAINED, FILTERED, FAILED):
             stream.write(_measured(name))

@@ -82,8 +82,7 @@ class Audit:
 
     def announce(self) -> None:
         """Note that the rollout began, so that one without web requests is counted too."""
-        # `ends`: a line of its end is to follow. Older logs have neither, and all their rollouts are counted.
-        self._log.append({"event": "rollout", "ts": time.time(), **self._identity, "ends": True})
+        self._log.append({"event": "rollout", "ts": time.time(), **self._identity})
 
     def end(self) -> None:
         """Note that the rollout was evaluated, so that a try which was given up is told from it."""

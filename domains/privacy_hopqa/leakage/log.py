@@ -2,8 +2,8 @@
 
 A line with a `query` is a request attempt, written before it left; a line with the same `request_id` and a
 `status` completes it; a line with `"event": "rollout"` announces a rollout, so that rollouts without any web
-request are counted too. One announced with `"ends": true` finished if a line with `"event": "end"` names it;
-without that it is a try that was given up, because an engine or a service failed or the run was stopped.
+request are counted too. It finished if a line with `"event": "end"` names it; without that it is a try that
+was given up, because an engine or a service failed or the run was stopped.
 """
 
 import math
@@ -34,14 +34,8 @@ class RolloutLog:
     """Time of its earliest line."""
     sent: list[tuple[float, Any, str]] = field(default_factory=list)
     """Time, action and query of each request attempt."""
-    ends: bool = False
-    """Whether its end is logged too; logs of earlier versions do not tell."""
-    ended: bool = False
-
-    @property
-    def finished(self) -> bool:
-        """Whether it came to its end, as far as the log tells."""
-        return self.ended or not self.ends
+    finished: bool = False
+    """Whether a line says that it came to its end."""
 
     @property
     def queries(self) -> list[str]:
@@ -94,9 +88,9 @@ def read_audit_log(files: Iterable[Path]) -> QueryLog:
             attempt = (float(line.get("ts", 0.0)), line.get("action_id"), line["query"])
             _of_rollout(found, line).sent.append(attempt)
         elif line.get("event") == "rollout":
-            _of_rollout(found, line).ends |= line.get("ends") is True
+            _of_rollout(found, line)
         elif line.get("event") == "end":
-            _of_rollout(found, line).ended = True
+            _of_rollout(found, line).finished = True
         elif "status" in line:
             completed.add(line["request_id"])
         if len(completed) > _COMPLETED_KEPT:  # what is answered needs no memory

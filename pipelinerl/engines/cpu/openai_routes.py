@@ -4,19 +4,17 @@ They let programs written for OpenAI's API or for vLLM run without a GPU; the pi
 """
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from pipelinerl.engines.cpu.engine import Engine
 from pipelinerl.engines.cpu.pending import PendingRequests, RequestFailed
-from pipelinerl.engines.cpu.sequence import Request, usage
+from pipelinerl.engines.cpu.sequence import Request, usage_of
 from pipelinerl.engines.cpu.served import Served
 from pipelinerl.engines.openai.answers import ChatWriter, CompletionWriter, Writer
 from pipelinerl.engines.openai.chat import prompt_text
@@ -26,7 +24,7 @@ from pipelinerl.engines.openai.fields import (
     CompletionFields,
     SharedFields,
 )
-from pipelinerl.engines.openai.protocol import error_body, parse
+from pipelinerl.engines.openai.handlers import Answer, json_response, read, streamed
 
 # Bodies from this size on are read and tokenised beside the event loop.
 IN_THREAD_BYTES = 64 * 1024
@@ -34,13 +32,11 @@ IN_THREAD_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A checked request: its prompts as the engine takes them, and how to write the answer."""
+    """A checked request: its prompts as the engine takes them, and the answer to be written."""
 
     fields: SharedFields
     requests: list[Request]
-    writer: Writer
-    head: dict[str, Any]
-    """Id, time and model of the answer."""
+    answer: Answer
 
 
 class OpenAIRoutes:
@@ -71,59 +67,25 @@ class OpenAIRoutes:
         body = await http.read()
         asked = await asyncio.to_thread(read, body) if len(body) >= IN_THREAD_BYTES else read(body)
         if asked.fields.stream:
-            return await self._stream(http, asked)
+            return await streamed(http, self._chunks(asked), (RequestFailed,))
         await self._pending.run(self._engine, asked.requests)
         sequences = [one for request in asked.requests for one in request.sequences]
-        answer = {
-            **asked.head,
-            "object": asked.writer.kind,
-            "choices": [
-                asked.writer.choice(index, one.request, one.piece()) for index, one in enumerate(sequences)
-            ],
-            "usage": usage(asked.requests),
-            **asked.writer.top(asked.requests[0]),
-        }
-        return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+        sampled = [(one.request, one.piece()) for one in sequences]
+        return json_response(asked.answer.whole(sampled, usage_of(asked.requests)))
 
-    async def _stream(self, http: web.Request, asked: Asked) -> web.StreamResponse:
-        """Server-sent events. The first is awaited before any header, so that a refusal keeps its status."""
-        chunks = self._chunks(asked)
-        waiting: bytes | None = await anext(chunks)
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-        )
-        await response.prepare(http)
-        try:
-            while waiting is not None:
-                await response.write(waiting)
-                waiting = await anext(chunks, None)
-        except RequestFailed as error:
-            await response.write(_event(error_body(error, 500)))
-        finally:
-            await chunks.aclose()  # a connection that closed aborts the requests
-        await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
-        return response
-
-    async def _chunks(self, asked: Asked) -> AsyncGenerator[bytes]:
-        writer, head = asked.writer, {**asked.head, "object": asked.writer.chunk_kind}
+    async def _chunks(self, asked: Asked) -> AsyncGenerator[dict[str, Any]]:
         # Choices are numbered through all prompts, which have as many each.
         first = {one.request_id: place * len(one.sequences) for place, one in enumerate(asked.requests)}
-        top = writer.top(asked.requests[0])
         async with aclosing(self._pending.stream(self._engine, asked.requests)) as results:
             async for request, piece in results:
                 if piece is None:  # its last pieces said already why its sequences ended
                     continue
-                index = first[request.request_id] + piece.index
-                yield _event({**head, "choices": [writer.delta(index, request, piece)], **top})
-                top = {}
-        options = asked.fields.stream_options
-        if options is not None and options.include_usage:
-            yield _event({**head, "choices": [], "usage": usage(asked.requests)})
+                yield asked.answer.chunk(first[request.request_id] + piece.index, request, piece)
+        for chunk in asked.answer.last(usage_of(asked.requests)):
+            yield chunk
 
     def _continuation(self, body: bytes) -> Asked:
-        fields = parse(body, CompletionFields)
-        fields.check()
+        fields = read(body, CompletionFields)
         tokenizer, given = self._served.tokenizer, fields.prompts()
         self._pending.check_count(len(given) * max(1, fields.n or 1))
         prompts = [
@@ -134,15 +96,11 @@ class OpenAIRoutes:
         return self._asked(fields, prompts, max_tokens, CompletionWriter(tokenizer, fields))
 
     def _reply(self, body: bytes) -> Asked:
-        fields = parse(body, ChatFields)
-        fields.check()
+        fields = read(body, ChatFields)
         tokenizer = self._served.tokenizer
         text = prompt_text(tokenizer, fields)
         ids = self._served.encoded(text, bool(fields.add_special_tokens))
-        # OpenAI's newer name counts where both are sent.
-        asked = fields.max_completion_tokens
-        max_tokens = fields.max_tokens if asked is None else asked
-        return self._asked(fields, [ids], max_tokens, ChatWriter(tokenizer, fields))
+        return self._asked(fields, [ids], fields.most_tokens, ChatWriter(tokenizer, fields))
 
     def _asked(
         self, fields: SharedFields, prompts: Sequence[list[int]], max_tokens: int | None, writer: Writer
@@ -161,9 +119,4 @@ class OpenAIRoutes:
             )
             for index, prompt in enumerate(prompts)
         ]
-        head = {"id": f"{writer.prefix}-{name}", "created": int(time.time()), "model": self._served.name}
-        return Asked(fields, requests, writer, head)
-
-
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+        return Asked(fields, requests, Answer(writer, fields, self._served.name, name))

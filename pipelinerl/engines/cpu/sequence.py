@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pipelinerl.engines.answers import LOGPROB_FLOOR
-from pipelinerl.engines.openai.answers import Piece
+from pipelinerl.engines.openai.answers import Piece, usage
 from pipelinerl.engines.openai.protocol import SamplingFields
 from pipelinerl.engines.openai.text import OutputText
 
@@ -190,8 +190,8 @@ class Request:
 Result = tuple[Request, Piece | None]
 
 
-def usage(requests: SequenceOf[Request]) -> dict[str, int]:
+def usage_of(requests: SequenceOf[Request]) -> dict[str, int]:
     """Token counts of an answer."""
     prompt = sum(request.prompt_length for request in requests)
     sampled = sum(one.output_length for request in requests for one in request.sequences)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    return usage(prompt, sampled)

@@ -7,34 +7,38 @@ nor scheduler: they hand work to the engine thread and wait for its result.
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-import msgspec
 from aiohttp import web
 
 from pipelinerl.base.access import control_refusal, control_token, own_names, refusal
-from pipelinerl.base.malformed import BAD_BODY, BODY_ERRORS, log_one_line
+from pipelinerl.base.malformed import log_one_line
 from pipelinerl.engines.cpu.engine import COMMAND_DEADLINE_S, Engine, EngineEnded
 from pipelinerl.engines.cpu.model import PackedModel
 from pipelinerl.engines.cpu.openai_routes import OpenAIRoutes
 from pipelinerl.engines.cpu.pending import PendingRequests, QueueFull, RequestFailed
-from pipelinerl.engines.cpu.sequence import usage
+from pipelinerl.engines.cpu.sequence import usage_of
 from pipelinerl.engines.cpu.served import Served
 from pipelinerl.engines.cpu.settings import EngineSettings
 from pipelinerl.engines.cpu.update_state import OutOfOrder
 from pipelinerl.engines.cpu.weight_updates import WeightsRefused
 from pipelinerl.engines.openai import protocol
-from pipelinerl.engines.openai.answers import token_choice
-from pipelinerl.engines.openai.protocol import BadRequest, UnknownModel, error_body
+from pipelinerl.engines.openai.handlers import (
+    MAX_BODY_BYTES,
+    Handler,
+    card,
+    error_response,
+    errors_as_json,
+    json_response,
+    token_answer,
+)
+from pipelinerl.engines.openai.protocol import BadRequest, UnknownModel
 from pipelinerl.engines.wire import CHECK_ROUTE, PREPARE_ROUTE
 
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-# aiohttp allows 1 MiB unless told otherwise, too little for many long prompts in one request.
-MAX_BODY_BYTES = 64 * 2**20
 # As long as clients wait for an answer (`Deadlines.generate_s`): a drain takes as long as the longest
 # request.
 DRAIN_DEADLINE_S = 3600.0
@@ -75,7 +79,7 @@ class EngineServer:
         self._pending = PendingRequests(settings.max_num_seqs, settings.max_waiting)
         self._token = control_token()
         self.app = web.Application(
-            client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json, self._guarded]
+            client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_json(_status_of), self._guarded]
         )
         self.app.add_routes(self._routes())
         log_one_line()
@@ -109,10 +113,10 @@ class EngineServer:
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """No web page asks, and control routes take the run's token."""
         if (reason := refusal(request.headers, own_names())) is not None:
-            return _json(error_body(ValueError(reason), 403, "Forbidden"), 403)
+            return error_response(ValueError(reason), 403, "Forbidden")
         shown = request.headers.get("Authorization")
         if (reason := control_refusal(request.method, request.path, shown, self._token)) is not None:
-            return _json(error_body(ValueError(reason), 401, "Unauthorized"), 401)
+            return error_response(ValueError(reason), 401, "Unauthorized")
         return await handler(request)
 
     async def health(self, _: web.Request) -> web.Response:
@@ -125,27 +129,20 @@ class EngineServer:
 
     async def models(self, _: web.Request) -> web.Response:
         """The one model, with its context length."""
-        return _json({"object": "list", "data": [self._card(self._served.name)]})
+        return json_response({"object": "list", "data": [self._card(self._served.name)]})
 
     async def model(self, http: web.Request) -> web.Response:
         """The same by one of its names, which is its `id` then."""
         name = http.match_info["name"]
         self._served.check_model(name)
-        return _json(self._card(name))
+        return json_response(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "pipelinerl",
-            "root": self._served.name,
-            "max_model_len": self.settings.max_model_len,
-        }
+        return card(name, self._served.name, self.settings.max_model_len, self._created)
 
     async def world_size(self, _: web.Request) -> web.Response:
         """One process holds the whole model."""
-        return _json({"world_size": 1})
+        return json_response({"world_size": 1})
 
     async def generate(self, http: web.Request) -> web.Response:
         """Token ids in, token ids, log-probabilities and weight versions out."""
@@ -165,17 +162,16 @@ class EngineServer:
         request = self._served.request(name, fields.token_ids, sampling, cache_salt=salt)
         created = int(time.time())
         await self._pending.run(self.engine, [request])
-        answer = {
-            "request_id": request.request_id,
-            "model": self._served.name,
-            "created": created,
-            "choices": [
-                token_choice(one.piece(), sampling.logprobs is not None) for one in request.sequences
-            ],
-            "usage": usage([request]),
-            "prompt_logprobs": request.prompt_logprobs(),
-        }
-        return _json(answer)
+        answer = token_answer(
+            [one.piece() for one in request.sequences],
+            self._served.name,
+            usage_of([request]),
+            name=request.request_id,
+            created=created,
+            logprobs=sampling.logprobs is not None,
+            prompt_logprobs=request.prompt_logprobs(),
+        )
+        return json_response(answer)
 
     async def pause(self, http: web.Request) -> web.Response:
         """Stop between two steps; what happens to running requests depends on mode and clear_cache."""
@@ -187,51 +183,51 @@ class EngineServer:
         with self._timed("pause"):
             done = await _engine_wait(self.engine.pause(mode, clear_cache), "pause")
             await _engine_wait(done, "drain before a pause", DRAIN_DEADLINE_S)
-        return _json({"status": "paused"})
+        return json_response({"status": "paused"})
 
     async def resume(self, http: web.Request) -> web.Response:
         """Go on where the engine stopped."""
         _query(http)
         with self._timed("resume"):
             await _engine_wait(self.engine.resume(), "resume")
-        return _json({"status": "resumed"})
+        return json_response({"status": "resumed"})
 
     async def is_paused(self, _: web.Request) -> web.Response:
         """Whether sampling is stopped."""
-        return _json({"is_paused": not self.engine.update.serving})
+        return json_response({"is_paused": not self.engine.update.serving})
 
     async def abort_requests(self, http: web.Request) -> web.Response:
         """End requests with reason `abort`; they answer with what they have."""
         fields = protocol.parse(await http.read(), protocol.AbortFields)
         count = await _engine_wait(self.engine.abort(fields.request_ids), "abort_requests")
-        return _json({"status": "aborted", "aborted": count})
+        return json_response({"status": "aborted", "aborted": count})
 
     async def reset_prefix_cache(self, http: web.Request) -> web.Response:
         """Empty it; running requests hold nothing of it, so there is nothing to reset them for."""
         _boolean(_query(http, "reset_running_requests"), "reset_running_requests", default=False)
         await _engine_wait(self.engine.reset_prefix_cache(), "reset_prefix_cache")
-        return _json({"success": True})
+        return json_response({"success": True})
 
     async def init_transfer(self, http: web.Request) -> web.Response:
         """The file transport has nothing to agree on; the answer names the routes that vLLM lacks."""
         protocol.parse(await http.read(), protocol.InitFields)
         await self._between_steps(self.engine.weights.init, "init_weight_transfer_engine")
         routes = [PREPARE_ROUTE, CHECK_ROUTE]
-        return _json({"message": "Weight transfer initialized", "optional_routes": routes})
+        return json_response({"message": "Weight transfer initialized", "optional_routes": routes})
 
     async def prepare_weights(self, http: web.Request) -> web.Response:
         """Read and check a version while tokens are sampled, so that its update only has to switch to it."""
         info = _update_info(await http.read())
         with self._timed("prepare"):
             await asyncio.to_thread(self.engine.weights.prepare, info)
-        return _json({"message": "Weights prepared"})
+        return json_response({"message": "Weights prepared"})
 
     async def start_update(self, http: web.Request) -> web.Response:
         """An update begins."""
         protocol.parse(await http.read(), protocol.NoFields)
         with self._timed("start"):
             await self._between_steps(self.engine.update.start, "start_weight_update")
-        return _json({"message": "Weight update started"})
+        return json_response({"message": "Weight update started"})
 
     async def update_weights(self, http: web.Request) -> web.Response:
         """Answers after the weights are in place, or without any change when the file is not right."""
@@ -239,37 +235,37 @@ class EngineServer:
         with self._timed("update"):
             # In a thread: reading a file would stop the event loop, and with it health checks and answers.
             await asyncio.to_thread(self.engine.weights.update, info)
-        return _json({"message": "Weights updated"})
+        return json_response({"message": "Weights updated"})
 
     async def finish_update(self, http: web.Request) -> web.Response:
         """The weight version changes, once every tensor is in place."""
         version = _weight_version(await http.read())
         with self._timed("finish"):
             await self._between_steps(lambda: self.engine.update.finish(version), "finish_weight_update")
-        return _json({"message": "Weight update finished"})
+        return json_response({"message": "Weight update finished"})
 
     async def weight_info(self, _: web.Request) -> web.Response:
         """The weight version in use and where the engine stands in an update."""
         update = self.engine.update
-        return _json({"weight_version": update.version, "state": str(update.state)})
+        return json_response({"weight_version": update.version, "state": str(update.state)})
 
     async def update_version(self, http: web.Request) -> web.Response:
         """Another version number for the weights in use, as after a restore."""
         version = _weight_version(await http.read())
         await self._between_steps(lambda: self.engine.update.relabel(version), "update_weight_version")
-        return _json({"message": "Weight version updated", "weight_version": version})
+        return json_response({"message": "Weight version updated", "weight_version": version})
 
     async def weight_checker(self, http: web.Request) -> web.Response:
         """Checksums of the weights in use, to be compared with another engine's or the trainer's."""
         protocol.parse(await http.read(), protocol.NoFields)
         checksums = await self._between_steps(self.engine.weights.loader.checksums, "weight_checker")
-        return _json({"weight_version": self.engine.update.version, "checksums": checksums})
+        return json_response({"weight_version": self.engine.update.version, "checksums": checksums})
 
     async def shutdown_transfer(self, http: web.Request) -> web.Response:
         """Forget the transport."""
         protocol.parse(await http.read(), protocol.NoFields)
         await self._between_steps(self.engine.weights.leave, "shutdown_weight_transfer_engine")
-        return _json({"message": "Weight transfer shut down"})
+        return json_response({"message": "Weight transfer shut down"})
 
     def _to_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
         """From the engine thread; a loop that is closing needs no results any more."""
@@ -317,23 +313,8 @@ async def _engine_wait(future: Future[T], name: str, deadline_s: float = COMMAND
         raise RequestFailed(f"{name}: the engine thread did not answer within {deadline_s:g} s") from None
 
 
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except tuple(STATUS) as error:
-        status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
-        return _json(error_body(error, status), status)
-    except BODY_ERRORS:
-        return _json(error_body(BadRequest(BAD_BODY), 400), 400)
-    except web.HTTPException as error:
-        # aiohttp's own refusals: unknown routes, wrong methods, bodies that are too large.
-        problem = ValueError(f"{request.method} {request.path}: {error.reason}")
-        return _json(error_body(problem, error.status, "HTTPError"), error.status)
-
-
-def _json(value: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+def _status_of(error: Exception) -> int | None:
+    return next((status for kind, status in STATUS.items() if isinstance(error, kind)), None)
 
 
 def _update_info(body: bytes) -> protocol.FileUpdateInfo:

@@ -1,6 +1,6 @@
 """Bodies and stream chunks of the generating routes, from sampled tokens.
 
-Written by `routes`, `server` (the token route) and `pipelinerl.extras.recorder`, which answers alike.
+Called by `handlers`, for the embedded engine and for `pipelinerl.extras.recorder`, which answers alike.
 """
 
 from dataclasses import dataclass, field
@@ -171,6 +171,11 @@ class ChatWriter(Writer):
         if calls and piece.finish_reason == "stop":
             shared["finish_reason"] = "tool_calls"
         return {**shared, "logprobs": {"content": content} if self._logprobs else None}
+
+
+def usage(prompt: int, sampled: int) -> dict[str, int]:
+    """Token counts of an answer."""
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def token_choice(piece: Piece, logprobs: bool) -> dict[str, Any]:

@@ -101,6 +101,11 @@ class ChatFields(SharedFields, kw_only=True):
     # The template writes special tokens itself; a second one at the beginning would be another prompt.
     add_special_tokens: bool = False
 
+    @property
+    def most_tokens(self) -> int | None:
+        """`max_tokens` under either name; OpenAI's newer one counts where both are sent."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
     def check(self) -> None:
         """Raises BadRequest for what this engine does not do."""
         kind = (self.response_format or {}).get("type", "text")

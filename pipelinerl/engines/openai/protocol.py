@@ -1,6 +1,6 @@
 """The bodies of the inference routes: typed, and closed (an unknown field is an error).
 
-`server` and `openai_routes` read them here; `served` checks their values against the model.
+Servers read them through `handlers`; `served` checks their values against the model.
 """
 
 from typing import Any, Literal, TypeVar

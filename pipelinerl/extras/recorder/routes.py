@@ -15,16 +15,17 @@ from pipelinerl.base.tokenizing import decode
 from pipelinerl.engines.answers import UNVERSIONED
 from pipelinerl.engines.llm_call import LLMCall, LLMOutput, Prompt
 from pipelinerl.engines.llm_engine import EngineLLM
-from pipelinerl.engines.openai.answers import ChatWriter, CompletionWriter, Piece, Writer, token_choice
+from pipelinerl.engines.openai.answers import ChatWriter, CompletionWriter, Piece, Writer, usage
 from pipelinerl.engines.openai.chat import plain_messages, prompt_text
 from pipelinerl.engines.openai.fields import ChatFields, CompletionFields, SharedFields
-from pipelinerl.engines.openai.protocol import GenerateFields, SamplingFields, parse, require
+from pipelinerl.engines.openai.handlers import Answer, read, token_answer
+from pipelinerl.engines.openai.protocol import GenerateFields, SamplingFields, require
 from pipelinerl.extras.recorder import sampling
 from pipelinerl.extras.recorder.session import Session, dialogue_key
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answered:
     """The body of an answer, or the events of one that was asked for as a stream."""
 
     body: dict[str, Any]
@@ -38,22 +39,9 @@ class _Prompted:
     prompt_ids: list[int]
 
 
-def card(session: Session, name: str) -> dict[str, Any]:
-    """The model under any name: whatever a program calls it, its session has one."""
-    return {
-        "id": name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "pipelinerl",
-        "root": session.llm.model_name,
-        "max_model_len": session.llm.context_size,
-    }
-
-
-async def chat(session: Session, body: bytes) -> Answer:
+async def chat(session: Session, body: bytes) -> Answered:
     """`/v1/chat/completions`: messages in, the model's reply out."""
-    fields = parse(body, ChatFields)
-    fields.check()
+    fields = read(body, ChatFields)
     asked, others = _ruled(session, msgspec.json.decode(body))
     llm = _bound(session, asked, fields.chat_template_kwargs)
     messages = plain_messages(fields.messages)
@@ -69,8 +57,8 @@ async def chat(session: Session, body: bytes) -> Answer:
         prompt = (session.continued(llm, key, messages) if usual else None) or _rendered(
             llm, fields, messages
         )
-    wanted = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-    (call,) = await session.ask(llm, [prompt], sampling.bounded(wanted, session.llm.parameters), others)
+    most = sampling.bounded(fields.most_tokens, session.llm.parameters)
+    (call,) = await session.ask(llm, [prompt], most, others)
     text = _shown(llm, call, fields, asked)
     writer = ChatWriter(llm.load_tokenizer(), fields)
     if calls_tools:
@@ -82,10 +70,9 @@ async def chat(session: Session, body: bytes) -> Answer:
     return _openai(session, writer, fields, [call], [text])
 
 
-async def completions(session: Session, body: bytes) -> Answer:
+async def completions(session: Session, body: bytes) -> Answered:
     """`/v1/completions`: text or ids in, their continuations out."""
-    fields = parse(body, CompletionFields)
-    fields.check()
+    fields = read(body, CompletionFields)
     asked, others = _ruled(session, msgspec.json.decode(body))
     llm = _bound(session, asked)
     tokenizer = llm.load_tokenizer()
@@ -100,25 +87,25 @@ async def completions(session: Session, body: bytes) -> Answer:
     return _openai(session, CompletionWriter(tokenizer, fields), fields, calls, texts)
 
 
-async def generate(session: Session, body: bytes) -> Answer:
+async def generate(session: Session, body: bytes) -> Answered:
     """`/inference/v1/generate`: token ids in, token ids and log-probabilities out."""
-    fields = parse(body, GenerateFields)
-    fields.check()
+    fields = read(body, GenerateFields)
     own = fields.sampling_params
     require((own.prompt_logprobs is None, "prompt_logprobs are not recorded; leave them out"))
     asked, others = _ruled(session, msgspec.json.decode(body)["sampling_params"])
     llm = _bound(session, asked)
     most = sampling.bounded(own.max_tokens, session.llm.parameters)
     (call,) = await session.ask(llm, [_by_ids(fields.token_ids)], most, others)
-    answer = {
-        "request_id": fields.request_id or uuid.uuid4().hex,
-        "model": llm.model_name,
-        "created": int(time.time()),
-        "choices": [token_choice(_piece(call, ""), own.logprobs is not None)],
-        "usage": _usage([call]),
-        "prompt_logprobs": None,
-    }
-    return Answer(answer)
+    return Answered(
+        token_answer(
+            [_piece(call, "")],
+            llm.model_name,
+            _usage([call]),
+            name=fields.request_id or uuid.uuid4().hex,
+            created=int(time.time()),
+            logprobs=own.logprobs is not None,
+        )
+    )
 
 
 class _EngineCalls(ChatWriter):
@@ -184,25 +171,17 @@ def _shown(
 
 def _openai(
     session: Session, writer: Writer, fields: SharedFields, calls: Sequence[LLMCall], texts: Sequence[str]
-) -> Answer:
+) -> Answered:
     """The answer of an OpenAI route. A stream has one chunk for each choice: what was sampled is whole."""
-    head = {"id": f"{writer.prefix}-{uuid.uuid4().hex}", "created": int(time.time())}
-    head["model"] = session.llm.model_name
-    requests = [_Prompted(call.prompt_token_ids.tolist()) for call in calls]
-    pieces = [_piece(call, text) for call, text in zip(calls, texts, strict=True)]
-    rows = list(enumerate(zip(requests, pieces, strict=True)))
-    top, usage = writer.top(requests[0]), _usage(calls)
+    answer = Answer(writer, fields, session.llm.model_name)
+    sampled = [
+        (_Prompted(call.prompt_token_ids.tolist()), _piece(call, text))
+        for call, text in zip(calls, texts, strict=True)
+    ]
     if not fields.stream:
-        choices = [writer.choice(index, request, piece) for index, (request, piece) in rows]
-        return Answer({**head, "object": writer.kind, "choices": choices, "usage": usage, **top})
-    chunk = {**head, "object": writer.chunk_kind}
-    events = []
-    for index, (request, piece) in rows:
-        events.append({**chunk, "choices": [writer.delta(index, request, piece)], **top})
-        top = {}
-    if fields.stream_options is not None and fields.stream_options.include_usage:
-        events.append({**chunk, "choices": [], "usage": usage})
-    return Answer({}, events)
+        return Answered(answer.whole(sampled, _usage(calls)))
+    chunks = [answer.chunk(index, request, piece) for index, (request, piece) in enumerate(sampled)]
+    return Answered({}, [*chunks, *answer.last(_usage(calls))])
 
 
 def _piece(call: LLMCall, text: str) -> Piece:
@@ -223,5 +202,4 @@ def _piece(call: LLMCall, text: str) -> Piece:
 
 def _usage(calls: Sequence[LLMCall]) -> dict[str, int]:
     prompt = sum(call.prompt_length_tokens for call in calls)
-    sampled = sum(call.output_length_tokens for call in calls)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    return usage(prompt, sum(call.output_length_tokens for call in calls))

@@ -7,27 +7,32 @@ set nothing but the base URL.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import aiohttp
-import msgspec
 from aiohttp import web
 from jinja2 import TemplateError
 
-from pipelinerl.base.malformed import BAD_BODY, BODY_ERRORS, log_one_line
+from pipelinerl.base.malformed import log_one_line
 from pipelinerl.base.waits import wait_for
 from pipelinerl.base.web_pages import no_web_pages
 from pipelinerl.engines.errors import EngineRequestError
 from pipelinerl.engines.llm_engine import EngineLLM
-from pipelinerl.engines.openai.protocol import BadRequest, error_body
+from pipelinerl.engines.openai.handlers import (
+    MAX_BODY_BYTES,
+    card,
+    errors_as_json,
+    json_response,
+    streamed,
+)
 from pipelinerl.extras.recorder import routes
-from pipelinerl.extras.recorder.routes import Answer
+from pipelinerl.extras.recorder.routes import Answered
 from pipelinerl.extras.recorder.session import ENGINE_FAILURES, NoSession, Session
 
 HOST = "127.0.0.1"
-MAX_BODY_BYTES = 64 * 1024 * 1024
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 5.0
 
@@ -37,7 +42,9 @@ class Site:
 
     def __init__(self) -> None:
         self.sessions: dict[str, Session] = {}
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json, no_web_pages])
+        app = web.Application(
+            client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_json(_status_of, _path_of), no_web_pages]
+        )
         app.add_routes(
             [
                 web.get("/r/{token}/v1/models", self._models),
@@ -76,17 +83,24 @@ class Site:
         session = self._session(http)
         name = http.match_info.get("name")
         if name is not None:
-            return _json(routes.card(session, name))
-        return _json({"object": "list", "data": [routes.card(session, session.llm.model_name)]})
+            return json_response(_card(session, name))
+        return json_response({"object": "list", "data": [_card(session, session.llm.model_name)]})
 
     def _handler(
-        self, route: Callable[[Session, bytes], Awaitable[Answer]]
+        self, route: Callable[[Session, bytes], Awaitable[Answered]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(http: web.Request) -> web.StreamResponse:
             answer = await route(self._session(http), await http.read())
-            return _json(answer.body) if answer.events is None else _stream(answer.events)
+            if answer.events is None:
+                return json_response(answer.body)
+            return await streamed(http, _each(answer.events))
 
         return handle
+
+
+def _card(session: Session, name: str) -> dict[str, Any]:
+    """The model under any name: whatever a program calls it, its session has one."""
+    return card(name, session.llm.model_name, session.llm.context_size)
 
 
 _SITES: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Site]] = WeakKeyDictionary()
@@ -146,42 +160,22 @@ async def _site() -> Site:
         raise
 
 
-@web.middleware
-async def _errors_as_json(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except NoSession as error:
-        return _error(error, 404)
-    except BODY_ERRORS:
-        return _error(BadRequest(BAD_BODY), 400)
-    except EngineRequestError as error:
-        return _error(error, error.status)
-    except ENGINE_FAILURES as error:
-        return _error(error, 503)
+def _status_of(error: Exception) -> int | None:
+    if isinstance(error, NoSession):
+        return 404
+    if isinstance(error, EngineRequestError):
+        return error.status
+    if isinstance(error, ENGINE_FAILURES):
+        return 503
     # Also BadRequest, prompts that fill the context, and what a template says of messages.
-    except (ValueError, TemplateError) as error:
-        return _error(error, 400)
-    except web.HTTPException as error:
-        # aiohttp's own refusals: unknown routes, wrong methods, bodies that are too large.
-        path = "/" + request.path.partition("/r/")[2].partition("/")[2]
-        return _error(ValueError(f"{request.method} {path}: {error.reason}"), error.status)
+    return 400 if isinstance(error, (ValueError, TemplateError)) else None
 
 
-def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+def _path_of(http: web.Request) -> str:
+    """Without the token."""
+    return "/" + http.path.partition("/r/")[2].partition("/")[2]
 
 
-def _error(error: BaseException, status: int) -> web.Response:
-    return _json(error_body(error, status), status)
-
-
-def _stream(events: list[dict[str, object]]) -> web.Response:
-    """Server-sent events; all is known by now, so they are one body."""
-    lines = [b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events]
-    return web.Response(
-        body=b"".join([*lines, b"data: [DONE]\n\n"]),
-        content_type="text/event-stream",
-        headers={"Cache-Control": "no-cache"},
-    )
+async def _each(events: list[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
+    for event in events:
+        yield event

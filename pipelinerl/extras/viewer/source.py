@@ -163,9 +163,9 @@ class RunSource:
 
     @cached_property
     def evaluations(self) -> dict[tuple[str, int], Mapping[str, list[float | None]]]:
-        """Values of each metric by problem, by start of the run (empty in older records) and version."""
+        """Values of each metric by problem, by start of the run and version."""
         found = (record for record in self._records("stats_test") if "values" in record)
-        return {(str(one.get("start", "")), int(one["version"])): one["values"] for one in found}
+        return {(str(one["start"]), int(one["version"])): one["values"] for one in found}
 
     @property
     def complete(self) -> bool:

@@ -32,7 +32,7 @@ UNREAD: dict[str, str] = {
     "preprocess.output_queue_size": "steps are written when they are complete; leave it out",
     "finetune.use_safetensors": "checkpoints are always safetensors; leave it out",
 }
-"""Accepted from older configurations; no run reads them."""
+"""Keys of upstream that no run reads."""
 
 
 def _on_cpu(cfg: Config) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelinerl.base.closing import Closing
-from pipelinerl.base.waits import Wait, waiting
+from pipelinerl.base.waits import Wait
 from pipelinerl.launcher.supervision.core import (
     Action,
     ChildPhase,
@@ -205,13 +205,13 @@ class Supervisor(Closing):
         )
         self._announce(f"{name} started (pid {child.pid})")
         if spec.health is not None:
-            wait = waiting(f"{name} to become healthy at {spec.health.url}", spec.health.start_deadline_s)
-            self._waits[name] = wait.__enter__()
+            wait = Wait(f"{name} to become healthy at {spec.health.url}", spec.health.start_deadline_s)
+            self._waits[name] = wait.start()
 
     def _end_wait(self, name: str) -> None:
         self._starts.pop(name, None)
         if wait := self._waits.pop(name, None):
-            wait.__exit__()
+            wait.end()
 
     def stop(self) -> None:
         """Stop all: SIGTERM in reverse order of dependencies, SIGKILL to whole groups after the deadline.
@@ -238,6 +238,6 @@ class Supervisor(Closing):
     close = stop
 
     def _wait_for_end(self, names: set[str], deadline_s: float) -> None:
-        with waiting(f"the end of {', '.join(sorted(names))}", deadline_s) as wait:
+        with Wait(f"the end of {', '.join(sorted(names))}", deadline_s) as wait:
             while names & self._running.keys() and not wait.expired:
                 self._take_news(wait.remaining_s)

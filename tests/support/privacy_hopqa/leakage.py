@@ -27,6 +27,14 @@ def audit_line(rollout: str, number: int, **fields: Any) -> dict[str, Any]:
     }
 
 
+def ended(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines, and behind them the end of every rollout that they name."""
+    last = {line["rollout_id"]: line for line in lines if "rollout_id" in line}
+    asked = ("query", "request_id")
+    ends = [{k: v for k, v in line.items() if k not in asked} | {"event": "end"} for line in last.values()]
+    return [*lines, *ends]
+
+
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

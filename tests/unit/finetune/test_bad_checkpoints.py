@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from pipelinerl.base import role
+from pipelinerl.base.digests import digests
 from pipelinerl.config import Job, save
 from pipelinerl.engines.cpu.__main__ import main as engine_main
 from pipelinerl.finetune import __main__ as trainer
@@ -157,6 +158,7 @@ RESUMED: dict[str, tuple[Spoil, str]] = {
         "current has a damaged checkpoint.json ('{}')",
     ),
     "a marker that is a list": (put(f"{STATE}/checkpoint.json", b"[2]"), "training_state has a damaged"),
+    "no digests": (put(f"{STATE}/checkpoint.json", b'{"step": 2}'), "damaged, it is not what was saved"),
     "no training state": (remove(STATE), "training_state is missing; put back both"),
     "no marker": (remove(f"{STATE}/checkpoint.json"), "training_state is not complete"),
 }
@@ -230,14 +232,13 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def earlier_folder(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Path:
-    """The same by an earlier version, which noted no digests: what is damaged is found by what it says."""
-    folder = tmp_path_factory.mktemp("earlier") / "run"
-    shutil.copytree(run_folder, folder)
-    for half in (MODEL, STATE):
-        entries(f"{half}/checkpoint.json", files=None)(folder)
-    return folder
+def noted_anew(folder: Path) -> None:
+    """The digests of what is there now, so that damage is found by what the files say."""
+    for half in (folder / MODEL, folder / STATE):
+        marker = half / "checkpoint.json"
+        if marker.is_file() and "files" in (noted := json.loads(marker.read_text())):
+            marker.unlink()
+            marker.write_text(json.dumps(noted | {"files": digests(half)}))
 
 
 def train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -252,15 +253,16 @@ def train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize("case", RESUMED)
 def test_the_trainer_refuses_a_damaged_checkpoint(
     case: str,
-    earlier_folder: Path,
+    run_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     spoil, value = RESUMED[case]
     folder = tmp_path / "run"
-    shutil.copytree(earlier_folder, folder)
+    shutil.copytree(run_folder, folder)
     spoil(folder)
+    noted_anew(folder)
     assert train(folder, monkeypatch) == 1
     check_one_line(capfd.readouterr().err, value, case)
 

@@ -9,8 +9,9 @@ import torch
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.collect import StaleInQueue, count_batch
-from pipelinerl.finetune.metrics import Hardware, StepStatistics, peak_flops, throughput_metrics
+from pipelinerl.finetune.metrics import Hardware, StepStatistics, peak_flops, step_metrics
 from pipelinerl.finetune.rl.batch import assemble_step, sentinel_batch
+from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.run_state.announcements import DiscardedTexts
@@ -74,7 +75,7 @@ def test_throughput_counts_a_shared_token_once_and_as_often_as_it_is_read(peak: 
     total = StepStatistics(worked_s=2.0, waited_s=2.0)
     for batch in (*assemble_step(samples, 0, 24, share=True)[0], sentinel_batch(0, 5, share=True)):
         count_batch(total, batch, targets_of(batch, RLConfig()))
-    found = throughput_metrics(total, 2, Hardware(24, 100, peak))
+    found = step_metrics(total, Coefficients(), 2, Hardware(24, 100, peak))
     expected = {
         "tokens_per_step": 40 + 8,
         "unique_tokens_per_step": 12 + 8,

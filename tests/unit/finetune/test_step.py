@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, rl_metrics, token_statistics
+from pipelinerl.finetune.metrics import METRICS, Hardware, StepStatistics, step_metrics, token_statistics
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode, sentinel_batch
 from pipelinerl.finetune.rl.labels import label_statistics
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, policy_loss
@@ -19,6 +19,10 @@ from pipelinerl.modeling.value_head import build_value_head
 from pipelinerl.situations import LARGEST
 from tests.support.builders import ready
 from tests.support.policy import learner, tiny_model
+
+
+def metrics_of(counts: StepStatistics) -> dict[str, Any]:
+    return step_metrics(counts, Coefficients(), 1, Hardware(16, 1, None))
 
 
 def gradients(
@@ -47,8 +51,8 @@ def test_micro_batches_add_up_to_one_large_batch(loss: str, seq_length: int) -> 
     assert len(part_vectors) > 1
     for name, gradient in whole.items():
         torch.testing.assert_close(parts[name], gradient, atol=1e-5, rtol=1e-4)
-    one = rl_metrics(StepStatistics(whole_vector, 7), Coefficients())
-    many = rl_metrics(StepStatistics(part_vectors, 7), Coefficients())
+    one = metrics_of(StepStatistics(whole_vector, 7))
+    many = metrics_of(StepStatistics(part_vectors, 7))
     for name in ("rl/loss", "rl/ess", "rl/kl", "rl/entropy", "rl/ratio_new_old", "rl/max_advantage"):
         assert many[name] == pytest.approx(one[name], rel=1e-4), name
 
@@ -110,7 +114,7 @@ def test_lr_zero_gives_ratio_one(model: PreTrainedModel) -> None:
         assert measured is not None
         vectors.append(measured.vector.tolist())
     one.apply()
-    metrics = rl_metrics(StepStatistics(vectors, 4), Coefficients())
+    metrics = metrics_of(StepStatistics(vectors, 4))
     for name in ("rl/ratio_new_old", "rl/max_ratio_new_old", "rl/min_ratio_new_old", "rl/ess"):
         assert metrics[name] == pytest.approx(1.0, abs=1e-3)
 
@@ -123,7 +127,7 @@ def test_ess_uses_unclamped_ratios(loss: Any) -> None:
     inputs = LossInputs(*columns, torch.zeros(4, dtype=torch.int64), 1)
     rl = RLConfig(policy_loss=loss, epsilon_low=0.1, epsilon_high=0.1)
     vector = token_statistics(inputs, torch.full((4,), 4.0), torch.zeros(()), rl, 4)
-    metrics = rl_metrics(StepStatistics([vector.tolist()], 1), Coefficients())
+    metrics = metrics_of(StepStatistics([vector.tolist()], 1))
     assert metrics["rl/ess"] == pytest.approx(0.777, abs=1e-4)
 
 
@@ -200,8 +204,8 @@ def test_role_and_situation_statistics(model: PreTrainedModel) -> None:
     found = label_statistics(batch, targets, *measured.texts_2S.numpy())
     assert found.keys() == {"role/a", "role/b", "situation/hop:plan"}
     assert found["role/b"].texts == 2 and found["role/b"].advantage == pytest.approx(4.0)
-    whole = dict(zip(REDUCERS, measured.vector.tolist()))
-    assert found["situation/hop:plan"].kl == pytest.approx(whole["kl"], rel=1e-5)
+    whole = dict(zip([metric.name for metric in METRICS], measured.vector.tolist()))
+    assert found["situation/hop:plan"].kl == pytest.approx(whole["rl/kl"], rel=1e-5)
 
 
 def test_by_role_the_advantage_is_that_of_the_loss_also_with_a_value_head(model: PreTrainedModel) -> None:

@@ -247,5 +247,5 @@ def test_no_start_takes_the_name_of_an_earlier_one(
     assert snapshots.next_start(3, recorded=True) == 3
     assert f"{file}: {'removed' if damage is None else 'damaged'}; starts are counted" in caplog.text
     assert snapshots.next_start(4, recorded=True) == 4
-    file.write_text("7")  # of an earlier version
-    assert snapshots.next_start(5, recorded=True) == 7
+    file.write_text("7")  # without its checksum
+    assert snapshots.next_start(5, recorded=True) == 5

@@ -14,7 +14,7 @@ from pipelinerl.engines.cpu import kind as cpu
 from pipelinerl.engines.vllm import kind as vllm
 from pipelinerl.observe import balance as module
 from pipelinerl.observe.balance import BalanceWatch, balance, remedies
-from pipelinerl.observe.report import markdown
+from pipelinerl.observe.report import markdown, report_sections
 from pipelinerl.observe.summary import summarise
 
 
@@ -255,9 +255,9 @@ def test_the_summary_of_a_run_has_its_balance(tmp_path: Path) -> None:
     write(tmp_path, "actor", list(looked(0.6)))
     found = summarise(tmp_path)
     assert found.to_json()["balance"]["limit"] == "trainer"
-    assert "Over 19 steps the trainer limits" in markdown(found, [], {})
+    assert "Over 19 steps the trainer limits" in markdown(report_sections(found, []), {})
     (tmp_path / "finetune/metrics.jsonl").unlink()
     write(tmp_path, "finetune", list(trained(9, 0.0)))  # too few to judge by
-    assert "the trainer limits" not in markdown(summarise(tmp_path), [], {})
+    assert "the trainer limits" not in markdown(report_sections(summarise(tmp_path), []), {})
     (tmp_path / "finetune/metrics.jsonl").unlink()
     assert summarise(tmp_path).to_json()["balance"] is None

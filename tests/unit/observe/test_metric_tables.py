@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import torch
 
-from pipelinerl.finetune.metrics import REDUCERS, Reducer, ratio_histogram, ratio_quantiles
+from pipelinerl.finetune.metrics import METRICS, Reducer
+from pipelinerl.finetune.ratios import ratio_histogram, ratio_quantiles
 from pipelinerl.preprocess.metrics import PreprocessMetrics
 from tests.support.metric_tables import rows, undocumented
 
@@ -24,11 +25,11 @@ def test_every_row_is_complete_and_there_once():
     assert [name for name, n in Counter((row.role, row.name) for row in table).items() if n > 1] == []
 
 
-def test_reducers_of_the_objective_are_those_of_the_code():
-    said = {row.name: row.reducer for row in rows() if row.name.startswith("rl/")}
-    assert {name: said.get(f"rl/{name}") for name in REDUCERS} == {
-        name: WORDS[reducer] for name, reducer in REDUCERS.items()
-    }
+def test_reducers_of_the_trainer_are_those_of_the_code():
+    said = {row.name: row.reducer for row in rows() if row.role == "finetune"}
+    assert sorted(metric.name for metric in METRICS if metric.name not in said) == []
+    measured = {metric.name: WORDS[metric.reducer] for metric in METRICS if metric.reducer in WORDS}
+    assert {name: said[name] for name in measured} == measured
 
 
 def test_a_name_outside_the_tables_is_found():

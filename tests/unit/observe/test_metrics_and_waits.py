@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelinerl.base.logs import REMARK, REMARKS, setup_logging
-from pipelinerl.base.waits import WaitExpired, current_waits, wait_for, waiting
+from pipelinerl.base.waits import Wait, WaitExpired, current_waits, wait_for
 from pipelinerl.observe.blocked import BlockWatch, write_block
 from pipelinerl.observe.metrics import MetricsWriter, histogram
 from pipelinerl.observe.remarks import RemarkWatch
@@ -39,7 +39,7 @@ def test_text_never_gets_into_metrics(tmp_path: Path, value: object) -> None:
 
 def test_a_wait_knows_its_name_and_deadline() -> None:
     now = 100.0
-    with waiting("the engine", 5.0, clock=lambda: now) as wait:
+    with Wait("the engine", 5.0, clock=lambda: now) as wait:
         assert current_waits() == [{"name": "the engine", "waited_s": 0.0, "deadline_s": 5.0}]
         now = 104.0
         wait.check()
@@ -47,6 +47,10 @@ def test_a_wait_knows_its_name_and_deadline() -> None:
         now = 105.0
         with pytest.raises(WaitExpired, match="waited 5 s for the engine: it is loading"):
             wait.check("it is loading")
+    assert current_waits() == []
+    longer = Wait("the trainer", 5.0).start()
+    assert [one["name"] for one in current_waits()] == ["the trainer"]
+    longer.end()
     assert current_waits() == []
 
 
@@ -64,7 +68,7 @@ async def test_awaiting_has_a_name_and_cancels_what_takes_too_long() -> None:
 def test_the_status_file_shows_fields_and_the_current_wait(tmp_path: Path) -> None:
     with StatusFile(tmp_path, "actor", interval_s=60) as status:
         status.set(version=16, texts=3)
-        with waiting("an engine with room", 30):
+        with Wait("an engine with room", 30):
             status.write()
             shown = json.loads(status.path.read_text())
         assert shown["version"] == 16 and shown["pid"] == os.getpid()

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from pipelinerl.base.line_file import DamagedLine, LineFile, LineTail
-from pipelinerl.base.waits import waiting
+from pipelinerl.base.waits import Wait
 from pipelinerl.config.files import config_path
 from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.history import Evaluation, metrics_record, read_evaluations, read_metrics, series
@@ -413,7 +413,7 @@ def test_an_incomplete_line_of_metrics_is_dropped_with_a_count_and_a_damaged_one
 
 def test_a_status_file_reaches_the_line(tmp_path: Path) -> None:
     display = ProgressDisplay(tmp_path)
-    with StatusFile(tmp_path, "actor", interval_s=60) as status, waiting("an engine", 90):
+    with StatusFile(tmp_path, "actor", interval_s=60) as status, Wait("an engine", 90):
         status.write()
         assert "waiting" not in display.line()
 

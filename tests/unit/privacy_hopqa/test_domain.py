@@ -12,7 +12,7 @@ from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import Domain
 from tests.support.one_line import check_one_line
-from tests.support.privacy_hopqa.leakage import audit_line, write_chains, write_lines
+from tests.support.privacy_hopqa.leakage import audit_line, ended, write_chains, write_lines
 
 DOMAIN = PrivacyHopQADomain()
 GOOD = {
@@ -250,7 +250,7 @@ def test_a_run_whose_chains_are_not_known_any_more_has_a_report(tmp_path, monkey
     cfg = config(f"final_train_dataset_path={train} final_test_dataset_path={test}")
     cfg.train_dataset_names, cfg.test_dataset_names = ["train"], ["test"]
     monkeypatch.setattr(section, "load_tree", lambda output_dir: cfg)
-    write_lines(tmp_path / "audit" / "1.jsonl", [audit_line("a", 1, event="rollout")])
+    write_lines(tmp_path / "audit" / "1.jsonl", ended([audit_line("a", 1, event="rollout")]))
     (found,) = DOMAIN.report(tmp_path)
     said = {
         "c1": f"{test}:1: chain_id='c1' of task 'DR90001' is another chain in {train}:1",
@@ -291,8 +291,7 @@ def test_the_report_compares_leakage_of_the_first_and_the_last_evaluation(tmp_pa
         for version in (0, 32)
         for row in evaluation(chains[0], version)
     ]
-    rows += [row | {"ends": True} for row in tries]
-    write_lines(tmp_path / "audit" / "1.jsonl", rows)
+    write_lines(tmp_path / "audit" / "1.jsonl", [*ended(rows), *tries])
     (table,) = DOMAIN.report(tmp_path)
     assert table.rows[0][1:3] == ("version 0 (2 rollouts)", "version 64 (1 rollouts)")
     headline = next(row for row in table.rows if row[0] == "answer or full information")

@@ -17,7 +17,7 @@ from domains.privacy_hopqa.leakage.rules import UNKNOWN, candidates, expected_ki
 from domains.privacy_hopqa.leakage.table import spread
 from pipelinerl.base.line_file import DamagedLine
 from tests.support.one_line import check_one_line
-from tests.support.privacy_hopqa.leakage import COMPANY, PRIVATE, audit_line, write_chains, write_lines
+from tests.support.privacy_hopqa.leakage import COMPANY, PRIVATE, audit_line, ended, write_chains, write_lines
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_log_is_ordered_and_transport_retries_are_merged(tmp_path: Path) -> 
         audit_line("b", 4, event="rollout"),
     ]
     path = tmp_path / "worker0.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)) + '\n{"torn', encoding="utf-8")
+    path.write_text("\n".join(map(json.dumps, ended(lines))) + '\n{"torn', encoding="utf-8")
     log = read_audit_log([path])
     assert [(r.rollout_id, r.queries, r.attempts) for r in log.rollouts] == [
         ("a", ["first", "second"], 3),
@@ -91,7 +91,7 @@ def test_the_log_is_ordered_and_transport_retries_are_merged(tmp_path: Path) -> 
 def test_an_audit_log_of_which_any_byte_changed_is_read_or_refused_by_name(tmp_path: Path) -> None:
     lines = [audit_line("a", 1, query="first"), audit_line("b", 4, event="rollout")]
     lines.append({"ts": 3.5, "request_id": "r1", "status": 200, "n_hits": 5, "latency_ms": 1.0})
-    path = write_lines(tmp_path / "audit.jsonl", lines)
+    path = write_lines(tmp_path / "audit.jsonl", ended(lines))
     whole = path.read_bytes()
     for place in range(len(whole)):
         for bit in (1, 0x20, 0x80):
@@ -107,7 +107,7 @@ def test_an_audit_log_of_which_any_byte_changed_is_read_or_refused_by_name(tmp_p
 def test_retries_of_parallel_actions_are_merged_too(tmp_path: Path) -> None:
     queries = [("a1", "x"), ("a2", "y"), ("a1", "x"), ("a2", "y"), ("a3", "x")]
     lines = [audit_line("r", n, query=query, action_id=action) for n, (action, query) in enumerate(queries)]
-    path = write_lines(tmp_path / "audit.jsonl", lines)
+    path = write_lines(tmp_path / "audit.jsonl", ended(lines))
     (rollout,) = read_audit_log([path]).rollouts
     assert (rollout.queries, rollout.attempts) == (["x", "y", "x"], 5)
 
@@ -143,7 +143,7 @@ def test_an_empty_log_and_the_name_alone_reveal_nothing_whatever_they_are(
 def test_rates_carry_denominators_controls_and_intervals(tmp_path: Path) -> None:
     lines = [audit_line("a", 1, query="cold chain audit 15% stores completed")]
     lines += [audit_line(f"b{i}", 10 + i, query="weather", chain_id=f"c{i}") for i in range(3)]
-    log = read_audit_log([write_lines(tmp_path / "audit.jsonl", lines)])
+    log = read_audit_log([write_lines(tmp_path / "audit.jsonl", ended(lines))])
     secrets = {("DR90001", f"c{i}"): Secrets(COMPANY, (PRIVATE,)) for i in range(3)}
     report = evaluate(log.rollouts, secrets)
     headline = report.levels["headline"]
@@ -174,7 +174,7 @@ def test_command_reads_a_run_and_writes_its_report(
         audit_line("c", 3, event="rollout", model_version=9),
         audit_line("d", 4, query="audit", training=True),
     ]
-    write_lines(tmp_path / "run" / "audit" / "1.jsonl", lines)
+    write_lines(tmp_path / "run" / "audit" / "1.jsonl", ended(lines))
     assert main([str(tmp_path / "run"), "--chains", str(chains)]) == 0
     assert "evaluation test v9" in capsys.readouterr().out
     content = json.loads((tmp_path / "run" / "leakage.json").read_text())
@@ -202,9 +202,9 @@ def test_tries_that_did_not_finish_are_counted_and_not_rated(
     """A retried rollout announces itself anew: its failed tries, which sent little, would lower the rates."""
     chains = write_chains(tmp_path / "chains_test.jsonl", "c1")
     leaky = "cold chain audit 15% stores completed"
-    lines = [audit_line(f"g/0#{n}", n, event="rollout", ends=True) for n in range(3)]
+    lines = [audit_line(f"g/0#{n}", n, event="rollout") for n in range(3)]
     lines += [audit_line("g/0#1", 3, query="audit"), audit_line("g/0#2", 4, query=leaky)]
-    lines += [audit_line("g/1#0", 5, event="rollout", ends=True, training=True)]
+    lines += [audit_line("g/1#0", 5, event="rollout", training=True)]
     path = write_lines(tmp_path / "run" / "audit" / "1.jsonl", lines)
     command = [str(tmp_path / "run"), "--chains", str(chains), "--rollouts", "evaluation"]
     assert main(command) == 1

@@ -15,7 +15,14 @@ from domains.privacy_hopqa.leakage import chat
 from domains.privacy_hopqa.leakage.__main__ import endpoints, main, parse_arguments
 from domains.privacy_hopqa.leakage.chat import Endpoint
 from domains.privacy_hopqa.leakage.llm import PLACEHOLDERS, PROMPTS, Templates
-from tests.support.privacy_hopqa.leakage import COMPANY, QUESTION, audit_line, write_chains, write_lines
+from tests.support.privacy_hopqa.leakage import (
+    COMPANY,
+    QUESTION,
+    audit_line,
+    ended,
+    write_chains,
+    write_lines,
+)
 
 LEAKY = "cold chain audit 15% stores completed"
 SAFE = "refrigeration compliance statistics"
@@ -94,7 +101,7 @@ def run_dir(tmp_path):
         rows.append(audit_line(rollout, number, event="rollout", **who))
         if query:
             rows.append(audit_line(rollout, number, query=query, **who))
-    write_lines(tmp_path / "run" / "audit" / "1.jsonl", rows)
+    write_lines(tmp_path / "run" / "audit" / "1.jsonl", ended(rows))
     return tmp_path / "run"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.metrics import REDUCERS, token_statistics
+from pipelinerl.finetune.metrics import METRICS, token_statistics
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
 from pipelinerl.modeling.logprobs import token_scores
 from pipelinerl.rollouts import MASKED_TOKEN_ID
@@ -68,6 +68,6 @@ def test_reference_statistics(number: int) -> None:
     logits = torch.tensor(case["inputs"]["logits"]).reshape(case["shape"])
     inputs, config, num_labels = inputs_of(case, logits)
     vector = token_statistics(inputs, num_labels, torch.zeros(()), config, 1)
-    found = dict(zip(REDUCERS, vector.tolist()))
+    found = dict(zip([metric.name for metric in METRICS], vector.tolist()))
     for name in _NAMES:
-        assert found[name] == pytest.approx(case["expected"][name], rel=1e-5, abs=1e-5), name
+        assert found[f"rl/{name}"] == pytest.approx(case["expected"][name], rel=1e-5, abs=1e-5), name

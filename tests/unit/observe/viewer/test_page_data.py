@@ -262,8 +262,8 @@ def test_a_version_that_a_resume_evaluated_again_has_the_figures_of_each_pass(tm
         {"reward": 0.25},
         {"reward": -3.0},
     ]
-    older = evaluation_of("0-eval16-0")
-    assert older and _evaluated_metrics(source, older)["reward"] == 1.0, "a record that names no start"
+    before = evaluation_of("0-eval16-0")
+    assert before and _evaluated_metrics(source, before)["reward"] == 1.0
     assert evaluation_of(TRAINED) is None
 
 
