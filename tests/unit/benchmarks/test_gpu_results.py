@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import DictConfig
 
 from benchmarks import async_sync
-from benchmarks._figures import Figure, report
+from benchmarks._figures import Figure
 from benchmarks.gpu import killed, updates
-from benchmarks.gpu.__main__ import table
 from benchmarks.gpu.privacy import bootstrap_figures, rl_figures, usable
 from benchmarks.gpu.runs import ENDED, LimitedRun, fresh, keep, seconds_per_step
+from pipelinerl.config.compose import compose
+from pipelinerl.config.files import typed
 from pipelinerl.weights.version_update import UpdateReport
 
 LOG = """tokenizer: 2048 entries
@@ -147,14 +149,6 @@ def test_the_pause_is_shown_in_its_parts(monkeypatch: pytest.MonkeyPatch, ahead:
     assert found["  keep: of it between steps"].value == pytest.approx(2.0)
 
 
-def test_the_table_holds_every_result(tmp_path: Path) -> None:
-    report("one", [Figure("speed", 3.0, "tok/s", 2.0)], {}, tmp_path / "engine.json")
-    report("two", [Figure("time", 1.0, "s")], {}, tmp_path / "trainer.json")
-    (tmp_path / "trainer_rows.json").write_text("{}")
-    shown = table(tmp_path)
-    assert "engine: speed" in shown and "goal 2: met" in shown and "trainer: time" in shown
-
-
 def test_what_a_run_leaves_on_a_borrowed_machine_is_kept(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for path, content in (
@@ -176,3 +170,31 @@ def test_a_measurement_starts_without_the_run_of_an_earlier_one(tmp_path: Path) 
     assert not fresh(run).exists()
     run.mkdir()
     assert fresh(run).is_dir()  # what no run made is left alone
+
+
+def preset(*overrides: str) -> DictConfig:
+    given = ["+domain=privacy_hopqa", "+preset=privacy_hopqa_from_scratch", *overrides]
+    return compose(given).tree
+
+
+def test_the_model_from_scratch_has_the_size_that_is_asked_for() -> None:
+    """50 to 150 million parameters: matrices of the layers and the tied embedding, norms left out."""
+    bootstrap = typed(preset("hardware=gpu")).bootstrap
+    shape = bootstrap.shape
+    attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
+    layer = attention + 3 * shape.hidden * shape.mlp
+    assert 50e6 < shape.layers * layer + bootstrap.vocab_size * shape.hidden < 150e6
+    assert sum(phase.tokens for phase in bootstrap.phases) <= 200e6
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "gpu"])
+def test_the_preset_plays_the_small_models_game(hardware: str) -> None:
+    tree = preset(f"hardware={hardware}")
+    assert tree.privacy_hopqa.prompt_set == "compact"
+    assert tree.privacy_hopqa.training_reward_mode == "hop_step_situational"
+    assert tree.vllm_config.vllm_kwargs.max_model_len == tree.engine.max_model_len == 1024
+    assert tree.engine.kind == ("vllm" if hardware == "gpu" else "embedded")
+
+
+def test_the_overrides_of_the_killed_run_exist() -> None:
+    typed(compose(["hardware=gpu", *killed.GUESSING, *killed.ON_GPU]).tree)
