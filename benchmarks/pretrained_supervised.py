@@ -6,7 +6,7 @@
 
 Of each seed and learning rate one run of `+domain=reasoning_gym` that samples nothing while it trains: it
 imitates the families' own answers to training questions (`reasoning_gym.reward=gold`, `policy_loss=sft`), in
-all as many answers as `benchmarks.pretrained` trains on with the same hardware, so questions come again.
+all as many answers as `benchmarks run pretrained` trains on with the same hardware, so questions come again.
 Weights, prompts, held-out questions, sampling and engine of the evaluations are those of that script, whose
 result (`--reinforced`; `results/pretrained_gpu.json` or `_cpu.json` beside this file) it is compared with.
 
@@ -33,12 +33,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import _by_task
 from benchmarks._figures import RESULTS, Figure, command_line, report, write_json
 from benchmarks._runs import paired_by_problem
 from benchmarks._seeds import t_interval
 from benchmarks.gpu import runs
 from benchmarks.gpu.side_by_side import UNCOMPILED, Task, on_a_card, run_all, slots
-from benchmarks.pretrained import reached, table_of
 from pipelinerl.config.compose import compose
 from pipelinerl.observe.history import read_evaluations
 
@@ -92,8 +92,7 @@ def overrides_of(options: argparse.Namespace, seed: int, rate: float) -> list[st
 
 def row_of(seed: int, rate: float, out: Path, status: int) -> Row:
     """What a run reached on held-out and on validation questions; ValueError with one evaluation or none."""
-    found = reached(out.name, out, 0.0, status, itemgetter("dataset"))
-    del found["total_s"]  # runs beside each other wait for each other's starts
+    found = {"status": status, **_by_task.row_of(seed, out, itemgetter("dataset"))}
     parts = {
         part: [index for index, name in enumerate(found["tasks"]) if name.startswith(part)]
         for part in ("test", "val")
@@ -157,7 +156,7 @@ def summary(rows: Sequence[Row], reinforced: Sequence[Mapping[str, Any]]) -> dic
     return {
         way: {
             "rate": chosen[0]["rate"],
-            "table": table_of([row | {"after": row[WAYS[way]]} for row in chosen]),
+            "table": _by_task.table_of([row | {"after": row[WAYS[way]]} for row in chosen]),
             "beyond": beyond(chosen, way, reinforced),
         }
         for way, chosen in by_validation(rows).items()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import pretrained, pretrained_supervised
+from benchmarks import _by_metric, _by_task, pretrained_supervised
 from pipelinerl.config.compose import compose
 from pipelinerl.observe.history import Evaluation
 
@@ -25,10 +25,10 @@ STEPS = [
 @pytest.fixture
 def row(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """That of a run with these passes."""
-    for module in (pretrained, pretrained_supervised):
+    for module in (_by_metric, pretrained_supervised):
         monkeypatch.setattr(module, "read_evaluations", lambda _: PASSES)
-    monkeypatch.setattr(pretrained, "read_metrics", lambda *_: STEPS)
-    monkeypatch.setattr(pretrained, "test_problems", lambda _: [{"dataset": name} for name in NAMES])
+    monkeypatch.setattr(_by_task, "read_metrics", lambda *_: STEPS)
+    monkeypatch.setattr(_by_task, "test_problems", lambda _: [{"dataset": name} for name in NAMES])
     return pretrained_supervised.row_of(3, 1e-5, Path("seed_3"), 0)
 
 
