@@ -1,9 +1,9 @@
 """Rows of runs by task: success on each held-out problem, told apart by group, and minutes of training.
 
-The other kind of rows of `benchmarks.experiment`; imitation beside it is `benchmarks.pretrained_supervised`.
+One kind of rows of `benchmarks.experiment`; rows are kept in the results as they are.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def curve_of(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluatio
     return rows
 
 
-def row_of(seed: int, out: Path, group: Callable[[Any], str] = group_of) -> dict[str, Any]:
+def row_of(seed: int, out: Path) -> dict[str, Any]:
     """What a run reached, and the group of each test problem.
 
     ValueError if it was ended before its second evaluation.
@@ -62,7 +62,7 @@ def row_of(seed: int, out: Path, group: Callable[[Any], str] = group_of) -> dict
         "steps": steps[-1]["stats/completed_steps"],
         "training_s": steps[-1]["time"] - steps[0]["time"],
         "samples_per_s": texts_per_s(records),
-        "tasks": [group(problem) for problem in test_problems(out)],
+        "tasks": [group_of(problem) for problem in test_problems(out)],
         "before": [value or 0.0 for value in first.values["success"]],
         "after": [value or 0.0 for value in last.values["success"]],
         "failed": [sum(value is None for value in one.values["success"]) for one in (first, last)],
