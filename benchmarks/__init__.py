@@ -1,1 +1,1 @@
-"""Figures: `python -m benchmarks.NAME`, all on two cores: `make bench`. Learning: `python -m benchmarks run SPEC`."""
+"""Figures: `python -m benchmarks.NAME` (`make bench`). Learning: `python -m benchmarks run SPEC`."""
