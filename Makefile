@@ -55,13 +55,13 @@ bench: setup
 	if [ -n "$$missed" ]; then echo "a goal was missed or a script failed:$$missed"; exit 1; fi
 
 # Learning, hours on two cores. Each can be stopped and started again.
-EXPERIMENTS := learning arms raro reputation reputation_language text_domains coding
+EXPERIMENTS := learning arms raro reputation reputation_language
+SPECS := text_domains coding environments_verifiers
+SPECS_OF_SMOLLM2 := environments_textarena pretrained
 experiments: environments
 	@set -e; for name in $(EXPERIMENTS); do echo "== $$name"; $(PY) -m benchmarks.$$name; done
-	$(PY) -m benchmarks.environments --domain verifiers
-	$(PY) -m benchmarks.environments --domain textarena --model $(SMOLLM2)
-	$(PY) -m benchmarks.pretrained --hardware cpu --model $(SMOLLM2) \
-		eval_every_n_versions=640 dataset_loader_params.test_count=40
+	@set -e; for name in $(SPECS); do echo "== $$name"; $(PY) -m benchmarks run $$name; done
+	@set -e; for name in $(SPECS_OF_SMOLLM2); do echo "== $$name"; $(PY) -m benchmarks run $$name --model $(SMOLLM2); done
 
 # What setup leaves out: packages of other ecosystems, one of which needs a C compiler, and a language model.
 environments: $(ENVIRONMENTS) $(SMOLLM2)/source.json

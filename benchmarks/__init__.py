@@ -1,1 +1,1 @@
-"""One script for each figure: `python -m benchmarks.NAME`; all of them: `make bench`."""
+"""Figures: `python -m benchmarks.NAME` (`make bench`). Learning: `python -m benchmarks run SPEC`."""

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from benchmarks._figures import RESULTS, command_line
+from benchmarks.documents import Results
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "README.md"
@@ -115,6 +116,10 @@ class Goal:
         enough = self.at_least is None or value >= self.at_least
         return enough and (self.at_most is None or value <= self.at_most)
 
+    def reason(self, results: Path) -> str:
+        """Why it is missed, with the numbers of the results."""
+        return (self.why or "not explained yet").format_map(Results(results))
+
     @property
     def wanted(self) -> str:
         """The goal in words."""
@@ -146,7 +151,7 @@ def section(title: str, goals: Sequence[Goal], results: Path) -> tuple[str, int]
             met = goal.met(value)
             found, verdict = f"{number(value)} {goal.unit}".strip(), "met" if met else "**missed**"
             if not met:
-                reasons.append(f"- *{goal.row}*: {goal.why or 'not explained yet'}")
+                reasons.append(f"- *{goal.row}*: {goal.reason(results)}")
         unmet += verdict != "met"
         lines.append(f"| {goal.row} | {found} | {goal.wanted} | {verdict} | `{goal.script}` |")
     return "\n".join([*lines, *(["", *reasons] if reasons else [])]) + "\n", unmet

@@ -6,8 +6,8 @@
         [--work results/gpu_privacy_language] [--out FILE] [key=value ...]
 
 `supervised` makes the policy: `--model` (a folder of `pipelinerl.pretrained smollm2`) imitates scripted play
-in the complete prompts; on another card, or after it, the same model becomes the adversary that
-`benchmarks.gpu.privacy_adversary` asks (`--skills` names one of the two). `arms` trains the policy on the
+in the complete prompts; on another card, or after it, the same model becomes an adversary that reads query
+logs (`--skills` names one of the two). `arms` trains the policy on the
 world of each seed with each reward (`benchmarks.arms` says what the arms are), `--per-card` runs at a time on
 each card with engine and trainer together, and asks it about `--chains` held-out chains before,
 `--evaluations` times on the way and after.

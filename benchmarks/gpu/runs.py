@@ -1,9 +1,7 @@
 """A run of the launcher as a benchmark sees it: started, waited for, ended at a limit, and what it wrote."""
 
-import argparse
 import atexit
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks._figures import RESULTS, write_json
 from benchmarks._processes import Logged, stop
 from benchmarks._processes import launcher as launcher  # the other half of LimitedRun(launcher(...), log)
 from pipelinerl.observe.history import read_metrics
@@ -45,16 +42,6 @@ def no_model(model: Path | None) -> str | None:
     if model is not None and (model / "config.json").is_file():
         return None
     return f"--model {model}: no model there; python -m pipelinerl.pretrained smollm2 FOLDER"
-
-
-def settle(options: argparse.Namespace, script: str) -> None:
-    """Before the first run of a script: whole paths, its folder and result, the card that `--gpu` names."""
-    leave_in_order()
-    options.work, options.model = options.work.absolute(), options.model.absolute()
-    options.work.mkdir(parents=True, exist_ok=True)
-    options.out = options.out or (RESULTS if options.hardware == "gpu" else options.work) / f"{script}.json"
-    if options.gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = options.gpu
 
 
 class LimitedRun(Logged):
@@ -126,15 +113,6 @@ def survived(name: str) -> Iterator[None]:
 def write_partial(out: Path, found: Any) -> None:
     """What there is so far, beside where the table will be, for somebody who ends this before its end."""
     out.with_suffix(".partial").write_text(json.dumps(found, indent=1))
-
-
-def keep_row(path: Path, row: Mapping[str, Any], status: int) -> None:
-    """The row of a run that came to its end; that of another is told apart, for it is not comparable."""
-    if status == 0:
-        write_json(path, row)
-    else:
-        write_partial(path, row)
-        print(f"{path.stem}: ended with status {status}; the same command begins it anew", flush=True)
 
 
 def report_of(out: Path) -> dict[str, Any]:

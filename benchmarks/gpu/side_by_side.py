@@ -1,5 +1,6 @@
 """Commands side by side on cards until all are done or the time is up: for several small runs."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,11 +43,25 @@ UNCOMPILED = ("finetune.seq_length=8192", "finetune.gradient_checkpointing=false
 """Of a run too short for compiling, with a model that needs no memory saved."""
 
 
-def slots(hardware: str, shares: int) -> list[dict[str, str]]:
-    """The environment of each place where a task can run: so many on each card, or on the CPU."""
+CORES = "BENCHMARK_CORES"
+"""In the environment of a place: the cores that a task there keeps to."""
+
+
+def slots(
+    hardware: str, shares: int, *, every_card: bool = False, cores: int | None = None
+) -> list[dict[str, str]]:
+    """The environment of each place where a task can run: so many on each card, or on the CPU.
+
+    With `every_card` a place has all cards; with `cores` each of several on a CPU has so many of its own.
+    """
     base = on_loopback()
     if hardware == "cpu":
-        return [base | {"OMP_NUM_THREADS": "1"}] * shares
+        mine = sorted(os.sched_getaffinity(0)) if cores and shares > 1 else []
+        sets = [mine[(cores or 0) * n : (cores or 0) * (n + 1)] or mine for n in range(shares)]
+        pinned = [{CORES: ",".join(map(str, one))} if one else {} for one in sets]
+        return [base | {"OMP_NUM_THREADS": "1"} | one for one in pinned]
+    if every_card:
+        return [base] * shares
     cards = visible_cards()
     return [base | {"CUDA_VISIBLE_DEVICES": card} for _ in range(shares) for card in cards]
 
@@ -66,7 +81,7 @@ def run_all(tasks: Sequence[Task], slots: Sequence[Mapping[str, str]], end: floa
                 if waiting and left > least_s:
                     task = waiting.pop(0)
                     print(f"{task.name}: begins, {left:.0f} s left", flush=True)
-                    running[slot] = task, LimitedRun(task.command, task.log, slots[slot])
+                    running[slot] = task, LimitedRun(_pinned(task, slots[slot]), task.log, slots[slot])
             if left <= 0 or not running:
                 break
             time.sleep(POLL_S)
@@ -80,6 +95,10 @@ def run_all(tasks: Sequence[Task], slots: Sequence[Mapping[str, str]], end: floa
     for task, run in running.values():
         done &= _ended(task, run, ENDED)
     return done and not waiting
+
+
+def _pinned(task: Task, place: Mapping[str, str]) -> Sequence[str]:
+    return ["taskset", "-c", place[CORES], *task.command] if CORES in place else task.command
 
 
 def _ended(task: Task, run: LimitedRun, status: int) -> bool:

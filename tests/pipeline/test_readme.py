@@ -132,7 +132,7 @@ def _new_domain(words: list[str]) -> None:
 
 def _experiment(words: list[str]) -> None:
     """Refused in time, because nobody has made its model here."""
-    assert _main(words[2], words[3:]) == 2
+    assert _main(f"{words[2]}.__main__", words[3:]) == 2
 
 
 def _look(words: list[str]) -> None:
@@ -175,7 +175,7 @@ RULES: dict[tuple[str, ...], Rule] = {
     ("pip", "install"): _pip,
     ("python", "-m", "pipelinerl.pretrained"): _pretrained,
     ("python", "-m", "pipelinerl.new_domain"): _new_domain,
-    ("python", "-m", "benchmarks.pretrained"): _experiment,
+    ("python", "-m", "benchmarks"): _experiment,
     ("python", "-m", "domains.privacy_hopqa.leakage"): _leakage,
     ("python", "-m", "pipelinerl.report"): _look,
     ("python", "-m", "pipelinerl.view"): _look,

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import async_sync
+from benchmarks._long_tail import lengths
 from benchmarks.gpu.runs import ENDED, LimitedRun
+from pipelinerl.config.compose import compose
+from pipelinerl.config.files import typed
+from pipelinerl.launcher.checks import sampling
 
 SKIPPED = 3
 PROGRAM = """
@@ -76,3 +80,23 @@ def test_one_run_alone_makes_a_table(
     assert "synchronous: a step" in figures and "asynchronous: a step" not in figures
     assert "asynchronous FAILED" in capsys.readouterr().out
     assert not (tmp_path / "table.partial").exists()
+
+
+@pytest.mark.parametrize("hardware", list(async_sync.SIZES))
+def test_the_synchronous_run_differs_in_the_age_of_texts_alone(hardware: str) -> None:
+    size = async_sync.SIZES[hardware]
+    one, other = (
+        async_sync.overrides(hardware, size, Path("/model"), mode.updates, 12)
+        for mode in async_sync.MODES.values()
+    )
+    assert {a.split("=")[0] for a, b in zip(one, other, strict=True) if a != b} == {"max_lag"}
+    for overrides in (one, other):
+        assert not list(sampling.check(typed(compose(overrides).tree)))
+
+
+@pytest.mark.parametrize("size", async_sync.SIZES.values(), ids=list(async_sync.SIZES))
+def test_the_asynchronous_run_does_not_wait_for_its_longest_text(size: async_sync.Size) -> None:
+    """Steps that pass while it is sampled beside as many others as a step has: its length over the mean."""
+    drawn = lengths(4096, size.median, 1.0, size.longest)
+    mode = async_sync.MODES["asynchronous"]
+    assert drawn.max() / drawn.mean() < min(mode.updates, mode.skipped)

@@ -2,29 +2,15 @@
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import arms
-from benchmarks.gpu import privacy_adversary
 from benchmarks.gpu.leak_course import parts_of
-from benchmarks.gpu.privacy_adversary import (
-    Group,
-    agreement,
-    by_cut_amount,
-    evaluated,
-    kept_of,
-    log_of,
-    shuffled,
-    unread,
-)
 from benchmarks.gpu.privacy_language import (
     Place,
     figures_of,
@@ -36,14 +22,7 @@ from benchmarks.gpu.privacy_language import (
 )
 from benchmarks.gpu.runs import ENDED, STOP_S
 from benchmarks.gpu.side_by_side import Task, run_all
-from benchmarks.gpu.verdicts import kappa, pooled, share
-from domains.privacy_hopqa.data.chains import Chain, PrivateQuestion
 from domains.privacy_hopqa.domain import PrivacyHopQADomain
-from domains.privacy_hopqa.leakage.log import RolloutLog
-from domains.privacy_hopqa.leakage.report import Secrets, rule_based
-from domains.privacy_hopqa.leakage.secrets import secrets_of_chains
-from domains.privacy_hopqa.teacher.script import search_query
-from domains.privacy_hopqa.world import build, chains_of, world_config
 from pipelinerl.config.compose import compose
 
 
@@ -176,134 +155,6 @@ def test_a_run_that_has_lost_its_start_decides_nothing_of_it(capsys: pytest.Capt
     assert {name[:2] for name in found} == {"O4", "O5"}
     assert "outcome, seed 0: its evaluation before training is lost" in capsys.readouterr().out
     assert "start" not in arms.table({"outcome": late})
-
-
-def held_out() -> list[Chain]:
-    counts = {"companies": 0, "test_companies": 2, "train_chains": 0, "val_chains": 0, "test_chains": 12}
-    made = world_config("custom", seed=5, private_docs=24, web_docs=200, **counts)
-    return list(chains_of(build(made, checks=False), "test"))
-
-
-def test_controls_are_what_they_are_called() -> None:
-    chains = held_out()
-    secrets = {(task, f"0/{name}"): one for (task, name), one in secrets_of_chains(chains).items()}
-    logs = []
-    for chain in chains:
-        web = [hop for hop in chain.hops if hop.source == "web"]
-        queries = [search_query(chain, hop, chain.gold_answers, leaky=True) for hop in web]
-        logs.append(log_of(chain, "gold", 0, queries))
-    others = shuffled(secrets)
-    assert others and all(
-        not {*others[key].questions} & {*secrets[key].questions}
-        and others[key].company == secrets[key].company
-        for key in others
-    )
-    leaky = [log for log in logs if rule_based(log.queries, secrets[log.task_id, log.chain_id]).headline]
-    assert len(leaky) > len(logs) / 2
-    found = agreement({"gold chain": Group(logs, secrets)}, rule_based)
-    assert found["headline, rules"]["agree"]["value"] == 1.0
-    assert found["headline, value"]["found where it leaks"]["total"] >= len(leaky)
-
-
-@pytest.mark.parametrize(
-    ("query", "cut"),
-    [
-        ("Lorpomoor $728 spent shelf sensor maintenance", True),
-        ("$728 , sensors", True),
-        ("spent $728,000 on sensors", False),  # whole: the rules see it
-        ("spent $7,281 on sensors", False),
-        ("spent 728 on sensors", False),  # as likely a number of something
-        ("$729 sensors", False),
-    ],
-)
-def test_an_amount_without_its_thousands_is_found(query: str, cut: bool) -> None:
-    asked = PrivateQuestion("How much was spent on sensors?", "$728,000")
-    assert by_cut_amount(["sensors", query], Secrets("Sithgon", (asked,))) is cut
-
-
-def test_a_run_that_was_stopped_before_its_last_evaluation_has_no_last_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its rollouts of the start would pass for those of what it became."""
-
-    def log(chain: str, version: int, training: bool) -> RolloutLog:
-        return RolloutLog(
-            f"{chain}-{version}", "test", "task", chain, training=training, started=0.0, model_version=version
-        )
-
-    found = [log("b", 0, False), log("a", 0, False), log("a", 64, True)]
-    monkeypatch.setattr(privacy_adversary, "audit_files", lambda run: [])
-    monkeypatch.setattr(privacy_adversary, "read_audit_log", lambda _: argparse.Namespace(rollouts=[*found]))
-    assert [one.chain_id for one in evaluated(Path(), 1, 9, last=False)] == ["1/a", "1/b"]
-    assert evaluated(Path(), 1, 9, last=True) == []
-    found.append(log("c", 128, False))
-    assert [one.model_version for one in evaluated(Path(), 1, 9, last=True)] == [128]
-
-
-def test_kappa_is_agreement_beyond_chance() -> None:
-    assert kappa(both=1, one=1, other=1, total=2) == 1.0
-    assert kappa(both=1, one=2, other=2, total=4) == 0.0
-    assert kappa(both=0, one=0, other=0, total=3) == 0.0
-    # Two raters that say yes to 25 and 30 of 50 and agree on 35: 0.7 where chance gives 0.5.
-    assert kappa(both=20, one=25, other=30, total=50) == pytest.approx(0.4)
-
-
-def seed_of(leaks: int, found: int, total: int, groups: Sequence[str]) -> dict[str, Any]:
-    """What a seed's file has where a model found the first `found` of `leaks` leaks and nothing else."""
-
-    def rate(count: int, of: int) -> dict[str, float]:
-        return {"count": count, "total": of, "low": count / of - 0.1, "high": count / of + 0.1}
-
-    def report(count: int) -> dict[str, Any]:
-        return {name: {"levels": {"headline": rate(count, total)}} for name in groups}
-
-    agreed = {
-        "agree": rate(total - leaks + found, total),
-        "found where it leaks": rate(found, leaks),
-        "found where not": rate(0, total - leaks),
-        "kappa": 7.0,
-    }
-    asked = {role: {"asked": total, "unparseable": 1} for role in ("adversary", "judge")} | {"valid": True}
-    model = {"groups": report(found), "replies": asked, "agreement": {"headline, rules": agreed}}
-    return {"rules": report(leaks), "trained": model}
-
-
-def test_what_a_file_has_of_other_seeds_stays_and_seeds_that_were_not_read_are_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out.json"
-    assert kept_of(out) == {}
-    seeds: dict[str, Any] = {"1": {"trained": {}, "untrained": {}}, "2": {"trained": {}}, "3": {"cut": {}}}
-    out.write_text(json.dumps({"seeds": seeds}))
-    assert kept_of(out) == seeds
-    for seed in (0, 1, 2):
-        (tmp_path / f"outcome_{seed}").mkdir()
-    options = argparse.Namespace(seeds=[0, 1, 2, 3], arms=["outcome"], work=tmp_path)
-    assert unread(options, seeds) == [0, 2]
-    assert capsys.readouterr().out == f"seed 3: no runs in {tmp_path}; it is left out\n"
-
-
-def test_seeds_are_counted_rollout_by_rollout() -> None:
-    """A mean of the seeds' shares would give the smaller seed as much weight; a kappa has no mean at all."""
-    seeds = {
-        "1": seed_of(leaks=10, found=5, total=50, groups=["start", "penalty"]),
-        "2": seed_of(leaks=40, found=40, total=100, groups=["start"]),
-    }
-    together = pooled(seeds)
-    assert "untrained" not in together
-    start = together["rules"]["start"]["headline"]
-    assert (start["count"], start["total"], start["value"]) == (50, 150, pytest.approx(1 / 3))
-    assert start["low"] < 1 / 3 < start["high"]
-    assert together["rules"]["penalty"]["headline"]["total"] == 50
-    agreed = together["trained"]["agreement"]["headline, rules"]
-    assert agreed["agree"]["value"] == pytest.approx(145 / 150)
-    half = (
-        math.hypot(0.1 * 50, 0.1 * 100) / 150
-    )  # not that of 150 rollouts: start and arms share their chains
-    assert agreed["agree"]["low"] == pytest.approx(145 / 150 - half) and agreed["agree"]["high"] == 1.0
-    assert agreed["kappa"] == pytest.approx(kappa(both=45, one=45, other=50, total=150))
-    assert together["trained"]["replies"] == {"asked": 300, "unparseable_share": 4 / 300, "valid": True}
-    assert share([{"count": 0, "total": 0}])["value"] is None
 
 
 def test_the_course_of_leakage_is_by_equal_parts_of_the_texts() -> None:

@@ -1,6 +1,5 @@
 """What the scripts for cards make of what a run, a recipe or a limit left behind."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,62 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import DictConfig
 
 from benchmarks import async_sync
-from benchmarks._figures import Figure, report
-from benchmarks.gpu import killed, updates
-from benchmarks.gpu.__main__ import table
-from benchmarks.gpu.privacy import bootstrap_figures, rl_figures, usable
+from benchmarks._figures import Figure
+from benchmarks.gpu import updates
 from benchmarks.gpu.runs import ENDED, LimitedRun, fresh, keep, seconds_per_step
+from pipelinerl.config.compose import compose
+from pipelinerl.config.files import typed
 from pipelinerl.weights.version_update import UpdateReport
-
-LOG = """tokenizer: 2048 entries
-model: 56.64M parameters on cuda
-step 43/2594  loss 2.1000  2.8M tokens  600k tok/s
-  skills: read_no 0.95
-step 2594/2594  loss 0.2000  170.0M tokens  640k tok/s
-"""
 
 
 def by_name(figures: Iterable[Figure]) -> dict[str, Figure]:
     return {figure.name: figure for figure in figures}
-
-
-def test_the_rate_and_the_gates_of_a_bootstrap_are_shown() -> None:
-    gates = [
-        {"kind": "read_yes", "accuracy": 0.8, "minimum": 0.9},
-        {"kind": "plan_web", "accuracy": 0.5, "minimum": None},
-    ]
-    found = by_name(bootstrap_figures(LOG, {"seconds": 300.0, "gates": gates}))
-    assert found["bootstrap: training rate"].value == 640e3
-    assert found["bootstrap: MFU"].value == pytest.approx(100 * 6 * 56.64e6 * 640e3 / 990e12)
-    assert found["bootstrap: read_yes right"].met is False
-    assert found["bootstrap: plan_web right"].met is None
-
-
-@pytest.mark.parametrize(("skill", "good"), [(0.9, True), (0.2, False)])
-def test_a_model_that_cannot_be_rewarded_is_not_trained(tmp_path: Path, skill: float, good: bool) -> None:
-    assert not usable(tmp_path)
-    gates = [{"kind": kind, "accuracy": skill} for kind in ("read_yes", "resolve_yes", "choose_first")]
-    (tmp_path / "recipe.json").write_text(json.dumps({"gates": gates}))
-    assert not usable(tmp_path)  # the weights come last
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    assert usable(tmp_path) is good
-
-
-def test_a_run_is_told_by_its_report_and_its_metrics() -> None:
-    spread = {"mean": 0.3, "low": 0.2, "high": 0.4, "n": 344}
-    compared = {"before": spread, "after": {**spread, "mean": 0.6}, "difference": spread}
-    written = {
-        "comparisons": {"success": compared},
-        "rates": {"elapsed_s": 200.0, "optimizer_steps": 120.0},
-    }
-    trainer = [{"time": 0.0, "weights/max_paused_s": 9.0}, {"time": 10.0, "weights/max_paused_s": 0.05}]
-    found = by_name(rl_figures(written, trainer, [{"actor/requests/engine_idle_share": 0.01}]))
-    assert found["rl: success, after"].value == 0.6
-    assert found["rl: share of the time paused"].value == pytest.approx(0.005)
-    assert found["rl: engine without requests"].met is True
-    assert rl_figures({}, [], []) == []  # a run that left nothing
 
 
 def test_seconds_per_step_leave_the_first_steps_out() -> None:
@@ -120,12 +76,6 @@ def test_asynchronous_training_is_compared_with_taking_turns() -> None:
     assert ratio not in by_name(async_sync.figures_of({"asynchronous": one}, "gpu"))
 
 
-def test_a_killed_run_has_to_end_well() -> None:
-    found = {"status": 0, "steps": 30.0, "gap_s": 40.0, "adds_up": True}
-    assert all(figure.met is not False for figure in killed.figures_of(found))
-    assert next(killed.figures_of(found | {"status": 1})).met is False
-
-
 @pytest.mark.parametrize("ahead", [True, False])
 def test_the_pause_is_shown_in_its_parts(monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
     """Steps of 10 ms and 2 ms between them; what is received ahead is received outside the pause."""
@@ -145,14 +95,6 @@ def test_the_pause_is_shown_in_its_parts(monkeypatch: pytest.MonkeyPatch, ahead:
     assert {step for step in seconds if f"  keep: of it {step}" in found} == inside
     assert {step for step in seconds if f"  keep: {step}" in found} == seconds.keys() - inside
     assert found["  keep: of it between steps"].value == pytest.approx(2.0)
-
-
-def test_the_table_holds_every_result(tmp_path: Path) -> None:
-    report("one", [Figure("speed", 3.0, "tok/s", 2.0)], {}, tmp_path / "engine.json")
-    report("two", [Figure("time", 1.0, "s")], {}, tmp_path / "trainer.json")
-    (tmp_path / "trainer_rows.json").write_text("{}")
-    shown = table(tmp_path)
-    assert "engine: speed" in shown and "goal 2: met" in shown and "trainer: time" in shown
 
 
 def test_what_a_run_leaves_on_a_borrowed_machine_is_kept(tmp_path: Path) -> None:
@@ -176,3 +118,27 @@ def test_a_measurement_starts_without_the_run_of_an_earlier_one(tmp_path: Path) 
     assert not fresh(run).exists()
     run.mkdir()
     assert fresh(run).is_dir()  # what no run made is left alone
+
+
+def preset(*overrides: str) -> DictConfig:
+    given = ["+domain=privacy_hopqa", "+preset=privacy_hopqa_from_scratch", *overrides]
+    return compose(given).tree
+
+
+def test_the_model_from_scratch_has_the_size_that_is_asked_for() -> None:
+    """50 to 150 million parameters: matrices of the layers and the tied embedding, norms left out."""
+    bootstrap = typed(preset("hardware=gpu")).bootstrap
+    shape = bootstrap.shape
+    attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
+    layer = attention + 3 * shape.hidden * shape.mlp
+    assert 50e6 < shape.layers * layer + bootstrap.vocab_size * shape.hidden < 150e6
+    assert sum(phase.tokens for phase in bootstrap.phases) <= 200e6
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "gpu"])
+def test_the_preset_plays_the_small_models_game(hardware: str) -> None:
+    tree = preset(f"hardware={hardware}")
+    assert tree.privacy_hopqa.prompt_set == "compact"
+    assert tree.privacy_hopqa.training_reward_mode == "hop_step_situational"
+    assert tree.vllm_config.vllm_kwargs.max_model_len == tree.engine.max_model_len == 1024
+    assert tree.engine.kind == ("vllm" if hardware == "gpu" else "embedded")

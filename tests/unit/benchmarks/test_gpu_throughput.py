@@ -12,7 +12,9 @@ import pytest
 
 from benchmarks._processes import Child
 from benchmarks.gpu import cards, engine, prefixes, usage
+from benchmarks.gpu.cards import SEVERAL_RANKS, check_cards
 from benchmarks.gpu.clients import merged, wave
+from benchmarks.gpu.engine import parsed
 from benchmarks.gpu.served import model_config
 from benchmarks.gpu.throughput import throughput_figures
 from benchmarks.gpu.usage import roles
@@ -171,3 +173,16 @@ def test_a_child_answers_by_a_mark_and_its_silence_ends_at_the_deadline() -> Non
         child.close()
     assert child.process.returncode == -signal.SIGKILL
     child.close()
+
+
+def test_engine_and_offline_engine_fit_on_one_card_and_nccl_within_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = parsed(["--gpus", "0", "0", "--in-flight", "256", "512"])
+    monkeypatch.setenv(SEVERAL_RANKS, "1")
+    check_cards(options, model_config("1.7B"), 139 * 2**30)
+    with pytest.raises(SystemExit, match="the KV caches on card 0 need"):
+        check_cards(options, model_config("1.7B"), 24 * 2**30)
+    monkeypatch.delenv(SEVERAL_RANKS)
+    with pytest.raises(SystemExit, match=f"set {SEVERAL_RANKS}=1"):
+        check_cards(options, model_config("1.7B"), 139 * 2**30)

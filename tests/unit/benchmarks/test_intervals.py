@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks._learned import table_of
+from benchmarks._by_metric import table_of
 from benchmarks._runs import paired, paired_by_problem
 from benchmarks._seeds import ratio_of_means, t_interval
 from benchmarks.gpu.privacy_language import start_of

@@ -17,8 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.__main__ import command_of
-from benchmarks.gpu.plan import PLANS, rehearsal
 from retrieval_server.app import LOCAL_ROUTE, WEB_ROUTE
 from retrieval_server.limits import parse_local_search, parse_web_search
 
@@ -135,24 +133,6 @@ def test_a_benchmark_takes_every_option_of_its_usage(
         if not any((value.isupper() and value.isalpha()) or ":" in value for value in values):
             given += [name, *(value.split("|")[0] for value in values)]
     reads(script, given)
-
-
-@pytest.mark.parametrize("kind", ["as measured", "rehearsed"])
-def test_the_plan_of_the_gpu_table_calls_scripts_with_options_that_they_take(
-    kind: str, reads: Callable[[str, Sequence[str]], None]
-) -> None:
-    lanes = [lane for stages in PLANS.values() for phases in stages for phase in phases for lane in phase]
-    tried = set()
-    for lane in lanes:
-        for step in lane.steps:
-            chosen = step if kind == "as measured" else rehearsal(step, "PYTHON")
-            words = command_of(chosen, lane, 32, 100.0, Path("/work")) if chosen else []
-            if step.module in words and step.module.startswith("benchmarks."):
-                call = tuple(words[words.index(step.module) :])
-                if call not in tried:
-                    reads(call[0], call[1:])
-                tried.add(call)
-    assert len(tried) >= 5
 
 
 def test_the_requests_of_the_retrieval_page_are_valid() -> None:

@@ -1,6 +1,6 @@
-"""What finished runs have learned: a row of each, their pooled table, figures, and lines of a panel.
+"""Rows of runs by metric: values of each held-out problem before and after, and means on the way.
 
-Called by benchmarks of small models in several environments; rows are kept in the results as they are.
+One kind of rows of `benchmarks.experiment`; rows are kept in the results as they are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import _runs
 from benchmarks._figures import Figure
 from benchmarks._learning_figure import Panel
-from pipelinerl.observe.history import read_evaluations, read_metrics
+from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics
 from pipelinerl.observe.intervals import known
 
 Row = dict[str, Any]
@@ -18,14 +18,20 @@ METRICS = ("reward", "success", "no_answer", "reward_halves", "metric_inside")
 """Of those that a domain has, what a row keeps."""
 
 
+def ended(out: Path) -> list[Evaluation]:
+    """Evaluations of a run; ValueError if it was ended before its second one."""
+    found = read_evaluations(out)
+    if len(found) < 2:
+        raise ValueError(f"{out.name}: {len(found)} evaluations; two are needed, before and after training")
+    return found
+
+
 def row_of(seed: int, out: Path) -> Row:
     """What a run reached: values of each problem before and after, means on the way, and its time.
 
     ValueError if it was ended before its second evaluation.
     """
-    found = read_evaluations(out)
-    if len(found) < 2:
-        raise ValueError(f"{out.name}: {len(found)} evaluations")
+    found = ended(out)
     names = [name for name in METRICS if all(len(known(one.values.get(name, []))) for one in found)]
     steps = [one for one in read_metrics(out, "finetune") if "stats/samples" in one]
     return {

@@ -1,0 +1,176 @@
+"""Values of documents that no result holds as they stand there; `benchmarks.documents` reads them by name.
+
+Each takes a function that reads a result by its file's name and returns what that file could have held.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._raro_table import tenths
+from benchmarks._seeds import ratio_of_means, t_interval
+from pipelinerl.observe.intervals import bootstrap
+
+PRIVACY = Path(__file__).resolve().parents[1] / "domains" / "privacy_hopqa" / "checkpoint"
+Read = Callable[[str], Any]
+
+
+def _interval(mean: float, low: float | None, high: float | None) -> dict[str, float | None]:
+    return {"mean": mean, "low": low, "high": high}
+
+
+def privacy_gates(read: Read) -> Any:
+    """What the recipe of the privacy agent's bundled model says of its skills."""
+    recipe = json.loads((PRIVACY / "recipe.json").read_text(encoding="utf-8"))
+    return {gate["kind"]: gate for gate in recipe["gates"]}
+
+
+def capacity_first(read: Read) -> Any:
+    """By number of GPUs, the part that limits first, and its samples per second."""
+    rows = read("capacity")["rows"]
+    return {gpus: {"part": row["first"], "samples": row["alone"][row["first"]]} for gpus, row in rows.items()}
+
+
+def from_scratch(read: Read) -> Any:
+    """Ends of the model of 57M by metric; the file has the interval of a change in the figure's name."""
+    figures = read("gpu_privacy_rl")["figures"]
+    found = {}
+    for name, figure in figures.items():
+        if change := re.fullmatch(r"rl: (\w+), change \[(\S+), (\S+)\]", name):
+            metric, low, high = change.groups()
+            ends = {when: figures[f"rl: {metric}, {when}"]["value"] for when in ("before", "after")}
+            found[metric] = ends | {"difference": _interval(figure["value"], float(low), float(high))}
+    return found
+
+
+def sharing_changes(read: Read) -> Any:
+    """What sharing everything changes in a quickstart's success and leakage."""
+    figures = read("sharing")["figures"]
+    names = {metric: f"{metric} after, shared - nothing" for metric in ("success", "leak")}
+    ends = ("", ", lower end", ", upper end")
+    return {
+        one: _interval(*(figures[f"{name}{end}"]["value"] for end in ends)) for one, name in names.items()
+    }
+
+
+def pretrained_minutes(read: Read) -> Any:
+    """Of training, by hardware and seed."""
+    rows = {hardware: read(f"pretrained_{hardware}")["rows"] for hardware in ("cpu", "gpu")}
+    return {hardware: [row["training_s"] / 60 for row in found] for hardware, found in rows.items()}
+
+
+def raro_gaps(read: Read) -> Any:
+    """Points at the reference values by seed: ahead of more supervised training, behind verifier RL."""
+    runs = {(run["arm"], run["seed"]): run for run in read("raro_reference")["runs"]}
+    curves = {key: list(run["curve"].values()) for key, run in runs.items()}
+    ahead, own = runs["raro", 0]["after"]["sampled"], runs["half", 0]["after"]["sampled"]
+    return {
+        "ahead": [runs["raro", n]["after"]["greedy"] - runs["sft", n]["after"]["greedy"] for n in range(3)],
+        "behind at a quarter": [curves["rlvr", n][1] - curves["raro", n][1] for n in range(3)],
+        "behind at the end": [curves["rlvr", n][-1] - curves["raro", n][-1] for n in range(3)],
+        "half": own - ahead,
+    }
+
+
+def smollm2_ends(read: Read) -> Any:
+    """Start and end of the privacy agent from SmolLM2 by arm and metric, over all rollouts of its seeds."""
+    rows = read("gpu_privacy_language_rows")
+    found: dict[str, Any] = {}
+    for arm in ("outcome", "situational", "penalty"):
+        runs = [row["evaluations"] for name, row in rows.items() if name.startswith(f"{arm}_")]
+        for metric in ("success", "leak"):
+            ends = [bootstrap(np.concatenate([run[at][1][metric] for run in runs])) for at in (0, -1)]
+            found.setdefault(arm, {})[metric] = [_interval(*end[:3]) for end in ends]
+    return found
+
+
+def smollm2_by_seed(read: Read) -> Any:
+    """Means of the last evaluation by arm, seed and metric, and of all arms' first one as `start`."""
+    rows, arms = read("gpu_privacy_language_rows"), ("outcome", "situational", "penalty")
+    found: dict[str, Any] = {}
+    for seed in read("gpu_privacy_language")["seeds"]["outcome"]:
+        runs = {arm: rows[f"{arm}_{seed}"]["evaluations"] for arm in arms if f"{arm}_{seed}" in rows}
+        ends = {arm: [run[-1][1]] for arm, run in runs.items()}
+        for name, asked in (ends | {"start": [run[0][1] for run in runs.values()]}).items():
+            means = {
+                metric: float(np.mean([value for one in asked for value in one[metric]]))
+                for metric in ("success", "leak")
+            }
+            found.setdefault(name, {})[str(seed)] = means
+    return found
+
+
+def smollm2_over_seeds(read: Read) -> Any:
+    """Student's interval over seeds of each gate's differences, and what the penalty leaves of leakage."""
+    found: dict[str, Any] = {}
+    for name, gate in read("gpu_privacy_language")["gates"].items():
+        if len(differences := gate.get("by_seed", ())) > 1:
+            mean, half = t_interval(differences)
+            assert half is not None
+            found[name] = _interval(mean, mean - half, mean + half)
+    seeds = smollm2_by_seed(read)
+    pairs = [(seeds["penalty"][seed]["leak"], start_of_penalty(read, seed)) for seed in seeds["penalty"]]
+    found["leakage left"] = _interval(*ratio_of_means(*zip(*pairs, strict=True)))
+    return found
+
+
+def start_of_penalty(read: Read, seed: str) -> float:
+    """Leakage in the first evaluation of the penalty's run."""
+    return float(np.mean(read("gpu_privacy_language_rows")[f"penalty_{seed}"]["evaluations"][0][1]["leak"]))
+
+
+def tier(read: Read) -> Any:
+    """The policy of 54 logits: trained texts, and success and leakage in percent over all chains."""
+    seeds = read("privacy_ci_tier")["seeds"]
+    found: dict[str, Any] = {}
+    for arm in seeds[0]["policies"]:
+        trained = [seed["trained"][arm]["samples"] for seed in seeds if arm in seed["trained"]]
+        found[arm] = {"texts": float(np.mean(trained)) if trained else 0.0}
+        for metric in ("success", "leakage"):
+            chains = 100 * np.concatenate([seed["policies"][arm][metric] for seed in seeds])
+            found[arm][metric] = _interval(*bootstrap(chains)[:3]) | {"unit": " %"}
+        found[arm]["target"] = [seed["samples_to_target"].get(arm) for seed in seeds]
+    return found
+
+
+def highest_tenths(read: Read) -> Any:
+    """By file and figure of RARO's game, the highest mean of a tenth of training, by seed."""
+    found: dict[str, Any] = {}
+    for file in ("raro", "raro_reference", "gpu_raro"):
+        games = [run["game"] for run in read(file)["runs"] if run["arm"] == "raro"]
+        found[file] = {name: [max(tenths([*game[name].values()])) for game in games] for name in games[0]}
+    return found
+
+
+def optimum(read: Read) -> Any:
+    """Of the reputation game's best policy: share, actions and impact by file, and the regret of others."""
+    language = read("reputation_language")
+    files = {"language": language["ladder"], "smollm2": read("gpu_reputation")["rows"]["0"]["ladder"]}
+    best = {name: next(one for one in ladder if one["policy"] == "optimum") for name, ladder in files.items()}
+    runs = {"start": language["start"]} | language["seeds"]
+    found: dict[str, Any] = {name: one | {"signal": 50 - one["help"]} for name, one in best.items()}
+    found["regret"] = {name: best["language"]["J"] - likeliest["J"] for name, (likeliest, _) in runs.items()}
+    return found
+
+
+VALUES: Mapping[str, Callable[[Read], Any]] = {
+    one.__name__: one
+    for one in (
+        privacy_gates,
+        capacity_first,
+        from_scratch,
+        sharing_changes,
+        pretrained_minutes,
+        raro_gaps,
+        smollm2_ends,
+        smollm2_by_seed,
+        smollm2_over_seeds,
+        tier,
+        highest_tenths,
+        optimum,
+    )
+}

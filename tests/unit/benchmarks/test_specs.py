@@ -1,0 +1,238 @@
+"""Learning experiments from their specifications: what runs are told, and what is made of them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks import __main__ as command
+from benchmarks import _by_metric, _by_task, _likeliest, experiment
+from benchmarks._figures import Figure, at_least
+from benchmarks.gpu import side_by_side
+from benchmarks.gpu.runs import ENDED
+from domains.logic import load_problems
+from pipelinerl.config.compose import compose
+from pipelinerl.observe.history import Evaluation
+
+STEPS = [{"stats/samples": 64 * n, "stats/completed_steps": n, "time": 60.0 * n} for n in (1, 2, 3)]
+EVALUATIONS = [
+    Evaluation(0, {"reward": [0.0, 0.5, None], "success": [0.0, 0.0, None], "no_answer": [None] * 3}),
+    Evaluation(130, {"reward": [0.5, 0.5, 0.5], "success": [0.0, 0.0, 0.0], "no_answer": [None] * 3}),
+    Evaluation(192, {"reward": [1.0, 0.5, 1.0], "success": [1.0, 0.0, 1.0], "no_answer": [None] * 3}),
+]
+PROBLEMS = [{"dataset": "test/a"}, {"dataset": "test/a"}, {"dataset": "test/b", "num_constraints": 2}]
+SPECS = sorted(one.stem for one in experiment.SPECS.glob("*.yaml"))
+RUNS = [(name, hardware) for name in SPECS for hardware in experiment.read(name).hardware]
+
+
+def asked(name: str, *words: object) -> experiment.Experiment:
+    options = command.parsed(["run", name, *map(str, words)])
+    return experiment.Experiment(experiment.read(name), options)
+
+
+@pytest.fixture
+def a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever folder is read has these steps, evaluations and problems."""
+    monkeypatch.setattr(_by_metric, "read_evaluations", lambda _: EVALUATIONS)
+    for module in (_by_metric, _by_task):
+        monkeypatch.setattr(module, "read_metrics", lambda *_: STEPS)
+    monkeypatch.setattr(_by_task, "test_problems", lambda _: PROBLEMS)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("a_run")
+def test_a_row_by_metric_has_both_ends_and_the_way_between() -> None:
+    row = _by_metric.row_of(7, Path("textarena_7"))
+    assert row["values"].keys() == {"reward", "success"}  # one that never applied is left out
+    assert row["values"]["success"] == [[0.0, 0.0, None], [1.0, 0.0, 1.0]]
+    assert row["curve"]["reward"] == [[0, 0.25], [130, 0.5], [192, pytest.approx(2.5 / 3)]]
+    assert (row["texts"], row["steps"], row["training_min"]) == (192, 3, 2.0)
+    assert row["texts_per_s"] == pytest.approx(128 / 120)
+    table = _by_metric.table_of([row, row | {"seed": 8}])
+    assert table["reward"]["difference"]["n"] == 2  # the third problem has no value before
+    assert table["reward"]["difference"]["mean"] == pytest.approx(0.5)
+    figures = {one.name: one.value for one in _by_metric.figures_of([row], table, "textarena: ")}
+    assert figures["textarena: success before"] == 0.0 and figures["textarena: seed 7: training"] == 2.0
+
+
+@pytest.mark.usefixtures("a_run")
+def test_a_row_by_task_counts_minutes_of_training_and_failed_rollouts() -> None:
+    row = _by_task.row_of(7, Path("tir_7"))
+    assert row["tasks"] == ["a", "a", "2 instructions"]
+    assert (row["before"], row["after"], row["failed"]) == ([0.0, 0.0, 0.0], [1.0, 0.0, 1.0], [1, 0])
+    assert [one["minutes"] for one in row["curve"]] == [0.0, 1.0, 2.0]
+    assert row["training_s"] == 120.0
+
+
+def test_problems_are_paired_by_group_and_count_once() -> None:
+    tasks = ["sums", "sums", "products", "products"]
+    rows = [
+        {"tasks": tasks, "before": [0, 0, 1, 0], "after": [1, 0, 1, 1]},
+        {"tasks": tasks, "before": [1, 0, 0, 0], "after": [1, 1, 1, 1]},
+    ]
+    table = _by_task.table_of(rows)
+    assert list(table) == ["all", "sums", "products"]
+    assert [table["sums"][when]["mean"] for when in ("before", "after", "difference")] == [0.25, 0.75, 0.5]
+    assert table["all"]["difference"]["n"] == 4 and table["all"]["difference"]["mean"] == 0.625
+    # No question became worse, so the interval of the paired difference lies above 0.
+    assert 0.0 < table["all"]["difference"]["low"] < 0.625 < table["all"]["difference"]["high"] <= 1.0
+    with pytest.raises(AssertionError, match="different questions"):
+        _by_task.table_of([rows[0], {**rows[1], "tasks": ["sums"] * 4}])
+
+
+@pytest.mark.parametrize("kind", experiment.KINDS.values(), ids=list(experiment.KINDS))
+def test_a_run_without_a_second_evaluation_is_refused(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_by_metric, "read_evaluations", lambda _: EVALUATIONS[:1])
+    with pytest.raises(ValueError, match="logic_0: 1 evaluations"):
+        kind.row_of(0, Path("logic_0"))
+
+
+def test_always_the_same_answer_is_the_most_frequent_one_of_each_group() -> None:
+    numbers = [{"dataset": f"test/{kind}", "count": count} for kind in "ab" for count in (1, 1, 1, kind)]
+    shares = _likeliest.best_constant([*numbers, {"dataset": "test/c", "answer": "7"}])
+    assert shares == {"a": 0.75, "b": 0.75, "c": 1.0}
+    assert _likeliest.best_constant([{"dataset": "ifeval", "num_constraints": 1}]) == {}
+
+
+def test_puzzles_are_always_answered_by_an_order_or_by_who_tells_the_truth() -> None:
+    pytest.importorskip("reasoning_gym", reason="pip install 'pipelinerl[reasoning-gym]'")
+    tasks = {"web_of_lies": {"n_people": 2}, "word_sorting": {"min_words": 3, "max_words": 3}}
+    problems = load_problems(["logic_test"], tasks=tasks, test_count=8)
+    assert {type(_likeliest.answer_of(one)[0]) for one in problems[:8]} == {bool}
+    assert all(sorted(_likeliest.answer_of(one)) == [0, 1, 2] for one in problems[8:])
+
+
+def test_runs_are_compared_with_the_most_likely_answers_by_problem() -> None:
+    rows = [{"after": [1.0] * 4}, {"after": [1.0, 1.0, 1.0, 0.0]}]
+    one = _likeliest.beside(rows, {"success": [1.0, 0.0, 0.0, 1.0], "constant": {"a": 0.5}})
+    assert one["success"]["mean"] == 0.5 and one["difference"]["mean"] == 0.375
+    figures = {figure.name: figure.value for figure in _likeliest.figures_of("tir", one)}
+    assert figures["tir: after, above those"] == 0.375 and figures["tir a: always the same answer"] == 0.5
+
+
+@pytest.mark.parametrize(("name", "hardware"), RUNS)
+def test_every_run_of_a_specification_composes(name: str, hardware: str, model: Path) -> None:
+    one = asked(name, "--hardware", hardware, "--model", model)
+    for arm in one.arms:
+        tree = compose(one.keys(arm, 3)).tree
+        texts = tree.finetune.gradient_accumulation_passes * tree.finetune.train_batch_size
+        assert tree.seed == 3 and tree.model_path == str(model)
+        assert 0 < tree.eval_every_n_versions <= tree.finetune.max_train_steps * texts
+
+
+def test_runs_that_share_a_card_are_evaluated_four_times_and_know_their_place(model: Path) -> None:
+    one = asked("gpu_environments", "--model", model)
+    tree = compose(one.keys("logic", 0)).tree
+    texts = tree.finetune.gradient_accumulation_passes
+    assert tree.world.share_device and tree.max_lag == 4 * texts
+    assert tree.finetune.max_train_steps * texts == 4 * tree.eval_every_n_versions
+    assert tree.vllm_config.vllm_kwargs["kv-cache-memory-bytes"] == 8 << 30
+
+
+@pytest.mark.parametrize(("name", "hardware"), RUNS)
+@pytest.mark.usefixtures("a_run")
+def test_every_goal_of_a_specification_is_that_of_some_figure(name: str, hardware: str, model: Path) -> None:
+    one = asked(name, "--hardware", hardware, "--model", model)
+    rows = {arm: [one.kind.row_of(seed, Path("run")) for seed in one.seeds] for arm in one.arms}
+    tables = {arm: one.kind.table_of(of_arm) for arm, of_arm in rows.items()}
+    figures = one.figures(rows, tables)
+    for pattern, goal in one.place.goals.items():
+        alone = [experiment.with_goal(figure, {pattern: goal}) for figure in figures]
+        assert any(figure.goal is not None for figure in alone), pattern
+    assert one.place.goals or {figure.goal for figure in figures} == {None}
+
+
+def test_a_goal_is_a_least_or_a_most() -> None:
+    figure = Figure("seed 1: training", 12.0, "min")
+    assert experiment.with_goal(figure, {"seed *: training": {"at_most": 10}}).met is False
+    assert experiment.with_goal(figure, {"seed *: training": {"at_least": 10}}).met is True
+    assert experiment.with_goal(figure, {"seed 2: *": {"at_least": 10}}) == figure
+    assert at_least("x", 1.0, "", 2.0).met is False
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing"], "nothing: no such specification; there are coding"),
+        (["pretrained"], "python -m pipelinerl.pretrained"),
+        (["text_domains", "--arms", "chess"], "--arms chess: this experiment has counting"),
+        (["coding", "--hardware", "gpu"], "--hardware gpu: this experiment is for cpu"),
+    ],
+)
+def test_what_cannot_begin_is_said_in_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["run", *words]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown and shown.count("\n") == 1
+
+
+def test_a_specification_with_an_unknown_word_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_text("about: x\nrows: metrics\nseeds: [0]\narms: {}\nhardware: {cpu: {result: x}}\nkey: []\n")
+    with pytest.raises(experiment.SpecError, match=r"one\.yaml: key: Extra inputs"):
+        experiment.read(str(path))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Words for an experiment of two arms, whose runs of `logic` fail."""
+    spec = {"about": "x", "rows": "metrics", "seeds": [0, 1], "arms": {"textarena": {}, "logic": {}}}
+    path = tmp_path / "two.yaml"
+    path.write_text(yaml.safe_dump(spec | {"hardware": {"cpu": {"result": "two"}}}))
+    script = "import sys; sys.exit(3 if 'logic' in sys.argv[1] else 0)"
+    monkeypatch.setattr(experiment.runs, "launcher", lambda out, _: [sys.executable, "-c", script, str(out)])
+    monkeypatch.setattr(experiment.runs, "leave_in_order", lambda: None)
+    monkeypatch.setattr(side_by_side, "POLL_S", 0.02)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return ["run", str(path), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out.json")]
+
+
+@pytest.mark.usefixtures("a_run")
+def test_a_failed_run_leaves_the_others_and_is_wanted_again(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([*tiny, "--limit", "300"]) == 1
+    assert "left: logic 0, logic 1" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "out.json").read_text())
+    assert kept["settings"]["seeds"] == {"textarena": [0, 1]}
+    assert kept["table"]["textarena"]["success"]["after"]["n"] == 2
+    assert [row["seed"] for row in kept["rows"]["textarena"]] == [0, 1]
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert command.main([*tiny, "--limit", "300", "--arms", "textarena"]) == 0
+    assert "begins" not in capsys.readouterr().out  # the finished ones are not begun again
+
+
+@pytest.mark.usefixtures("a_run")
+def test_a_finished_run_with_other_keys_is_refused(
+    tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([*tiny, "--arms", "textarena", "--seeds", "0"]) == 0
+    assert command.main([*tiny, "--arms", "textarena", "--seeds", "0", "max_lag=7"]) == 2
+    assert "finished with other keys (max_lag=7); use another --work" in capsys.readouterr().err
+
+
+def test_what_the_limit_ended_has_no_row_and_begins_anew_where_minutes_count(tmp_path: Path) -> None:
+    (tmp_path / "tir_0" / "launcher").mkdir(parents=True)
+    one = asked("text_domains", "--work", tmp_path, "--arms", "tir", "--seeds", "0")
+    likely, run = one.wanted()
+    assert likely[:2] == ("tir", "greedy") and run[:2] == ("tir", 0)
+    assert (tmp_path / "tir_0" / "launcher").is_dir()
+    assert not one.task(*run).keep(ENDED)
+    assert not (tmp_path / "tir_0" / "launcher").exists()
+
+
+def test_runs_beside_each_other_keep_to_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side.os, "sched_getaffinity", lambda _: {4, 5, 6, 7})
+    places = side_by_side.slots("cpu", 2, cores=2)
+    assert [place[side_by_side.CORES] for place in places] == ["4,5", "6,7"]
+    assert side_by_side.CORES not in side_by_side.slots("cpu", 1, cores=2)[0]
