@@ -5,7 +5,7 @@
 Makes the folder with `python -m pipelinerl.pretrained smollm2`, `--times` times on two cores, and loads it as
 a run's trainer does in bfloat16: what rounding does to its log-probabilities on the probe of the check at the
 start of a run, and the limit that follows. Beside it stand the differences that the runs of
-`benchmarks run pretrained` met in that check (the largest of their updates), read from `pretrained_cpu.json` and
+`benchmarks run pretrained` met there (the largest of their updates), read from `pretrained_cpu.json` and
 `pretrained_gpu.json`: those of the embedded engine in float32, whose limit is `weights.parity_max_abs`, and
 those of vLLM in bfloat16. These runs did not keep the limit of their card.
 
