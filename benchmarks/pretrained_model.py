@@ -5,7 +5,7 @@
 Makes the folder with `python -m pipelinerl.pretrained smollm2`, `--times` times on two cores, and loads it as
 a run's trainer does in bfloat16: what rounding does to its log-probabilities on the probe of the check at the
 start of a run, and the limit that follows. Beside it stand the differences that the runs of
-`benchmarks.pretrained` met in that check (the largest of their updates), read from `pretrained_cpu.json` and
+`benchmarks run pretrained` met there (the largest of their updates), read from `pretrained_cpu.json` and
 `pretrained_gpu.json`: those of the embedded engine in float32, whose limit is `weights.parity_max_abs`, and
 those of vLLM in bfloat16. These runs did not keep the limit of their card.
 
@@ -63,7 +63,7 @@ def rounding(folder: Path) -> float:
 
 
 def met(name: str) -> dict[str, float]:
-    """The largest differences in the checks of all seeds of `benchmarks.pretrained`, in nats."""
+    """The largest differences in the checks of all seeds of `benchmarks run pretrained`, in nats."""
     rows = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
     return {key: max(row["parity"][f"weights/parity_{key}_abs"] for row in rows) for key in ("mean", "max")}
 
