@@ -251,10 +251,10 @@ def _recomputed(mode: Checkpointing) -> str:
 
 def _lag(cfg: Config, why: Why) -> Choice:
     because = why("max_lag", "profile")
-    if cfg.max_lag is None:
+    if cfg.admitted is None:
         return Choice("age of weights", "not bounded", because, "max_lag=TEXTS")
     update = cfg.derived.texts_per_update
-    admitted = cfg.max_lag // update * update
+    admitted = cfg.admitted - update  # beside the update that these weights sample
     ahead = f"rollouts are admitted for {admitted}" if admitted else "rollouts take turns with updates"
     text = f"at most {cfg.max_lag} texts when trained; {ahead}"
     if admitted != cfg.max_lag:

@@ -16,7 +16,7 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import typed
 from pipelinerl.config.hosts import Host
-from pipelinerl.config.machine import roles_of
+from pipelinerl.config.machine import DerivedConfig, roles_of
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.cards import GIB, Card, CardOf, card_memory, imagined_cards
 from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, model_config
@@ -59,8 +59,8 @@ def choose_memory(
         cfg = typed(tree)
         cards = [imagined[1]] * imagined[0] * len(hosts) if imagined else _cards(cfg, hosts, card_of)
         config = model_config(cfg.policy_path, ask_hub=not dry_run) if cards else None
-        update, one_host = derive(cfg, []).texts_per_update, len(hosts) == 1
-        asked = Asked(update, _given_requests(tree), one_host, partial(_placed, cfg, hosts))
+        texts, one_host = _texts(cfg, derive(cfg, [])), len(hosts) == 1
+        asked = Asked(texts, _given_requests(tree), one_host, partial(_placed, cfg, hosts))
         shape = decoder_shape(config)
         if shape is not None and cards:
             cfg = _with_rows_that_fit(composition, cfg, shape, cards, asked)
@@ -305,6 +305,11 @@ def _because_sharded(plan: MemoryPlan) -> str:
     return f"{needed:.0f} of {plan.card.total / GIB:.0f} GiB with shards; more, or more recomputed, without"
 
 
+def _texts(cfg: Config, derived: DerivedConfig) -> int:
+    """Texts that may be under way: what the age of weights admits, or one update where it has no bound."""
+    return derived.admitted(cfg.max_lag) or derived.texts_per_update
+
+
 def _choose_in_flight(composition: Composition, hosts: Sequence[Host], plan: MemoryPlan | None) -> None:
     """Rollouts under way at each engine on GPUs, where nobody said.
 
@@ -318,15 +323,11 @@ def _choose_in_flight(composition: Composition, hosts: Sequence[Host], plan: Mem
         cfg = typed(tree)
         places = layout(cfg, hosts)
         engines = len(places.engines or [Place(0, [])])
-        update = derive(cfg, places.trainer_jobs).texts_per_update
+        texts = _texts(cfg, derive(cfg, places.trainer_jobs))
     except ValueError:  # a ConfigError, or a flag that is no number: the checks, which come next, say it
         return
-    texts = update if cfg.max_lag is None else (cfg.max_lag // update + 1) * update
     source = "an update" if cfg.max_lag is None else f"max_lag={cfg.max_lag}"
-    number, because = (
-        wanted_requests(cfg, update, engines),
-        f"{texts} texts of {source} for {engines} engines",
-    )
+    number, because = wanted_requests(texts, engines), f"{texts} texts of {source} for {engines} engines"
     if number == MOST and texts > MOST * engines:
         because += f", at most {MOST}"
     most = _number(tree, MOST_SEQUENCES)
