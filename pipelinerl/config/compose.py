@@ -6,7 +6,7 @@ keys of the command line
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydra import compose as hydra_compose
@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from yaml import YAMLError
 
 from pipelinerl.base.errors import ConfigError, first_line, suggestion
+from pipelinerl.config.choice import Choice
 from pipelinerl.config.detect import visible_devices
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_bundled
 from pipelinerl.config.keys import apply, brought_keys, leaves
@@ -39,7 +40,10 @@ ON_HARDWARE = "domain_hardware"
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
-    """The composed tree and what was decided without being asked."""
+    """The composed tree and what was decided without being asked.
+
+    Nobody writes into it: what the launcher chooses besides is a list of choices (`launcher/plan.py`).
+    """
 
     tree: DictConfig
     """Interpolations are kept; `output_dir` may still be null."""
@@ -49,10 +53,10 @@ class Composition:
     """Ids of the visible GPUs."""
     datasets_named: bool = True
     """Whether the command line, a domain or a user's file names datasets."""
-    notices: list[str] = field(default_factory=list)
+    notices: tuple[str, ...] = ()
     """One line per key of a file that was left out, and per name that might have meant something else."""
-    reasons: dict[str, str] = field(default_factory=dict)
-    """Why keys have values that the launcher chose; it adds to them."""
+    choices: tuple[Choice, ...] = ()
+    """Values of the tree that nobody asked for by name."""
 
 
 def compose(
@@ -73,7 +77,7 @@ def compose(
     devices = visible_devices()
     hardware = _hardware_of(overrides, roots) or ("gpu" if devices else "cpu")
     groups, values = _split(overrides, roots)
-    groups, reasons = _between_hosts(groups, values)
+    groups, choices = _between_hosts(groups, values)
     _check_kind(groups, hardware, roots)
 
     layers = [f"+domain={domain}"] if domain else []
@@ -103,8 +107,8 @@ def compose(
         user_keys=[o.key_or_group for o in overrides],
         devices=devices,
         datasets_named=named,
-        notices=notices,
-        reasons=reasons,
+        notices=tuple(notices),
+        choices=choices,
     )
 
 
@@ -235,13 +239,13 @@ def _split(overrides: Sequence[Override], roots: Sequence[Path]) -> tuple[list[s
     return groups, values
 
 
-def _between_hosts(groups: list[str], values: Sequence[Override]) -> tuple[list[str], dict[str, str]]:
+def _between_hosts(groups: list[str], values: Sequence[Override]) -> tuple[list[str], tuple[Choice, ...]]:
     """The choices, with a server for streams where `world.backend=ray` is given and nothing about streams."""
     given = {one.key_or_group: one for one in values}
     chosen = "streams.backend" in given or any(one.lstrip("+").startswith("streams=") for one in groups)
     if chosen or "world.backend" not in given or given["world.backend"].value() != "ray":
-        return groups, {}
-    return [*groups, "streams=redis"], {"streams": "world.backend=ray"}
+        return groups, ()
+    return [*groups, "streams=redis"], (Choice("streams.backend", "redis", "world.backend=ray"),)
 
 
 def _check_choice(roots: Sequence[Path], group: str, name: str, refusal: str) -> None:
