@@ -31,21 +31,14 @@ from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.arguments import USAGE, launched_on_each_host, parse
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.checks import imports
-from pipelinerl.launcher.choices import keep_choices, print_choices
+from pipelinerl.launcher.choices import Row, keep_choices, print_choices
 from pipelinerl.launcher.folder import FolderChanged, RunFolder, check_name, check_writable
 from pipelinerl.launcher.made_again import made_again, resumes
-from pipelinerl.launcher.memory_choice import choose_memory
-from pipelinerl.launcher.memory_values import MemoryPlan
+from pipelinerl.launcher.memory_choice import Chosen
 from pipelinerl.launcher.open_backend import open_backend
-from pipelinerl.launcher.plan import (
-    Plan,
-    asked_services,
-    fix_output_dir,
-    make_plan,
-    start_domain_over,
-    validated_plan,
-)
+from pipelinerl.launcher.plan import RunPlan, choose, run_folder
 from pipelinerl.launcher.run import NOTHING_STARTED, Interrupted, failure_line, interruptible, supervise
+from pipelinerl.launcher.start import asked_services, prepare, start_domain_over, validated
 from pipelinerl.launcher.supervision import ChildFailed
 from pipelinerl.launcher.validate import checked
 from pipelinerl.observe.balance import BalanceWatch
@@ -155,30 +148,28 @@ def launch(argv: Sequence[str]) -> int:
 
 
 def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plain: bool) -> int:
-    output_dir, hosts = fix_output_dir(composition.tree), backend.hosts
+    output_dir, hosts = run_folder(composition.tree), backend.hosts
     check_name(output_dir)
-    memory = choose_memory(composition, hosts, dry_run)
-    domain = load_domain(composition.tree.domain_hooks)
-    cfg = checked(composition.tree, domain, hosts, dry_run, composition.user_keys)
+    chosen = choose(composition, hosts, output_dir, dry_run)
+    domain = load_domain(chosen.tree.domain_hooks)
+    cfg = checked(chosen.tree, domain, hosts, dry_run, composition.user_keys)
     check_writable(output_dir, cfg.force_restart)
     if cfg.validate_:
         if unusable := imports.check(cfg):
             raise ConfigError(unusable)
-        folder = RunFolder(output_dir)
-        print_choices(validated_plan(composition, domain, folder, backend, memory, dry_run).rows)
+        print_choices(validated(chosen, domain, RunFolder(output_dir), backend, dry_run))
         print(f"the configuration is valid; output_dir={output_dir}")
         return COMPLETED
     with RunFolder(output_dir) as folder:
-        return _run(composition, domain, cfg, folder, backend, memory, dry_run, plain)
+        return _run(chosen, domain, cfg, folder, backend, dry_run, plain)
 
 
 def _run(
-    composition: Composition,
+    chosen: Chosen,
     domain: Domain,
     cfg: Config,
     folder: RunFolder,
     backend: Backend,
-    memory: MemoryPlan | None,
     dry_run: bool,
     plain: bool,
 ) -> int:
@@ -190,32 +181,34 @@ def _run(
         print(f"this run completed its {completed}; {further}, force_restart=true starts over", flush=True)
         _report(folder.path, domain)
         return COMPLETED
-    named = asked_services(composition.tree, domain, dry_run)  # before anything of an earlier run is removed
+    named = asked_services(chosen.tree, domain, dry_run)  # before anything of an earlier run is removed
     if cfg.force_restart and not dry_run:
         folder.start_over(domain.folders)
-        start_domain_over(composition.tree, domain, folder.path)
+        start_domain_over(chosen.tree, domain, folder.path)
     setup_logging(folder.path, "launcher", "launcher_0")
     log = logging.getLogger("pipelinerl.launch")
     log.info(launched_line())
     backend.check_paths(folder.path, [cfg.model_path] if Path(cfg.model_path).is_dir() else [])
-    plan = make_plan(composition, domain, folder, backend, dry_run, named, memory)
-    print_choices(plan.rows)
+    plan, rows = prepare(chosen, domain, folder, backend, dry_run, named)
+    print_choices(rows)
     if dry_run:
         print(
             f"DRY_RUN: wrote {len(plan.children)} start.sh below {folder.path}; started nothing", flush=True
         )
         return COMPLETED
-    _supervised(plan, folder, backend, plain, log)
+    _supervised(plan, rows, folder, backend, plain, log)
     if cfg.debug.mode == "":
         folder.mark_completed(*limits)
     _report(folder.path, domain)
     return COMPLETED
 
 
-def _supervised(plan: Plan, folder: RunFolder, backend: Backend, plain: bool, log: logging.Logger) -> None:
+def _supervised(
+    plan: RunPlan, rows: list[Row], folder: RunFolder, backend: Backend, plain: bool, log: logging.Logger
+) -> None:
     """Run the plan to its end, with the progress line and what is said of it. Raises as `supervise`."""
     output_dir = folder.path
-    keep_choices(output_dir, plan.rows)
+    keep_choices(output_dir, rows)
     if streams_kind(plan.cfg.streams).on_disk:
         forget_announcements(output_dir)
     balance, blocked, remarks = BalanceWatch(plan.cfg), BlockWatch(output_dir), RemarkWatch(output_dir)

@@ -29,15 +29,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", autouse=True)
 def _compositions_are_remembered() -> Iterator[None]:
     from pipelinerl.config import compose
-    from pipelinerl.launcher import plan
+    from pipelinerl.launcher import start
     from tests.support.compositions import loaded_once, remembered
     from tests.support.rehearsals import remembered_looks
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose", remembered(compose._compose))
         patch.setattr(compose, "_load", loaded_once(compose._load))
-        patch.setattr(plan, "look", remembered_looks(plan.look))
-        patch.setattr(plan, "START_DEADLINE_S", 300.0)  # a start that did not see its problems goes on
+        patch.setattr(start, "look", remembered_looks(start.look))
+        patch.setattr(start, "START_DEADLINE_S", 300.0)  # a start that did not see its problems goes on
         yield
 
 

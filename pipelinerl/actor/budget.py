@@ -12,25 +12,23 @@ RECENT_ROLLOUTS = 256
 class LagBudget:
     """Admission of training groups, in texts.
 
-    A group starts while `reserved - version - discarded < L' + U`: `reserved` are the texts produced and
-    those expected of running rollouts, `discarded` those that will never be trained, U the texts between
-    two versions, L' the bound rounded down to a multiple of U. The overshoot is below one group. Until a
-    rollout has shown how many texts to expect, one group runs at a time, or as many as are risked.
+    A group starts while `reserved - version - discarded < bound`: `reserved` are the texts produced and
+    those expected of running rollouts, `discarded` those that will never be trained. The overshoot is below
+    one group. Until a rollout has shown how many texts to expect, one group runs at a time, or as many as
+    are risked.
     """
 
     def __init__(
         self,
-        max_lag: int | None,
-        texts_per_update: int,
+        bound: int | None,
         start_version: int,
         recent: Iterable[float] = (),
         replayed: int = 0,
     ):
-        """`recent` are samples of earlier rollouts, `replayed` those that a resumed run has kept."""
-        # U more than the lag: what is trained between two versions has the lag of the first of them, so with
-        # max_lag=0 the weights of one version may sample all that is trained until the next one. Versions
-        # come in steps of U, so a bound between two of them admits no more than the lower one.
-        self.bound = None if max_lag is None else (max_lag // texts_per_update + 1) * texts_per_update
+        """`bound` is `Config.admitted`, None without a bound; `recent` are samples of earlier rollouts,
+        `replayed` those that a resumed run has kept.
+        """
+        self.bound = bound
         # Levels and not rates: a version that is announced, or heard of, late or together with the next one
         # changes nothing in the end.
         self.produced = start_version + replayed

@@ -4,29 +4,22 @@ schema < base < hardware < domain < domain on this hardware < chosen files (`+pr
 keys of the command line
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from hydra import compose as hydra_compose
-from hydra import version
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_loader import ConfigLoader
-from hydra.core.default_element import ResultDefault
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, OverrideParseException
-from hydra.types import RunMode
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 from yaml import YAMLError
 
 from pipelinerl.base.errors import ConfigError, first_line, suggestion
+from pipelinerl.config.choice import Choice
 from pipelinerl.config.detect import visible_devices
+from pipelinerl.config.hydra_files import file_order, files
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_bundled
 from pipelinerl.config.keys import apply, brought_keys, leaves
 from pipelinerl.config.legacy import not_yaml, settle, whole_tree
@@ -39,7 +32,10 @@ ON_HARDWARE = "domain_hardware"
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
-    """The composed tree and what was decided without being asked."""
+    """The composed tree and what was decided without being asked.
+
+    Nobody writes into it: what the launcher chooses besides is a list of choices (`launcher/plan.py`).
+    """
 
     tree: DictConfig
     """Interpolations are kept; `output_dir` may still be null."""
@@ -49,10 +45,10 @@ class Composition:
     """Ids of the visible GPUs."""
     datasets_named: bool = True
     """Whether the command line, a domain or a user's file names datasets."""
-    notices: list[str] = field(default_factory=list)
+    notices: tuple[str, ...] = ()
     """One line per key of a file that was left out, and per name that might have meant something else."""
-    reasons: dict[str, str] = field(default_factory=dict)
-    """Why keys have values that the launcher chose; it adds to them."""
+    choices: tuple[Choice, ...] = ()
+    """Values of the tree that nobody asked for by name."""
 
 
 def compose(
@@ -73,7 +69,7 @@ def compose(
     devices = visible_devices()
     hardware = _hardware_of(overrides, roots) or ("gpu" if devices else "cpu")
     groups, values = _split(overrides, roots)
-    groups, reasons = _between_hosts(groups, values)
+    groups, choices = _between_hosts(groups, values)
     _check_kind(groups, hardware, roots)
 
     layers = [f"+domain={domain}"] if domain else []
@@ -103,8 +99,8 @@ def compose(
         user_keys=[o.key_or_group for o in overrides],
         devices=devices,
         datasets_named=named,
-        notices=notices,
-        reasons=reasons,
+        notices=tuple(notices),
+        choices=choices,
     )
 
 
@@ -132,7 +128,7 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> tuple[DictConfig, list[
     if own is not None:
         whole = whole_tree(own)
         if whole is None and (plain := _with_hardware(roots, asked)) is None:  # upstream's, with its own base
-            whole, choices = _files(roots, name, [*asked.groups, *asked.layers]), [asked.hardware]
+            whole, choices = files(roots, name, [*asked.groups, *asked.layers]), [asked.hardware]
         if whole is not None:
             notices, bundled = settle(whole, asked.given), [root for root in roots if not _has_base(root)]
             tree = _over(_compose([*bundled, conf_dir()], BASE, choices), whole, f"{own}: ")
@@ -235,14 +231,14 @@ def _split(overrides: Sequence[Override], roots: Sequence[Path]) -> tuple[list[s
     return groups, values
 
 
-def _between_hosts(groups: list[str], values: Sequence[Override]) -> tuple[list[str], dict[str, str]]:
+def _between_hosts(groups: list[str], values: Sequence[Override]) -> tuple[list[str], tuple[Choice, ...]]:
     """The choices, with a server for streams where several hosts are asked for and nothing about streams."""
     given = {one.key_or_group: one for one in values}
     chosen = "streams.backend" in given or any(one.lstrip("+").startswith("streams=") for one in groups)
     backend = given["world.backend"].value() if "world.backend" in given else "local"
     if chosen or backend == "local":
-        return groups, {}
-    return [*groups, "streams=redis"], {"streams": f"world.backend={backend}"}
+        return groups, ()
+    return [*groups, "streams=redis"], (Choice("streams.backend", "redis", f"world.backend={backend}"),)
 
 
 def _check_choice(roots: Sequence[Path], group: str, name: str, refusal: str) -> None:
@@ -291,41 +287,7 @@ def _load(path: Path) -> DictConfig:
 
 def _compose(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
     """The files over the defaults of the schema."""
-    return _over(OmegaConf.create(Config.defaults()), _files(roots, config_name, overrides))
-
-
-def _files(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
-    """hydra's part: one tree from files and their lists of defaults."""
-    with _hydra(roots):
-        return hydra_compose(config_name, overrides=overrides)
-
-
-def _file_order(roots: Sequence[Path], config_name: str, overrides: list[str]) -> list[ResultDefault]:
-    """The files of which hydra would make that tree, each with its place in it, the strongest last."""
-    with _hydra(roots) as loader:
-        found = loader.compute_defaults_list(config_name, overrides, RunMode.RUN)
-        return list(found.defaults)
-
-
-@contextmanager
-def _hydra(roots: Sequence[Path]) -> Iterator[ConfigLoader]:
-    """hydra over these folders, for one call. Raises ConfigError for what it refuses."""
-    search = create_config_search_path(str(roots[-1].resolve()))
-    # hydra.searchpath adds folders only behind the one of the primary file; the user's are searched before.
-    for root in reversed(roots[:-1]):
-        search.prepend(provider="user", path=f"file://{root.resolve()}")
-    before = GlobalHydra.instance().hydra
-    try:
-        version.setbase("1.3")
-        yield Hydra.create_main_hydra2("pipelinerl", search).config_loader
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(first_line(error)) from None
-    except (ValueError, TypeError, AttributeError) as error:  # hydra's about files that are no configuration
-        raise ConfigError(f"a configuration file cannot be read: {first_line(error)}") from None
-    except YAMLError as error:
-        raise ConfigError(not_yaml(error)) from None
-    finally:
-        GlobalHydra.instance().hydra = before
+    return _over(OmegaConf.create(Config.defaults()), files(roots, config_name, overrides))
 
 
 def _over(tree: DictConfig, above: DictConfig, source: str = "") -> DictConfig:
@@ -348,10 +310,10 @@ def _written(roots: Sequence[Path], asked: _Asked) -> DictConfig:
     A file that the base is made of (`finetune/grpo` builds on `finetune/base`) counts only if it was chosen
     itself: domains build on it too, and what they set over it is theirs.
     """
-    base = [(one.config_path, one.package) for one in _file_order(roots, asked.config_name, [asked.hardware])]
+    base = [(one.config_path, one.package) for one in file_order(roots, asked.config_name, [asked.hardware])]
     named = [_chosen(choice) for choice in asked.groups]
     written = OmegaConf.create({})
-    for one in _file_order(roots, asked.config_name, [asked.hardware, *asked.groups]):
+    for one in file_order(roots, asked.config_name, [asked.hardware, *asked.groups]):
         if (one.config_path, one.package) in base and one.config_path not in named:
             continue
         file = _config_file(roots, "", str(one.config_path).removesuffix(".yaml"))

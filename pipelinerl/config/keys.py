@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelinerl.base.errors import ConfigError, fields_at, first_line, nearest, suggestion
@@ -126,11 +126,11 @@ def _exists(tree: DictConfig, key: str) -> bool:
 def _hint(tree: DictConfig, key: str) -> str:
     """The key of another trainer's name, or the nearest: first among the siblings, then anywhere."""
     parts = key.split(".")
-    node: Any = tree
+    node: Any = OmegaConf.to_container(tree, resolve=False)
     depth = 0
-    while isinstance(node, DictConfig) and parts[depth] in node:
-        node, depth = node._get_node(parts[depth]), depth + 1
-    if not isinstance(node, DictConfig):
+    while isinstance(node, dict) and node.get(parts[depth], MISSING) != MISSING:
+        node, depth = node[parts[depth]], depth + 1
+    if not isinstance(node, dict):
         return f"{'.'.join(parts[:depth])} holds a value and no keys"
     siblings, takes_any = [str(name) for name in node], not fields_at(Config, parts[:depth])
     if not takes_any and (renamed := _named_elsewhere(tree, parts)):

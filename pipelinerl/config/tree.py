@@ -159,6 +159,11 @@ class Config(OpenSection):
             raise ConfigError("derived: missing; start the run again with python -m pipelinerl.launch")
         return self.derived_
 
+    @property
+    def admitted(self) -> int | None:
+        """Samples that may be ahead of the last weight version under `max_lag`; None without a bound."""
+        return self.derived.admitted(self.max_lag)
+
     def total_texts(self, step: int = 0, texts: int = 0) -> int:
         """Samples of the whole run, `texts` of which were trained in `step` steps before a resume.
 

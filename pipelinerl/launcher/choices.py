@@ -1,4 +1,4 @@
-"""Every choice that was made for the user, in one table that the launcher prints before it starts."""
+"""What a run uses and why, in one table that the launcher prints before it starts: a view of its plan."""
 
 import json
 import os
@@ -15,16 +15,17 @@ from pipelinerl.config.compose import Composition
 from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.config.hosts import Host
+from pipelinerl.config.secrets import hidden, secrets_of
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import HOST_BACKENDS
-from pipelinerl.domain import NamedService, ServiceSpec
+from pipelinerl.domain import ServiceSpec
 from pipelinerl.engines.kind import Why, engine_kind
 from pipelinerl.launcher.cards import GIB
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.host_memory import listed as in_host
 from pipelinerl.launcher.host_memory import most_at_once
-from pipelinerl.launcher.memory_choice import UTILIZATION
-from pipelinerl.launcher.memory_values import MemoryPlan
+from pipelinerl.launcher.memory_choice import AHEAD, FSDP, ROWS, SIZED, UTILIZATION
+from pipelinerl.launcher.plan import NO_ADDRESS, RunPlan
 from pipelinerl.launcher.trainer_choice import TrainerChoice
 from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.observe.wandb_run import wandb_mode
@@ -33,7 +34,7 @@ from pipelinerl.weights.transports.kind import weights_ahead
 STEP_KEYS = ("attempts", "finetune.train_batch_size", "finetune.max_train_steps", "finetune.max_epochs")
 
 
-class Choice(NamedTuple):
+class Row(NamedTuple):
     """One row."""
 
     subject: str
@@ -42,71 +43,73 @@ class Choice(NamedTuple):
     change: str
 
 
-def choices(
-    cfg: Config,
-    composition: Composition,
-    output_dir: Path,
-    hosts: Sequence[Host],
-    checkpoint: Path | None,
-    services: Sequence[ServiceSpec],
-    named: Sequence[tuple[NamedService, str]],
-    trainer: TrainerChoice,
-    memory: MemoryPlan | None = None,
-) -> Iterator[Choice]:
-    """Rows of the table, in the order in which a run uses them; `named` services with what they said."""
-    given = set(composition.user_keys)
+def table(plan: RunPlan, problems: str = "") -> list[Row]:
+    """Rows of the table, in the order in which a run uses them, without secrets.
+
+    `problems` is what was said of those that the loader gave, if they were looked at.
+    """
+    hidden_values = secrets_of(plan.tree)
+    return [Row(*(hidden(cell, hidden_values) for cell in row)) for row in _rows(plan, problems)]
+
+
+def _rows(plan: RunPlan, problems: str) -> Iterator[Row]:
+    cfg, composition, hosts, checkpoint = plan.cfg, plan.configuration, plan.hosts, plan.facts.checkpoint
+    given, reasons = set(composition.user_keys), plan.reasons
 
     def why(key: str, otherwise: str, *others: str) -> str:
         """Why a key has its value; of `others`, which the row shows too, those that were given are named."""
         also = ", ".join(other for other in others if other in given)
         return "given" if key in given else f"{also} given, else {otherwise}" if also else otherwise
 
-    yield Choice("output folder", str(output_dir), why("output_dir", "default"), "output_dir=DIR")
+    yield Row("output folder", str(plan.output_dir), why("output_dir", "default"), "output_dir=DIR")
     yield _hardware(cfg, composition, hosts)
     yield from _hosts(cfg, hosts, why)
     model = str(checkpoint) if checkpoint else cfg.model_path
     because = "latest checkpoint" if checkpoint else why("model_path", "default of this domain")
     change = "output_dir=DIR or force_restart=true" if checkpoint else "model_path=DIR"
-    yield Choice("model", model, because, change)
+    yield Row("model", model, because, change)
     yield _datasets(cfg, composition)
+    if problems:
+        yield Row("problems", problems, f"of {cfg.dataset_loader}", "dataset_loader=PATH")
     yield _engine(cfg, why)
-    yield from _memory(cfg, composition, memory, why)
-    yield from (Choice(*row) for row in engine_kind(cfg).more_choices(cfg, hosts, why))
+    yield from _memory(plan, why)
+    yield from (Row(*row) for row in engine_kind(cfg).more_choices(cfg, hosts, why))
     key, in_flight = "actor.llm_max_rollouts", f"{cfg.actor.llm_max_rollouts} for each engine"
-    yield Choice("rollouts at once", in_flight, why(key, composition.reasons.get(key, "profile")), f"{key}=N")
+    yield Row("rollouts at once", in_flight, why(key, reasons.get(key, "profile")), f"{key}=N")
     if cfg.debug.evaluates_only:
-        yield Choice("evaluation", "once, nothing is trained", "debug.mode=evaluate", "debug.mode=''")
+        yield Row("evaluation", "once, nothing is trained", "debug.mode=evaluate", "debug.mode=''")
     else:
-        yield from _training(cfg, composition, trainer, why)
+        yield from _training(plan, why)
     yield _wandb(cfg)
-    yield from _servers(cfg, services, composition.reasons.get("streams", "no address is configured"))
-    for service, said in named:
+    yield from _servers(cfg, plan.services, reasons.get("streams.backend", NO_ADDRESS))
+    for service, said in plan.facts.named:
         shown = f"{service.url}, {said}" if said else service.url
-        yield Choice(f"service {service.name}", shown, "given", f"{service.url_key}=null")
+        yield Row(f"service {service.name}", shown, "given", f"{service.url_key}=null")
     yield from _rest(cfg)
 
 
-def _training(cfg: Config, composition: Composition, trainer: TrainerChoice, why: Why) -> Iterator[Choice]:
+def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
     """What a run that only evaluates has none of."""
+    cfg, reasons = plan.cfg, plan.reasons
     ahead = ", received ahead" if weights_ahead(cfg) else ""
     sent = f"{cfg.weights.transport}{ahead}, KV cache {cfg.weights.kv}"
     because = why("weights.transport", f"engine.kind={cfg.engine.kind}", "weights.kv", "weights.ahead")
-    if (no_copy := composition.reasons.get("weights.ahead")) is not None:
-        because += f"; {no_copy}"
-    yield Choice("weight updates", sent, because, "weights.kv=keep|recompute")
+    if (copy := reasons.get(AHEAD)) not in (None, SIZED):
+        because += f"; {copy}"
+    yield Row("weight updates", sent, because, "weights.kv=keep|recompute")
     step = f"{cfg.derived.texts_per_step} texts, {cfg.attempts} rollouts a problem"
     key = "finetune.gradient_accumulation_passes"
     epochs = cfg.finetune.max_epochs
     limits = f"{cfg.finetune.last_step} steps" + (f" or {epochs} epochs" if epochs is not None else "")
-    yield Choice("optimizer step", f"{step}, {limits}", why(key, "profile", *STEP_KEYS), f"{key}=N")
+    yield Row("optimizer step", f"{step}, {limits}", why(key, "profile", *STEP_KEYS), f"{key}=N")
     if cfg.trainer_on_gpu and cfg.jobs_of("finetune"):
-        yield _trainer(cfg, why, composition.reasons.get("use_fsdp", "default"))
-        yield from _layers(trainer, why)
+        yield _trainer(cfg, why, reasons.get(FSDP, "default"))
+        yield from _layers(plan.trainer, why)
     yield _lag(cfg, why)
     yield _evaluation(cfg, why)
 
 
-def _hardware(cfg: Config, composition: Composition, hosts: Sequence[Host]) -> Choice:
+def _hardware(cfg: Config, composition: Composition, hosts: Sequence[Host]) -> Row:
     devices = sum(len(host.devices) for host in hosts)
     found = f"{len(composition.devices)} GPUs found" if composition.devices else "no GPU found"
     used, given = "cpu", "hardware" in composition.user_keys
@@ -114,20 +117,20 @@ def _hardware(cfg: Config, composition: Composition, hosts: Sequence[Host]) -> C
         used = f"gpu, {devices} GPUs" + ("" if composition.devices else ", none of them here")
     elif composition.devices:
         used = f"cpu, though {found}"
-    return Choice("hardware", used, "given" if given else found, "hardware=cpu|gpu")
+    return Row("hardware", used, "given" if given else found, "hardware=cpu|gpu")
 
 
-def _hosts(cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Choice]:
+def _hosts(cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Row]:
     """Which process runs on which host, with its GPUs; nothing for the usual one."""
     for host in hosts if HOST_BACKENDS.of(cfg).several else ():
         gpus = {job.name: f" ({','.join(map(str, job.gpus))})" if job.gpus else "" for job in cfg.jobs}
         here = [f"{job.name}{gpus[job.name]}" for job in cfg.jobs if job.node_rank == host.rank]
         because = why("world.hosts", "in the Ray cluster") if host.rank else "the launcher's"
         shown = f"{host.name}, {host.address}: {', '.join(here) or 'nothing'}"
-        yield Choice(f"host {host.rank}", shown, because, "world.hosts=N")
+        yield Row(f"host {host.rank}", shown, because, "world.hosts=N")
 
 
-def _datasets(cfg: Config, composition: Composition) -> Choice:
+def _datasets(cfg: Config, composition: Composition) -> Row:
     train, test = (", ".join(names) or "none" for names in (cfg.train_dataset_names, cfg.test_dataset_names))
     if {"train_dataset_names", "test_dataset_names"} & set(composition.user_keys):
         because = "given"
@@ -135,18 +138,19 @@ def _datasets(cfg: Config, composition: Composition) -> Choice:
         because = "nobody names any"
     else:
         because = "of this domain" if cfg.domain_name else "of your file"
-    return Choice("datasets", f"{train}; evaluation: {test}", because, "train_dataset_names=[...]")
+    return Row("datasets", f"{train}; evaluation: {test}", because, "train_dataset_names=[...]")
 
 
-def _engine(cfg: Config, why: Why) -> Choice:
+def _engine(cfg: Config, why: Why) -> Row:
     engines = len(cfg.jobs_of("actor_llm"))
     size = f"{cfg.engine.max_num_seqs} requests of {cfg.engine.max_model_len} tokens"
     shown = f"{engines} x {cfg.engine.kind}, {size}"
-    return Choice("engines", *engine_kind(cfg).choice(cfg, shown, why))
+    return Row("engines", *engine_kind(cfg).choice(cfg, shown, why))
 
 
-def _memory(cfg: Config, composition: Composition, memory: MemoryPlan | None, why: Why) -> Iterator[Choice]:
+def _memory(plan: RunPlan, why: Why) -> Iterator[Row]:
     """How the cards are divided, and what lies on them."""
+    cfg, memory, reasons = plan.cfg, plan.memory, plan.reasons
     trainers, engines = cfg.jobs_of("finetune"), cfg.jobs_of("actor_llm")
     if cfg.hardware.kind != "gpu" or not (trainers and engines):
         return
@@ -154,34 +158,33 @@ def _memory(cfg: Config, composition: Composition, memory: MemoryPlan | None, wh
     each = f" of {len(engines[0].gpus)} GPUs" if len(engines[0].gpus) > 1 else ""
     shown = f"{len(engines)} engines{each}, {ranks} trainer ranks"
     if memory is not None and memory.shared:
-        yield Choice("division of GPUs", "one for engine and trainer", "there is one", "hardware.devices=N")
+        yield Row("division of GPUs", "one for engine and trainer", "there is one", "hardware.devices=N")
     else:
-        because = why(key, composition.reasons.get(key, "halves, less what rounding leaves"))
-        yield Choice("division of GPUs", shown, because, f"{key}=N world.finetune_fraction=M")
+        because = why(key, reasons.get(key, "halves, less what rounding leaves"))
+        yield Row("division of GPUs", shown, because, f"{key}=N world.finetune_fraction=M")
     if memory is None:
         unknown = "the card's memory or the model's sizes cannot be read"
-        change = (
-            "hardware.devices=4xH100-80GB imagines cards" if not composition.devices else "model_path=DIR"
-        )
-        yield Choice("bytes of GPUs", "not planned", unknown, change)
+        here = bool(plan.configuration.devices)
+        change = "model_path=DIR" if here else "hardware.devices=4xH100-80GB imagines cards"
+        yield Row("bytes of GPUs", "not planned", unknown, change)
         return
     changes = {"engine": UTILIZATION, "trainer": "finetune.seq_length"}
     for role, parts in memory.lines():
         listed = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size > GIB / 20)
         total = f"{sum(parts.values()) / GIB:.1f} of {memory.card.total / GIB:.1f} GiB"
         because = str(memory.card)
-        if role == "trainer" and (shorter := composition.reasons.get("finetune.seq_length")):
+        if role == "trainer" and (shorter := reasons.get(ROWS)):
             because += f"; {shorter}"
-        yield Choice(f"bytes for {role}", f"{total}: {listed}", because, f"{changes[role]}=N")
+        yield Row(f"bytes for {role}", f"{total}: {listed}", because, f"{changes[role]}=N")
     if memory.host is not None and (most := most_at_once(memory.host)):
         known = memory.host_available
         of = "unknown" if known is None else f"{known / GIB:.1f} GiB"
         said = f"{most / GIB:.1f} of {of}: {in_host(memory.host)}"
         because = "the larger of loading and what lies there afterwards"
-        yield Choice("bytes of host memory", said, because, "fsdp.cpu_offload, weights.transport")
+        yield Row("bytes of host memory", said, because, "fsdp.cpu_offload, weights.transport")
 
 
-def _trainer(cfg: Config, why: Why, chosen: str) -> Choice:
+def _trainer(cfg: Config, why: Why, chosen: str) -> Row:
     """What is sharded; a CPU has no such choice."""
     gpus, sharding = sum(len(job.gpus) for job in cfg.jobs_of("finetune")), cfg.sharding
     if sharding is None:
@@ -194,21 +197,21 @@ def _trainer(cfg: Config, why: Why, chosen: str) -> Choice:
     because = f"deepspeed_config={cfg.deepspeed_config}" if cfg.use_deepspeed else why("use_fsdp", chosen)
     if sharding is not None and sharding.offload:
         because = "fsdp.cpu_offload=true"
-    return Choice("trainer", f"{gpus} GPUs, {shared}", because, "use_fsdp=true|false")
+    return Row("trainer", f"{gpus} GPUs, {shared}", because, "use_fsdp=true|false")
 
 
-def _layers(trainer: TrainerChoice, why: Why) -> Iterator[Choice]:
+def _layers(trainer: TrainerChoice, why: Why) -> Iterator[Row]:
     """What is compiled and what is recomputed."""
     shown = {True: "from the start", False: "no", "later": "later"}[trainer.compile]
     because = trainer.because_compile or why("finetune.compile", "profile")
-    yield Choice("compilation", shown, because, "finetune.compile=BOOL")
+    yield Row("compilation", shown, because, "finetune.compile=BOOL")
     plain, compiled = _recomputed(trainer.gradient_checkpointing), _recomputed(trainer.compiled_checkpointing)
     shown = compiled if trainer.compile is True else plain
     if trainer.compile == "later" and plain != compiled:
         shown += f"; once compiled {compiled}"
     key = "finetune.gradient_checkpointing"
     because = trainer.because_checkpointing or why(key, "profile")
-    yield Choice("recomputation", shown, because, f"{key}=WAY")
+    yield Row("recomputation", shown, because, f"{key}=WAY")
 
 
 def _recomputed(mode: Checkpointing) -> str:
@@ -219,44 +222,44 @@ def _recomputed(mode: Checkpointing) -> str:
     return f"one in {mode}"
 
 
-def _lag(cfg: Config, why: Why) -> Choice:
+def _lag(cfg: Config, why: Why) -> Row:
     because = why("max_lag", "profile")
-    if cfg.max_lag is None:
-        return Choice("age of weights", "not bounded", because, "max_lag=TEXTS")
+    if cfg.admitted is None:
+        return Row("age of weights", "not bounded", because, "max_lag=TEXTS")
     update = cfg.derived.texts_per_update
-    admitted = cfg.max_lag // update * update
+    admitted = cfg.admitted - update  # beside the update that these weights sample
     ahead = f"rollouts are admitted for {admitted}" if admitted else "rollouts take turns with updates"
     text = f"at most {cfg.max_lag} texts when trained; {ahead}"
     if admitted != cfg.max_lag:
         because += f"; an update of {update} texts is " + ("not cut" if admitted else "more than that")
-    return Choice("age of weights", text, because, "max_lag=TEXTS")
+    return Row("age of weights", text, because, "max_lag=TEXTS")
 
 
-def _evaluation(cfg: Config, why: Why) -> Choice:
+def _evaluation(cfg: Config, why: Why) -> Row:
     if not cfg.test_dataset_names:
-        return Choice("evaluation", "none", "no test datasets", "test_dataset_names=[...]")
+        return Row("evaluation", "none", "no test datasets", "test_dataset_names=[...]")
     every = cfg.eval_every_n_versions
     parts = ["first version"] if every else []
     parts += [f"every {every} texts"] if 0 < every < cfg.total_texts() else []
     parts += ["last version"] if cfg.eval_at_end else []
     key = "eval_every_n_versions"
     because = why(key, "profile", "eval_at_end")
-    return Choice("evaluation", ", ".join(parts) or "none", because, f"{key}=TEXTS")
+    return Row("evaluation", ", ".join(parts) or "none", because, f"{key}=TEXTS")
 
 
-def _wandb(cfg: Config) -> Choice:
+def _wandb(cfg: Config) -> Row:
     if not cfg.wandb.use_wandb:
-        return Choice("wandb", "off", "wandb.use_wandb=false", "wandb.use_wandb=true")
+        return Row("wandb", "off", "wandb.use_wandb=false", "wandb.use_wandb=true")
     mode = wandb_mode()
     shown = f"online, project {cfg.wandb.wandb_project_name}" if mode == "online" else mode
     if given := os.environ.get("WANDB_MODE"):
-        return Choice("wandb", shown, f"WANDB_MODE={given}", "WANDB_MODE=MODE")
+        return Row("wandb", shown, f"WANDB_MODE={given}", "WANDB_MODE=MODE")
     if mode == "online":
-        return Choice("wandb", shown, "there is a key", "WANDB_MODE=offline")
-    return Choice("wandb", shown, "WANDB_API_KEY is not set", "wandb.use_wandb=false")
+        return Row("wandb", shown, "there is a key", "WANDB_MODE=offline")
+    return Row("wandb", shown, "WANDB_API_KEY is not set", "wandb.use_wandb=false")
 
 
-def _servers(cfg: Config, services: Sequence[ServiceSpec], why_redis: str) -> Iterator[Choice]:
+def _servers(cfg: Config, services: Sequence[ServiceSpec], why_redis: str) -> Iterator[Row]:
     """Where services listen, and how many servers each environment got, with those that got none."""
     specs = {spec.name: spec for spec in services}  # not of the launcher's redis, which no domain asks for
     for job in cfg.jobs_of("service"):
@@ -264,28 +267,28 @@ def _servers(cfg: Config, services: Sequence[ServiceSpec], why_redis: str) -> It
         address = f"{job.url}, {spec.note}" if spec and spec.note else job.url
         because = "no address is configured" if spec else why_redis
         change = f"{spec.url_key}=URL" if spec else "streams.host=HOST"
-        yield Choice(f"service {job.name}", address, because, change)
+        yield Row(f"service {job.name}", address, because, change)
     served = Counter(job.environment_key for job in cfg.jobs_of("environment"))
     shown = [f"{key}: {served[key]} servers" for key in environment_specs(cfg)]
     mixed = "shares of actor.domain_mix" if cfg.actor.domain_mix else f"mode {cfg.world.environment_mode}"
     if shown:
-        yield Choice("environments", ", ".join(shown), mixed, "world.env_replicas=N")
+        yield Row("environments", ", ".join(shown), mixed, "world.env_replicas=N")
 
 
-def _rest(cfg: Config) -> Iterator[Choice]:
+def _rest(cfg: Config) -> Iterator[Row]:
     """What few runs have."""
     if cfg.domain_keys:
         keys = ", ".join(cfg.domain_keys)
         named = f"+domain={cfg.domain_name}" if cfg.domain_name else "--config-name=FILE"
-        yield Choice("keys of the domain", keys, "brought by its file", named)
+        yield Row("keys of the domain", keys, "brought by its file", named)
     if unread := left_over(cfg):
-        yield Choice("without effect", ", ".join(unread), "no run reads them", "leave them out")
+        yield Row("without effect", ", ".join(unread), "no run reads them", "leave them out")
     if cfg.attempt:
         start = f"start number {cfg.attempt + 1}"
-        yield Choice("resuming", start, "same output folder", "force_restart=true")
+        yield Row("resuming", start, "same output folder", "force_restart=true")
 
 
-def print_choices(rows: Sequence[Choice]) -> None:
+def print_choices(rows: Sequence[Row]) -> None:
     """Print the table; plain lines where the output is no terminal keep it readable in logs."""
     table = Table(title="What this run uses", title_justify="left", show_lines=False)
     for column in ("", "chosen", "because", "change with"):
@@ -295,6 +298,6 @@ def print_choices(rows: Sequence[Choice]) -> None:
     Console(width=None if os.isatty(1) else 144).print(table)
 
 
-def keep_choices(output_dir: Path, rows: Sequence[Choice]) -> None:
+def keep_choices(output_dir: Path, rows: Sequence[Row]) -> None:
     """Store the table, for the report as a page."""
     write_whole(output_dir / CHOICES, json.dumps([row._asdict() for row in rows], indent=1) + "\n")

@@ -1,22 +1,23 @@
-"""Writes what the memory plan decides into the run's tree, with the reasons; refuses what does not fit.
+"""What the memory plan decides where keys are open, with the reasons; refuses what does not fit.
 
-Called by the launcher before the configuration is checked. Where the model's sizes or the cards cannot be
-read the usual values are written: halves of the cards, 0.9 of an engine's card, nothing sharded.
+Called by the launcher's plan before the configuration is checked. Where the model's sizes or the cards cannot
+be read the usual values are chosen: halves of the cards, 0.9 of an engine's card, nothing sharded.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.choice import Choice, with_choices
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import typed
 from pipelinerl.config.hosts import Host
-from pipelinerl.config.machine import roles_of
+from pipelinerl.config.machine import DerivedConfig, roles_of
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import GIB, Card, CardOf, card_memory, imagined_cards
@@ -39,45 +40,73 @@ MOST_CARDS = 8
 """Of a host, when more cards are proposed."""
 
 
+SIZED, SHARED = "room for a second copy of the weights", "one GPU for engine and trainer"
+UNKNOWN = "the sizes of model or card are not known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A composed configuration, and what was chosen before it is checked and placed."""
+
+    configuration: Composition
+    choices: tuple[Choice, ...]
+    """In the order in which they are applied."""
+    memory: MemoryPlan | None = None
+    """None where nothing is known of model or cards."""
+
+    @cached_property
+    def tree(self) -> DictConfig:
+        """A copy of the composed tree with the choices."""
+        return with_choices(self.configuration.tree, self.choices)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why chosen keys have their values."""
+        return {one.key: one.because for one in (*self.configuration.choices, *self.choices)}
+
+
 def choose_memory(
     composition: Composition,
     hosts: Sequence[Host],
     dry_run: bool,
     card_of: CardOf = card_memory,
     host_of: Callable[[], int | None] = available_memory,
-) -> MemoryPlan | None:
-    """Decide what the tree leaves open and write it there; the plan, or None where nothing is known.
+) -> Chosen:
+    """Decide what the tree leaves open about memory, division of the cards and rollouts in flight.
 
     A dry run, perhaps on another machine, asks no hub for the model's sizes. Raises ConfigError for what does
     not fit, with the smallest change that does.
     """
-    tree = composition.tree
+    tree, choices, plan = composition.tree, list[Choice](), None
     on_gpus = tree.hardware.kind == "gpu"
     imagined = imagined_cards(tree.hardware.devices) if on_gpus else None
     if on_gpus:
-        _share_transport(composition, hosts)
+        choices += _share_transport(tree, composition.user_keys, hosts)
         _check_numbers(tree)
     try:
-        cfg = typed(tree)
+        cfg = typed(with_choices(tree, choices))
         cards = [imagined[1]] * imagined[0] * len(hosts) if imagined else _cards(cfg, hosts, card_of)
         config = model_config(cfg.policy_path, ask_hub=not dry_run) if cards else None
-        update, one_host = derive(cfg, []).texts_per_update, len(hosts) == 1
-        asked = Asked(update, _given_requests(tree), one_host, partial(_placed, cfg, hosts))
+        texts, one_host = _texts(cfg, derive(cfg, [])), len(hosts) == 1
+        asked = Asked(texts, _given_requests(tree), one_host, partial(_placed, cfg, hosts))
         shape = decoder_shape(config)
         if shape is not None and cards:
-            cfg = _with_rows_that_fit(composition, cfg, shape, cards, asked)
+            rows = list(_rows_that_fit(composition.user_keys, cfg, shape, cards, asked))
+            choices += rows
+            cfg = _changed(cfg, {"finetune": {"seq_length": rows[0].value}}) if rows else cfg
         plan = _plan(cfg, shape, cards, asked)
         if plan is not None and shape is not None and one_host:
             plan = _with_host(cfg, shape, plan, None if imagined else host_of())
     except DoesNotFit:
         raise
     except ValueError:  # a ConfigError, or a flag that is no number: the checks, which come next, say it
-        return None
-    if tree.hardware.kind == "gpu":
+        return Chosen(configuration=composition, choices=tuple(choices))
+    if on_gpus:
         usual = _usual_share(cfg, hosts, cards, dry_run) if plan is None else 0.0
-        _write(composition, cfg, plan, usual, known=bool(cards))
-    _choose_in_flight(composition, hosts, plan)
-    return plan
+        open_ones = _of_unknown(cfg, usual, bool(cards)) if plan is None else _of_plan(cfg, plan)
+        choices += [one for one in open_ones if OmegaConf.select(tree, one.key) in (None, "auto")]
+    choices += _choose_in_flight(with_choices(tree, choices), hosts, plan)
+    return Chosen(configuration=composition, choices=tuple(choices), memory=plan)
 
 
 def _cards(cfg: Config, hosts: Sequence[Host], card_of: CardOf) -> list[Card]:
@@ -127,23 +156,20 @@ def _placed(cfg: Config, hosts: Sequence[Host], cards: int) -> tuple[int, int]:
     return len(places.engines), sum(len(place.gpus) for place in places.trainer)
 
 
-def _with_rows_that_fit(
-    composition: Composition, cfg: Config, shape: DecoderShape, cards: Sequence[Card], asked: Asked
-) -> Config:
-    """The configuration, with shorter rows where only those fit and the command line did not say how long.
+def _rows_that_fit(
+    given_keys: Collection[str], cfg: Config, shape: DecoderShape, cards: Sequence[Card], asked: Asked
+) -> Iterator[Choice]:
+    """Shorter rows, where only those fit and the command line did not say how long.
 
     That changes how samples are packed, not what is trained.
     """
     given = cfg.finetune.seq_length
-    if ROWS in composition.user_keys or _fits(cfg, {}, shape, cards, asked):
-        return cfg
+    if ROWS in given_keys or _fits(cfg, {}, shape, cards, asked):
+        return
     for length in range(given - given % ROW_STEP, _shortest_rows(cfg) - 1, -ROW_STEP):
-        change = {"finetune": {"seq_length": length}}
-        if _fits(cfg, change, shape, cards, asked):
-            OmegaConf.update(composition.tree, ROWS, length)
-            composition.reasons[ROWS] = f"rows of {given} tokens do not fit"
-            return _changed(cfg, change)  # type: ignore[no-any-return]
-    return cfg
+        if _fits(cfg, {"finetune": {"seq_length": length}}, shape, cards, asked):
+            yield Choice(ROWS, length, f"rows of {given} tokens do not fit")
+            return
 
 
 def _shortest_rows(cfg: Config) -> int:
@@ -222,16 +248,17 @@ def _changed(model: Any, change: dict[str, Any]) -> Any:
     return model.model_copy(update=new)
 
 
-def _share_transport(composition: Composition, hosts: Sequence[Host]) -> None:
+def _share_transport(
+    tree: DictConfig, given_keys: Collection[str], hosts: Sequence[Host]
+) -> Iterator[Choice]:
     """Weights travel through files where engine and trainer share a card, as NCCL cannot on it.
 
     Raises ConfigError for a transport that was asked for and cannot.
     """
-    tree = composition.tree
     if not _shares(tree, hosts):
         return
-    if TRANSPORT not in composition.user_keys:
-        OmegaConf.update(tree, TRANSPORT, "file")
+    if TRANSPORT not in given_keys:
+        yield Choice(TRANSPORT, "file", SHARED)
     elif (why := transport_named(tree.weights.transport).on_one_card) is not None:
         raise ConfigError(f"{TRANSPORT}={tree.weights.transport}: {why}; set file")
 
@@ -254,39 +281,30 @@ def _usual_share(cfg: Config, hosts: Sequence[Host], cards: Sequence[Card], dry_
     return engine_share(cards[0], Path(cfg.model_path))
 
 
-def _write(
-    composition: Composition, cfg: Config, plan: MemoryPlan | None, usual_share: float, known: bool
-) -> None:
-    """`known`: the cards are, so that without a plan the model's sizes are what is not."""
-    tree = composition.tree
+def _of_unknown(cfg: Config, usual_share: float, known: bool) -> Iterator[Choice]:
+    """The usual values. `known`: the cards are, so that the model's sizes are what is not."""
+    if known:  # a copy of unknown size beside the engine's share would fail at the first update
+        yield Choice(AHEAD, not transport_kind(cfg).copy_on_card, "the model's sizes are not known")
+    yield Choice(FSDP, False, UNKNOWN)
+    yield Choice(TENSOR_PARALLEL, 1, UNKNOWN)
+    yield Choice(UTILIZATION, usual_share, UNKNOWN)
 
-    def fill(key: str, value: Any, because: str = "") -> None:
-        if OmegaConf.select(tree, key) in (None, "auto"):
-            OmegaConf.update(tree, key, value, force_add=True)
-            if because:
-                composition.reasons[key] = because
 
-    if plan is None:
-        if known:  # a copy of unknown size beside the engine's share would fail at the first update
-            fill(AHEAD, not transport_kind(cfg).copy_on_card, "the model's sizes are not known")
-        fill(FSDP, False, "the sizes of model or card are not known")
-        fill(TENSOR_PARALLEL, 1)
-        fill(UTILIZATION, usual_share)
-        return
+def _of_plan(cfg: Config, plan: MemoryPlan) -> Iterator[Choice]:
+    """What a plan decides, whether the configuration leaves it open or not."""
+    engine, trainer = plan.engine, plan.trainer
     if plan.divided:
-        ranks = plan.trainer.ranks if plan.trainer else 0
         because = "the division that fits and samples and trains most tokens"
-        fill(ACTOR, plan.engines * (plan.engine.cards if plan.engine else 1), because)
-        fill(FINETUNE, ranks, because)
-    if plan.engine is not None:
-        fill(TENSOR_PARALLEL, _tensor_parallel(cfg, plan.engine.cards), "the weights fit on so many cards")
-        fill(UTILIZATION, plan.engine.share, f"what {plan.card} leaves beside the second copy")
-        several = transport_kind(cfg).into_several_cards if plan.engine.cards > 1 else None
-        why = several or "no room for a second copy of the weights"
-        fill(AHEAD, plan.engine.ahead, "" if plan.engine.ahead else why)
-    if plan.trainer is not None:
-        sharded = plan.trainer.sharding is not None
-        fill(FSDP, sharded and not tree.use_deepspeed, _because_sharded(plan))
+        yield Choice(ACTOR, plan.engines * (engine.cards if engine else 1), because)
+        yield Choice(FINETUNE, trainer.ranks if trainer else 0, because)
+    if engine is not None:
+        size = _tensor_parallel(cfg, engine.cards)
+        yield Choice(TENSOR_PARALLEL, size, "the weights fit on so many cards")
+        yield Choice(UTILIZATION, engine.share, f"what {plan.card} leaves beside the second copy")
+        several = transport_kind(cfg).into_several_cards if engine.cards > 1 else None
+        yield Choice(AHEAD, engine.ahead, SIZED if engine.ahead else several or f"no {SIZED}")
+    if trainer is not None:
+        yield Choice(FSDP, trainer.sharding is not None and not cfg.use_deepspeed, _because_sharded(plan))
 
 
 def _tensor_parallel(cfg: Config, cards: int) -> int:
@@ -305,28 +323,28 @@ def _because_sharded(plan: MemoryPlan) -> str:
     return f"{needed:.0f} of {plan.card.total / GIB:.0f} GiB with shards; more, or more recomputed, without"
 
 
-def _choose_in_flight(composition: Composition, hosts: Sequence[Host], plan: MemoryPlan | None) -> None:
+def _texts(cfg: Config, derived: DerivedConfig) -> int:
+    """Texts that may be under way: what the age of weights admits, or one update where it has no bound."""
+    return derived.admitted(cfg.max_lag) or derived.texts_per_update
+
+
+def _choose_in_flight(tree: DictConfig, hosts: Sequence[Host], plan: MemoryPlan | None) -> Iterator[Choice]:
     """Rollouts under way at each engine on GPUs, where nobody said.
 
     As many as texts may be produced before the next update (`max_lag`, or those of one update where that is
     null), shared out over the engines, but no more than have room in an engine's cache.
     """
-    tree = composition.tree
     if OmegaConf.select(tree, IN_FLIGHT) is not None:
         return
     try:
         cfg = typed(tree)
         places = layout(cfg, hosts)
         engines = len(places.engines or [Place(0, [])])
-        update = derive(cfg, places.trainer_jobs).texts_per_update
+        texts = _texts(cfg, derive(cfg, places.trainer_jobs))
     except ValueError:  # a ConfigError, or a flag that is no number: the checks, which come next, say it
         return
-    texts = update if cfg.max_lag is None else (cfg.max_lag // update + 1) * update
     source = "an update" if cfg.max_lag is None else f"max_lag={cfg.max_lag}"
-    number, because = (
-        wanted_requests(cfg, update, engines),
-        f"{texts} texts of {source} for {engines} engines",
-    )
+    number, because = wanted_requests(texts, engines), f"{texts} texts of {source} for {engines} engines"
     if number == MOST and texts > MOST * engines:
         because += f", at most {MOST}"
     bounded_by = engine_kind(cfg).requests_key
@@ -337,5 +355,4 @@ def _choose_in_flight(composition: Composition, hosts: Sequence[Host], plan: Mem
         number, because = plan.engine.requests, "room for their keys and values"
     if number < FEWEST and number != most:
         number, because = min(FEWEST, most or FEWEST), f"{because}, at least {FEWEST}"
-    OmegaConf.update(tree, IN_FLIGHT, number)
-    composition.reasons[IN_FLIGHT] = because
+    yield Choice(IN_FLIGHT, number, because)

@@ -46,10 +46,8 @@ MFU_OF_EXPERTS = 0.2
 """What a trainer reaches of a card, for dividing cards only (`docs/gpu.md`)."""
 
 
-def wanted_requests(cfg: Config, texts_per_update: int, engines: int) -> int:
-    """Rollouts that an engine could have under way: what the age of weights admits, shared out."""
-    lag = cfg.max_lag
-    texts = texts_per_update if lag is None else (lag // texts_per_update + 1) * texts_per_update
+def wanted_requests(texts: int, engines: int) -> int:
+    """Rollouts that an engine could have under way: the texts that are wanted, shared out."""
     return min(MOST, -(-texts // engines))
 
 
@@ -201,7 +199,7 @@ class _Planner:
         return next(one for one in found if 2 * one.requests >= most)
 
     def _wanted(self, engines: int) -> int:
-        return wanted_requests(self._cfg, self._asked.texts_per_update, engines)
+        return wanted_requests(self._asked.texts, engines)
 
     def _engine_too_small(self, work: EngineWork, beside: float) -> DoesNotFit:
         cfg, shape, card = self._cfg, self._shape, self._card

@@ -75,7 +75,8 @@ class MemoryPlan:
 class Asked(NamedTuple):
     """What the plan has to know beside the configuration."""
 
-    texts_per_update: int
+    texts: int
+    """Texts that may be under way: what the age of weights admits, or one update where it has no bound."""
     in_flight: int | None = None
     """`actor.llm_max_rollouts` or `max-num-seqs` where the user gave one."""
     one_host: bool = True

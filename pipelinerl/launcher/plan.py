@@ -1,223 +1,210 @@
-"""From arguments to a plan: composed, validated, prepared and placed, but nothing started."""
+"""What a run is, as one frozen value: everything that follows from a configuration and the hosts.
 
-import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+`pipelinerl.launch` calls `choose` before it checks the configuration, and `launcher/start.py` calls `plan`
+once the domain has prepared its data. The table of choices, the saved configuration, every `start.sh` and the
+processes are read from the plan. Neither function writes anywhere: choices are values, and this file applies
+them, to a copy of the composed tree.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.choice import Choice, with_choices
 from pipelinerl.config.compose import Composition
-from pipelinerl.config.files import forget_started, keep_started, save, typed
-from pipelinerl.config.machine import Job, roles_of
-from pipelinerl.config.secrets import hidden, secrets_of
+from pipelinerl.config.files import typed
+from pipelinerl.config.hosts import Host
+from pipelinerl.config.machine import DerivedConfig, Job, roles_of
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import STREAM_BACKENDS
-from pipelinerl.domain import BaseDomain, Domain, NamedService, ServiceSpec, parts_of
-from pipelinerl.launcher.backend import Backend
+from pipelinerl.domain import BaseDomain, Domain, NamedService, ServiceSpec
 from pipelinerl.launcher.cards import CardOf, card_memory
-from pipelinerl.launcher.checks.rehearsal import START_DEADLINE_S, VALIDATE_DEADLINE_S, Looked, look
-from pipelinerl.launcher.choices import Choice, choices
-from pipelinerl.launcher.commands import commands, write_accelerate_config
-from pipelinerl.launcher.folder import RunFolder
+from pipelinerl.launcher.commands import commands
+from pipelinerl.launcher.memory_choice import Chosen, choose_memory
 from pipelinerl.launcher.memory_values import MemoryPlan
 from pipelinerl.launcher.placement import STREAMS_SERVICE, derive, place
-from pipelinerl.launcher.services import is_spread, write_control_token, write_token
-from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
-from pipelinerl.launcher.supervision import ChildSpec, write_start_script
-from pipelinerl.launcher.trainer_choice import choose_trainer
+from pipelinerl.launcher.services import is_spread
+from pipelinerl.launcher.supervision import ChildSpec
+from pipelinerl.launcher.trainer_choice import TrainerChoice, choose_trainer
 from pipelinerl.streams.kind import streams_kind
+
+NO_ADDRESS = "no address is configured"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is going to be started."""
+class Facts:
+    """What the run's folder, its domain and the user's servers say; planning asks none of them."""
 
+    dry_run: bool = False
+    """Perhaps on another machine: neither hub nor cards are asked."""
+    attempt: int = 0
+    """How often the folder's run has been started before."""
+    checkpoint: Path | None = None
+    """What engines and trainer load instead of the model."""
+    prepared: Mapping[str, Any] = field(default_factory=dict)
+    """Values by dotted key that the domain's `prepare` gave."""
+    named: tuple[tuple[NamedService, str], ...] = ()
+    """Servers that the user named, and what they say they serve."""
+    password: str = ""
+    """For a redis server that the launcher starts for several hosts and that nobody gave a password."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """Everything derived from a configuration and the hosts. Equal inputs give equal plans."""
+
+    configuration: Composition
+    """What files and command line say."""
+    hosts: tuple[Host, ...]
+    choices: tuple[Choice, ...]
+    """What was chosen beside it, in the order in which it is applied."""
+    tree: DictConfig
+    """The resolved configuration, which is saved and handed to the processes; read-only."""
     cfg: Config
-    """The resolved, validated tree."""
-    children: list[ChildSpec]
-    """One per process."""
-    rows: list[Choice]
-    """What was chosen for the user."""
-    spread: bool = False
-    """Whether servers of the domain are spread over hosts, and so need a token."""
+    """The same, typed."""
+    memory: MemoryPlan | None
+    """Bytes of each card; None where nothing is known of model or cards."""
+    trainer: TrainerChoice
+    services: tuple[ServiceSpec, ...]
+    """Servers that the launcher starts for the domain."""
+    facts: Facts
+
+    @property
+    def output_dir(self) -> Path:
+        """Folder of the run."""
+        return Path(str(self.cfg.output_dir))
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Every process, with its host, devices and port."""
+        return self.cfg.jobs
+
+    @property
+    def derived(self) -> DerivedConfig:
+        """Ranks, samples of a step and of an update."""
+        return self.cfg.derived
+
+    @property
+    def admitted(self) -> int | None:
+        """Samples that may be ahead of a weight version; None without a bound."""
+        return self.cfg.admitted
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts under way at each engine."""
+        return self.cfg.actor.llm_max_rollouts
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why chosen keys have their values."""
+        return {one.key: one.because for one in (*self.configuration.choices, *self.choices)}
+
+    @property
+    def spread(self) -> list[str]:
+        """Names of the domain's servers that take turns over the hosts, and so need a token."""
+        return [spec.name for spec in self.services if is_spread(spec, self.services, self.hosts)]
+
+    @cached_property
+    def children(self) -> list[ChildSpec]:
+        """What is executed, one for each process."""
+        return commands(self.cfg, self.output_dir, self.services, self.hosts, self.facts.checkpoint)
 
 
-def fix_output_dir(tree: DictConfig) -> Path:
-    """The absolute folder of the run, written into the tree; `results/<domain>/<date-time>` by default."""
+def run_folder(tree: DictConfig) -> Path:
+    """The absolute folder of the run; `results/<domain>/<date-time>` by default."""
     given = tree.get("output_dir")
     default = (
         Path("results") / (tree.get("domain_name") or "run") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     )
-    path = Path(str(given) if given else default).expanduser().absolute()
-    tree.output_dir = str(path)
-    return path
+    return Path(str(given) if given else default).expanduser().absolute()
 
 
-def make_plan(
-    composition: Composition,
-    domain: Domain,
-    folder: RunFolder,
-    backend: Backend,
-    dry_run: bool,
-    named: Sequence[tuple[NamedService, str]] = (),
-    memory: MemoryPlan | None = None,
-) -> Plan:
-    """Let the domain prepare, place every process, write the resolved tree and every `start.sh`.
+def choose(
+    configuration: Composition, hosts: Sequence[Host], output_dir: Path, dry_run: bool = False
+) -> Chosen:
+    """What is chosen before the configuration is checked. Raises as `choose_memory`."""
+    given = configuration.tree.get("output_dir")
+    folder = Choice("output_dir", str(output_dir), "the whole path of what was given" if given else "default")
+    tree = with_choices(configuration.tree, [folder])
+    found = choose_memory(replace(configuration, tree=tree), hosts, dry_run)
+    return replace(found, configuration=configuration, choices=(folder, *found.choices))
 
-    `named` is what `asked_services` gave, `memory` what was planned for the cards. Streams of an earlier
-    attempt are set aside, except in a dry run.
+
+def plan(
+    configuration: Composition | Chosen,
+    hosts: Sequence[Host],
+    facts: Facts = Facts(),
+    domain: Domain = BaseDomain(),  # noqa: B008 - without state
+    free: Callable[[int, int], bool] = lambda host, port: True,
+) -> RunPlan:
+    """Place every process and derive what follows.
+
+    `free` says whether a host (by its rank) may use a port. Raises ConfigError for what does not fit, and for
+    what the checks of a start (`launcher/validate.py`) would have found.
     """
-    tree = composition.tree
-    try:
-        _set(tree, domain.prepare(_resolved(tree), folder.path))
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{tree.domain_name or 'the domain'} cannot be prepared: {error}") from error
-    plan = _placed(composition, domain, folder, backend, dry_run, named, memory)
-    if not dry_run:
-        # Before anything of an earlier start is moved: a start that is refused leaves it as it was.
-        _look_at_problems(tree, plan, START_DEADLINE_S)
-        folder.set_streams_aside(plan.cfg.attempt)
-        forget_earlier_records(plan.cfg, folder.path)
-    _write_tree(tree, folder, dry_run)
-    write_server_config(plan.cfg, folder.path)
-    if plan.spread:
-        write_token(folder.path)
-    write_control_token(folder.path)
-    write_accelerate_config(folder.path)
-    hidden_values = secrets_of(tree)
-    for child in plan.children:
-        write_start_script(child, hidden_values)
-    return plan
-
-
-def validated_plan(
-    composition: Composition,
-    domain: Domain,
-    folder: RunFolder,
-    backend: Backend,
-    memory: MemoryPlan | None,
-    dry_run: bool,
-) -> Plan:
-    """What a start would do, as far as it is known before the domain has prepared its data; writes nothing.
-
-    Raises ConfigError as `make_plan`.
-    """
-    plan = _placed(composition, domain, folder, backend, True, (), memory)
-    if not dry_run:
-        makes_data = any(type(part).prepare is not BaseDomain.prepare for part in parts_of(domain))
-        _look_at_problems(composition.tree, plan, VALIDATE_DEADLINE_S, makes_data)
-    return plan
-
-
-def _look_at_problems(tree: DictConfig, plan: Plan, deadline_s: float, may_fail: bool = False) -> None:
-    """Load them; what there is becomes a row of the table. Raises ConfigError for what cannot be played.
-
-    `may_fail`: the domain has not prepared its data yet.
-    """
-    looked = look(tree, deadline_s)
-    if looked.problems and may_fail:
-        looked = Looked(said="not there before the start, which makes its data")
-    if looked.problems:
-        raise ConfigError(looked.problems)
-    if looked.said:
-        after = [row.subject for row in plan.rows].index("datasets") + 1
-        because = f"of {plan.cfg.dataset_loader}"
-        plan.rows.insert(after, Choice("problems", looked.said, because, "dataset_loader=PATH"))
-
-
-def _placed(
-    composition: Composition,
-    domain: Domain,
-    folder: RunFolder,
-    backend: Backend,
-    dry_run: bool,
-    named: Sequence[tuple[NamedService, str]],
-    memory: MemoryPlan | None,
-) -> Plan:
-    tree, hosts = composition.tree, backend.hosts
+    if isinstance(configuration, Composition):
+        folder = run_folder(configuration.tree)
+        configuration = choose(configuration, hosts, folder, facts.dry_run)
+    name = configuration.tree.domain_name or "the domain"
+    choices = [
+        *configuration.choices,
+        *(Choice(key, value, f"prepared by {name}") for key, value in facts.prepared.items()),
+    ]
+    composed = configuration.configuration.tree
+    tree = with_choices(composed, choices) if facts.prepared else configuration.tree
     services, cfg = _missing_services(tree, domain), typed(tree)
     spread = [spec.name for spec in services if is_spread(spec, services, hosts)]
-    jobs = place(cfg, hosts, [spec.name for spec in services], backend.free, spread)
-    servers = {job.name: job for job in jobs if job.kind == "service"}
-    _set(tree, _addresses(services, servers))
-    if streams_kind(cfg.streams).starts_server(cfg.streams):
-        redis = servers[STREAMS_SERVICE]
-        _set(tree, {"streams.host": redis.hostname, "streams.port": redis.port})
-        if len(hosts) > 1 and cfg.streams.password is None:
-            _set(tree, {"streams.password": secrets.token_urlsafe()})
-    with open_dict(tree):
-        tree.attempt = folder.next_attempt()
-        tree.jobs = [job.model_dump() for job in jobs]
-        tree.derived = derive(cfg, jobs).model_dump()
-    devices = next((hosts[job.node_rank].devices for job in jobs if job.kind == "finetune"), ())
+    jobs = place(cfg, hosts, [spec.name for spec in services], free, spread)
+    choices += _addresses(cfg, services, jobs, hosts, facts.password)
+    derived, memory = derive(cfg, jobs), configuration.memory
+    choices += [
+        Choice("attempt", facts.attempt, "earlier starts of this folder"),
+        Choice("jobs", [job.model_dump() for job in jobs], "placement"),
+        Choice("derived", derived.model_dump(), "keys and placement"),
+    ]
+    placed = cfg.model_copy(update={"jobs": jobs, "derived_": derived})
+    trainer = _trainer(placed, hosts, memory, facts.dry_run)
+    choices += trainer.choices
+    tree = with_choices(composed, choices)
+    OmegaConf.set_readonly(tree, True)
+    return RunPlan(
+        configuration=configuration.configuration,
+        hosts=tuple(hosts),
+        choices=tuple(choices),
+        tree=tree,
+        cfg=typed(tree),
+        memory=memory,
+        trainer=trainer,
+        services=tuple(services),
+        facts=facts,
+    )
+
+
+def _trainer(cfg: Config, hosts: Sequence[Host], memory: MemoryPlan | None, dry_run: bool) -> TrainerChoice:
+    """What the trainer compiles and recomputes; its cards are those of the memory plan, if there is one."""
+    devices = next((hosts[job.node_rank].devices for job in cfg.jobs_of("finetune")), ())
     card_of: CardOf = (lambda device: memory.trainer_card) if memory is not None else card_memory
-    planned = None if memory is None else memory.trainer
-    trainer = choose_trainer(typed(tree), devices, dry_run, card_of, planned)
-    with open_dict(tree):
-        tree.derived.update(trainer.derived)
-    final, checkpoint = typed(tree), folder.checkpoint
-    children = commands(final, folder.path, services, hosts, checkpoint)
-    found = choices(final, composition, folder.path, hosts, checkpoint, services, named, trainer, memory)
-    hidden_values = secrets_of(tree)
-    rows = [Choice(*(hidden(cell, hidden_values) for cell in row)) for row in found]
-    return Plan(cfg=final, children=children, rows=rows, spread=bool(spread))
+    return choose_trainer(cfg, devices, dry_run, card_of, None if memory is None else memory.trainer)
 
 
-def _write_tree(tree: DictConfig, folder: RunFolder, dry_run: bool) -> None:
-    # A dry run may be one of another model; a checkpoint of the run that was started stays that run's.
-    if dry_run and folder.checkpoint is not None:
-        keep_started(folder.path)
-    save(tree, folder.path)
-    if not dry_run:
-        forget_started(folder.path)
-
-
-def start_domain_over(tree: DictConfig, domain: Domain, output_dir: Path) -> None:
-    """Let the domain remove what earlier runs of the folder keep elsewhere. Raises ConfigError."""
-    try:
-        domain.start_over(_resolved(tree), output_dir)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{tree.domain_name or 'the domain'} cannot start over: {error}") from error
-
-
-def asked_services(tree: DictConfig, domain: Domain, dry_run: bool) -> list[tuple[NamedService, str]]:
-    """The servers that the user named and what they say they serve; a dry run asks nobody.
-
-    Raises ConfigError with every problem of every server.
-    """
-    if "actor" not in roles_of(str(tree.debug.mode)):
-        return []
-    found, problems = [], list[str]()
-    for service in domain.named_services(_resolved(tree)):
-        try:
-            found.append((service, "" if dry_run else service.ask()))
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    return found
-
-
-def _resolved(tree: DictConfig) -> DictConfig:
-    resolved = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
-    assert isinstance(resolved, DictConfig)
-    return resolved
-
-
-def _set(tree: DictConfig, values: Mapping[str, Any]) -> None:
-    for key, value in values.items():
-        OmegaConf.update(tree, key, value, force_add=True)
+def resolved(tree: DictConfig) -> DictConfig:
+    """A copy without interpolations, for code of a domain, which may write into it."""
+    plain = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
+    assert isinstance(plain, DictConfig)
+    return plain
 
 
 def _missing_services(tree: DictConfig, domain: Domain) -> list[ServiceSpec]:
     """Services whose address the user did not configure, if this run has rollouts at all."""
     if "actor" not in roles_of(str(tree.debug.mode)):
         return []
-    specs = [one for spec in domain.services(_resolved(tree)) for one in _replicas(spec)]
+    specs = [one for spec in domain.services(resolved(tree)) for one in _replicas(spec)]
     names = [spec.name for spec in specs]
     if not STREAM_BACKENDS.find(tree.streams.backend).on_disk:
         names.append(STREAMS_SERVICE)
@@ -234,9 +221,21 @@ def _replicas(spec: ServiceSpec) -> list[ServiceSpec]:
     return [replace(spec, name=f"{spec.name}_{index}", replicas=1) for index in range(spec.replicas)]
 
 
-def _addresses(services: Sequence[ServiceSpec], servers: Mapping[str, Job]) -> dict[str, str | list[str]]:
-    """The address of each service by its key; a list where several servers have the same key."""
+def _addresses(
+    cfg: Config, services: Sequence[ServiceSpec], jobs: Sequence[Job], hosts: Sequence[Host], password: str
+) -> list[Choice]:
+    """The address of each service by its key, a list where several have the same key; and that of redis."""
+    servers = {job.name: job for job in jobs if job.kind == "service"}
     found: dict[str, list[str]] = {}
     for spec in services:
         found.setdefault(spec.url_key, []).append(servers[spec.name].url)
-    return {key: urls if len(urls) > 1 else urls[0] for key, urls in found.items()}
+    chosen = [Choice(key, urls if len(urls) > 1 else urls[0], NO_ADDRESS) for key, urls in found.items()]
+    if streams_kind(cfg.streams).starts_server(cfg.streams):
+        redis = servers[STREAMS_SERVICE]
+        chosen += [
+            Choice("streams.host", redis.hostname, NO_ADDRESS),
+            Choice("streams.port", redis.port, "the first free one"),
+        ]
+        if len(hosts) > 1 and cfg.streams.password is None:
+            chosen.append(Choice("streams.password", password, "made for this start"))
+    return chosen

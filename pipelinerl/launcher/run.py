@@ -14,7 +14,7 @@ from pipelinerl.base.errors import printable
 from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.engines.wire import SHARED_MEMORY, claim, remove_abandoned, shared_directory
 from pipelinerl.launcher.made_again import RESUMES
-from pipelinerl.launcher.plan import Plan
+from pipelinerl.launcher.plan import RunPlan
 from pipelinerl.launcher.supervision import STOPPED_DEADLINE_S, ChildFailed, ChildHost, Supervisor
 from pipelinerl.observe.stages import ProgressWatch, progress_trace
 from pipelinerl.run_state import lost_engines
@@ -69,7 +69,7 @@ class Completion:
     Without a trainer (partial runs) it is complete when every role has ended.
     """
 
-    def __init__(self, plan: Plan, supervisor: Supervisor) -> None:
+    def __init__(self, plan: RunPlan, supervisor: Supervisor) -> None:
         jobs_of = plan.cfg.jobs_of
         self._trainer = [job.name for job in jobs_of("finetune")]
         self._others = [job.name for job in (*jobs_of("actor"), *jobs_of("preprocessor"))]
@@ -106,7 +106,7 @@ class Completion:
 class Watchdog:
     """What no process can tell by its own death: no progress, and engines that the trainer gave up."""
 
-    def __init__(self, plan: Plan, supervisor: Supervisor) -> None:
+    def __init__(self, plan: RunPlan, supervisor: Supervisor) -> None:
         output_dir = Path(str(plan.cfg.output_dir))
         self._supervisor = supervisor
         started = {child.name for child in plan.children}
@@ -133,7 +133,7 @@ class Watchdog:
 
 
 def supervise(
-    plan: Plan,
+    plan: RunPlan,
     say: Callable[[str], None],
     progress: Callable[[], None],
     others: Mapping[int, ChildHost] | None = None,

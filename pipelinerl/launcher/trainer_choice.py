@@ -1,13 +1,14 @@
 """What `auto` means for the trainer of this run: what is recomputed, what is compiled, and why.
 
-The launcher's plan asks once and writes the answer into section `derived`; the table of choices has the
-reasons.
+The launcher's plan asks once; the answer is in section `derived` of the run's configuration, and the table of
+choices has the reasons.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipelinerl.config.choice import Choice
 from pipelinerl.config.finetune import COMPILE_WORTH_S, Checkpointing
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
@@ -32,13 +33,15 @@ class TrainerChoice:
     whole_on_host: bool = False
 
     @property
-    def derived(self) -> dict[str, Any]:
-        return {
-            "compile": self.compile,
-            "gradient_checkpointing": self.gradient_checkpointing,
-            "compiled_checkpointing": self.compiled_checkpointing,
-            "whole_on_host": self.whole_on_host,
-        }
+    def choices(self) -> tuple[Choice, ...]:
+        """The same by key; where a key of the trainer says so, that is the reason."""
+        layers = self.because_checkpointing or "finetune.gradient_checkpointing"
+        return (
+            Choice("derived.compile", self.compile, self.because_compile or "finetune.compile"),
+            Choice("derived.gradient_checkpointing", self.gradient_checkpointing, layers),
+            Choice("derived.compiled_checkpointing", self.compiled_checkpointing, layers),
+            Choice("derived.whole_on_host", self.whole_on_host, "the memory plan"),
+        )
 
 
 NO_TRAINER = TrainerChoice(False, False, False, "no trainer", "no trainer")

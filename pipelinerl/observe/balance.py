@@ -123,9 +123,9 @@ def lag_binds(cfg: Config, actor: Sequence[dict[str, Any]]) -> bool:
 
     A rollout may have many texts, so that slots, which count rollouts, say little about a bound in texts.
     """
-    if cfg.max_lag is None:
+    if (bound := cfg.admitted) is None:
         return False
-    bound, held = _lag_bound(cfg), list[bool]()
+    held = list[bool]()
     for before, record in pairwise(record for record in actor if record.keys() >= _LAG_BUDGET):
         # A record is written when a version has come, before the room that it makes is used.
         ahead = record["actor/reserved_texts"] - record["actor/discarded_texts"]
@@ -191,16 +191,10 @@ def _between(cfg: Config, held: bool) -> Iterator[str]:
 def _in_flight(cfg: Config, held: bool) -> Iterator[str]:
     """What holds back further rollouts: the lag bound, or the slots."""
     slots = cfg.actor.llm_max_rollouts * len(cfg.jobs_of("actor_llm"))
-    if cfg.max_lag is not None and (held or _lag_bound(cfg) <= slots):
-        yield f"max_lag={_lag_bound(cfg)}"
+    if (admitted := cfg.admitted) is not None and (held or admitted <= slots):
+        yield f"max_lag={admitted}"  # as `max_lag` it admits one update more
     else:
         yield f"more actor.llm_max_rollouts ({cfg.actor.llm_max_rollouts})"
-
-
-def _lag_bound(cfg: Config) -> int:
-    """Texts that may be ahead of a version (`LagBudget.bound`); as `max_lag` it admits one update more."""
-    update = cfg.derived.texts_per_update
-    return ((cfg.max_lag or 0) // update + 1) * update
 
 
 def _cores() -> int:

@@ -4,6 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelinerl.actor.budget import LagBudget
+from pipelinerl.config import DerivedConfig
+
+
+def bound(max_lag: int | None, update: int) -> int | None:
+    """What the launcher admits with updates of so many texts."""
+    return DerivedConfig(trainer_ranks=1, texts_per_step=update, texts_per_update=update).admitted(max_lag)
 
 
 class Pipeline:
@@ -11,7 +17,7 @@ class Pipeline:
 
     def __init__(self, max_lag: int, step: int, attempts: int, texts: int):
         self.step, self.attempts, self.texts = step, attempts, texts
-        self.budget = LagBudget(max_lag, step, 0, [texts])
+        self.budget = LagBudget(bound(max_lag, step), 0, [texts])
         self.version = self.discarded = self.ready = 0
         self.running = 0
 
@@ -79,7 +85,7 @@ def test_the_pipeline_never_starves(max_lag, step, attempts, texts, filtered):
 @given(st.integers(0, 100), st.integers(1, 20), st.lists(st.integers(0, 30), max_size=20))
 def test_admission_does_not_depend_on_how_versions_are_polled(max_lag, step, versions):
     """Two versions between two polls count twice: only the level matters."""
-    seen_all, seen_last = LagBudget(max_lag, step, 0, [1.0]), LagBudget(max_lag, step, 0, [1.0])
+    seen_all, seen_last = LagBudget(bound(max_lag, step), 0, [1.0]), LagBudget(bound(max_lag, step), 0, [1.0])
     for budget in (seen_all, seen_last):
         budget.group_started(7)
     version = 0
@@ -90,7 +96,7 @@ def test_admission_does_not_depend_on_how_versions_are_polled(max_lag, step, ver
 
 
 def test_filtered_texts_are_returned():
-    budget = LagBudget(0, 4, 0, [1.0])
+    budget = LagBudget(bound(0, 4), 0, [1.0])
     budget.group_started(4)
     assert not budget.admits(0, 0)
     for _ in range(4):
@@ -102,7 +108,7 @@ def test_filtered_texts_are_returned():
 
 def test_rollouts_without_texts_say_nothing_of_how_many_to_expect():
     """After a first group that failed whole the bound holds as it does before the first."""
-    budget = LagBudget(0, 4, 0)
+    budget = LagBudget(bound(0, 4), 0)
     for _ in range(3):
         assert budget.admits(0, 0)
         budget.group_started(2)
@@ -116,7 +122,7 @@ def test_rollouts_without_texts_say_nothing_of_how_many_to_expect():
 
 
 def test_groups_that_are_risked_count_for_the_one_text_that_each_rollout_may_have():
-    budget = LagBudget(16, 8, 0)  # three updates of 8 texts
+    budget = LagBudget(bound(16, 8), 0)  # three updates of 8 texts
     budget.group_started(8)
     assert not budget.admits(0, 0)
     budget.risked_groups = 9
@@ -127,19 +133,19 @@ def test_groups_that_are_risked_count_for_the_one_text_that_each_rollout_may_hav
     assert not budget.admits(0, 0), "24 rollouts have 24 texts or more"
     budget.rollout_finished(2)
     assert not budget.admits(8, 0) and budget.reserved == 2 + 23 * 2, "what is known now decides"
-    fresh = LagBudget(None, 8, 0)
+    fresh = LagBudget(bound(None, 8), 0)
     fresh.group_started(8)
     assert fresh.admits(0, 0)
 
 
 def test_the_bound_is_rounded_down_to_whole_updates():
-    assert LagBudget(13, 4, 0).bound == 12 + 4
-    assert LagBudget(0, 4, 0).bound == 4
-    assert LagBudget(None, 4, 0).bound is None
+    assert bound(13, 4) == 12 + 4
+    assert bound(0, 4) == 4
+    assert bound(None, 4) is None
 
 
 def test_several_texts_per_rollout_are_reserved_before_they_exist():
-    budget = LagBudget(0, 64, 0)
+    budget = LagBudget(bound(0, 64), 0)
     budget.group_started(8)
     assert not budget.admits(0, 0)  # nothing is known yet: one group at a time
     budget.rollout_finished(5)
@@ -150,7 +156,7 @@ def test_several_texts_per_rollout_are_reserved_before_they_exist():
 
 
 def test_a_discarded_group_gives_its_reservation_back():
-    budget = LagBudget(0, 8, 0, [2.0])
+    budget = LagBudget(bound(0, 8), 0, [2.0])
     budget.group_started(4)
     assert not budget.admits(0, 0)
     budget.rollout_finished(2)
@@ -161,14 +167,14 @@ def test_a_discarded_group_gives_its_reservation_back():
 
 
 def test_a_resumed_budget_starts_at_the_restored_version():
-    budget = LagBudget(0, 4, 100, [1.0])
+    budget = LagBudget(bound(0, 4), 100, [1.0])
     assert budget.admits(100, 0)
     budget.group_started(4)
     assert not budget.admits(100, 0)
 
 
 def test_texts_kept_over_a_resume_are_reserved_until_they_are_trained():
-    budget = LagBudget(0, 8, 100, [1.0], replayed=6)
+    budget = LagBudget(bound(0, 8), 100, [1.0], replayed=6)
     assert budget.reserved == 106 and budget.admits(100, 0)
     budget.group_started(2)
     assert not budget.admits(100, 0)

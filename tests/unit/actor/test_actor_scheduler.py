@@ -49,7 +49,7 @@ class World:
             finished_evaluation=self.passes.append,
         )
         problems = [{"id": i} for i in range(5)]
-        budget = LagBudget(max_lag, 4, 0, [1.0])
+        budget = LagBudget(None if max_lag is None else (max_lag // 4 + 1) * 4, 0, [1.0])
         self.scheduler = Scheduler(
             cfg, "0", problems, [{}] * tests, self.table, budget, self.accounting, effects, 0
         )

@@ -10,7 +10,7 @@ from pipelinerl.config import Config
 from pipelinerl.config.machine import Job
 from pipelinerl.domain import ServiceSpec
 from pipelinerl.launcher.arguments import parse
-from pipelinerl.launcher.choices import Choice, _servers, keep_choices
+from pipelinerl.launcher.choices import Row, _servers, keep_choices
 from pipelinerl.observe.report_page import CHOICES
 
 
@@ -34,6 +34,6 @@ def test_the_table_names_the_key_of_a_service_s_address() -> None:
 
 
 def test_the_table_of_choices_is_kept_for_the_report(tmp_path: Path) -> None:
-    keep_choices(tmp_path, [Choice("engines", "1", "given", "engine.count=N")])
+    keep_choices(tmp_path, [Row("engines", "1", "given", "engine.count=N")])
     kept = json.loads((tmp_path / CHOICES).read_text())
     assert kept == [{"subject": "engines", "chosen": "1", "because": "given", "change": "engine.count=N"}]

@@ -9,13 +9,12 @@ import pytest
 
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import load, load_tree
-from pipelinerl.domain import BaseDomain
 from pipelinerl.engines.vllm.options import installed_version
 from pipelinerl.launch import main
+from pipelinerl.launcher.choices import table
 from pipelinerl.launcher.folder import RunFolder
-from pipelinerl.launcher.memory_choice import choose_memory
 from pipelinerl.launcher.open_backend import open_backend
-from pipelinerl.launcher.plan import make_plan
+from pipelinerl.launcher.plan import Facts, plan
 from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused, python
 
 MINE = """
@@ -67,10 +66,9 @@ def rows(output_dir: Path, *arguments: str) -> dict[str, str]:
     """Reasons of the table by what they are about, and what was chosen behind an `=`."""
     composition = compose([*arguments, f"output_dir={output_dir}"])
     with open_backend(composition, True) as backend:
-        memory = choose_memory(composition, backend.hosts, True)
-        plan = make_plan(composition, BaseDomain(), RunFolder(output_dir), backend, True, (), memory)
-    found = {row.subject: row.because for row in plan.rows}
-    return found | {f"{row.subject}=": row.chosen for row in plan.rows}
+        made = plan(composition, backend.hosts, Facts(dry_run=True))
+    found = table(made)
+    return {row.subject: row.because for row in found} | {f"{row.subject}=": row.chosen for row in found}
 
 
 def test_what_was_given_is_said_to_be_given(

@@ -85,7 +85,7 @@ def test_available_memory_is_what_linux_says(tmp_path: Path) -> None:
 
 def chosen_with(model: Path, available: Callable[[], int | None], *overrides: str) -> MemoryPlan | None:
     made = compose(["+domain=guessing", "hardware=gpu", f"model_path={folder(model, '8B')}", *overrides])
-    return choose_memory(made, one_host(4), False, lambda device: card(80), available)
+    return choose_memory(made, one_host(4), False, lambda device: card(80), available).memory
 
 
 def test_a_host_that_is_too_small_is_refused_before_anything_starts(model: Path) -> None:

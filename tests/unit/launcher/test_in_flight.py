@@ -31,8 +31,8 @@ def chosen(
 ) -> tuple[int | None, str]:
     (model / "config.json").write_text(json.dumps(SIZES))
     made = compose(["+domain=guessing", "hardware=gpu", f"model_path={model}", f"{LENGTH}=2048", *overrides])
-    choose_memory(made, one_host(devices), True, lambda device: card)
-    return made.tree.actor.llm_max_rollouts, made.reasons.get(KEY, "")
+    found = choose_memory(made, one_host(devices), True, lambda device: card)
+    return found.tree.actor.llm_max_rollouts, found.reasons.get(KEY, "")
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from pipelinerl.base.errors import ConfigError
-from pipelinerl.config.compose import Composition, compose
+from pipelinerl.config.compose import compose
 from pipelinerl.config.finetune import Checkpointing, Sharding
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.cards import GIB, Card, imagined_cards
 from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape
 from pipelinerl.launcher.engine_memory import UNCOUNTED
-from pipelinerl.launcher.memory_choice import choose_memory, smallest_changes
+from pipelinerl.launcher.memory_choice import Chosen, choose_memory, smallest_changes
 from pipelinerl.launcher.memory_plan import memory_plan
 from pipelinerl.launcher.memory_values import Asked, DoesNotFit, MemoryPlan
 from pipelinerl.launcher.trainer_memory import needed_bytes, state_bytes
@@ -173,10 +173,9 @@ def folder(model: Path, name: str) -> Path:
     return model
 
 
-def chosen(model: Path, gb: int, devices: int, *overrides: str) -> Composition:
+def chosen(model: Path, gb: int, devices: int, *overrides: str) -> Chosen:
     made = compose(["+domain=guessing", "hardware=gpu", f"model_path={model}", *overrides])
-    choose_memory(made, one_host(devices), True, lambda device: card(gb), lambda: None)
-    return made
+    return choose_memory(made, one_host(devices), True, lambda device: card(gb), lambda: None)
 
 
 def test_what_is_open_is_written_with_its_reason_and_what_is_given_stays(model: Path) -> None:
@@ -201,11 +200,9 @@ def test_rows_are_shortened_where_only_those_fit_unless_the_user_says_how_long_t
     lengths = ("vllm_config.vllm_kwargs.max_model_len=12288",)
     preset = compose(["+domain=guessing", "hardware=gpu", f"model_path={folder(model, '4B')}", *lengths])
     preset.tree.finetune.seq_length = 20000  # as a domain's file would
-    choose_memory(preset, one_host(2), True, lambda device: card(80), lambda: None)
-    rows = preset.tree.finetune.seq_length
-    assert (
-        12288 <= rows < 20000 and preset.reasons["finetune.seq_length"] == "rows of 20000 tokens do not fit"
-    )
+    found = choose_memory(preset, one_host(2), True, lambda device: card(80), lambda: None)
+    rows = found.tree.finetune.seq_length
+    assert 12288 <= rows < 20000 and found.reasons["finetune.seq_length"] == "rows of 20000 tokens do not fit"
     with pytest.raises(
         DoesNotFit, match=r"rows of 20000 tokens.*set finetune\.optim=adamw_8bit, or finetune"
     ):
@@ -286,10 +283,11 @@ def test_imagined_cards_are_those_of_each_host_and_of_gpus_only(
 
 def test_unknown_cards_and_models_get_the_usual_values(model: Path) -> None:
     made = compose(["+domain=guessing", "hardware=gpu", f"model_path={folder(model, '8B')}"])
-    assert choose_memory(made, one_host(4), True, lambda device: None, lambda: None) is None
-    kwargs = made.tree.vllm_config.vllm_kwargs
+    found = choose_memory(made, one_host(4), True, lambda device: None, lambda: None)
+    assert found.memory is None
+    kwargs = found.tree.vllm_config.vllm_kwargs
     assert (kwargs["gpu-memory-utilization"], kwargs["tensor-parallel-size"]) == (0.9, 1)
-    assert made.tree.use_fsdp is False and made.tree.world.actor_fraction is None
+    assert found.tree.use_fsdp is False and found.tree.world.actor_fraction is None
 
 
 def refusal(dry_run: DryRun, *arguments: str) -> str:

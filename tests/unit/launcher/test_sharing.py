@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import DictConfig
 from safetensors.torch import save_file
 
 from pipelinerl.base.errors import ConfigError
@@ -29,8 +30,8 @@ def small_model(model: Path) -> Path:
 
 def share_one_device(
     made: Composition, devices: list[str], dry_run: bool = False, memory_of: CardOf = lambda device: CARD
-) -> None:
-    choose_memory(made, one_host(len(devices)), dry_run, memory_of)
+) -> DictConfig:
+    return choose_memory(made, one_host(len(devices)), dry_run, memory_of).tree
 
 
 def composition(model: Path, *overrides: str) -> Composition:
@@ -93,19 +94,17 @@ def test_a_model_too_large_for_both_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_shared_card_uses_files_and_leaves_the_trainer_its_part(small_model: Path) -> None:
-    made = composition(small_model)
-    share_one_device(made, ["0"], memory_of=lambda device: CARD)
-    assert made.tree.weights.transport == "file"
-    assert made.tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == engine_share(CARD, small_model)
+    tree = share_one_device(composition(small_model), ["0"], memory_of=lambda device: CARD)
+    assert tree.weights.transport == "file"
+    assert tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == engine_share(CARD, small_model)
 
 
 def test_what_the_user_gave_stays(small_model: Path) -> None:
     made = composition(small_model, "vllm_config.vllm_kwargs.gpu-memory-utilization=0.2")
-    share_one_device(made, ["0"], memory_of=lambda device: None)
-    assert made.tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == 0.2
-    dry = composition(small_model)
-    share_one_device(dry, ["0"], True, lambda device: None)
-    assert dry.tree.weights.transport == "file"
+    tree = share_one_device(made, ["0"], memory_of=lambda device: None)
+    assert tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == 0.2
+    dry = share_one_device(composition(small_model), ["0"], True, lambda device: None)
+    assert dry.weights.transport == "file"
     with pytest.raises(ConfigError, match="NCCL does not connect processes on one GPU; set file"):
         share_one_device(
             composition(small_model, "weights.transport=nccl"), ["0"], memory_of=lambda device: CARD
@@ -117,10 +116,9 @@ def test_what_the_user_gave_stays(small_model: Path) -> None:
     [(("world.share_device=false",), ["0"]), ((), ["0", "1"]), (("debug.mode=actor",), ["0"])],
 )
 def test_elsewhere_nothing_changes(small_model: Path, overrides: tuple[str, ...], devices: list[str]) -> None:
-    made = composition(small_model, *overrides)
-    share_one_device(made, devices, memory_of=lambda device: CARD)
-    assert made.tree.weights.transport == "nccl"
-    assert made.tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == 0.9
+    tree = share_one_device(composition(small_model, *overrides), devices, memory_of=lambda device: CARD)
+    assert tree.weights.transport == "nccl"
+    assert tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == 0.9
 
 
 def test_what_cannot_be_read_has_to_be_given(model: Path) -> None:

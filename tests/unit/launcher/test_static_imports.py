@@ -34,6 +34,7 @@ ALLOWED = {
     "deepspeed": (),
     "ray": ("pipelinerl/launcher/ray_backend.py",),
     "litellm": (),
+    "hydra._internal": (),
     "pickle": ("pipelinerl/actor/messages.py", "pipelinerl/actor/problems.py", "pipelinerl/actor/runner.py"),
 }
 """Package -> files and folders of the core that may import it. Pickles stay within the actor."""

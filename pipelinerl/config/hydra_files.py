@@ -1,0 +1,72 @@
+"""hydra's part of a composition: files and their lists of defaults become one tree. Called by `compose`.
+
+Only hydra's public interface is used. It wants one folder for the primary file and searches others behind it;
+a plug-in puts the user's folders before.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.default_element import ResultDefault
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from pipelinerl.base.errors import ConfigError, first_line
+from pipelinerl.config.legacy import not_yaml
+
+
+def files(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
+    """One tree from files and their lists of defaults."""
+    with _hydra(roots):
+        return hydra_compose(config_name, overrides=overrides)
+
+
+def file_order(roots: Sequence[Path], config_name: str, overrides: list[str]) -> list[ResultDefault]:
+    """The files of which hydra would make that tree, each with its place in it, the strongest last."""
+    with _hydra(roots) as loader:
+        found = loader.compute_defaults_list(config_name, overrides, RunMode.RUN)
+        return list(found.defaults)
+
+
+class _UserFolders(SearchPathPlugin):  # type: ignore[misc]
+    """The user's folders before the bundled one; `hydra.searchpath` adds some only behind it.
+
+    hydra makes an instance of every plug-in that is registered whenever it begins.
+    """
+
+    folders: tuple[Path, ...] = ()
+    """Of the call that is going on, the first one searched first."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Called by hydra."""
+        for folder in reversed(self.folders):
+            search_path.prepend(provider="user", path=f"file://{folder.resolve()}")
+
+
+@contextmanager
+def _hydra(roots: Sequence[Path]) -> Iterator[ConfigLoader]:
+    """hydra over these folders, for one call. Raises ConfigError for what it refuses."""
+    Plugins.instance().register(_UserFolders)
+    _UserFolders.folders = tuple(roots[:-1])
+    try:
+        with initialize_config_dir(str(roots[-1].resolve()), job_name="pipelinerl", version_base="1.3"):
+            yield GlobalHydra.instance().config_loader()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(first_line(error)) from None
+    except (ValueError, TypeError, AttributeError) as error:  # hydra's about files that are no configuration
+        raise ConfigError(f"a configuration file cannot be read: {first_line(error)}") from None
+    except YAMLError as error:
+        raise ConfigError(not_yaml(error)) from None
+    finally:
+        _UserFolders.folders = ()

@@ -1,0 +1,137 @@
+"""What happens between a checked configuration and the first process: data, servers, files.
+
+Called by `pipelinerl.launch`, which has made the choices and checked them. Here the domain prepares its data,
+the plan is made, the problems are looked at, and what processes read is written; nothing is started.
+"""
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.files import forget_started, keep_started, save
+from pipelinerl.config.machine import roles_of
+from pipelinerl.config.secrets import secrets_of
+from pipelinerl.domain import BaseDomain, Domain, NamedService, parts_of
+from pipelinerl.launcher.backend import Backend
+from pipelinerl.launcher.checks.rehearsal import START_DEADLINE_S, VALIDATE_DEADLINE_S, Looked, look
+from pipelinerl.launcher.choices import Row, table
+from pipelinerl.launcher.commands import write_accelerate_config
+from pipelinerl.launcher.folder import RunFolder
+from pipelinerl.launcher.memory_choice import Chosen
+from pipelinerl.launcher.plan import Facts, RunPlan, plan, resolved
+from pipelinerl.launcher.services import write_control_token, write_token
+from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
+from pipelinerl.launcher.supervision import write_start_script
+
+
+def prepare(
+    chosen: Chosen,
+    domain: Domain,
+    folder: RunFolder,
+    backend: Backend,
+    dry_run: bool,
+    named: Sequence[tuple[NamedService, str]] = (),
+) -> tuple[RunPlan, list[Row]]:
+    """Let the domain prepare, plan, and write the resolved tree and every `start.sh`; the table of choices.
+
+    `named` is what `asked_services` gave. Streams of an earlier attempt are set aside, except in a dry run.
+    """
+    try:
+        prepared = dict(domain.prepare(resolved(chosen.tree), folder.path))
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{_name(chosen.tree)} cannot be prepared: {error}") from error
+    facts = Facts(
+        dry_run=dry_run,
+        attempt=folder.next_attempt(),
+        checkpoint=folder.checkpoint,
+        prepared=prepared,
+        named=tuple(named),
+        password=secrets.token_urlsafe(),
+    )
+    made = plan(chosen, backend.hosts, facts, domain, backend.free)
+    # Before anything of an earlier start is moved: a start that is refused leaves it as it was.
+    children, said = made.children, "" if dry_run else _looked_at_problems(made, START_DEADLINE_S)
+    rows = table(made, said)
+    if not dry_run:
+        folder.set_streams_aside(facts.attempt)
+        forget_earlier_records(made.cfg, folder.path)
+    _write_tree(made.tree, folder, dry_run)
+    write_server_config(made.cfg, folder.path)
+    if made.spread:
+        write_token(folder.path)
+    write_control_token(folder.path)
+    write_accelerate_config(folder.path)
+    hidden_values = secrets_of(made.tree)
+    for child in children:
+        write_start_script(child, hidden_values)
+    return made, rows
+
+
+def validated(
+    chosen: Chosen, domain: Domain, folder: RunFolder, backend: Backend, dry_run: bool
+) -> list[Row]:
+    """The table of what a start would do, as far as it is known before the domain has prepared its data.
+
+    Writes nothing. Raises ConfigError as `prepare`.
+    """
+    facts = Facts(dry_run=True, attempt=folder.next_attempt(), checkpoint=folder.checkpoint)
+    made = plan(chosen, backend.hosts, facts, domain, backend.free)
+    if dry_run:
+        return table(made)
+    makes_data = any(type(part).prepare is not BaseDomain.prepare for part in parts_of(domain))
+    return table(made, _looked_at_problems(made, VALIDATE_DEADLINE_S, makes_data))
+
+
+def _looked_at_problems(made: RunPlan, deadline_s: float, may_fail: bool = False) -> str:
+    """Load them; what there is, for the table. Raises ConfigError for what cannot be played.
+
+    `may_fail`: the domain has not prepared its data yet.
+    """
+    looked = look(made.tree, deadline_s)
+    if looked.problems and may_fail:
+        looked = Looked(said="not there before the start, which makes its data")
+    if looked.problems:
+        raise ConfigError(looked.problems)
+    return looked.said
+
+
+def _write_tree(tree: DictConfig, folder: RunFolder, dry_run: bool) -> None:
+    # A dry run may be one of another model; a checkpoint of the run that was started stays that run's.
+    if dry_run and folder.checkpoint is not None:
+        keep_started(folder.path)
+    save(tree, folder.path)
+    if not dry_run:
+        forget_started(folder.path)
+
+
+def start_domain_over(tree: DictConfig, domain: Domain, output_dir: Path) -> None:
+    """Let the domain remove what earlier runs of the folder keep elsewhere. Raises ConfigError."""
+    try:
+        domain.start_over(resolved(tree), output_dir)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{_name(tree)} cannot start over: {error}") from error
+
+
+def _name(tree: DictConfig) -> str:
+    return str(tree.domain_name or "the domain")
+
+
+def asked_services(tree: DictConfig, domain: Domain, dry_run: bool) -> list[tuple[NamedService, str]]:
+    """The servers that the user named and what they say they serve; a dry run asks nobody.
+
+    Raises ConfigError with every problem of every server.
+    """
+    if "actor" not in roles_of(str(tree.debug.mode)):
+        return []
+    found, problems = [], list[str]()
+    for service in domain.named_services(resolved(tree)):
+        try:
+            found.append((service, "" if dry_run else service.ask()))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return found
