@@ -40,7 +40,7 @@ _LAST = {"key", "keys", "pat"}
 """As the last word of such a key."""
 _OF_KEYS = {"access", "account", "api", "encryption", "master", "private", "signing", "ssh"}
 """Before the word key, wherever it is in such a key."""
-_WHERE = {"env", "file", "id", "name", "path"}
+_WHERE = {"env", "file", "id", "ids", "name", "path"}
 """As the last word: where a secret is found, or of which it is."""
 _VARIABLE = re.compile(r"oc\.env:\s*['\"]?([^,}'\"\s]+)")
 _IN_ADDRESS = re.compile(
@@ -59,7 +59,7 @@ def secrets_of(tree: DictConfig) -> dict[Place, Any]:
     found = {
         place: value
         for place, value, source in values
-        if value is not None and not isinstance(value, bool) and _is_secret(place, value, source)
+        if value not in (None, "") and not isinstance(value, bool) and _is_secret(place, value, source)
     }
     known = {str(value) for value in found.values()}
     long = [value for value in known if len(value) >= _LEAST_REPEATED]
