@@ -262,7 +262,9 @@ def test_files_and_keys_that_a_page_names_exist(page: str) -> None:
     keys -= {name for name in keys if re.search(r"\.(py|md|json|jsonl|yaml|sh)$", name)}
     assert keys and not [key for key in keys if OmegaConf.select(tree, key, default=tree) is tree]
     for target in re.findall(r"\]\(((?:docs|domains)/[^)]+)\)", text):
-        assert (ROOT / target).is_file(), target
+        path, _, heading = target.partition("#")
+        headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+        assert not heading or heading in [one.lower().replace(" ", "-") for one in headings], target
 
 
 def test_the_quickstart_s_output_can_be_replaced() -> None:
