@@ -28,7 +28,7 @@ PATIENCE_S = 15.0
 """Beyond a program's wall time, for a keeper on a busy machine."""
 STDERR_BYTES = 16_384
 REPORT_BYTES = 4_096
-_ROOT = str(Path(__file__).resolve().parents[2])
+_ROOT = str(Path(__file__).resolve().parents[3])
 _START = (
     "import sys; sys.path.append({root!r}); from pipelinerl.extras.sandbox import template; "
     "sys.path.remove({root!r}); template.main({control}, {mode!r}, {packages!r})"
