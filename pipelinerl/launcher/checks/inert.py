@@ -77,7 +77,7 @@ CONDITIONAL = (  # what belongs to a variant is declared there
         "finetune.rl.divide_advantage_by_std",
         # The filter of groups looks at the size of advantages also where the loss reads none.
         lambda c: _imitates(c) and c.finetune.rl.divide_advantage_by_std,
-        "the policy loss reads no advantage; leave it out",
+        "finetune.rl.policy_loss=sft reads no advantage; leave it out",
     ),
     Inert(
         "finetune.share_prefixes",

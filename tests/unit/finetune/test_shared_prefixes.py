@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from pipelinerl.config.finetune import LoraConfig, RLConfig
+from pipelinerl.finetune.metrics import METRICS, Reducer
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.sample import Sample
@@ -80,6 +81,15 @@ def flat(ranks: list[list[PipelineBatchEncoding]]) -> list[PipelineBatchEncoding
     return [batch for rank in ranks for batch in rank]
 
 
+OF_TOKENS = [metric for metric in METRICS if metric.reducer is not Reducer.STEP]
+SUMMED = [
+    place
+    for place, metric in enumerate(OF_TOKENS)
+    if metric.reducer in (Reducer.SUM, Reducer.TEXT_MEAN) and metric.name != "rl/input_size"
+]
+"""Places of what adds up over micro-batches and is the same for shared and unshared rows."""
+
+
 def trained(
     batches: Sequence[PipelineBatchEncoding],
     rl: RLConfig,
@@ -104,7 +114,7 @@ def trained(
     found = [one.accumulate(batch, targets_of(batch, rl, NEWEST, max_lag), coefficients) for batch in batches]
     vectors = [measured.vector.numpy() for measured in found if measured is not None]
     gradients = {name: p.grad for name, p in one.policy.named_parameters() if p.grad is not None}
-    return gradients, np.sum([vector[:20] for vector in vectors] or [np.zeros(20)], axis=0)
+    return gradients, np.sum([vector[SUMMED] for vector in vectors] or [np.zeros(len(SUMMED))], axis=0)
 
 
 def assert_equal(samples: list[Sample], rl: RLConfig, ranks: int = 1, **kind: Any) -> None:

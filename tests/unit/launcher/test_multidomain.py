@@ -103,7 +103,11 @@ def test_parts_of_a_dataset_are_disjoint_complete_and_the_same_every_time() -> N
             "domains.guessing has no load; allowed here",
         ),
         (["x::a"], {"domain_loaders": {"x": "domains.guessing.guessing"}}, "a module is no function"),
-        (["x::a"], {"domain_loaders": {"x": lambda names: 5}}, "dataset x::a: its loader returned no list"),
+        (
+            ["x::a"],
+            {"domain_loaders": {"x": lambda names: 5}},
+            "dataset x::a: its loader .*must return a list of dicts, got int",
+        ),
         (["reputation_hacking::a"], {}, "has no load_problems or load_datasets; set dataset_loader_params"),
     ],
 )
