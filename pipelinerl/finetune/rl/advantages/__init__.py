@@ -21,9 +21,11 @@ _KEY = "finetune.rl.advantage_estimator"
 
 def declared(name: str) -> AdvantageEstimator:
     """The estimator for what it declares; one of another package is taken to read everything."""
-    if name not in ESTIMATORS:
-        return AdvantageEstimator()
-    found: AdvantageEstimator = resolve_dotted(f"{__name__}.{name}.{name}", _KEY)
+    return _estimator(name) if name in ESTIMATORS else AdvantageEstimator()
+
+
+def _estimator(name: str) -> AdvantageEstimator:
+    found: AdvantageEstimator = resolve_dotted(name if "." in name else f"{__name__}.{name}.{name}", _KEY)
     return found
 
 
@@ -35,8 +37,7 @@ def compute_advantages(table: SampleTable, rl: RLConfig) -> Advantages:
     sample.
     """
     name = rl.estimator
-    estimator: AdvantageEstimator = resolve_dotted(name if "." in name else f"{__name__}.{name}.{name}", _KEY)
-    found = estimator(table, rl)
+    found = _estimator(name)(table, rl)
     if not isinstance(found, Advantages):
         raise ValueError(f"{_KEY}={name} returned a {type(found).__name__}, expected Advantages")
     if found.advantage.shape != (len(table),) or not np.isfinite(found.advantage).all():

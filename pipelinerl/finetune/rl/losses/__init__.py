@@ -7,7 +7,6 @@ what a loss does not read.
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,18 +44,13 @@ class _Function(PolicyLoss):
 
 def policy_loss(name: str) -> PolicyLoss:
     """The loss that `finetune.rl.policy_loss` names; raises ConfigError when there is none."""
-    if name in LOSSES:
-        return declared(name)
     found = resolve_dotted(name if "." in name else f"{__name__}.{name}.{name}", "finetune.rl.policy_loss")
     return found if isinstance(found, PolicyLoss) else _Function(found)
 
 
 def declared(name: str) -> PolicyLoss:
     """The loss for what it declares; one of another package, which may import torch, is taken to read all."""
-    if name not in LOSSES:
-        return PolicyLoss()
-    found: PolicyLoss = getattr(import_module(f"{__name__}.{name}"), name)
-    return found
+    return policy_loss(name) if name in LOSSES else PolicyLoss()
 
 
 def total_loss(inputs: LossInputs, config: RLConfig, coefficients: Coefficients) -> torch.Tensor:
