@@ -125,7 +125,15 @@ def test_each_cell_is_a_plan_that_adds_up_or_a_refusal(model: str, gb: int, coun
 
 
 def test_what_the_first_runs_at_these_sizes_showed() -> None:
-    """8B on four cards of 80 GB needs three sharded ranks; on larger ones engines and trainer keep pace."""
+    """8B on four cards of 80 GB needs three sharded ranks; on larger ones engines and trainer keep pace.
+
+    Three ranks are faster on four H200s as well (`gpu_sizes.json`, `gpu_sizes_two_engines.json`).
+    """
+    work = {"engine": {"max_model_len": 2112}, "max_lag": 384}
+    found = imagined_cards("4xH200-141GB")
+    assert found is not None
+    fast = memory_plan(configured(**work), shape("8B"), [found[1]] * 4, Asked(384))
+    assert fast.trainer is not None and (fast.engines, fast.trainer.ranks) == (1, 3)
     eight = planned("8B", 80, 4)
     assert eight.engine is not None and eight.trainer is not None
     assert (eight.engines, eight.engine.cards, eight.trainer.ranks) == (1, 1, 3)
