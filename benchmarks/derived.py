@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._raro_table import tenths
-from benchmarks._seeds import ratio_of_means, t_interval
+from benchmarks._by_metric import means_of_tenths
+from benchmarks._intervals import ratio_of_means, t_interval
 from pipelinerl.observe.intervals import bootstrap
 
 PRIVACY = Path(__file__).resolve().parents[1] / "domains" / "privacy_hopqa" / "checkpoint"
@@ -142,7 +142,9 @@ def highest_tenths(read: Read) -> Any:
     found: dict[str, Any] = {}
     for file in ("raro", "raro_reference", "gpu_raro"):
         games = [run["game"] for run in read(file)["runs"] if run["arm"] == "raro"]
-        found[file] = {name: [max(tenths([*game[name].values()])) for game in games] for name in games[0]}
+        found[file] = {
+            name: [max(means_of_tenths([*game[name].values()])) for game in games] for name in games[0]
+        }
     return found
 
 
