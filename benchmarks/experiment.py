@@ -93,6 +93,8 @@ class Experiment:
             runs.fresh(out)
 
         def keep(status: int) -> bool:
+            if self.hardware == "gpu":
+                runs.keep(out, path)  # the machine may be given back
             if status == 0:
                 with runs.survived(name):
                     write_json(path, self.row(arm, seed, out) | {"overrides": keys})
