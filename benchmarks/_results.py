@@ -10,7 +10,8 @@ What a path leads to says how it is shown:
 `[name]` is a key of an object, a position in a list, or that key of each item of a list. `[arm=raro,seed=0]`
 is the only item of a list with these values, `[all arm=raro]` a list of such. `.f[NAME]` is the value of the
 figure NAME; `.list` are the values of an object, `.mean`, `.median`, `.min` and `.max` those of a list.
-`.interval` takes mean, lower and upper end from a list, `.ends` from a mean with half a width.
+`.interval` takes mean, lower and upper end from a list, `.ends` from a mean with half a width, `.ratio` from
+a ratio.
 """
 
 import json
@@ -66,6 +67,11 @@ class Found:
     def interval(self) -> "Found":
         """Of a list of mean, lower and upper end."""
         return Found(dict(zip(("mean", "low", "high"), self.value, strict=True)))
+
+    @property
+    def ratio(self) -> "Found":
+        """Of a ratio with its lower and upper end."""
+        return Found({"mean": self.value["ratio"], "low": self.value["low"], "high": self.value["high"]})
 
     @property
     def ends(self) -> "Found":
