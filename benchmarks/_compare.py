@@ -35,14 +35,21 @@ class Comparison(BaseModel):
 
 
 def compared(rows: Rows, asked: Sequence[Comparison], own_problems: bool) -> dict[str, dict[str, Any]]:
-    """What was found, by name; a comparison without a seed that both arms have is left out."""
+    """What was found, by name; a comparison without a seed that both arms have is left out.
+
+    So is one in a metric that never applied, and one that has nothing to divide by.
+    """
     found: dict[str, dict[str, Any]] = {}
     for one in asked:
         by_seed = {row["seed"]: row for row in rows.get(one.arm, [])}
         others = by_seed if one.to == "start" else {row["seed"]: row for row in rows.get(one.to, [])}
         pairs = [(row, others[seed]) for seed, row in by_seed.items() if seed in others]
-        for metric in (one.metrics if pairs else []) or ([""] if pairs and one.by == "speed" else []):
-            name, value = _compare(one, metric, pairs, own_problems)
+        if one.by == "speed" and pairs:
+            ratios = [row["texts_per_s"] / other["texts_per_s"] for row, other in pairs]
+            found[f"{one.arm} / {one.to}"] = {"mean": float(np.mean(ratios)), "by_seed": ratios}
+        for metric in one.metrics:
+            having = [pair for pair in pairs if all(metric in row["values"] for row in pair)]
+            name, value = _compare(one, metric, having, own_problems) if having else ("", None)
             if value is not None:
                 found[name] = value
     return found
@@ -64,9 +71,6 @@ def figures_of(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
 def _compare(
     one: Comparison, metric: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], own: bool
 ) -> tuple[str, dict[str, Any] | None]:
-    if one.by == "speed":
-        ratios = [row["texts_per_s"] / other["texts_per_s"] for row, other in pairs]
-        return f"{one.arm} / {one.to}", {"mean": float(np.mean(ratios)), "by_seed": ratios}
     if one.by == "texts":
         if any(len(row["curve"][metric]) < 3 for pair in pairs for row in pair):
             return "", None  # between start and end alone every value would be reached on a straight line
@@ -80,6 +84,8 @@ def _compare(
             for pair in zip(start, end, strict=True)
             if None not in pair
         ]
+        if not any(start for start, _ in known_both):
+            return "", None
         ratio = ratio_of_means([end for _, end in known_both], [start for start, _ in known_both])
         return f"{metric} left by {one.arm}", dict(zip(("mean", "low", "high"), ratio, strict=True))
     if one.by == "gain":

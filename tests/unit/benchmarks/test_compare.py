@@ -74,6 +74,8 @@ def test_a_difference_has_an_interval_over_problems_and_one_over_seeds() -> None
 def test_what_is_left_of_the_start_is_over_the_problems_of_all_runs() -> None:
     rows = {"a": [row(0, [1.0, 1.0], [1.0, 0.0]), row(1, [1.0, 1.0, None], [0.0, 0.0, 1.0])]}
     assert only(rows, arm="a", by="left")["mean"] == 0.25
+    asked = [Comparison(arm="a", metrics=["x", "never"], by="left")]
+    assert compared({"a": [row(0, [0.0], [0.0])]}, asked, True) == {}  # nothing to take off
     start, end = [1.0] * 30 + [0.0] * 70, [1.0] * 9 + [0.0] * 91
     left = only({"a": [row(0, [*start], [*end])]}, arm="a", by="left")
     # An interval that holds a third does not decide whether a goal of a third is met.
