@@ -29,8 +29,10 @@ def ended(out: Path) -> list[Evaluation]:
 
 
 def texts_per_s(records: Sequence[Mapping[str, Any]]) -> float:
-    """Between the ends of the first and the last optimizer step."""
+    """Between the ends of the first and the last optimizer step; ValueError for fewer than two."""
     steps = [(record["stats/samples"], record["time"]) for record in records if "stats/samples" in record]
+    if len(steps) < 2:
+        raise ValueError(f"{len(steps)} optimizer steps; a rate needs two, see finetune.max_train_steps")
     (first, began), (last, ended_at) = steps[0], steps[-1]
     return float((last - first) / (ended_at - began))
 

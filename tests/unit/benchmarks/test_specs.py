@@ -94,6 +94,12 @@ def test_an_arm_may_count_with_its_best_evaluation(monkeypatch: pytest.MonkeyPat
     assert best["curve"] == last["curve"] and best["texts"] == 256
 
 
+def test_a_run_of_one_step_has_no_rate() -> None:
+    assert _by_metric.texts_per_s(STEPS) == pytest.approx(128 / 120)
+    with pytest.raises(ValueError, match="1 optimizer steps; a rate needs two"):
+        _by_metric.texts_per_s(STEPS[:1])
+
+
 def test_means_of_tenths_have_a_part_for_each_value_of_a_short_run() -> None:
     assert _by_metric.means_of_tenths([n / 20 for n in range(20)])[::9] == pytest.approx([0.025, 0.925])
     assert _by_metric.means_of_tenths([1.0, 2.0]) == [1.0, 2.0] and _by_metric.means_of_tenths([]) == []
