@@ -7,7 +7,6 @@ PYTHON ?= python3.11
 VENV ?= .venv
 ARGS ?=
 OUT ?= results/quickstart
-SMOLLM2 ?= results/smollm2
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1)
@@ -36,6 +35,7 @@ lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) -m benchmarks.documents --check
 
 format: setup
 	$(PY) -m ruff check --fix .
@@ -48,20 +48,23 @@ test: lint
 test-all: lint
 	$(PY) -m pytest -q -n 2 --dist worksteal tests
 
-# Figures of speed, minutes in all. Every script runs, though one may miss a goal (exit status 1).
+# Of every name a command. All of them run, though one may miss a goal (exit status 1).
+define each
+@missed=; for name in $(1); do echo "== $$name"; $(2) || missed="$$missed $$name"; done; \
+if [ -n "$$missed" ]; then echo "a goal was missed or a run failed:$$missed"; exit 1; fi
+endef
+
+# Figures of speed, minutes in all.
 FIGURES := advantages streams packing dialogue recorder actor trainer engine agreement retrieval replicas unit_costs capacity
 bench: setup
-	@missed=; for name in $(FIGURES); do echo "== $$name"; $(PY) -m benchmarks.$$name || missed="$$missed $$name"; done; \
-	if [ -n "$$missed" ]; then echo "a goal was missed or a script failed:$$missed"; exit 1; fi
+	$(call each,$(FIGURES),$(PY) -m benchmarks.$$name)
 
-# Learning, hours on two cores. Each can be stopped and started again.
-EXPERIMENTS := learning arms raro reputation reputation_language
-SPECS := text_domains coding environments_verifiers
-SPECS_OF_SMOLLM2 := environments_textarena pretrained
+# Learning, hours on two cores. Each can be stopped and started again; some begin with the model of `environments`.
+SMOLLM2 := results/smollm2
+SPECS := privacy_learning privacy_arms raro_tiny reputation text_domains coding environments_verifiers \
+	environments_textarena pretrained
 experiments: environments
-	@set -e; for name in $(EXPERIMENTS); do echo "== $$name"; $(PY) -m benchmarks.$$name; done
-	@set -e; for name in $(SPECS); do echo "== $$name"; $(PY) -m benchmarks run $$name; done
-	@set -e; for name in $(SPECS_OF_SMOLLM2); do echo "== $$name"; $(PY) -m benchmarks run $$name --model $(SMOLLM2); done
+	$(call each,$(SPECS),$(PY) -m benchmarks run $$name)
 
 # What setup leaves out: packages of other ecosystems, one of which needs a C compiler, and a language model.
 environments: $(ENVIRONMENTS) $(SMOLLM2)/source.json

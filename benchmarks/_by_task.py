@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._by_metric import ended
+from benchmarks._by_metric import ended, texts_per_s
 from benchmarks._figures import Figure
+from benchmarks._intervals import paired
 from benchmarks._learning_figure import Panel
-from benchmarks._runs import paired_by_problem, texts_per_s
 from benchmarks.gpu import runs
 from pipelinerl.config.files import load
 from pipelinerl.domain import resolve_dotted
@@ -48,7 +48,7 @@ def curve_of(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluatio
     return rows
 
 
-def row_of(seed: int, out: Path) -> dict[str, Any]:
+def row_of(seed: int, out: Path, *_: object) -> dict[str, Any]:
     """What a run reached, and the group of each test problem.
 
     ValueError if it was ended before its second evaluation.
@@ -72,7 +72,7 @@ def row_of(seed: int, out: Path) -> dict[str, Any]:
     }
 
 
-def table_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def table_of(rows: Sequence[Mapping[str, Any]], *_: object) -> dict[str, dict[str, Any]]:
     """Before, after and paired difference with intervals over all questions and those of each family.
 
     Every seed is asked the same questions, since these follow from the names of the data sets.
@@ -82,8 +82,10 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     table = {}
     for name in ("all", *dict.fromkeys(tasks)):
         chosen = [index for index, task in enumerate(tasks) if name in ("all", task)]
-        ends = ([[row[end][index] for index in chosen] for row in rows] for end in ("before", "after"))
-        found = zip(("before", "after", "difference"), paired_by_problem(*ends), strict=True)
+        before, after = (
+            [[row[end][index] for index in chosen] for row in rows] for end in ("before", "after")
+        )
+        found = zip(("before", "after", "difference"), paired(before, after), strict=True)
         table[name] = {when: interval._asdict() for when, interval in found}
     return table
 
@@ -112,4 +114,4 @@ def figures_of(rows: Sequence[Mapping[str, Any]], table: Mapping[str, Any], said
 
 def panel(rows: Sequence[Mapping[str, Any]], metric: str) -> Panel:
     """Success by seed; other metrics are not kept."""
-    return {row["seed"]: [(one["texts"], one[metric]) for one in row["curve"]] for row in rows}
+    return {f"seed {row['seed']}": [[(one["texts"], one[metric]) for one in row["curve"]]] for row in rows}

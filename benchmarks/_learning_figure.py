@@ -1,4 +1,4 @@
-"""The figure of benchmarks that train: a panel per subject, a line per seed, values over texts trained."""
+"""The figure of benchmarks that train: a panel per subject, a line per run, values over texts trained."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from pipelinerl.observe.plots import COLOURS, DASHES, MARKERS
 
 COLUMNS = 3
 """Panels beside each other."""
-Panel = Mapping[int, Sequence[tuple[float, float]]]
-"""By seed: (texts trained, value from 0 to 1) of each evaluation."""
+Panel = Mapping[str, Sequence[Sequence[tuple[float, float]]]]
+"""By label, a seed or an arm, its lines: (texts trained, value from 0 to 1) of each evaluation."""
 
 
 def draw(panels: Mapping[str, Panel], path: Path, said: str = "percent of held-out problems") -> None:
@@ -27,10 +27,12 @@ def draw(panels: Mapping[str, Panel], path: Path, said: str = "percent of held-o
     for unused in table.flat[len(panels) :]:
         unused.remove()
     for axes, (title, lines) in zip(table.flat, panels.items(), strict=False):
-        for number, (seed, points) in enumerate(lines.items()):
+        for number, (label, runs) in enumerate(lines.items()):
             look = {"color": COLOURS[number], "linestyle": DASHES[number], "marker": MARKERS[number]}
-            shown = [(texts / 1000, 100 * value) for texts, value in points]
-            axes.plot(*zip(*shown, strict=True), **look, markersize=4, linewidth=1.4, label=f"seed {seed}")
+            for index, points in enumerate(runs):
+                shown = [(texts / 1000, 100 * value) for texts, value in points]
+                said_once = label if index == 0 else None
+                axes.plot(*zip(*shown, strict=True), **look, markersize=4, linewidth=1.4, label=said_once)
         axes.set(title=title, xlabel="thousand texts trained", ylim=(0, 100))
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks._by_task import group_of, test_problems
 from benchmarks._figures import Figure
-from benchmarks._runs import paired_by_problem
+from benchmarks._intervals import paired
 from domains.reasoning_gym.families import entry
 from pipelinerl.observe.history import read_evaluations
 from pipelinerl.observe.intervals import wilson
@@ -55,7 +55,7 @@ def best_constant(problems: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def beside(rows: Sequence[Mapping[str, Any]], likely: Mapping[str, Any]) -> dict[str, Any]:
     """Of an arm: what the most likely answers and always the same one reach; the runs above the former."""
     reached = likely["success"]
-    *_, above = paired_by_problem([reached] * len(rows), [row["after"] for row in rows])
+    *_, above = paired([reached] * len(rows), [row["after"] for row in rows])
     return {
         "success": wilson(sum(reached), len(reached))._asdict(),
         "difference": above._asdict(),

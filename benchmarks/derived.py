@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._raro_table import tenths
-from benchmarks._seeds import ratio_of_means, t_interval
+from benchmarks._by_metric import means_of_tenths
+from benchmarks._intervals import ratio_of_means, t_interval
 from pipelinerl.observe.intervals import bootstrap
 
 PRIVACY = Path(__file__).resolve().parents[1] / "domains" / "privacy_hopqa" / "checkpoint"
@@ -118,6 +118,25 @@ def smollm2_over_seeds(read: Read) -> Any:
     return found
 
 
+def smollm2_costs(read: Read) -> Any:
+    """What the penalty takes off, as positive numbers: success against situational rewards, and leakage."""
+    gates = read("gpu_privacy_language")["gates"]
+    cost, leak = gates["O5 at most 3 points below situational"], gates["O4 penalty lowers leakage"]
+    return {
+        "pooled": _interval(-cost["value"], -cost["high"], -cost["low"]),
+        "by_seed": [-one for one in cost["by_seed"]],
+        "leak": _interval(-leak["value"], -leak["high"], -leak["low"]),
+    }
+
+
+def pretrained_over_seeds(read: Read) -> Any:
+    """Student's interval over seeds of what SmolLM2 gains on cards."""
+    rows = read("pretrained_gpu")["rows"]
+    mean, half = t_interval([float(np.mean(row["after"]) - np.mean(row["before"])) for row in rows])
+    assert half is not None
+    return _interval(mean, mean - half, mean + half)
+
+
 def start_of_penalty(read: Read, seed: str) -> float:
     """Leakage in the first evaluation of the penalty's run."""
     return float(np.mean(read("gpu_privacy_language_rows")[f"penalty_{seed}"]["evaluations"][0][1]["leak"]))
@@ -142,7 +161,9 @@ def highest_tenths(read: Read) -> Any:
     found: dict[str, Any] = {}
     for file in ("raro", "raro_reference", "gpu_raro"):
         games = [run["game"] for run in read(file)["runs"] if run["arm"] == "raro"]
-        found[file] = {name: [max(tenths([*game[name].values()])) for game in games] for name in games[0]}
+        found[file] = {
+            name: [max(means_of_tenths([*game[name].values()])) for game in games] for name in games[0]
+        }
     return found
 
 
@@ -169,6 +190,8 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         smollm2_ends,
         smollm2_by_seed,
         smollm2_over_seeds,
+        smollm2_costs,
+        pretrained_over_seeds,
         tier,
         highest_tenths,
         optimum,

@@ -1,10 +1,10 @@
 """A learning experiment from its specification: arms, seeds, keys, figures and goals; `benchmarks.__main__`.
 
-Each file of `benchmarks/specs` is one experiment, and this is the only code that runs them. What a run
-reached becomes a row; rows of an arm become a table with 95 % intervals over held-out problems, which all
-seeds share. Two kinds of rows exist: `metrics` keeps several metrics (`_by_metric.py`), `tasks` success by
-group of problems (`_by_task.py`). An experiment with one arm keeps `table` and `rows` flat, with several by
-arm, so that documents and goals find them in the JSON.
+Each file of `benchmarks/specs` is one experiment (`_spec.py` says what stands in it), and this is the only
+code that runs them. What a run reached becomes a row; rows of an arm become a table with 95 % intervals over
+held-out problems, and arms are compared (`_compare.py`). Two kinds of rows exist: `metrics` keeps several
+metrics (`_by_metric.py`), `tasks` success by group of problems (`_by_task.py`). An experiment with one arm
+keeps `table` and `rows` flat, with several by arm, so that documents and goals find them in the JSON.
 """
 
 import argparse
@@ -17,100 +17,18 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from benchmarks import _by_metric, _by_task, _learning_figure, _likeliest
+from benchmarks import _by_metric, _by_task, _compare, _learning_figure, _likeliest
 from benchmarks._figures import RESULTS, ROOT, Figure, report, write_json
+from benchmarks._spec import Spec, SpecError, read
 from benchmarks.gpu import runs
 from benchmarks.gpu.side_by_side import Task, run_all, slots
 
-SPECS = Path(__file__).with_name("specs")
 KINDS: Mapping[str, ModuleType] = {"metrics": _by_metric, "tasks": _by_task}
+MODEL = Path("results/smollm2")
+"""Where a pretrained model is looked for if none is given; `make experiments` puts it there."""
 Row = dict[str, Any]
-
-
-class SpecError(ValueError):
-    """What cannot be run, in one line."""
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Arm(_Part):
-    """One way to train; its name is the domain's."""
-
-    keys: list[str] = []
-    tiny: list[str] = []
-    """Beside them on a CPU, where the experiment is one of cards."""
-    shown: dict[str, str] = {"success": "held-out problems"}
-    """Panels of the figure: metric and title."""
-
-
-class Place(_Part):
-    """What holds on one kind of hardware."""
-
-    result: str
-    """Name of the results' files."""
-    keys: list[str] = []
-    at_once: int = 1
-    """Runs at a time: on each card, or with `every_card` on all cards together."""
-    every_card: bool = False
-    """Each run uses all visible cards."""
-    cores: int | None = None
-    """Of a CPU for each of several runs at a time."""
-    least_s: float = 0.0
-    """With less time left no run is begun."""
-    rehearsal: bool = False
-    """At a tiny size, for other hardware: the results go beside the runs."""
-    goals: dict[str, dict[Literal["at_least", "at_most"], float]] = {}
-    """By name of a figure, in which `*` stands for anything."""
-
-
-class Start(_Part):
-    """A model that is made before the first run, by the bootstrap."""
-
-    domain: str
-    keys: list[str]
-
-
-class Spec(_Part):
-    """One experiment."""
-
-    about: str
-    """What is asked, in a sentence."""
-    rows: Literal["metrics", "tasks"]
-    seeds: list[int]
-    arms: dict[str, Arm]
-    hardware: dict[Literal["cpu", "gpu"], Place]
-    """The first is the default."""
-    keys: list[str] = []
-    """Of every run."""
-    needs_model: bool = False
-    """Whether `--model` has to be given, the folder of a pretrained model; else the domain's own is used."""
-    start: Start | None = None
-    anew: bool = False
-    """A run that was ended begins anew, because its minutes count."""
-    likeliest: bool = False
-    """Asks the start for its most likely answers too."""
-    pythonpath: str | None = None
-    """A folder of the repository where a domain looks for what it is asked for."""
-
-
-def read(name: str) -> Spec:
-    """The specification of this name or path; SpecError if there is none or it says something unknown."""
-    path = Path(name) if name.endswith(".yaml") else SPECS / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(one.stem for one in SPECS.glob("*.yaml")))
-        raise SpecError(f"{name}: no such specification; there are {known}, or give the path of a .yaml")
-    try:
-        return Spec(**yaml.safe_load(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise SpecError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 class Experiment:
@@ -120,23 +38,25 @@ class Experiment:
         self.spec, self.hardware = spec, options.hardware or next(iter(spec.hardware))
         self.overrides: list[str] = options.overrides
         self.seeds: list[int] = options.seeds or spec.seeds
-        self.arms: list[str] = options.arms or list(spec.arms)
+        self.arms: list[str] = options.arms or [name for name, arm in spec.arms.items() if not arm.only_asked]
         if self.hardware not in spec.hardware:
             raise SpecError(f"--hardware {self.hardware}: this experiment is for {', '.join(spec.hardware)}")
         if unknown := [arm for arm in self.arms if arm not in spec.arms]:
             raise SpecError(f"--arms {unknown[0]}: this experiment has {', '.join(spec.arms)}")
-        if spec.needs_model and (said := runs.no_model(options.model)) is not None:
-            raise SpecError(said)
         self.place = spec.hardware[self.hardware]
+        model: Path | None = options.model or (MODEL if self.place.needs_model else None)
+        if self.place.needs_model and (said := runs.no_model(model)) is not None:
+            raise SpecError(said)
         self.kind = KINDS[spec.rows]
         self.at_once: int = options.at_once or self.place.at_once
         self.work: Path = (options.work or Path("results") / self.place.result).absolute()
         self.out: Path = options.out or (
             (self.work if self.place.rehearsal else RESULTS) / f"{self.place.result}.json"
         )
-        self.model: Path | None = options.model and options.model.absolute()
-        if spec.start is not None and self.model is None:
-            self.model = self.work / "start"
+        self.given: Path | None = model and model.absolute()
+        # A start that begins with the given model is made all the same; otherwise the given one replaces it.
+        made = self.place.start is not None and (self.place.needs_model or model is None)
+        self.model: Path | None = self.work / "start" if made else self.given
 
     @property
     def single(self) -> bool:
@@ -145,12 +65,12 @@ class Experiment:
 
     def keys(self, arm: str, seed: int | None = None) -> list[str]:
         """What a run is told beyond its domain's profile."""
-        one = self.spec.arms[arm]
-        given = [f"+domain={arm}", f"hardware={self.hardware}"]
+        given = [f"+domain={self.spec.domain_of(arm)}", f"hardware={self.hardware}"]
         given += [f"model_path={self.model}"] if self.model is not None else []
         given += [f"seed={seed}"] if seed is not None else []
-        tiny = one.tiny if self.hardware == "cpu" else []
-        return [*given, *self.place.keys, *self.spec.keys, *one.keys, *tiny, *self.overrides]
+        tiny = self.spec.arms[arm].tiny if self.hardware == "cpu" else []
+        told = [*self.place.keys, *self.spec.keys, *self.spec.keys_of(arm), *tiny, *self.overrides]
+        return [*given, *(key.replace("{seed}", str(seed)) for key in told)]
 
     def row_file(self, arm: str, seed: int | str) -> Path:
         return self.work / f"{arm}_{seed}.json"
@@ -173,14 +93,22 @@ class Experiment:
             runs.fresh(out)
 
         def keep(status: int) -> bool:
+            if self.hardware == "gpu":
+                runs.keep(out, path)  # the machine may be given back
             if status == 0:
                 with runs.survived(name):
-                    found = _likeliest.row_of(out) if seed == _likeliest.NAME else self.kind.row_of(seed, out)
-                    write_json(path, found | {"overrides": keys})
+                    write_json(path, self.row(arm, seed, out) | {"overrides": keys})
                     self.write()
             return path.is_file()
 
         return Task(name, runs.launcher(out, keys), self.work / f"{name}.log", keep)
+
+    def row(self, arm: str, seed: int | str, out: Path) -> Row:
+        """What a run reached."""
+        if seed == _likeliest.NAME:
+            return _likeliest.row_of(out)
+        found: Row = self.kind.row_of(seed, out, self.spec, self.spec.arms[arm])
+        return found
 
     def rows(self, names: Sequence[int | str]) -> dict[str, list[Row]]:
         """By arm what is finished of these seeds."""
@@ -203,13 +131,18 @@ class Experiment:
         rows = self.rows(self.seeds)
         if not rows:
             return 0
-        tables = {arm: self.kind.table_of(of_arm) for arm, of_arm in rows.items()}
-        figures, beside = self.figures(rows, tables), {}
+        own = self.spec.own_problems
+        tables = {arm: self.kind.table_of(of_arm, own) for arm, of_arm in rows.items()}
+        figures, beside = self.figures(rows, tables), dict[str, Any]()
+        if self.spec.compare:
+            beside = {"compared": _compare.compared(rows, self.spec.compare, own)}
+            goals = self.place.goals
+            figures += [with_goal(one, goals) for one in _compare.figures_of(beside["compared"])]
         if self.spec.likeliest:
             likely = {arm: found[0] for arm, found in self.rows([_likeliest.NAME]).items() if arm in rows}
             greedy = {arm: _likeliest.beside(rows[arm], one) for arm, one in likely.items()}
             figures += [figure for arm, one in greedy.items() for figure in _likeliest.figures_of(arm, one)]
-            beside = {"greedy": greedy, "greedy_rows": likely}
+            beside |= {"greedy": greedy, "greedy_rows": likely}
         settings = {
             "hardware": self.hardware,
             "seeds": {arm: [row["seed"] for row in of_arm] for arm, of_arm in rows.items()},
@@ -224,9 +157,16 @@ class Experiment:
 
     def draw(self, rows: Mapping[str, list[Row]]) -> None:
         panels = {}
+        for metric, title in self.spec.together.items():
+            lines = {arm: self.kind.panel(of_arm, metric).values() for arm, of_arm in rows.items()}
+            panels[title] = {arm: [run for one in of_arm for run in one] for arm, of_arm in lines.items()}
         for arm, of_arm in rows.items():
-            for metric, title in self.spec.arms[arm].shown.items():
-                panels[title if self.single else arm] = self.kind.panel(of_arm, metric)
+            shown = self.spec.arms[arm].shown or (
+                {} if self.spec.together else {"success": "held-out problems"}
+            )
+            for metric, title in shown.items():
+                name = title if self.single else arm if len(shown) == 1 else f"{arm}: {title}"
+                panels[name] = self.kind.panel(of_arm, metric)
         _learning_figure.draw(panels, self.out.with_suffix(".png"))
 
 
@@ -252,11 +192,12 @@ def changed(one: Experiment) -> str | None:
 
 def start_task(one: Experiment) -> list[Task]:
     """The bootstrap of the model that the runs begin with, unless it is there."""
-    start, folder = one.spec.start, one.work / "start"
+    start, folder = one.place.start, one.work / "start"
     made = folder / "recipe.json"
     if start is None or one.model != folder or made.is_file():
         return []
-    keys = [f"+domain={start.domain}", f"hardware={one.hardware}", f"bootstrap.out={folder}", *start.keys]
+    told = [key.replace("{model}", str(one.given)) for key in start.keys]
+    keys = [f"+domain={start.domain}", f"hardware={one.hardware}", f"bootstrap.out={folder}", *told]
     command = [sys.executable, "-m", "pipelinerl.bootstrap", *keys]
     return [Task("start", command, one.work / "start.log", lambda _: made.is_file())]
 

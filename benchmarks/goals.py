@@ -1,8 +1,8 @@
-"""Every goal beside what was measured, in one table: `python -m benchmarks.goals [--write]`.
+"""Every goal beside what was measured: `python -m benchmarks.goals` prints the tables.
 
-Reads the rows of goals.yaml and the results/*.json that the scripts of this folder leave. `--write` keeps the
-table as benchmarks/README.md. A goal that is missed says why; one that nobody has measured says so. The
-status is the number of rows that are missed or open.
+Reads the rows of goals.yaml and the results/*.json that runs and scripts leave. A goal that is missed says
+why; one that nobody has measured says so. The status is the number of rows that are missed or open.
+`benchmarks.documents` writes the same tables into benchmarks/README.md.
 """
 
 import json
@@ -16,11 +16,10 @@ from typing import Any
 
 import yaml
 
-from benchmarks._figures import RESULTS, command_line
-from benchmarks.documents import Results
+from benchmarks._figures import RESULTS
+from benchmarks._results import Results
 
 FOLDER = Path(__file__).parent
-PAGE = FOLDER / "README.md"
 
 
 def share_of_texts(result: Any) -> float:
@@ -88,7 +87,8 @@ class Goal:
     """A row of goals.yaml."""
 
     row: str
-    script: str
+    result: str
+    """The JSON that has it: of the script or specification of that name, or of a finished study."""
     unit: str
     figure: str | None = None
     keys: Sequence[str] = ()
@@ -99,7 +99,7 @@ class Goal:
 
     def value(self, results: Path) -> float | None:
         """What was measured; None if nobody did."""
-        path = results / f"{self.script}.json"
+        path = results / f"{self.result}.json"
         if not path.is_file():
             return None
         result = json.loads(path.read_text())
@@ -128,11 +128,10 @@ class Goal:
         return f"at {word} {number(limit)} {self.unit}".strip()
 
 
-def tables() -> tuple[str, dict[str, list[Goal]]]:
-    """The page's introduction, and all rows by heading."""
+def tables() -> dict[str, list[Goal]]:
+    """All rows, by name of their table."""
     loaded = yaml.safe_load((FOLDER / "goals.yaml").read_text())
-    introduction = loaded.pop("introduction")
-    return introduction, {title: [Goal(**row) for row in rows] for title, rows in loaded.items()}
+    return {name: [Goal(**row) for row in rows] for name, rows in loaded.items()}
 
 
 def number(value: float) -> str:
@@ -140,10 +139,16 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def section(title: str, goals: Sequence[Goal], results: Path) -> tuple[str, int]:
-    """One table with the reasons of its misses, and how many rows are missed or open."""
-    lines = [f"## {title}\n", "| figure | measured | goal | | script |", "| --- | --- | --- | --- | --- |"]
-    reasons, unmet = [], 0
+def unmet(goals: Sequence[Goal], results: Path) -> int:
+    """How many rows are missed or open."""
+    values = [(goal, goal.value(results)) for goal in goals]
+    return sum(value is None or not goal.met(value) for goal, value in values)
+
+
+def section(goals: Sequence[Goal], results: Path) -> str:
+    """One table as Markdown, with the reasons of its misses."""
+    lines = ["| figure | measured | goal | | result |", "| --- | --- | --- | --- | --- |"]
+    reasons = []
     for goal in goals:
         value = goal.value(results)
         found, verdict = "not measured", "open"
@@ -152,25 +157,14 @@ def section(title: str, goals: Sequence[Goal], results: Path) -> tuple[str, int]
             found, verdict = f"{number(value)} {goal.unit}".strip(), "met" if met else "**missed**"
             if not met:
                 reasons.append(f"- *{goal.row}*: {goal.reason(results)}")
-        unmet += verdict != "met"
-        lines.append(f"| {goal.row} | {found} | {goal.wanted} | {verdict} | `{goal.script}` |")
-    return "\n".join([*lines, *(["", *reasons] if reasons else [])]) + "\n", unmet
+        lines.append(f"| {goal.row} | {found} | {goal.wanted} | {verdict} | `{goal.result}` |")
+    return "\n".join([*lines, *(["", *reasons] if reasons else [])]) + "\n"
 
 
-def page(results: Path = RESULTS) -> tuple[str, int]:
-    """The whole page as Markdown, and how many rows are missed or open."""
-    introduction, rows = tables()
-    found = [section(title, goals, results) for title, goals in rows.items()]
-    return "\n".join([introduction, *(text for text, _ in found)]), sum(unmet for _, unmet in found)
-
-
-def main() -> int:
-    text, unmet = page()
-    if command_line(__doc__).write:
-        PAGE.write_text(text)
-    else:
-        print(text)
-    return unmet
+def main(results: Path = RESULTS) -> int:
+    rows = tables()
+    print("\n".join(section(goals, results) for goals in rows.values()))
+    return sum(unmet(goals, results) for goals in rows.values())
 
 
 if __name__ == "__main__":

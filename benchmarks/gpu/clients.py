@@ -5,8 +5,7 @@
 A wave is so many requests at once until the last is answered, the same work as `LLM.generate` of a list. The
 streams ask for one answer after the other, so that an engine stays busy. The processes share no interpreter
 with the publisher whose pauses are measured, as actor and trainer do not. They are told what to do by lines
-of JSON: `{"requests", "output", "seed"}` makes prompts, says READY, begins with the next line and says WAVE
-(`group` requests ask each prompt, at most `in_flight` are under way);
+of JSON: `{"requests", "output", "seed"}` makes prompts, says READY, begins with the next line and says WAVE;
 `{"streams", "output"}` says THROUGH when the first answer of each is there, and RESULT after the next line.
 """
 
@@ -40,25 +39,12 @@ def clients(count: int, url: str, vocab: int, prompt: int) -> Iterator[list[Chil
             child.close()
 
 
-def wave(
-    children: Sequence[Child],
-    requests: int,
-    output: int,
-    *,
-    group: int = 1,
-    in_flight: int | None = None,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """What happened between the first request and the last answer; RuntimeError at a deadline.
-
-    `group` requests of one process ask the same prompt; waves of other seeds have other prompts.
-    """
-    shares = [group * len(part) for part in np.array_split(np.arange(requests // group), len(children))]
+def wave(children: Sequence[Child], requests: int, output: int) -> dict[str, Any]:
+    """What happened between the first request and the last answer; RuntimeError at a deadline."""
+    shares = [len(part) for part in np.array_split(np.arange(requests), len(children))]
     busy = [(child, share) for child, share in zip(children, shares) if share]
-    most = None if in_flight is None else max(1, in_flight // len(busy))
     for number, (child, share) in enumerate(busy):
-        asked = {"requests": share, "output": output, "seed": seed * len(children) + number}
-        child.tell(json.dumps({**asked, "group": group, "in_flight": most}))
+        child.tell(json.dumps({"requests": share, "output": output, "seed": number}))
     for child, _ in busy:
         child.expect("READY", READY_S)
     for child, _ in busy:
@@ -104,23 +90,15 @@ class Client:
         sampling = SamplingParams(max_tokens=output, ignore_eos=True)
         return len((await self._fleet.generate(ids, sampling)).token_ids)
 
-    async def send(
-        self, requests: int, output: int, seed: int, group: int = 1, in_flight: int | None = None
-    ) -> None:
-        """All at once, or `in_flight` at a time in order; answers that failed are in `errors`."""
+    async def send(self, requests: int, output: int, seed: int) -> None:
+        """All at once; answers that failed are in `errors`."""
         generator = np.random.default_rng(seed)
-        prompts = [generator.integers(0, self._vocab, self._prompt) for _ in range(requests // group)]
-        slots = asyncio.Semaphore(in_flight or requests)
-
-        async def answer(ids: np.ndarray) -> int:
-            async with slots:
-                return await self._answer(ids, output)
-
+        prompts = [generator.integers(0, self._vocab, self._prompt) for _ in range(requests)]
         print("READY", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         begun, cpu = time.monotonic(), time.process_time()
         answers = await asyncio.gather(
-            *(answer(ids) for ids in prompts for _ in range(group)), return_exceptions=True
+            *(self._answer(ids, output) for ids in prompts), return_exceptions=True
         )
         errors = [str(one) for one in answers if isinstance(one, BaseException)]
         found = {"tokens": sum(one for one in answers if isinstance(one, int)), "errors": errors}

@@ -115,12 +115,6 @@ def write_partial(out: Path, found: Any) -> None:
     out.with_suffix(".partial").write_text(json.dumps(found, indent=1))
 
 
-def report_of(out: Path) -> dict[str, Any]:
-    """The report of a run; empty if it has written none."""
-    path = out / "report" / "report.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
-
-
 def keep(out: Path, beside: Path) -> None:
     """What is left of a run on a machine that is given back: metrics of its roles, and the end of each log.
 

@@ -25,24 +25,6 @@ class Task:
     keep: Callable[[int], bool]
 
 
-def on_a_card(kv_bytes: int, http_processes: int) -> list[str]:
-    """What a run of a small model is told whose engine and trainer share a card, with neighbours on it.
-
-    The cache has a size of its own, so that a neighbour is not taken for the engine's own memory.
-    """
-    return [
-        "world.share_device=true",
-        "vllm_config.vllm_kwargs.gpu-memory-utilization=0.15",
-        f"+vllm_config.vllm_kwargs.kv-cache-memory-bytes={kv_bytes}",
-        f"vllm_config.api_server_count={http_processes}",
-        "actor.rollout_workers=3",
-    ]
-
-
-UNCOMPILED = ("finetune.seq_length=8192", "finetune.gradient_checkpointing=false", "finetune.compile=false")
-"""Of a run too short for compiling, with a model that needs no memory saved."""
-
-
 CORES = "BENCHMARK_CORES"
 """In the environment of a place: the cores that a task there keeps to."""
 

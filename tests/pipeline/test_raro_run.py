@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import raro
+from benchmarks import experiment
+from benchmarks.__main__ import main
 from domains.raro.metrics import CRITIC_RATES, PREFIX, SOURCES
 from domains.raro.replay import ReplayBuffer, intact
 from pipelinerl.observe.history import read_evaluations, read_metrics
@@ -64,15 +65,22 @@ def test_a_killed_run_goes_on_and_logs_every_metric_of_the_game(start: Start) ->
 
 @pytest.mark.slow
 def test_the_experiment_runs_small_from_one_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "runs"
-    command = ["--small", "--seeds", "0", "--parallel", "3", "--out", str(out)]
-    assert raro.main(command) == 0
-    table = json.loads((out / "table.json").read_text())
-    assert {run["arm"] for run in table["runs"]} == {"sft", "raro", "rlvr"}
-    assert all(run["completions"] > 0 and run["curve"] for run in table["runs"])
-    assert (out / "curves.png").stat().st_size > 5_000
-    assert "more SFT" in capsys.readouterr().out
-    assert raro.main(command) == 0  # finished runs are read again, not run again
-    assert json.loads((out / "table.json").read_text()) == table
+    """Three arms from a specification; what is finished is read again, not run again."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # the command sets it, for its runs alone
+    monkeypatch.setattr(experiment.runs, "leave_in_order", lambda: None)
+    out = tmp_path / "table.json"
+    command = ["run", "raro_tiny", "--seeds", "0", "--work", str(tmp_path / "runs"), "--out", str(out)]
+    command += ["finetune.max_train_steps=3", "eval_every_n_versions=128"]
+    command += ["raro.data.countdown.sizes={train: 100, val: 10, test: 20}"]
+    main(command)  # its status says that three steps reach no goal
+    found = json.loads(out.read_text())
+    assert found["rows"].keys() == {"raro_tiny", "raro_rlvr", "raro_sft"}
+    assert all(row[0]["curve"]["raro/eval_accuracy"] for row in found["rows"].values())
+    assert found["rows"]["raro_tiny"][0]["tenths"]["critic accuracy"]
+    assert "raro/eval_accuracy after, raro_tiny - raro_sft" in found["compared"]
+    assert out.with_suffix(".png").stat().st_size > 5_000
+    capsys.readouterr()
+    main(command)
+    assert "begins" not in capsys.readouterr().out and json.loads(out.read_text())["rows"] == found["rows"]

@@ -1,6 +1,6 @@
 """Trainings over prices, reward designs and features as rows of one table, which an interrupted run resumes.
 
-The command `ablate` runs it; the language model's benchmark adds rows of its own by `values_of`.
+The command `ablate` runs it.
 """
 
 import csv

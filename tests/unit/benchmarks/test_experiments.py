@@ -1,12 +1,11 @@
-"""`make experiments` trains the environments of other ecosystems: its rule, scripts, and what they need."""
+"""`make experiments` trains the environments of other ecosystems: its rule, and what they need."""
 
 import re
-from importlib import import_module
 
 import pytest
 
 from benchmarks import experiment
-from benchmarks._figures import ROOT, command_line
+from benchmarks._figures import ROOT
 from pipelinerl.pretrained import MODELS
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
@@ -28,14 +27,9 @@ def recipe(target: str) -> str:
     return lines
 
 
-def scripts() -> list[str]:
-    """Of `benchmarks`, that the rule runs."""
-    return variable("EXPERIMENTS").split()
-
-
 def specs() -> list[str]:
     """Specifications that the rule runs."""
-    return [*variable("SPECS").split(), *variable("SPECS_OF_SMOLLM2").split()]
+    return variable("SPECS").split()
 
 
 def test_six_environments_of_four_ecosystems_learn_in_make_experiments() -> None:
@@ -45,19 +39,11 @@ def test_six_environments_of_four_ecosystems_learn_in_make_experiments() -> None
     assert sum(map(len, reached.values())) >= 6 and len(reached) == 4
 
 
-@pytest.mark.parametrize("script", scripts())
-def test_every_script_is_there_and_needs_no_arguments(script: str) -> None:
-    module = import_module(f"benchmarks.{script}")
-    command_line(module.__doc__, [])
-    assert callable(module.main)
-
-
 @pytest.mark.parametrize("name", specs())
-def test_what_needs_a_pretrained_model_is_given_one_and_runs_on_a_cpu(name: str) -> None:
-    spec = experiment.read(name)
-    assert next(iter(spec.hardware)) == "cpu"
-    assert spec.needs_model == (name in variable("SPECS_OF_SMOLLM2").split())
-    assert "benchmarks run $$name --model $(SMOLLM2)" in recipe("experiments")
+def test_every_specification_runs_on_a_cpu_without_arguments(name: str) -> None:
+    assert next(iter(experiment.read(name).hardware)) == "cpu"
+    assert str(experiment.MODEL) == variable("SMOLLM2")
+    assert "$(SPECS),$(PY) -m benchmarks run $$name)" in recipe("experiments")
 
 
 def test_the_rule_installs_what_the_environments_need() -> None:

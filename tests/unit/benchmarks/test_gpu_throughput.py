@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks._processes import Child
-from benchmarks.gpu import cards, engine, prefixes, usage
+from benchmarks.gpu import cards, engine, usage
 from benchmarks.gpu.cards import SEVERAL_RANKS, check_cards
 from benchmarks.gpu.clients import merged, wave
 from benchmarks.gpu.engine import parsed
@@ -68,33 +68,12 @@ class Told:
         return json.dumps({"tokens": 1, "begun": 0.0, "ended": 1.0, "cpu_s": 0.5, "errors": []})
 
 
-def test_a_group_stays_with_one_client_and_a_wave_has_prompts_of_its_own() -> None:
-    told: list[Any] = [Told(), Told()]
-    seeds = set()
-    for seed in (0, 1):
-        wave(told, 24, 4, group=8, in_flight=16, seed=seed)
-        asked = [json.loads(one.lines[-2]) for one in told]
-        assert [one["requests"] for one in asked] == [16, 8]
-        assert all(one["group"] == one["in_flight"] == 8 for one in asked)
-        seeds |= {one["seed"] for one in asked}
-    assert len(seeds) == 4
-
-
-def test_the_gain_of_the_prefix_cache_compares_medians_of_the_same_waves() -> None:
-    def waves(*seconds: float, hits: float = 0.0) -> dict[str, Any]:
-        shared = {"tokens": 100, "failed": 0, "errors": [], "queries": 1000.0, "hits": hits}
-        return {"waves": [{**shared, "seconds": one} for one in seconds]}
-
-    found = {"off": waves(9.0, 8.0, 20.0), "on": waves(3.0, 2.0, 9.0, hits=875.0)}
-    figures = {one.name: one for one in prefixes.figures(found, requests=72)}
-    assert figures["cache off"].value == 8.0 and figures["cache on"].value == 24.0
-    assert figures["with the cache / without"].value == 3.0 and figures["with the cache / without"].met
-    assert figures["  cache on, share of prompt tokens found"].value == 0.875
-    options = prefixes.parsed(["--api-servers", "1"])
-    off, on = (prefixes.engine_flags(options, cache) for cache in (False, True))
-    assert {key for key in on if on[key] != off[key]} == {"enable-prefix-caching"}
-    size = 256 * (2048 + 128) * 28 * 8 * 128 * 2 * 2
-    assert size <= on["kv-cache-memory-bytes"] < 1.05 * size
+def test_a_wave_is_shared_out_and_every_client_has_prompts_of_its_own() -> None:
+    told: list[Any] = [Told(), Told(), Told()]
+    wave(told, 5, 4)
+    asked = [json.loads(one.lines[-2]) for one in told]
+    assert [one["requests"] for one in asked] == [2, 2, 1] and {one["output"] for one in asked} == {4}
+    assert len({one["seed"] for one in asked}) == 3
 
 
 def row(requests: int, rate: float) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Benchmarks of several hosts: their arithmetic, and how one asks a shared folder; no Ray, no namespaces."""
 
 import json
-import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import hosts_cost, network_folder
+from benchmarks import network_folder
 from benchmarks.gpu.several_hosts import Found, figures_of
 
 
@@ -45,14 +44,6 @@ def test_arms_are_compared_by_medians_of_all_rounds_and_have_goals_on_cards_only
     assert found["two_nodes / local: samples trained"].met is None
     assert not any("two_hosts" in name for name in found)
     assert all(one.met is None for one in figures_of(Found(rows), gpu=False))
-
-
-def test_a_mean_of_ratios_has_the_interval_of_its_logarithms() -> None:
-    mean, low, high = hosts_cost.mean_of_logs([0.5, 2.0])
-    half = hosts_cost.T_95[2] * math.log(2.0)
-    assert (mean, math.log(low), math.log(high)) == pytest.approx((1.0, -half, half))
-    with pytest.raises(ValueError, match="two pairs"):
-        hosts_cost.mean_of_logs([1.0])
 
 
 def test_one_who_looks_into_a_shared_folder_is_answered(

@@ -5,16 +5,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from benchmarks import __main__ as command
-from benchmarks import _by_metric, _by_task, _likeliest, experiment
+from benchmarks import _by_metric, _by_task, _compare, _likeliest, _reputation, _spec, experiment
 from benchmarks._figures import Figure, at_least
 from benchmarks.gpu import side_by_side
 from benchmarks.gpu.runs import ENDED
 from domains.logic import load_problems
+from domains.raro.data import load_problems as raro_problems
+from domains.reputation_hacking.game.optimum import Yardstick
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import CONSTANTS, play, returns
 from pipelinerl.config.compose import compose
+from pipelinerl.domain import load_domain
 from pipelinerl.observe.history import Evaluation
 
 STEPS = [{"stats/samples": 64 * n, "stats/completed_steps": n, "time": 60.0 * n} for n in (1, 2, 3)]
@@ -24,8 +31,12 @@ EVALUATIONS = [
     Evaluation(192, {"reward": [1.0, 0.5, 1.0], "success": [1.0, 0.0, 1.0], "no_answer": [None] * 3}),
 ]
 PROBLEMS = [{"dataset": "test/a"}, {"dataset": "test/a"}, {"dataset": "test/b", "num_constraints": 2}]
-SPECS = sorted(one.stem for one in experiment.SPECS.glob("*.yaml"))
+SPECS = sorted(one.stem for one in _spec.SPECS.glob("*.yaml"))
 RUNS = [(name, hardware) for name in SPECS for hardware in experiment.read(name).hardware]
+
+
+EVERY_METRIC = {metric for name in SPECS for metric in experiment.read(name).metrics}
+PLAIN = _spec.Spec(about="x", rows="metrics", seeds=[7], arms={"a": _spec.Arm()}, hardware={})
 
 
 def asked(name: str, *words: object) -> experiment.Experiment:
@@ -43,6 +54,14 @@ def a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def a_run_of_any_domain(a_run: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, with the values of `reward` for every metric that some specification asks for."""
+    full = [Evaluation(one.version, dict.fromkeys(EVERY_METRIC, one.values["reward"])) for one in EVALUATIONS]
+    monkeypatch.setattr(_by_metric, "read_evaluations", lambda _: full)
+    monkeypatch.setattr(_by_metric, "resolve_dotted", lambda *_: lambda _: lambda one: one.values["reward"])
+
+
+@pytest.fixture
 def model(tmp_path: Path) -> Path:
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
@@ -51,7 +70,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("a_run")
 def test_a_row_by_metric_has_both_ends_and_the_way_between() -> None:
-    row = _by_metric.row_of(7, Path("textarena_7"))
+    row = _by_metric.row_of(7, Path("textarena_7"), PLAIN, PLAIN.arms["a"])
     assert row["values"].keys() == {"reward", "success"}  # one that never applied is left out
     assert row["values"]["success"] == [[0.0, 0.0, None], [1.0, 0.0, 1.0]]
     assert row["curve"]["reward"] == [[0, 0.25], [130, 0.5], [192, pytest.approx(2.5 / 3)]]
@@ -62,6 +81,28 @@ def test_a_row_by_metric_has_both_ends_and_the_way_between() -> None:
     assert table["reward"]["difference"]["mean"] == pytest.approx(0.5)
     figures = {one.name: one.value for one in _by_metric.figures_of([row], table, "textarena: ")}
     assert figures["textarena: success before"] == 0.0 and figures["textarena: seed 7: training"] == 2.0
+    assert figures["textarena: seed 7: success after"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.usefixtures("a_run")
+def test_an_arm_may_count_with_its_best_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    worse = Evaluation(256, {name: [0.0, 0.0, 0.0] for name in ("reward", "success")})
+    monkeypatch.setattr(_by_metric, "read_evaluations", lambda _: [*EVALUATIONS, worse])
+    last, best = (_by_metric.row_of(7, Path("x"), PLAIN, _spec.Arm(best=best)) for best in (False, True))
+    assert last["values"]["reward"][1] == [0.0, 0.0, 0.0]
+    assert best["values"]["reward"] == [[0.0, 0.5, None], [1.0, 0.5, 1.0]]
+    assert best["curve"] == last["curve"] and best["texts"] == 256
+
+
+def test_a_run_of_one_step_has_no_rate() -> None:
+    assert _by_metric.texts_per_s(STEPS) == pytest.approx(128 / 120)
+    with pytest.raises(ValueError, match="1 optimizer steps; a rate needs two"):
+        _by_metric.texts_per_s(STEPS[:1])
+
+
+def test_means_of_tenths_have_a_part_for_each_value_of_a_short_run() -> None:
+    assert _by_metric.means_of_tenths([n / 20 for n in range(20)])[::9] == pytest.approx([0.025, 0.925])
+    assert _by_metric.means_of_tenths([1.0, 2.0]) == [1.0, 2.0] and _by_metric.means_of_tenths([]) == []
 
 
 @pytest.mark.usefixtures("a_run")
@@ -93,7 +134,7 @@ def test_problems_are_paired_by_group_and_count_once() -> None:
 def test_a_run_without_a_second_evaluation_is_refused(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_by_metric, "read_evaluations", lambda _: EVALUATIONS[:1])
     with pytest.raises(ValueError, match="logic_0: 1 evaluations"):
-        kind.row_of(0, Path("logic_0"))
+        kind.row_of(0, Path("logic_0"), PLAIN, PLAIN.arms["a"])
 
 
 def test_always_the_same_answer_is_the_most_frequent_one_of_each_group() -> None:
@@ -122,11 +163,100 @@ def test_runs_are_compared_with_the_most_likely_answers_by_problem() -> None:
 @pytest.mark.parametrize(("name", "hardware"), RUNS)
 def test_every_run_of_a_specification_composes(name: str, hardware: str, model: Path) -> None:
     one = asked(name, "--hardware", hardware, "--model", model)
-    for arm in one.arms:
+    for arm in one.spec.arms:
         tree = compose(one.keys(arm, 3)).tree
+        problems = load_domain(tree.domain_hooks).validate(tree)
+        assert [said for said in problems if "not installed" not in said] == []
         texts = tree.finetune.gradient_accumulation_passes * tree.finetune.train_batch_size
-        assert tree.seed == 3 and tree.model_path == str(model)
-        assert 0 < tree.eval_every_n_versions <= tree.finetune.max_train_steps * texts
+        every, before_and_after = tree.eval_every_n_versions, 1_000_000
+        assert every == before_and_after or 0 < every <= tree.finetune.max_train_steps * texts
+        start = one.work / "start" if one.place.start and one.place.needs_model else model
+        assert tree.seed == 3 and tree.model_path == str(start)
+        assert "{" not in str(tree.get("privacy_hopqa", {}).get("world", {}).get("seed", 3))
+
+
+def test_arms_of_raro_have_the_methods_values_and_equal_policy_completions() -> None:
+    one = asked("raro")
+    trees = {arm: compose(one.keys(arm, 0)).tree for arm in one.spec.arms}
+    texts = {arm: tree.finetune.gradient_accumulation_passes for arm, tree in trees.items()}
+    rl = {"raro": 2, "half": 2, "no_tie": 2, "no_replay": 1, "raro_rlvr": 0}
+    assert texts == {"raro_sft": 64} | {arm: 64 * (1 + pairs * 16) for arm, pairs in rl.items()}
+    for arm in rl:
+        assert (trees[arm].finetune.attempts, trees[arm].finetune.rl.kl_coef) == (16, 1e-3)
+        assert trees[arm].eval_every_n_versions == 26 * texts[arm] and trees[arm].max_lag == texts[arm]
+    for arm in ("raro", "half", "no_tie", "no_replay"):
+        assert (trees[arm].raro.critic_group_size, trees[arm].raro.tau_crit, trees[arm].raro.tau_pol) == (
+            16,
+            0.55,
+            0.6,
+        )
+        weights = ("1/2", "1/2") if arm == "half" else ("1/9", "8/9")
+        assert tuple(trees[arm].finetune.rl.role_weights[role] for role in ("policy", "critic")) == weights
+    assert trees["no_tie"].raro.allow_tie is False and trees["no_replay"].raro.replay.fraction == 0
+    asked_for = dict(trees["raro"].raro.data.countdown.sizes)
+    data = OmegaConf.to_container(trees["raro"].raro.data)
+    assert {split: len(raro_problems([split], data)) for split in asked_for} == asked_for
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "gpu"])
+def test_arms_of_the_privacy_agent_differ_in_the_reward_alone(hardware: str, model: Path) -> None:
+    one = asked("privacy_arms", "--hardware", hardware, "--model", model)
+    assert one.arms == ["outcome", "situational", "penalty"]  # padded runs where it is named
+    trees = {arm: compose(one.keys(arm, 5)).tree for arm in one.spec.arms}
+    rewards = {
+        arm: (tree.privacy_hopqa.training_reward_mode, tree.privacy_hopqa.privacy_reward_weight)
+        for arm, tree in trees.items()
+    }
+    mode = "hop_step_situational"
+    assert rewards == {
+        "outcome": ("outcome", 0),
+        "situational": (mode, 0),
+        "penalty": (mode, 1),
+        "padded": (mode, 0),
+    }
+    assert {tree.privacy_hopqa.world.seed for tree in trees.values()} == {5}
+    assert {tree.privacy_hopqa.world.test_chains for tree in trees.values()} == {344}
+    assert [arm for arm, tree in trees.items() if tree.finetune.rl.pad_step_rewards_for_advantage] == [
+        "padded"
+    ]
+    assert not trees["outcome"].finetune.rl.step_reward_advantages
+
+
+def test_a_share_of_the_margin_is_that_of_the_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 for the best constant policy, 1 for the optimum, in whatever order the tapes are asked."""
+    problems = [{"seed": seed, "c_signal": 0.7} for seed in (10_003, 10_001, 10_002)]
+    monkeypatch.setattr(_reputation, "test_problems", lambda _: problems)
+    yardstick = Yardstick(Params(c_signal=0.7), {10_001, 10_002, 10_003})
+    best, always = (
+        dict(zip((10_001, 10_002, 10_003), returns(episodes), strict=True))
+        for episodes in (yardstick.optimal, constant(yardstick))
+    )
+    shares = _reputation.share_of_margin(Path("run"))
+
+    def of(earned: dict[int, float]) -> list[float | None]:
+        return shares(Evaluation(0, {"episode_return": [earned[one["seed"]] for one in problems]}))
+
+    assert of(best) == pytest.approx([1.0] * 3) and np.mean(of(always)) == pytest.approx(0.0, abs=1e-9)  # type: ignore[arg-type]
+
+
+def constant(yardstick: Yardstick) -> Any:
+    (policy,) = [one for one in CONSTANTS if one.name == yardstick.constant_name]
+    return play(yardstick.params, yardstick.tapes, policy)
+
+
+def test_a_start_that_begins_with_the_given_model_is_made_and_trained_on(model: Path, tmp_path: Path) -> None:
+    one = asked("reputation", "--hardware", "gpu", "--model", model, "--work", tmp_path / "work")
+    (made,) = experiment.start_task(one)
+    assert (
+        f"bootstrap.start={model}" in made.command and f"bootstrap.out={one.work / 'start'}" in made.command
+    )
+    assert f"model_path={one.work / 'start'}" in one.keys("reputation_hacking", 0)
+    (one.work / "start").mkdir(parents=True)
+    (one.work / "start" / "recipe.json").write_text("{}")
+    assert experiment.start_task(one) == []
+    assert (
+        experiment.start_task(asked("coding", "--model", model)) == []
+    )  # there the model replaces the start
 
 
 def test_runs_that_share_a_card_are_evaluated_four_times_and_know_their_place(model: Path) -> None:
@@ -139,12 +269,13 @@ def test_runs_that_share_a_card_are_evaluated_four_times_and_know_their_place(mo
 
 
 @pytest.mark.parametrize(("name", "hardware"), RUNS)
-@pytest.mark.usefixtures("a_run")
+@pytest.mark.usefixtures("a_run_of_any_domain")
 def test_every_goal_of_a_specification_is_that_of_some_figure(name: str, hardware: str, model: Path) -> None:
     one = asked(name, "--hardware", hardware, "--model", model)
-    rows = {arm: [one.kind.row_of(seed, Path("run")) for seed in one.seeds] for arm in one.arms}
+    rows = {arm: [one.row(arm, seed, Path("run")) for seed in one.seeds] for arm in one.spec.arms}
     tables = {arm: one.kind.table_of(of_arm) for arm, of_arm in rows.items()}
     figures = one.figures(rows, tables)
+    figures += _compare.figures_of(_compare.compared(rows, one.spec.compare, one.spec.own_problems))
     for pattern, goal in one.place.goals.items():
         alone = [experiment.with_goal(figure, {pattern: goal}) for figure in figures]
         assert any(figure.goal is not None for figure in alone), pattern
@@ -163,7 +294,7 @@ def test_a_goal_is_a_least_or_a_most() -> None:
     ("words", "said"),
     [
         (["nothing"], "nothing: no such specification; there are coding"),
-        (["pretrained"], "python -m pipelinerl.pretrained"),
+        (["pretrained", "--model", "nowhere"], "python -m pipelinerl.pretrained"),
         (["text_domains", "--arms", "chess"], "--arms chess: this experiment has counting"),
         (["coding", "--hardware", "gpu"], "--hardware gpu: this experiment is for cpu"),
     ],
@@ -174,6 +305,16 @@ def test_what_cannot_begin_is_said_in_one_line(
     assert command.main(["run", *words]) == 2
     shown = capsys.readouterr().err
     assert said in shown and shown.count("\n") == 1
+
+
+def test_a_specification_that_compares_with_no_arm_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_text(
+        "about: x\nrows: metrics\nseeds: [0]\narms: {a: {}}\ncompare: [{arm: a, to: b}]\n"
+        "hardware: {cpu: {result: x}}\n"
+    )
+    with pytest.raises(experiment.SpecError, match=r"one\.yaml: spec: .*b is no arm; there are a"):
+        experiment.read(str(path))
 
 
 def test_a_specification_with_an_unknown_word_is_refused(tmp_path: Path) -> None:

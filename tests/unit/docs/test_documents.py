@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import documents
-from benchmarks.documents import DocumentError, Results, filled, shown, stale
+from benchmarks._results import Results, shown
+from benchmarks.documents import DocumentError, filled, stale
 
 DOMAINS = sorted(documents.ROOT.glob("domains/*/README.md"))
 

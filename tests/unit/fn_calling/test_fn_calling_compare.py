@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import bfcl
 from domains.fn_calling.calls import LONGEST, Call, Unreadable, read_calls
 from domains.fn_calling.compare import is_call, matched, same_text
 from domains.fn_calling.domain import answer_of, mistaken
 from domains.fn_calling.problems import CATEGORIES, make
 from domains.fn_calling.verifier_api import verify_fn_calling_answer
+from tests.support import bfcl
 
 DATA = os.environ.get("BFCL_DATA")
 """The wheel `bfcl-eval` or its folder of data; null: the installed package."""

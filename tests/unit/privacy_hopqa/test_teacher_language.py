@@ -1,12 +1,12 @@
 """Scripted play in the complete prompts, and what adversary and judge should say about its queries."""
 
 import random
+from dataclasses import dataclass, field
 from functools import cache
 
 import pytest
 
-from benchmarks.privacy_prompts import Heard
-from domains.privacy_hopqa.agent.interfaces import ChooseContext, Stage
+from domains.privacy_hopqa.agent.interfaces import ChooseContext, Completion, Stage, StageRequest
 from domains.privacy_hopqa.agent.stages import parse_read, read_reply
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.leakage.report import Secrets, rule_based
@@ -25,6 +25,18 @@ from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 PRETRAINED = ["+domain=privacy_hopqa", "hardware=gpu", "+preset=privacy_hopqa_pretrained"]
 CHARS_PER_TOKEN = 2.5
 """Fewer than SmolLM2's tokenizer has of these prompts (2.6 and more), so that a bound in characters holds."""
+
+
+@dataclass
+class Heard(ScriptedModel):
+    """The scripted model, with every call beside its answer."""
+
+    calls: list[tuple[StageRequest, str]] = field(default_factory=list)
+
+    async def complete(self, request: StageRequest) -> Completion:
+        answer = await super().complete(request)
+        self.calls.append((request, answer.text))
+        return answer
 
 
 @cache

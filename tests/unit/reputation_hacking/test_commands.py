@@ -12,12 +12,11 @@ import pytest
 from stable_baselines3 import PPO
 
 import domains.reputation_hacking
-from benchmarks.reputation_language import add_to_table
 from domains.reputation_hacking import ablate, eval, optimum, train
 from domains.reputation_hacking.game import figures, policies
 from domains.reputation_hacking.game import optimum as ruler
 from domains.reputation_hacking.game.tracing import Tracer
-from domains.reputation_hacking.ppo import ablation, paired, plots
+from domains.reputation_hacking.ppo import paired, plots
 from domains.reputation_hacking.ppo.tables import COLUMNS, read_table
 
 FILES = {
@@ -383,18 +382,3 @@ def test_ablations_run_resume_and_draw(
     assert "scaled" in capsys.readouterr().out
     assert ablate.main(grid(tmp_path, "--mitigations", "luck")) == 2
     assert "mitigation 'luck'" in one_line(capsys)
-
-
-def test_a_language_model_joins_the_table_of_an_ablation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ablate.main(grid(tmp_path, "--no-ppo")) == 0
-    rows = [
-        {"policy": policy, **dict.fromkeys(ablation.VALUES, 1.0)} for policy in ("deterministic", "sampled")
-    ]
-    add_to_table(tmp_path / "ablation.csv", 0.7, {"3": rows})
-    capsys.readouterr()
-    assert ablate.main(grid(tmp_path, "--no-ppo")) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("none")]
-    assert line.split()[:4] == ["none", "0.7", "language", "3"]
-    assert len((tmp_path / "ablation.csv").read_text().splitlines()) == 1 + 2

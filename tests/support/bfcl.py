@@ -1,25 +1,13 @@
-"""Does the comparison of `fn_calling` agree with BFCL's reference answers, over its whole data?
-
-    python -m benchmarks.bfcl [--data FILE] [--out FILE]
-
-`--data` is the wheel `bfcl-eval` or its folder of data; the installed package without it. Every reference
-answer is written as JSON tool calls and as Python calls, which must be right; then changed in each of several
-ways, which must be wrong. Where the package's own checker can be imported from a wheel (nothing else of it is
-needed), both judge the same calls. The table goes to `--out` (`results/bfcl.json` beside this file).
-"""
+"""BFCL's reference answers as calls, right and changed, for the test of `fn_calling`'s comparison."""
 
 import copy
-import importlib
 import json
-import sys
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
-from benchmarks._figures import RESULTS, at_least, command_line, report, write_json
 from domains.fn_calling.dataset import BFCL, load_problems
 from domains.fn_calling.verifier_api import verify_fn_calling_answer
 
@@ -177,86 +165,3 @@ def judged(problems: Sequence[Problem]) -> dict[str, dict[str, int]]:
             row["changed"] += 1
             row["changed wrong"] += not is_right(as_json(wrong), problem)
     return {category: dict(row) for category, row in table.items()}
-
-
-def package_checker(data: Path) -> Callable[[Problem, Calls], bool]:
-    """The package's own verdict, from a wheel; its table of models would import every provider."""
-    sys.path.insert(0, str(data))
-    models = types.ModuleType("bfcl_eval.constants.model_config")
-    known = {"any": types.SimpleNamespace(underscore_to_dot=False)}
-    models.MODEL_CONFIG_MAPPING = known  # type: ignore[attr-defined]
-    sys.modules[models.__name__] = models
-    checker = importlib.import_module("bfcl_eval.eval_checker.ast_eval.ast_checker")
-    language = importlib.import_module("bfcl_eval.constants.enums").Language.PYTHON
-
-    def verdict(problem: Problem, calls: Calls) -> bool:
-        context = problem["reward_context"]
-        output = [{call["name"]: call["arguments"]} for call in calls]
-        arguments = (
-            context["function"],
-            output,
-            context["ground_truth"],
-            language,
-            context["category"],
-            "any",
-        )
-        return bool(checker.ast_checker(*arguments)["valid"])
-
-    return verdict
-
-
-def agreement(problems: Sequence[Problem], data: Path) -> dict[str, Any]:
-    """How often both say the same of references and changed ones of Python's categories, and where not."""
-    verdict, counts, where = package_checker(data), Counter[str](), list[str]()
-    for problem in problems:
-        if "java" in problem["reward_context"]["category"]:
-            continue  # the package wants their values as texts in the syntax of the language
-        for name, calls in [("reference", reference(problem)), *changed(problem)]:
-            mine = is_right(as_json(calls), problem)
-            try:
-                theirs: bool | None = verdict(problem, calls)
-            except (TypeError, AttributeError, KeyError, IndexError):
-                theirs = None  # it takes types for granted that these calls do not have
-            counts["compared"] += theirs is not None
-            counts["same"] += mine is theirs
-            counts["no verdict of the package"] += theirs is None
-            if theirs is not None and mine is not theirs:
-                where.append(f"{problem['id']} {name}: here {mine}")
-    return {**counts, "differences": where}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    options = command_line(__doc__, argv)
-    try:
-        problems = problems_of(options.data)
-    except ValueError as error:
-        print(f"bfcl: {error}", file=sys.stderr)
-        return 2
-    table = judged(problems)
-    total = Counter[str]()
-    for row in table.values():
-        total.update(row)
-    whole = total["problems"] - total["defects"]
-    figures = [
-        at_least("references as JSON: right", total["json right"] / whole, "", 1.0),
-        at_least(
-            "references as Python: right",
-            total["python right"] / (total["python"] - total["defects"]),
-            "",
-            1.0,
-        ),
-        at_least("changed references: wrong", total["changed wrong"] / total["changed"], "", 1.0),
-    ]
-    same: dict[str, Any] = {}
-    if options.data is not None and options.data.suffix == ".whl":
-        same = agreement(problems, options.data)
-        figures.append(at_least("same verdict as the package", same["same"] / same["compared"], "", 0.99))
-    out = options.out or RESULTS / "bfcl.json"
-    missed = report("bfcl", figures, {"defects": DEFECTS}, out)
-    kept = json.loads(out.read_text())
-    write_json(out, {**kept, "table": table, "total": dict(total), "package": same})
-    return 1 if missed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
