@@ -4,6 +4,7 @@ schema < base < hardware < domain < domain on this hardware < chosen files (`+pr
 keys of the command line
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from pipelinerl.config.legacy import not_yaml, settle, whole_tree
 from pipelinerl.config.tree import Config
 
 BASE = "base"
+_GLOBAL = re.compile(r"^#\s*@package\s+_global_", re.MULTILINE)
+"""How a file of a group says that its keys stand at the top level."""
 ON_HARDWARE = "domain_hardware"
 """Group of what a domain has for one kind of hardware; chosen by both, never by the user."""
 
@@ -175,7 +178,15 @@ def _parse(texts: Sequence[str]) -> list[Override]:
 def _names(config_name: str, overrides: Sequence[Override], roots: Sequence[Path]) -> tuple[str, str | None]:
     """The primary configuration and the domain, which `--config-name` may name instead of `+domain`."""
     domain = _domain_of(overrides, roots)
-    if config_name == BASE or _config_file(roots, "", config_name):
+    primary = _config_file(roots, "", config_name)
+    if config_name == BASE or primary:
+        if primary and "/" in config_name and not _GLOBAL.search(primary.read_text(errors="replace")):
+            folder, _, name = config_name.rpartition("/")
+            raise ConfigError(
+                f"--config-name={config_name}: hydra looks for the defaults of a file in {folder}/ there and "
+                f"puts its keys below {folder.replace('/', '.')}; copy {primary} to {roots[0] / name}.yaml, "
+                f"beside the folders of its defaults, and give --config-name={name}"
+            )
         return config_name, domain
     if not _config_file(roots, "domain", config_name):
         names = _options(roots, "") + _options(roots, "domain")
