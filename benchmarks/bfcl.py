@@ -3,9 +3,10 @@
     python -m benchmarks.bfcl [--data FILE] [--out FILE]
 
 `--data` is the wheel `bfcl-eval` or its folder of data; the installed package without it. Every reference
-answer is written as JSON tool calls and as Python calls, which must be right; then changed in each of several
-ways, which must be wrong. Where the package's own checker can be imported from a wheel (nothing else of it is
-needed), both judge the same calls. The table goes to `--out` (`results/bfcl.json` beside this file).
+answer is written as JSON tool calls, as Python calls and in Qwen3-Coder's tags, which must be right; then
+changed in each of several ways, which must be wrong. Where the package's own checker can be imported from a
+wheel (nothing else of it is needed), both judge the same calls. The table goes to `--out`
+(`results/bfcl.json` beside this file).
 """
 
 import copy
@@ -77,6 +78,29 @@ def as_python(calls: Calls) -> str | None:
         for call in calls
     ]
     return f"[{', '.join(said)}]" if calls else "None of them."
+
+
+def as_tags(calls: Calls, problem: Problem) -> str | None:
+    """As Qwen3-Coder's template writes calls: a text as it is, anything else as JSON.
+
+    None where an argument is no text although its schema says so: tags cannot tell `2` from `"2"`.
+    """
+    said = ""
+    for call in calls:
+        (schema,) = [one for one in problem["reward_context"]["function"] if one["name"] == call["name"]]
+        properties = schema["parameters"]["properties"]
+        if any(
+            properties.get(key, {}).get("type") == "string" and not isinstance(value, str)
+            for key, value in call["arguments"].items()
+        ):
+            return None
+        values = {
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in call["arguments"].items()
+        }
+        inside = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        said += f"<tool_call>\n<function={call['name']}>\n{inside}</function>\n</tool_call>\n"
+    return said or "None of them."
 
 
 def renamed(calls: Calls, problem: Problem) -> Calls | None:
@@ -162,7 +186,7 @@ def is_right(text: str, problem: Problem) -> bool:
 
 
 def judged(problems: Sequence[Problem]) -> dict[str, dict[str, int]]:
-    """By category: problems, right references in both forms, changed ones and how many of them are wrong."""
+    """By category: problems, right references in each form, changed ones and how many of them are wrong."""
     table: dict[str, Counter[str]] = {}
     for problem in problems:
         row = table.setdefault(problem["reward_context"]["category"], Counter())
@@ -171,6 +195,9 @@ def judged(problems: Sequence[Problem]) -> dict[str, dict[str, int]]:
         row["defects"] += problem["id"].partition("-")[2] in DEFECTS
         row["json right"] += is_right(as_json(calls), problem)
         python = as_python(calls)
+        tags = as_tags(calls, problem)
+        row["tags"] += tags is not None
+        row["tags right"] += tags is not None and is_right(tags, problem)
         row["python"] += python is not None
         row["python right"] += python is not None and is_right(python, problem)
         for _, wrong in changed(problem):
@@ -244,6 +271,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             total["python right"] / (total["python"] - total["defects"]),
             "",
             1.0,
+        ),
+        at_least(
+            "references in tags: right", total["tags right"] / (total["tags"] - total["defects"]), "", 1.0
         ),
         at_least("changed references: wrong", total["changed wrong"] / total["changed"], "", 1.0),
     ]

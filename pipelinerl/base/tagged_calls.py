@@ -99,7 +99,8 @@ def _set(call: tuple[str, dict[str, Any]], parameter: str, written: str, schemas
 def typed(text: str, schema: Any) -> Any:
     """The value that a text stands for; the text itself where no type of the schema fits, or without any."""
     named = _types(schema, 0)
-    if named - {"string"} and ("null" in named or "string" not in named) and text.lower() in ("null", "none"):
+    nothing = "null" in named or ("string" not in named and not named.isdisjoint(_READERS))
+    if nothing and text.lower() in ("null", "none"):
         return None
     for name, read in _READERS.items():
         if name in named:

@@ -292,4 +292,5 @@ def test_every_reference_answer_of_bfcl_is_right_and_every_changed_one_wrong(
     for category, row in table.items():
         assert row["json right"] == row["problems"] - row["defects"], category
         assert row["python right"] == row["python"] - row["defects"], category
+        assert row["tags right"] == row["tags"] - row["defects"] >= 0.99 * row["problems"] - 4, category
         assert row["changed wrong"] == row["changed"] > 5 * row["problems"], category
