@@ -4,6 +4,7 @@ Only hydra's public interface is used. It wants one folder for the primary file 
 a plug-in puts the user's folders before.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,11 +26,26 @@ from yaml import YAMLError
 from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.config.legacy import not_yaml
 
+_GLOBAL = re.compile(r"^#\s*@package\s+_global_", re.MULTILINE)
+"""How a file of a group says that its keys stand at the top level."""
+
 
 def files(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
     """One tree from files and their lists of defaults."""
     with _hydra(roots):
         return hydra_compose(config_name, overrides=overrides)
+
+
+def in_subfolder(config_name: str, primary: Path, root: Path) -> str | None:
+    """Why a primary file of a folder below `root` would compose into something else, or None."""
+    folder, _, name = config_name.rpartition("/")
+    if not folder or _GLOBAL.search(primary.read_text(errors="replace")):
+        return None
+    return (
+        f"--config-name={config_name}: hydra looks for the defaults of a file in {folder}/ there and puts "
+        f"its keys below {folder.replace('/', '.')}; copy {primary} to {root / name}.yaml, beside the "
+        f"folders of its defaults, and give --config-name={name}"
+    )
 
 
 def file_order(roots: Sequence[Path], config_name: str, overrides: list[str]) -> list[ResultDefault]:
