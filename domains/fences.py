@@ -2,12 +2,13 @@
 
 Read line by line in linear time, as Markdown is: a fence may be indented or follow the mark of a list item or
 a quote, and its block ends at a fence that is at least as long and indented by at most three columns more, so
-that one in a docstring ends nothing.
+that one in a docstring ends nothing. Every line end of Unicode is one beside a fence. Within a block those
+that Python does not know, such as U+2028, are text that a string may hold, unless the opening line ends so.
 """
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _FENCE = re.compile(r"`{3,}|~{3,}")
@@ -16,6 +17,9 @@ _QUOTED = re.compile(r"\A\s*(?:> ?)+")
 _PYTHON = re.compile(r"\{?\.?(?:i?python|py)[\d.]*\b(?![-+#])|[\w./-]+\.py\b", re.IGNORECASE)
 _LANGUAGE = re.compile(r"[\w{}.+#-]+")
 _PROMPT = ">>>"
+_LINE_END = re.compile(r"\r\n|[\n\r\v\f\x85\u2028\u2029]")
+_PYTHONS = ("\n", "\r\n", "\r")
+"""The ends of lines that Python knows."""
 _LONGEST = 100_000
 """Characters of a block whose syntax is looked at."""
 
@@ -41,6 +45,15 @@ class _Open:
     indent: int
     quoted: bool
     lines: list[str]
+    ends: str = "\n"
+    """What ends the line of its fence, and so further lines."""
+
+    def add(self, line: str, before: str) -> None:
+        """A line of the block, or what goes on behind a character `before` that ends none in it."""
+        if not self.lines or before in (*_PYTHONS, self.ends):
+            self.lines.append(line)
+        else:
+            self.lines[-1] += before + line
 
     def ended_by(self, line: str) -> bool:
         """Whether a line is nothing but a fence that is long enough, and no deeper in the text."""
@@ -74,17 +87,17 @@ def fenced(text: str) -> list[Block]:
     """All blocks that end, in their order; blocks without text are left out."""
     found: list[Block | None] = []
     open_: _Open | None = None
-    at = 0
-    for line in text.split("\n"):
-        start, at = at, at + len(line) + 1
-        line = line.removesuffix("\r")
+    at, ended = 0, "\n"
+    for line, ends in _lines(text):
+        start, at = at, at + len(line) + len(ends)
+        before, ended = ended, ends
         if open_ is not None and open_.quoted:
             line = _QUOTED.sub("", line, count=1)
         if open_ is not None and open_.ended_by(line):
-            found.append(open_.block(min(at, len(text))))
+            found.append(open_.block(at))
             open_ = None
             continue
-        opened = _opened(line)
+        opened = _opened(line, ends)
         if open_ is None:
             open_ = opened
         elif opened is not None and opened.fence == open_.fence and open_.names(opened, line):
@@ -92,13 +105,22 @@ def fenced(text: str) -> list[Block]:
             found.append(open_.cut_short(start))
             open_ = opened
         else:
-            open_.lines.append(line)
+            open_.add(line, before)
     if open_ is not None:
         found.append(open_.cut_short(len(text)))
     return [block for block in found if block is not None and block.text.strip()]
 
 
-def _opened(line: str) -> _Open | None:
+def _lines(text: str) -> Iterator[tuple[str, str]]:
+    """Each line and what ends it, "" for the last."""
+    at = 0
+    for end in _LINE_END.finditer(text):
+        yield text[at : end.start()], end[0]
+        at = end.end()
+    yield text[at:], ""
+
+
+def _opened(line: str, ends: str) -> _Open | None:
     """The block that a line begins; its lines may be indented as far as a fence behind a list's mark is."""
     fence = _FENCE.search(line)
     if fence is None or (before := line[: fence.start()]).count("`") % 2 or "`" in line[fence.end() :]:
@@ -107,7 +129,7 @@ def _opened(line: str) -> _Open | None:
     if not alone and fence[0][0] == "~":
         return None
     width = len(before.expandtabs(4)) if alone else 0
-    return _Open(fence[0], line[fence.end() :].strip(), width, alone and ">" in before, [])
+    return _Open(fence[0], line[fence.end() :].strip(), width, alone and ">" in before, [], ends)
 
 
 def _columns(line: str) -> int:

@@ -8,6 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from pipelinerl.base.errors import printable
 from pipelinerl.engines.wire import SHARED_MEMORY, remove_abandoned
 
 
@@ -18,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     dry_run = parser.parse_args(argv).dry_run
     found = remove_abandoned(dry_run)
     for folder, size in found.items():
-        print(f"{'would remove' if dry_run else 'removed'} {folder} ({size / 1e6:.1f} MB)")
+        print(printable(f"{'would remove' if dry_run else 'removed'} {folder} ({size / 1e6:.1f} MB)"))
     if not found:
         print(f"{SHARED_MEMORY} holds nothing of a run that is gone")
     return 0

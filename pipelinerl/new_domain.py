@@ -13,7 +13,7 @@ from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.errors import ConfigError, printable
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs
 
 NAME = "DOMAIN_NAME"
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         written = write_domain(args.name, folder)
     except (ConfigError, OSError) as error:
-        print(f"new_domain: {error}", file=sys.stderr)
+        print(printable(f"new_domain: {error}"), file=sys.stderr)
         return 2
     for path in written:
         print(path)

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipelinerl.base.digests import damaged_file, digests
-from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.errors import ConfigError, printable
 
 SOURCE = "source.json"
 
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         parameters = make(model, args.out)
     except (ConfigError, OSError) as error:
-        print(f"pretrained: {error}", file=sys.stderr)
+        print(printable(f"pretrained: {error}"), file=sys.stderr)
         return 2
     print(
         f"{args.model}: {parameters / 1e6:.1f} million parameters in {args.out}, bfloat16 made from "

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipelinerl.base.errors import first_line
+from pipelinerl.base.errors import first_line, printable
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path, read_shown
@@ -50,7 +50,7 @@ def _rollout_page(output_dir: Path, domain: Domain, observe: ObserveConfig) -> P
     except FileNotFoundError:
         return None
     except (DamagedLine, StreamError, ValueError, KeyError, OSError) as error:
-        print(f"report: no page of rollouts: {first_line(error)}", file=sys.stderr)
+        print(printable(f"report: no page of rollouts: {first_line(error)}"), file=sys.stderr)
         return None
 
 
@@ -68,12 +68,12 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     if not _holds_a_run(args.output_dir):
         begun = ": nothing is recorded yet" if config_path(args.output_dir).is_file() else ""
-        print(f"report: there is no run in {args.output_dir}{begun}", file=sys.stderr)
+        print(printable(f"report: there is no run in {args.output_dir}{begun}"), file=sys.stderr)
         return 1
     try:
         report_run(args.output_dir)
     except (ConfigError, DamagedLine, StreamError) as error:
-        print(f"report: {error}", file=sys.stderr)
+        print(printable(f"report: {error}"), file=sys.stderr)
         return 1
     return 0
 

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from pipelinerl.base.errors import printable
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.config import ConfigError
 from pipelinerl.extras.viewer.write import LIMIT, export, write_page
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             print(write_page(args.output_dir, compare=args.compare, limit=args.limit))
     except (ConfigError, DamagedLine, StreamError, ValueError, OSError) as error:
-        print(f"view: {error}", file=sys.stderr)
+        print(printable(f"view: {error}"), file=sys.stderr)
         return 1
     return 0
 

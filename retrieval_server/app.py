@@ -130,12 +130,16 @@ class RetrievalService:
         return await self._answer(store.search_web, search.query, search.k, *chars)
 
     async def known(self, request: web.Request) -> web.Response:
-        """`POST /known`: which of the named tasks and pages are not served, asked before a run starts."""
+        """`POST /known`: which named tasks, pages and texts are not served, asked before a run starts."""
         store = self._loaded_store()
-        tasks, pages = parse_known(parse_object(await read_body(request, MAX_BODY_BYTES)))
+        tasks, pages, texts = parse_known(parse_object(await read_body(request, MAX_BODY_BYTES)))
 
         def missing() -> dict[str, list[str]]:
-            return {"missing_tasks": store.missing_tasks(tasks), "missing_pages": store.missing_pages(pages)}
+            return {
+                "missing_tasks": store.missing_tasks(tasks),
+                "missing_pages": store.missing_pages(pages),
+                "other_texts": store.other_texts(texts),
+            }
 
         async with self.queue.slot():
             body = await asyncio.get_running_loop().run_in_executor(self._threads, missing)

@@ -3,6 +3,7 @@
 Answer files of a task are never read, and links that leave a task's folder are never followed.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -62,6 +63,11 @@ class WebDocument:
     docid: str
     url: str
     text: str
+
+
+def text_digest(text: str) -> str:
+    """SHA-256 of a text, by which it can be compared without being sent."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def find_tasks(root: Path) -> dict[str, Path]:

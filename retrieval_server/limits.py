@@ -83,15 +83,18 @@ def parse_web_search(fields: dict[str, Any]) -> WebSearch:
     return WebSearch(_query(fields), _k(fields), max_chars, _chars(fields, "max_answer_chars"))
 
 
-def parse_known(fields: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Task ids and page ids whose presence is asked for. Raises `RequestError` 400."""
+def parse_known(fields: dict[str, Any]) -> tuple[list[str], list[str], dict[str, str]]:
+    """Ids of tasks and of pages, and digests of texts by id, asked for. Raises `RequestError` 400."""
     found = []
     for name in ("tasks", "pages"):
         ids = fields.get(name, [])
         if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
             raise wrong_type(name, ids, "a list of strings")
         found.append(ids)
-    return found[0], found[1]
+    digests = fields.get("texts", {})
+    if not isinstance(digests, dict) or not all(isinstance(one, str) for one in digests.values()):
+        raise wrong_type("texts", digests, "an object of strings")
+    return found[0], found[1], digests
 
 
 def _query(fields: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from retrieval_server.bm25 import index_of
 from retrieval_server.bounds import DEFAULT, Bounds
-from retrieval_server.corpus import LocalDocument, WebDocument, find_tasks, read_task
+from retrieval_server.corpus import LocalDocument, WebDocument, find_tasks, read_task, text_digest
 from retrieval_server.identity import aliases, shared_aliases
 from retrieval_server.webcorpus import WebCorpus
 
@@ -128,6 +128,20 @@ class Store:
         """Those of the ids, with or without `web/`, that no page of the web corpus has."""
         bare = {docid.removeprefix("web/"): docid for docid in docids}
         return [bare[docid] for docid in self._web.missing(bare)]
+
+    def other_texts(self, digests: Mapping[str, str]) -> list[str]:
+        """Those ids, `local/...` or `web/...`, that have no text, or one of another `text_digest`."""
+        pages = {id_.removeprefix("web/"): id_ for id_ in digests if id_.startswith("web/")}
+        served = {pages[docid]: page.text for docid, page in self._web.named(pages) if page is not None}
+        for task_id in {
+            id_.split("/")[1] for id_ in digests if id_.startswith("local/")
+        } & self._tasks.keys():
+            served |= {
+                one.doc_id: one.text for one in self._tasks[task_id].documents if one.doc_id in digests
+            }
+        return [
+            id_ for id_, digest in digests.items() if id_ not in served or text_digest(served[id_]) != digest
+        ]
 
     def search_web(
         self,

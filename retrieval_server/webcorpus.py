@@ -1,7 +1,7 @@
 """A searchable public corpus: a ranker over positions and the documents at these positions."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -30,16 +30,20 @@ class WebCorpus:
     skipped_empty: int = 0
 
     def missing(self, docids: Iterable[str]) -> list[str]:
-        """Those of the ids, without `web/`, that no indexed document has. Reads log N documents for each."""
+        """Those of the ids, without `web/`, that no indexed document has."""
+        return [docid for docid, document in self.named(docids) if document is None]
+
+    def named(self, docids: Iterable[str]) -> Iterator[tuple[str, WebDocument | None]]:
+        """Each of the ids, without `web/`, and its indexed document. Reads log N documents for each."""
         in_order = np.argsort(self.ranker.ranks)
 
         def docid_at(position: int) -> str:
             return self.documents[position].docid
 
-        found = ((docid, bisect_left(in_order, docid, key=docid_at)) for docid in docids)
-        return [
-            docid for docid, place in found if place == len(in_order) or docid_at(in_order[place]) != docid
-        ]
+        for docid in docids:
+            place = bisect_left(in_order, docid, key=docid_at)
+            there = place < len(in_order) and docid_at(in_order[place]) == docid
+            yield docid, self.documents[in_order[place]] if there else None
 
     @classmethod
     def of_documents(cls, documents: Sequence[WebDocument]) -> "WebCorpus":

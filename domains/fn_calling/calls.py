@@ -1,4 +1,4 @@
-"""The calls in a completion: JSON tool calls, or Python's call syntax; nothing in it is ever run."""
+"""The calls in a completion: JSON, Qwen3-Coder's tags, or Python's call syntax; nothing in it is ever run."""
 
 import ast
 import json
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipelinerl.base.tagged_calls import BEGIN, NotTagged, Schemas, read_tagged, schemas_of
 from pipelinerl.base.thoughts import answer_part
 
 LONGEST = 20_000
@@ -16,8 +17,8 @@ _TAG = re.compile(
 )
 """One between quotation marks or backticks is quoted, in words or an argument, and begins or ends nothing."""
 _BETWEEN = re.compile(r"[\s,;]*")
-_LABEL = re.compile(r"\w*[ \t]*\r?\n|(?:json|python|py)\b")
-_BEGUN = re.compile(r"[\[{]|[A-Za-z_][\w.-]*\(|```|~~~", re.ASCII)
+_LABEL = re.compile(r"\w*[ \t]*(?:\r\n|[\n\r\v\f\x85\u2028\u2029])|(?:json|python|py)\b")
+_BEGUN = re.compile(r"[\[{]|[A-Za-z_][\w.-]*\(|```|~~~|<function=", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*(?:[.-]\w+)*", re.ASCII)
 
 
@@ -33,28 +34,36 @@ class Unreadable(ValueError):
     """A completion means to call something, and its calls cannot be read."""
 
 
-def read_calls(completion: str, tool_calls: Sequence[Mapping[str, Any]] | None = None) -> list[Call]:
+def read_calls(
+    completion: str,
+    tool_calls: Sequence[Mapping[str, Any]] | None = None,
+    functions: Sequence[Mapping[str, Any]] = (),
+) -> list[Call]:
     """The calls of a completion, in their order; none where it calls nothing.
 
     `tool_calls` are those that an engine has read already, `{function: {name, arguments}}`; they go first.
     Else those in the last `<tool_calls>...</tool_calls>` that is not empty, or, where `<tool_call>` stands
     last, those of all its blocks, as models write several, also where the end tag of one was forgotten or
     cut off; else the whole completion, if it is nothing but calls. What stands in a block or alone may be
-    fenced. Raises Unreadable for a block that holds no calls.
+    fenced. `functions` are the schemas that give values in tags their types: without them they are texts.
+    Raises Unreadable for a block that holds no calls.
     """
     if tool_calls:
         return [_from_json(call) for call in tool_calls]
     completion = answer_part(completion)
+    schemas = schemas_of(functions)
+    # Engines' own tool calls have no dots in names.
+    schemas |= {name.replace(".", "_"): schema for name, schema in schemas.items()}
     if blocks := _blocks(completion):
         filled = [block for block in blocks if block[1]]
         if filled and filled[-1][0]:
-            return _parsed(filled[-1][1])
-        return [call for listed, written in filled if not listed for call in _parsed(written)]
+            return _parsed(filled[-1][1], schemas)
+        return [call for listed, written in filled if not listed for call in _parsed(written, schemas)]
     text = _unfenced(completion)
-    if not text or (text[0] not in "[{" and not (text.endswith(")") and _NAME.match(text))):
+    if not text.startswith(("[", "{", BEGIN)) and not (text.endswith(")") and _NAME.match(text)):
         return []
     try:
-        return _parsed(text)
+        return _parsed(text, schemas)
     except Unreadable:
         return []  # words that look like a call
 
@@ -90,10 +99,15 @@ def _unfenced(text: str) -> str:
     return inside[label.end() if label else 0 :].strip()
 
 
-def _parsed(text: str) -> list[Call]:
+def _parsed(text: str, schemas: Schemas) -> list[Call]:
     text = _unfenced(text)
     if len(text) > LONGEST:
         raise Unreadable(f"{len(text)} characters; at most {LONGEST} are read")
+    if text.startswith(BEGIN):
+        try:
+            return [Call(name, arguments) for name, arguments in read_tagged(text, schemas)]
+        except NotTagged as error:
+            raise Unreadable(str(error)) from None
     try:
         found = list(_values(text))
     except (ValueError, RecursionError):

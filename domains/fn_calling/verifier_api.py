@@ -25,7 +25,7 @@ def verify_fn_calling_answer(
     """
     category = str(reward_context.get("category", "simple"))
     try:
-        calls = read_calls(generation, tool_calls)
+        calls = read_calls(generation, tool_calls, reward_context.get("function") or ())
     except Unreadable:
         return _verdict("unparsable")
     if "relevance" in category:

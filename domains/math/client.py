@@ -7,6 +7,7 @@ import aiohttp
 from domains.math.answers import MAX_PREDICTION_LENGTH
 from domains.math.rewards import STATUSES, AnswerStatus
 from domains.math.service import ROUTE
+from retrieval_server.surrogates import replaced
 
 DEADLINE_S = 60.0
 
@@ -26,7 +27,8 @@ async def verify_answer_rpc(
     (aiohttp's connection errors, 5xx as ClientResponseError, TimeoutError after 60 s) is left to the caller.
     """
     body = {
-        "prediction": prediction,
+        # Half a surrogate pair is no JSON to the server; an answer that holds one is wrong, and no failure.
+        "prediction": replaced(prediction),
         "gold": gold,
         "strict": strict,
         "max_prediction_length": max_prediction_length,

@@ -1,21 +1,25 @@
-"""Whether a retrieval service has the texts that the chains were written about: a few are looked up there.
+"""Whether a retrieval service has the texts that the chains were written about.
 
-For services without a fingerprint. A private text is looked up in its own task; of the web only pages that
-no chain needs are, by their own words, so that no query tells what is researched.
+For services without a fingerprint. Our own is asked by digests: of every text of the chains' tasks, and of
+pages from all over the web corpus. In one of another make a few texts are looked up: a private text in its
+own task, and of the web only pages that no chain needs, by their own words, so that no query tells what is
+researched.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from domains.privacy_hopqa.agent.transport import JsonClient
-from retrieval_server.corpus import find_tasks, parse_web_line, read_task
+from retrieval_server.corpus import WebDocument, find_tasks, parse_web_line, read_task, text_digest
 
 TASKS, PAGES, OF_LINES = 4, 3, 200
 """Texts that are looked up, and the lines of the web corpus among which pages are chosen."""
+WHOLE_BYTES, SPREAD = 32 << 20, 2_000
+"""A web corpus of so many bytes is compared whole; of a larger one so many pages, evenly spread."""
 QUERY_WORDS, HITS = 40, 10
 ALIKE = 0.9
 """Share of the shorter text's words that the other has; a service may have converted or cut what it holds."""
@@ -40,7 +44,7 @@ def samples(
 
 
 def _of_tasks(root: str | None, tasks: Sequence[str]) -> Iterator[Sample]:
-    folders = find_tasks(Path(root)) if root is not None and Path(root).is_dir() else {}
+    folders = _folders(root)
     known = [task for task in tasks if task in folders]
     for task in known[:: max(1, len(known) // TASKS)][:TASKS]:
         document = max(read_task(task, folders[task]), key=lambda one: len(one.text), default=None)
@@ -58,28 +62,61 @@ def _of_web(file: str | None, gold: Collection[str]) -> Iterator[Sample]:
         yield Sample(f"web/{page.docid}", "/browsecomp/search", page.text)
 
 
-async def differing(client: JsonClient, looked_up: Sequence[Sample], exact: bool) -> list[str]:
-    """Names of the texts that the service does not have. Raises as the client.
+def digests(task_data_root: str | None, web_corpus: str | None, tasks: Sequence[str]) -> dict[str, str]:
+    """By id, the digest of each text of these tasks, and of pages from all over the web corpus."""
+    known = {task: folder for task, folder in _folders(task_data_root).items() if task in tasks}
+    private = chain.from_iterable(read_task(task, folder) for task, folder in known.items())
+    found = {document.doc_id: text_digest(document.text) for document in private}
+    pages = (page for page in _spread(web_corpus) if page.text.strip())  # those without are not served
+    return found | {f"web/{page.docid}": text_digest(page.text) for page in pages}
 
-    `exact`: it gives texts as they are, if perhaps not their end.
+
+def _folders(root: str | None) -> dict[str, Path]:
+    return find_tasks(Path(root)) if root is not None and Path(root).is_dir() else {}
+
+
+def _spread(file: str | None) -> Iterator[WebDocument]:
+    """All pages of a corpus, or of a large one those at places that are equally far from each other."""
+    if file is None or not Path(file).is_file():
+        return
+    size = Path(file).stat().st_size
+    with Path(file).open("rb") as lines:
+        if size <= WHOLE_BYTES:
+            yield from (parse_web_line(line, file) for line in lines if line.strip())
+            return
+        for at in range(0, size, size // SPREAD):
+            lines.seek(at)
+            if at:
+                lines.readline()  # the rest of a line
+            if (line := lines.readline()).strip():
+                yield parse_web_line(line, f"{file}, byte {at}")
+
+
+async def lacking(client: JsonClient, looked_up: Sequence[Sample]) -> list[Sample]:
+    """The texts that a search does not find. Raises as the client."""
+    return [one for one in looked_up if not await _found(client, one)]
+
+
+def foreign(lacked: Sequence[Sample], looked_up: Sequence[Sample]) -> list[str]:
+    """Names of what is lacked, where that is half of the private texts or of the pages; else nothing.
+
+    A service may have converted what it holds, or find another text first.
     """
-    same = begins if exact else alike
-    return [one.name for one in looked_up if not await _found(client, one, same)]
+    for route in dict.fromkeys(one.route for one in looked_up):
+        of, absent = (sum(one.route == route for one in some) for some in (looked_up, lacked))
+        if 2 * absent >= of:
+            return [one.name for one in lacked]
+    return []
 
 
-async def _found(client: JsonClient, sample: Sample, same: Callable[[str, str], bool]) -> bool:
+async def _found(client: JsonClient, sample: Sample) -> bool:
     words = sample.text.split()
     query = " ".join(words[:: max(1, len(words) // QUERY_WORDS)][:QUERY_WORDS])
     body = {"query": query, "k": HITS} | ({} if sample.task_id is None else {"task_id": sample.task_id})
     answer: Any = await client.post(sample.route, body)
     hits = answer.get("hits") if isinstance(answer, Mapping) else None
     texts = [hit.get("content") or hit.get("text") for hit in hits or () if isinstance(hit, Mapping)]
-    return any(isinstance(text, str) and same(sample.text, text) for text in texts)
-
-
-def begins(whole: str, given: str) -> bool:
-    """Whether a text begins with another one, which says something."""
-    return bool(given.strip()) and whole.startswith(given)
+    return any(isinstance(text, str) and alike(sample.text, text) for text in texts)
 
 
 def alike(one: str, other: str) -> bool:

@@ -24,7 +24,7 @@ from domains.privacy_hopqa.agent.search_service import TOKEN_FILE_VARIABLE, chec
 from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.dataset import load_problems
-from domains.privacy_hopqa.same_world import differing, samples
+from domains.privacy_hopqa.same_world import digests, foreign, lacking, samples
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.world import generate, world_config
 from domains.privacy_hopqa.world.config import manifest_of
@@ -217,10 +217,10 @@ async def _ask(
         fingerprint = manifest_of(settings.task_data_root).get("fingerprint")
         served = await check_fingerprint(client, fingerprint)
         tasks, pages = await _missing(client, wanted)
-        same, foreign = "the same fingerprint", list[str]()
+        same, others = "the same fingerprint", list[str]()
         if not (fingerprint and served.get("fingerprint")) and not tasks:
-            same, foreign = await _texts(client, settings, wanted, exact=pages is not None)
-    problems = [*_bound_problems(settings, served), *foreign]
+            same, others = await _texts(client, settings, wanted, ours=pages is not None)
+    problems = [*_bound_problems(settings, served), *others]
     if tasks:
         root = settings.task_data_root or "TASKS"
         problems.append(
@@ -242,22 +242,39 @@ async def _ask(
 
 
 async def _texts(
-    client: JsonClient, settings: PrivacyHopQASettings, wanted: Wanted, exact: bool
+    client: JsonClient, settings: PrivacyHopQASettings, wanted: Wanted, ours: bool
 ) -> tuple[str, list[str]]:
     """What was compared, and what is wrong: a world may have the ids of another one and none of its texts.
 
-    `exact`: the service is ours and holds texts as they are; of another make, it may hold them converted.
+    `ours`: the service holds texts as they are and knows their digests; of another make, it is searched.
     """
-    gold = {one for ids in wanted.pages for one in ids}
-    web = None if settings.no_web else settings.web_corpus_path
-    looked_up = samples(settings.task_data_root, web, wanted.tasks, gold)
-    other = await differing(client, looked_up, exact)
-    if other and (exact or 2 * len(other) >= len(looked_up)):
+    root, web = settings.task_data_root, None if settings.no_web else settings.web_corpus_path
+    if ours:
+        mine = digests(root, web, wanted.tasks)
+        count, other = len(mine), await _other_texts(client, mine)
+    else:
+        gold = {one for ids in wanted.pages for one in ids}
+        looked_up = samples(root, web, wanted.tasks, gold)
+        count, other = len(looked_up), foreign(await lacking(client, looked_up), looked_up)
+    if other:
         return "", [
-            f"serves another world: it lacks {_some(other, len(looked_up), 'texts')} that were looked up; "
+            f"serves another world: it lacks {_some(other, count, 'texts')} that were compared; "
             "start it on the files of this run, or leave the key out and the run starts one"
         ]
-    return (f"{len(looked_up)} texts compared" if looked_up else "texts not compared, none is here"), []
+    return (f"{count} texts compared" if count else "texts not compared, none is here"), []
+
+
+async def _other_texts(client: JsonClient, mine: Mapping[str, str]) -> list[str]:
+    """Ids of the texts of which `/known` does not have the digest."""
+    found, ids = list[str](), list(mine)
+    for start in range(0, len(ids), _IDS_AT_A_TIME):
+        asked = {id_: mine[id_] for id_ in ids[start : start + _IDS_AT_A_TIME]}
+        answer = await client.post("/known", {"texts": asked})
+        other = answer.get("other_texts") if isinstance(answer, Mapping) else None
+        if not isinstance(other, list):
+            raise RequestRefused(f"{client.base_url}/known answered without other_texts")
+        found += map(str, other)
+    return found
 
 
 def _bound_problems(settings: PrivacyHopQASettings, served: Mapping[str, Any]) -> Iterator[str]:

@@ -23,6 +23,8 @@ class EvaluationPass:
 
     holds: bool = True
     """Whether no training group starts until it is complete."""
+    end_holds: bool = True
+    """Whether it has not been said yet that the run's end waits for a rollout of it."""
 
     @property
     def complete(self) -> bool:

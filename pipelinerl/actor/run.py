@@ -243,7 +243,7 @@ class Actor:
             try:
                 self.reporter.stage(self.scheduler)
                 self._risk_more()
-                if (line := self.scheduler.go_on_beside_stragglers(time.time())) is not None:
+                if (line := self.scheduler.name_straggler(time.time())) is not None:
                     log.warning(line, extra=REMARK)
                     self._wake()
                 self.pool.check_alive(blocked_s, silent_s)

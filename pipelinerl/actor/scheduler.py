@@ -128,23 +128,26 @@ class Scheduler:
         """Nothing runs, because the next step is the trainer's."""
         return not self.training_done and not self.table.active
 
-    def go_on_beside_stragglers(self, now: float) -> str | None:
-        """Let training go on where an evaluation waits for rollouts that may never end; which, or None.
+    def name_straggler(self, now: float) -> str | None:
+        """A line, once, on a rollout of an evaluation that may never end; training goes on beside it.
 
-        `now` in seconds since 1970. Such a rollout still ends by itself or at its deadline, and the next pass
-        begins behind it.
+        `now` in seconds since 1970. Such a rollout still ends by itself or at its deadline, and the next
+        pass, or the end of the run, comes behind it.
         """
         current, oldest = self.running_pass, self.table.oldest_evaluation
-        if current is None or not current.holds or self.training_done or oldest is None:
+        if current is None or oldest is None:
             return None
+        told = not (current.end_holds if self.training_done else current.holds)
         all_started = self._next_test_problem >= current.problems
         age_s = now - oldest.at
-        if not all_started or age_s <= current.patience_s:
+        if told or not all_started or age_s <= current.patience_s:
             return None
         current.holds = False
+        current.end_holds = not self.training_done
+        what = "the run ends behind it" if self.training_done else "training goes on beside it"
         return (
             f"evaluation rollout {oldest.name} has run for {age_s:.0f} s, and {len(current.rollouts)} of "
-            f"{current.problems} are done: training goes on beside it; it ends at "
+            f"{current.problems} are done: {what}; it ends at "
             f"actor.rollout_deadline_s={self.cfg.actor.rollout_deadline_s:g}"
         )
 

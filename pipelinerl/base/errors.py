@@ -7,8 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Control characters of both sets, and those that turn the direction of what follows."""
+_STEERS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff]"
+)
+"""Control characters of both sets, those that turn the direction of what follows, and halves of pairs, as in
+a file name that is no UTF-8: writing one would end the process that writes it.
+"""
 
 
 class ConfigError(ValueError):

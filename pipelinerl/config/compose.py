@@ -5,7 +5,7 @@ keys of the command line
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,10 +19,11 @@ from yaml import YAMLError
 from pipelinerl.base.errors import ConfigError, first_line, suggestion
 from pipelinerl.config.choice import Choice
 from pipelinerl.config.detect import visible_devices
-from pipelinerl.config.hydra_files import file_order, files
+from pipelinerl.config.hydra_files import file_order, files, in_subfolder
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_bundled
 from pipelinerl.config.keys import apply, brought_keys, leaves
 from pipelinerl.config.legacy import not_yaml, settle, whole_tree
+from pipelinerl.config.origins import Layer, file_name, layer, origin
 from pipelinerl.config.tree import Config
 
 BASE = "base"
@@ -49,6 +50,12 @@ class Composition:
     """One line per key of a file that was left out, and per name that might have meant something else."""
     choices: tuple[Choice, ...] = ()
     """Values of the tree that nobody asked for by name."""
+    layers: tuple[Layer, ...] = ()
+    """What each file writes, the weakest first."""
+
+    def origin(self, *keys: str) -> str:
+        """Which files gave keys that the command line did not set."""
+        return origin(self.layers, keys)
 
 
 def compose(
@@ -78,7 +85,7 @@ def compose(
     domain_file = _config_file(roots, "domain", domain) if domain else None
     brought = brought_keys(_load(domain_file), domain_file) if domain_file else []
     asked = _Asked(config_name, f"hardware={hardware}", groups, layers, [o.key_or_group for o in values])
-    tree, of_file, notices = _from_files(roots, asked)
+    tree, of_file, notices, layers = _from_files(roots, asked)
     brought += [key for key in of_file if key not in brought]
     if config_name != asked_for:
         notices.append(
@@ -101,6 +108,7 @@ def compose(
         datasets_named=named,
         notices=tuple(notices),
         choices=choices,
+        layers=tuple(layers),
     )
 
 
@@ -119,8 +127,11 @@ class _Asked:
     """Keys that the command line sets."""
 
 
-def _from_files(roots: Sequence[Path], asked: _Asked) -> tuple[DictConfig, list[str], list[str]]:
-    """The tree of all files, the keys that the user's own file brings as a domain's, and what is left out."""
+_Read = tuple[DictConfig, list[str], list[str], list[Layer]]
+
+
+def _from_files(roots: Sequence[Path], asked: _Asked) -> _Read:
+    """The tree of all files, the keys that the user's own brings as a domain, what is left out, the files."""
     name, choices = asked.config_name, [asked.hardware, *asked.groups, *asked.layers]
     primary = _config_file(roots, "", name)
     own = None if primary is None or primary.is_relative_to(conf_dir()) else primary
@@ -131,8 +142,13 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> tuple[DictConfig, list[
             whole, choices = files(roots, name, [*asked.groups, *asked.layers]), [asked.hardware]
         if whole is not None:
             notices, bundled = settle(whole, asked.given), [root for root in roots if not _has_base(root)]
-            tree = _over(_compose([*bundled, conf_dir()], BASE, choices), whole, f"{own}: ")
-            return tree, brought_keys(whole, own), notices
+            below = [*bundled, conf_dir()]
+            tree = _over(_compose(below, BASE, choices), whole, f"{own}: ")
+            layers = [
+                *_layers(below, replace(asked, config_name=BASE), choices, None),
+                layer(own.name, whole),
+            ]
+            return tree, brought_keys(whole, own), notices, layers
     tree = _compose(roots, name, choices)
     if asked.groups:  # hydra puts hardware and domain over them
         for key, value in leaves(_written(roots, asked)).items():
@@ -142,7 +158,21 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> tuple[DictConfig, list[
         OmegaConf.select(plain, key, throw_on_resolution_failure=False)
         for key in ("dataset_loader", "actor.rollout_policy")
     )
-    return tree, brought_keys(tree, own) if own is not None and named else [], notices
+    brought = brought_keys(tree, own) if own is not None and named else []
+    return tree, brought, notices, _layers(roots, asked, choices, own)
+
+
+def _layers(roots: Sequence[Path], asked: _Asked, choices: list[str], own: Path | None) -> list[Layer]:
+    """The files of a composition, the weakest first; chosen ones lie over the domain."""
+    chosen, found = [_chosen(choice) for choice in asked.groups], list[tuple[bool, Layer]]()
+    for one in file_order(roots, asked.config_name, choices):
+        path = _config_file(roots, "", str(one.config_path).removesuffix(".yaml"))
+        if path is not None:
+            name = file_name(
+                str(one.config_path), chosen, path, path != own and path.is_relative_to(conf_dir())
+            )
+            found.append((str(one.config_path) in chosen, layer(name, _load(path), one.package or "")))
+    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 
 def _with_hardware(roots: Sequence[Path], asked: _Asked) -> DictConfig | None:
@@ -175,7 +205,10 @@ def _parse(texts: Sequence[str]) -> list[Override]:
 def _names(config_name: str, overrides: Sequence[Override], roots: Sequence[Path]) -> tuple[str, str | None]:
     """The primary configuration and the domain, which `--config-name` may name instead of `+domain`."""
     domain = _domain_of(overrides, roots)
-    if config_name == BASE or _config_file(roots, "", config_name):
+    primary = _config_file(roots, "", config_name)
+    if config_name == BASE or primary:
+        if primary and (refusal := in_subfolder(config_name, primary, roots[0])):
+            raise ConfigError(refusal)
         return config_name, domain
     if not _config_file(roots, "domain", config_name):
         names = _options(roots, "") + _options(roots, "domain")

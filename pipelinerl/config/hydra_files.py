@@ -4,6 +4,7 @@ Only hydra's public interface is used. It wants one folder for the primary file 
 a plug-in puts the user's folders before.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -25,11 +26,26 @@ from yaml import YAMLError
 from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.config.legacy import not_yaml
 
+_GLOBAL = re.compile(r"^#\s*@package\s+_global_", re.MULTILINE)
+"""How a file of a group says that its keys stand at the top level."""
+
 
 def files(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
     """One tree from files and their lists of defaults."""
     with _hydra(roots):
         return hydra_compose(config_name, overrides=overrides)
+
+
+def in_subfolder(config_name: str, primary: Path, root: Path) -> str | None:
+    """Why a primary file of a folder below `root` would compose into something else, or None."""
+    folder, _, name = config_name.rpartition("/")
+    if not folder or _GLOBAL.search(primary.read_text(errors="replace")):
+        return None
+    return (
+        f"--config-name={config_name}: hydra looks for the defaults of a file in {folder}/ there and puts "
+        f"its keys below {folder.replace('/', '.')}; copy {primary} to {root / name}.yaml, beside the "
+        f"folders of its defaults, and give --config-name={name}"
+    )
 
 
 def file_order(roots: Sequence[Path], config_name: str, overrides: list[str]) -> list[ResultDefault]:
@@ -62,6 +78,8 @@ def _hydra(roots: Sequence[Path]) -> Iterator[ConfigLoader]:
     try:
         with initialize_config_dir(str(roots[-1].resolve()), job_name="pipelinerl", version_base="1.3"):
             yield GlobalHydra.instance().config_loader()
+    except MissingConfigException as error:
+        raise ConfigError(_missing(error, roots)) from None
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(first_line(error)) from None
     except (ValueError, TypeError, AttributeError) as error:  # hydra's about files that are no configuration
@@ -70,3 +88,18 @@ def _hydra(roots: Sequence[Path]) -> Iterator[ConfigLoader]:
         raise ConfigError(not_yaml(error)) from None
     finally:
         _UserFolders.folders = ()
+
+
+def _missing(error: MissingConfigException, roots: Sequence[Path]) -> str:
+    """What a list of defaults names and no folder has; in a subfolder, how it would be found above it."""
+    *folders, name = str(error.missing_cfg_file or "").split("/")
+    for at in range(1, len(folders) + 1):
+        above = [*folders[at:], name]
+        if any(root.joinpath(*above).with_suffix(".yaml").is_file() for root in roots):
+            group = "".join(f"{folder}/" for folder in above[:-1]).rstrip("/")
+            written = f"/{group}: {name}" if group else f"/{name}"
+            remedy = f"names in a file of a subfolder begin there; write `{written}` in its defaults"
+            break
+    else:
+        remedy = "copy that file too, or take its name out of the defaults"
+    return f"{first_line(error)}; {remedy}"

@@ -118,6 +118,11 @@ def _is_secret(place: Place, value: Any, raw: Any) -> bool:
     return any(not _is_core(one) for one in below) or bool(_IN_ADDRESS.search(value))
 
 
+def names_secret(name: str) -> bool:
+    """Whether a variable's name says that its value is a secret."""
+    return bool(_ALWAYS & set(_words(name))) or _names_token(name)
+
+
 def _names_token(part: str | int) -> bool:
     words = _words(part)
     if not words or words[-1] in _WHERE:

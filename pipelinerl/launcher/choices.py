@@ -31,7 +31,12 @@ from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.observe.wandb_run import wandb_mode
 from pipelinerl.weights.transports.kind import weights_ahead
 
-STEP_KEYS = ("attempts", "finetune.train_batch_size", "finetune.max_train_steps", "finetune.max_epochs")
+STEP_KEYS = (
+    "finetune.attempts",
+    "finetune.train_batch_size",
+    "finetune.max_train_steps",
+    "finetune.max_epochs",
+)
 
 
 class Row(NamedTuple):
@@ -56,16 +61,19 @@ def _rows(plan: RunPlan, problems: str) -> Iterator[Row]:
     cfg, composition, hosts, checkpoint = plan.cfg, plan.configuration, plan.hosts, plan.facts.checkpoint
     given, reasons = set(composition.user_keys), plan.reasons
 
-    def why(key: str, otherwise: str, *others: str) -> str:
-        """Why a key has its value; of `others`, which the row shows too, those that were given are named."""
+    def why(key: str, otherwise: str = "", *others: str) -> str:
+        """Why a key has its value, "" for the files that give it; of `others`, which the row shows too, those
+        that were given are named.
+        """
         also = ", ".join(other for other in others if other in given)
+        otherwise = otherwise or composition.origin(*(one for one in (key, *others) if one not in given))
         return "given" if key in given else f"{also} given, else {otherwise}" if also else otherwise
 
     yield Row("output folder", str(plan.output_dir), why("output_dir", "default"), "output_dir=DIR")
     yield _hardware(cfg, composition, hosts)
     yield from _hosts(cfg, hosts, why)
     model = str(checkpoint) if checkpoint else cfg.model_path
-    because = "latest checkpoint" if checkpoint else why("model_path", "default of this domain")
+    because = "latest checkpoint" if checkpoint else why("model_path")
     change = "output_dir=DIR or force_restart=true" if checkpoint else "model_path=DIR"
     yield Row("model", model, because, change)
     yield _datasets(cfg, composition)
@@ -75,7 +83,7 @@ def _rows(plan: RunPlan, problems: str) -> Iterator[Row]:
     yield from _memory(plan, why)
     yield from (Row(*row) for row in engine_kind(cfg).more_choices(cfg, hosts, why))
     key, in_flight = "actor.llm_max_rollouts", f"{cfg.actor.llm_max_rollouts} for each engine"
-    yield Row("rollouts at once", in_flight, why(key, reasons.get(key, "profile")), f"{key}=N")
+    yield Row("rollouts at once", in_flight, why(key, reasons.get(key, "")), f"{key}=N")
     if cfg.debug.evaluates_only:
         yield Row("evaluation", "once, nothing is trained", "debug.mode=evaluate", "debug.mode=''")
     else:
@@ -101,7 +109,7 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
     key = "finetune.gradient_accumulation_passes"
     epochs = cfg.finetune.max_epochs
     limits = f"{cfg.finetune.last_step} steps" + (f" or {epochs} epochs" if epochs is not None else "")
-    yield Row("optimizer step", f"{step}, {limits}", why(key, "profile", *STEP_KEYS), f"{key}=N")
+    yield Row("optimizer step", f"{step}, {limits}", why(key, "", *STEP_KEYS), f"{key}=N")
     if cfg.trainer_on_gpu and cfg.jobs_of("finetune"):
         yield _trainer(cfg, why, reasons.get(FSDP, "default"))
         yield from _layers(plan.trainer, why)
@@ -132,12 +140,18 @@ def _hosts(cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Row]:
 
 def _datasets(cfg: Config, composition: Composition) -> Row:
     train, test = (", ".join(names) or "none" for names in (cfg.train_dataset_names, cfg.test_dataset_names))
-    if {"train_dataset_names", "test_dataset_names"} & set(composition.user_keys):
-        because = "given"
-    elif not composition.datasets_named:
+    given = {"train_dataset_names", "test_dataset_names"} & set(composition.user_keys)
+    because = "of this domain" if cfg.domain_name else "of your file"
+    if not composition.datasets_named:
         because = "nobody names any"
-    else:
-        because = "of this domain" if cfg.domain_name else "of your file"
+    elif len(given) == 2:
+        because = "given"
+    elif given:
+        because = (
+            f"given, evaluation {because}"
+            if "train_dataset_names" in given
+            else f"{because}, evaluation given"
+        )
     return Row("datasets", f"{train}; evaluation: {test}", because, "train_dataset_names=[...]")
 
 
@@ -203,14 +217,14 @@ def _trainer(cfg: Config, why: Why, chosen: str) -> Row:
 def _layers(trainer: TrainerChoice, why: Why) -> Iterator[Row]:
     """What is compiled and what is recomputed."""
     shown = {True: "from the start", False: "no", "later": "later"}[trainer.compile]
-    because = trainer.because_compile or why("finetune.compile", "profile")
+    because = trainer.because_compile or why("finetune.compile")
     yield Row("compilation", shown, because, "finetune.compile=BOOL")
     plain, compiled = _recomputed(trainer.gradient_checkpointing), _recomputed(trainer.compiled_checkpointing)
     shown = compiled if trainer.compile is True else plain
     if trainer.compile == "later" and plain != compiled:
         shown += f"; once compiled {compiled}"
     key = "finetune.gradient_checkpointing"
-    because = trainer.because_checkpointing or why(key, "profile")
+    because = trainer.because_checkpointing or why(key)
     yield Row("recomputation", shown, because, f"{key}=WAY")
 
 
@@ -223,7 +237,7 @@ def _recomputed(mode: Checkpointing) -> str:
 
 
 def _lag(cfg: Config, why: Why) -> Row:
-    because = why("max_lag", "profile")
+    because = why("max_lag")
     if cfg.admitted is None:
         return Row("age of weights", "not bounded", because, "max_lag=TEXTS")
     update = cfg.derived.texts_per_update
@@ -243,7 +257,7 @@ def _evaluation(cfg: Config, why: Why) -> Row:
     parts += [f"every {every} texts"] if 0 < every < cfg.total_texts() else []
     parts += ["last version"] if cfg.eval_at_end else []
     key = "eval_every_n_versions"
-    because = why(key, "profile", "eval_at_end")
+    because = why(key, "", "eval_at_end")
     return Row("evaluation", ", ".join(parts) or "none", because, f"{key}=TEXTS")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from omegaconf import OmegaConf
 
+from pipelinerl.base.errors import printable
 from pipelinerl.config.files import config_path, read_tree
 from pipelinerl.config.machine import StreamsConfig
 from pipelinerl.streams import (
@@ -119,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
                 return 1
             print_streams(specs, args.follow, args.limit)
     except (StreamError, FileNotFoundError, ValueError) as error:
-        print(f"streams: {error}", file=sys.stderr)
+        print(printable(f"streams: {error}"), file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader of our output has enough; keep the interpreter from complaining when it flushes.

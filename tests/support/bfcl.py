@@ -67,6 +67,29 @@ def as_python(calls: Calls) -> str | None:
     return f"[{', '.join(said)}]" if calls else "None of them."
 
 
+def as_tags(calls: Calls, problem: Problem) -> str | None:
+    """As Qwen3-Coder's template writes calls: a text as it is, anything else as JSON.
+
+    None where an argument is no text although its schema says so: tags cannot tell `2` from `"2"`.
+    """
+    said = ""
+    for call in calls:
+        (schema,) = [one for one in problem["reward_context"]["function"] if one["name"] == call["name"]]
+        properties = schema["parameters"]["properties"]
+        if any(
+            properties.get(key, {}).get("type") == "string" and not isinstance(value, str)
+            for key, value in call["arguments"].items()
+        ):
+            return None
+        values = {
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in call["arguments"].items()
+        }
+        inside = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        said += f"<tool_call>\n<function={call['name']}>\n{inside}</function>\n</tool_call>\n"
+    return said or "None of them."
+
+
 def renamed(calls: Calls, problem: Problem) -> Calls | None:
     calls[0]["name"] += "_2"
     return calls
@@ -150,7 +173,7 @@ def is_right(text: str, problem: Problem) -> bool:
 
 
 def judged(problems: Sequence[Problem]) -> dict[str, dict[str, int]]:
-    """By category: problems, right references in both forms, changed ones and how many of them are wrong."""
+    """By category: problems, right references in each form, changed ones and how many of them are wrong."""
     table: dict[str, Counter[str]] = {}
     for problem in problems:
         row = table.setdefault(problem["reward_context"]["category"], Counter())
@@ -159,6 +182,9 @@ def judged(problems: Sequence[Problem]) -> dict[str, dict[str, int]]:
         row["defects"] += problem["id"].partition("-")[2] in DEFECTS
         row["json right"] += is_right(as_json(calls), problem)
         python = as_python(calls)
+        tags = as_tags(calls, problem)
+        row["tags"] += tags is not None
+        row["tags right"] += tags is not None and is_right(tags, problem)
         row["python"] += python is not None
         row["python right"] += python is not None and is_right(python, problem)
         for _, wrong in changed(problem):

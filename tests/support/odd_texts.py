@@ -21,7 +21,7 @@ PIECES = (
     '{"can_answer": true, "confidence": ', '"answered": false, ', "***", "******", "* ", "<<", ">>", "P.S.",
     '"', "'", ",", ".", "A", "the of and", "(", ")", "[", "]", "<", ">", "lambda: ", "import os\n", "x = ",
     "def f(x):\n", "print(", "1 + ", "* 2", "NaN", "Infinity", "true", "yes, no", "60%", "12 cm^2", "U.S.",
-    "the Nile", "12th", "5km", "km/h", "per cent",
+    "the Nile", "12th", "5km", "km/h", "per cent", "<function=f>", "<parameter=x>", "</function>",
 )
 BRACKETS = (
     ("(", ")"), ("[", "]"), ("{", "}"), (r"\frac{", "}{2}"), ('{"a":', "}"), ("f(x=", ")"), ("-", ""),

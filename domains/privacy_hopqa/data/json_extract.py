@@ -114,7 +114,8 @@ def _last_fenced(text: str) -> str:
         raise _NotJson
     block = parts[-2]
     info = _FENCE_INFO.match(block)
-    return block[info.end() if info else 0 :]
+    # Blanks and line ends of Unicode around a value are none to JSON.
+    return block[info.end() if info else 0 :].strip()
 
 
 def _only_span(text: str, expected: str) -> Any:

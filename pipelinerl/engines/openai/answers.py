@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerFast
 
-from pipelinerl.engines.openai.chat import read_tool_calls, reads_tool_calls
+from pipelinerl.engines.openai.chat import call_reader
 from pipelinerl.engines.openai.fields import ChatFields, CompletionFields
 from pipelinerl.engines.openai.text import token_bytes
 
@@ -124,7 +124,8 @@ class ChatWriter(Writer):
     def __init__(self, tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> None:
         super().__init__(tokenizer, fields)
         self._logprobs = bool(fields.logprobs)
-        self._reads_calls = reads_tool_calls(tokenizer, fields)
+        self._reader = call_reader(tokenizer, fields)
+        self._reads_calls = self._reader is not None
         # Text by choice, while it may still turn out to be a call.
         self._held: dict[int, str] = {}
 
@@ -150,7 +151,7 @@ class ChatWriter(Writer):
 
     def _read(self, text: str) -> tuple[str | None, list[dict[str, Any]]]:
         """Text and tool calls of a whole answer."""
-        return read_tool_calls(text) if self._reads_calls else (text, [])
+        return (text, []) if self._reader is None else self._reader(text)
 
     def top(self, request: Prompted) -> dict[str, Any]:
         """What is said once for the whole answer."""

@@ -1,17 +1,19 @@
 """Messages to a prompt, by the model's own template, and tool calls from its answer.
 
-Tool calls are read only where the template itself defines them as `<tool_call>{JSON}</tool_call>` (Hermes,
-Qwen); any other notation stays in the text.
+Tool calls are read only where the template itself defines them: as `<tool_call>{JSON}</tool_call>` (Hermes,
+Qwen), or as tags with `<function=name>` (Qwen3-Coder); any other notation stays in the text.
 """
 
 import inspect
 import json
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from pipelinerl.base.tagged_calls import BEGIN, NotTagged, Schemas, read_tagged, schemas_of
 from pipelinerl.base.thoughts import bounds
 from pipelinerl.base.tokenizing import Message, render_chat
 from pipelinerl.engines.openai.fields import ChatFields
@@ -47,39 +49,66 @@ def plain_messages(messages: list[Message]) -> list[Message]:
     return [_message(one, position) for position, one in enumerate(messages)]
 
 
-def reads_tool_calls(tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> bool:
-    """Whether tools were offered, may be used, and are called in the notation known here."""
-    return bool(fields.tools) and fields.tool_choice != "none" and OPEN in str(tokenizer.chat_template)
+Function = tuple[str, Any]
+"""A called function's name, and its arguments as values of JSON."""
+Reader = Callable[[str], tuple[str | None, list[dict[str, Any]]]]
+"""Text before the first call, and the calls as OpenAI writes them; all as text if one is malformed."""
 
 
-def read_tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
+def call_reader(tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> Reader | None:
+    """How calls are read from an answer; None where none may be made, or their notation is not known here."""
+    template = str(tokenizer.chat_template)
+    if not fields.tools or fields.tool_choice == "none" or OPEN not in template:
+        return None
+    schemas = schemas_of(fields.tools) if BEGIN in template else None
+    return lambda text: read_tool_calls(text, schemas)
+
+
+def read_tool_calls(text: str, tagged: Schemas | None = None) -> tuple[str | None, list[dict[str, Any]]]:
     """Text before the first call, and the calls; everything as text if one of them is malformed.
 
-    A call that is quoted in the model's thoughts is part of the text.
+    With `tagged`, calls are written in tags and their values typed by these schemas, else they are JSON. A
+    call that is quoted in the model's thoughts is part of the text.
     """
     start, end = bounds(text)
-    answer, found, rest = text[start:end].partition(OPEN)
+    visible = text[start:end]
+    answer, found, rest = visible.partition(OPEN)
+    if not found and tagged is not None:
+        # Models forget the outer tag, and their parsers begin at the function.
+        answer, found, _ = visible.partition(BEGIN)
+        rest = visible[len(answer) :]
     if not found:
         return text, []
-    before = text[:start] + answer
-    calls = []
+    calls: list[dict[str, Any]] = []
     for part in rest.split(OPEN):
-        call = _tool_call(part.partition(CLOSE)[0])
-        if call is None:
+        inside = part.partition(CLOSE)[0]
+        functions = _json_call(inside) if tagged is None else _tagged_calls(inside, tagged)
+        if not functions:
             return text, []
-        calls.append(call)
-    return before.strip() or None, calls
+        calls += map(_tool_call, functions)
+    return (text[:start] + answer).strip() or None, calls
 
 
-def _tool_call(text: str) -> dict[str, Any] | None:
+def _json_call(text: str) -> list[Function]:
+    """The one call in a text, or none where it is malformed."""
     try:
         value = json.loads(text)
     except ValueError:
-        return None
+        return []
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    arguments = json.dumps(value.get("arguments", {}), ensure_ascii=False)
-    function = {"name": value["name"], "arguments": arguments}
+        return []
+    return [(value["name"], value.get("arguments", {}))]
+
+
+def _tagged_calls(text: str, schemas: Schemas) -> list[Function]:
+    try:
+        return list(read_tagged(text, schemas))
+    except NotTagged:
+        return []
+
+
+def _tool_call(called: Function) -> dict[str, Any]:
+    function = {"name": called[0], "arguments": json.dumps(called[1], ensure_ascii=False)}
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
 
 

@@ -111,8 +111,8 @@ class Vllm(EngineKind):
             return
         key, number = "vllm_config.api_server_count", http_processes(cfg, engine, hosts[engine.node_rank])
         cores = "cores of this host" if len(hosts) == 1 else "cores of its host"
-        profile = cores if cfg.vllm_config.api_server_count is None else "profile"
-        yield "HTTP processes", f"{number} for each engine", why(key, profile), f"{key}=N"
+        reason = cores if cfg.vllm_config.api_server_count is None else ""
+        yield "HTTP processes", f"{number} for each engine", why(key, reason), f"{key}=N"
 
     def remedies(self, cfg: Config, spare_cores: bool) -> Iterator[str]:
         if cfg.hardware.kind != "gpu":

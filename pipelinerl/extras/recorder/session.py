@@ -23,6 +23,7 @@ from pipelinerl.async_llm import (
 )
 from pipelinerl.base import child
 from pipelinerl.base.waits import WaitExpired, wait_for
+from pipelinerl.config.secrets import names_secret
 from pipelinerl.engines.errors import AbortedCompletion, EngineUnavailable
 from pipelinerl.engines.llm_call import LLMCall, Prompt
 from pipelinerl.engines.llm_engine import EngineLLM
@@ -43,7 +44,7 @@ PASSED_ON = re.compile(
     "|PYTHON.*|VIRTUAL_ENV|CONDA_PREFIX|LD_LIBRARY_PATH|SSL_CERT_.*|OMP_.*|MKL_.*|TOKENIZERS_PARALLELISM"
     "|HF_HOME|HF_HUB_OFFLINE|SYSTEMROOT"
 )
-"""Variables of this process that a recorded program gets."""
+"""Variables of this process that a recorded program gets, unless their name is that of a secret."""
 
 
 class NoSession(LookupError):
@@ -211,7 +212,8 @@ class Session:
 
 
 def _passed_on() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
+    found = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
+    return {name: value for name, value in found.items() if not names_secret(name)}
 
 
 async def _gone(process: asyncio.subprocess.Process) -> None:

@@ -54,14 +54,49 @@ def refused_call(
     return None
 
 
+POLICY = ("cfg", "llm", "problem", "session")
+"""What a rollout policy is given, in this order."""
+LOADER = ("dataset_names",)
+"""What a loader is given."""
+
+
+def refused_kind(key: str, path: str, positional: Sequence[str], awaits: bool, yields: bool) -> str | None:
+    """Why what a call of a loader or a policy returns is no result yet: `async def`, `yield`; or None."""
+    if tuple(positional) == LOADER and (awaits or yields):
+        kind = "async def" if awaits else "yields"
+        return f"{key}={path}: {kind}, and is called once; make it a plain def that returns a list of dicts"
+    if tuple(positional) == POLICY and yields:
+        return f"{key}={path}: yields, and one RolloutResult is expected; return it instead"
+    return None
+
+
 def signature_problem(key: str, path: str, positional: Sequence[str], named: Sequence[str]) -> str | None:
-    """The same from the function's source, without an import; None where that does not show its arguments."""
-    signature = _signature(path)
-    return None if signature is None else refused_call(key, path, signature, positional, named)
+    """The same from the function's source, without an import; None where that does not show it."""
+    function = _definition(path)
+    if function is None:
+        return None
+    awaits, yields = isinstance(function, ast.AsyncFunctionDef), _yields(function)
+    kind = refused_kind(key, path, positional, awaits, yields)
+    return kind or refused_call(key, path, _declared(function.args), positional, named)
 
 
-def _signature(path: str, hops: int = 5) -> inspect.Signature | None:
-    """Of a plain function of a module, also through modules that pass it on; None for anything else."""
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _yields(function: _Function) -> bool:
+    """Whether its own body yields, not that of a function inside."""
+    left: list[ast.AST] = [*function.body]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.GeneratorExp):
+            left += ast.iter_child_nodes(node)
+    return False
+
+
+def _definition(path: str, hops: int = 5) -> _Function | None:
+    """A plain function of a module, also through modules that pass it on; None for anything else."""
     module_name, _, name = path.rpartition(".")
     try:
         spec = importlib.util.find_spec(module_name) if module_name else None
@@ -73,7 +108,7 @@ def _signature(path: str, hops: int = 5) -> inspect.Signature | None:
     functions = [n for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name == name]
     bound = [node for node in ast.walk(ast.Module(body, [])) if getattr(node, "id", None) == name]
     if len(functions) == 1 and not functions[0].decorator_list and not any(_stored(node) for node in bound):
-        return _declared(functions[0].args)
+        return functions[0]
     passed_on = [node for node in body if isinstance(node, ast.ImportFrom)]
     for node in passed_on if hops and not functions else []:
         for alias in node.names:
@@ -81,7 +116,7 @@ def _signature(path: str, hops: int = 5) -> inspect.Signature | None:
                 package = bool(spec and spec.submodule_search_locations)
                 names = module_name.split(".")
                 above = names[: len(names) + package - node.level] if node.level else []
-                return _signature(".".join([*above, *filter(None, [node.module]), alias.name]), hops - 1)
+                return _definition(".".join([*above, *filter(None, [node.module]), alias.name]), hops - 1)
     return None
 
 

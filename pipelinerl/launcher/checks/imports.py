@@ -15,14 +15,10 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.environments import OWN_KEYS, located_specs
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import resolve_dotted
-from pipelinerl.launcher.checks.dotted import refused_call
+from pipelinerl.launcher.checks.dotted import LOADER, POLICY, refused_call, refused_kind
 
 DEADLINE_S = 300.0
 """Importing torch from a cold network disk takes a minute."""
-POLICY = ("cfg", "llm", "problem", "session")
-"""What a rollout policy is given, in this order."""
-
-LOADER = ("dataset_names",)
 _BOTH = "dataset_loader, actor.rollout_policy"
 
 Call = tuple[str, str, Sequence[str], Sequence[str]]
@@ -76,6 +72,10 @@ def problem(key: str, path: str, positional: Sequence[str], named: Sequence[str]
         return f"{key}={path}: importing it failed: {type(error).__name__}: {error}"
     if not callable(function):
         return f"{key}={path}: a {type(function).__name__} is no function"
+    yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    awaits = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    if refused := refused_kind(key, path, positional, awaits, yields):
+        return refused
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have none

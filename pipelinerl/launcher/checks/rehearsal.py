@@ -94,7 +94,8 @@ def looked_at(tree: DictConfig) -> Looked:
         return Looked(error.problems)
     except Exception as error:  # whatever a loader does
         named = isinstance(error, ValueError | OSError)
-        return Looked([f"{_loader(cfg)}: {'' if named else f'{type(error).__name__}: '}{error}"])
+        said = str(error).removeprefix(_loader(cfg)).lstrip(": ")
+        return Looked([f"{_loader(cfg)}: {'' if named else f'{type(error).__name__}: '}{said}"])
     said = f"{len(train)} to train on, {len(test)} to evaluate"
     if len(train) <= COMPARED and (both := shared(train, test)):
         said += f" ({both} of them are trained on too)"

@@ -275,14 +275,14 @@ def test_an_evaluation_rollout_that_does_not_end_holds_up_training_for_a_while_o
     world.start_all()
     hanging = max(world.running)
     began = world.running[hanging].at
-    assert world.scheduler.go_on_beside_stragglers(began + 590) is None, "none has ended yet"
+    assert world.scheduler.name_straggler(began + 590) is None, "none has ended yet"
     for key in sorted(world.running)[:3]:
         world.end(key, latency_s=9.0)
-    assert world.scheduler.go_on_beside_stragglers(began + 89) is None and world.start_all() == []
-    line = world.scheduler.go_on_beside_stragglers(began + 91)
+    assert world.scheduler.name_straggler(began + 89) is None and world.start_all() == []
+    line = world.scheduler.name_straggler(began + 91)
     assert line is not None and "0-eval0-3/0 has run for 91 s, and 3 of 4 are done" in line
     assert "actor.rollout_deadline_s=3600" in line and "\n" not in line
-    assert world.scheduler.go_on_beside_stragglers(began + 92) is None
+    assert world.scheduler.name_straggler(began + 92) is None
     assert {a.training for a in world.start_all()} == {True}
     world.scheduler.observe(100, 0, 100)
     assert not world.passes, "the next pass waits for this one"
@@ -297,8 +297,29 @@ def test_an_evaluation_of_which_nothing_ends_holds_up_training_for_ten_minutes(t
     world = World(tmp_path, tests=2, every=100)
     world.start_all()
     began = min(start.at for start in world.running.values())
-    assert world.scheduler.go_on_beside_stragglers(began + 590) is None
-    assert world.scheduler.go_on_beside_stragglers(began + 610) is not None
+    assert world.scheduler.name_straggler(began + 590) is None
+    assert world.scheduler.name_straggler(began + 610) is not None
+
+
+def test_a_rollout_that_holds_up_the_end_of_the_run_is_named_once(tmp_path):
+    """Also one that training has gone on beside before, since another thing waits for it now."""
+    world = World(tmp_path, tests=3, every=100)
+    world.start_all()
+    hanging = max(world.running)
+    began = world.running[hanging].at
+    for key in sorted(world.running)[:2]:
+        world.end(key, latency_s=2.0)
+    line = world.scheduler.name_straggler(began + 61)
+    assert line is not None and "training goes on beside it" in line
+    world.scheduler.finish_training()
+    line = world.scheduler.name_straggler(began + 62)
+    assert (
+        line is not None and "0-eval0-2/0 has run for 62 s, and 2 of 3 are done: the run ends behind" in line
+    )
+    assert "actor.rollout_deadline_s=3600" in line
+    assert world.scheduler.name_straggler(began + 63) is None and not world.scheduler.done
+    world.end(hanging, Ending.FAILED, reason="deadline")
+    assert world.scheduler.done and world.passes[0].values() == {"reward": [0.0, 1.0, None]}
 
 
 def test_evaluation_values_keep_the_order_of_problems_and_mark_failures(tmp_path):

@@ -1,6 +1,7 @@
 """Configuration files as people and other launchers write them: taken, or refused in one line."""
 
 import importlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +66,42 @@ def test_forms_of_hydra_are_taken(content: str, composed: Callable[..., Composit
     (tmp_path / "odd.yaml").write_text(content)
     made = composed("hardware=cpu", config_dir=tmp_path, config_name="odd")
     assert made.tree.dataset_loader == "pipelinerl.domains.guessing.load_problems"
+
+
+def test_what_is_said_of_a_file_in_a_subfolder_makes_it_compose(
+    composed: Callable[..., Composition], tmp_path: Path
+) -> None:
+    """Upstream's `debug/multi_domain.yaml`: its defaults are those of the folder above."""
+
+    def made(name: str) -> Composition:
+        return composed("hardware=cpu", config_dir=tmp_path, config_name=name)
+
+    content = "defaults:\n  - base\n  - games: base\n  - override rewards: pure_success\n  - _self_\n" + GOOD
+    (tmp_path / "debug").mkdir()
+    (tmp_path / "games").mkdir()
+    (tmp_path / "games" / "base.yaml").write_text("most: 3\n")
+    file = tmp_path / "debug" / "mixed.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError) as refused:
+        made("debug/mixed")
+    assert f"copy {file} to {tmp_path / 'mixed.yaml'}, " in str(refused.value)
+    assert str(refused.value).endswith("give --config-name=mixed")
+    (tmp_path / "mixed.yaml").write_text(content)
+    taken = made("mixed").tree
+    assert taken.games.most == 3 and "games" not in taken.debug
+
+    content = f"# @package _global_\n{content}".replace("override rewards", "override /rewards")
+    for _ in ("base", "games"):  # its keys stand at the top, so only its defaults need a slash
+        file.write_text(content)
+        with pytest.raises(ConfigError) as refused:
+            made("debug/mixed")
+        (instead,) = re.findall(r"write `/(\S.*)` in its defaults", str(refused.value))
+        content = content.replace(f"- {instead}\n", f"- /{instead}\n")
+    file.write_text(content)
+    assert made("debug/mixed").tree.games.most == 3
+    file.write_text(content.replace("/games: base", "/games: other"))
+    with pytest.raises(ConfigError, match="Could not find 'games/other'; copy that file too"):
+        made("debug/mixed")
 
 
 @pytest.mark.parametrize(

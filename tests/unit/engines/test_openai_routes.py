@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from pipelinerl.engines.client import EngineRequestError, SamplingParams
-from pipelinerl.engines.openai.chat import read_tool_calls
+from pipelinerl.engines.openai.chat import call_reader, read_tool_calls
+from pipelinerl.engines.openai.fields import ChatFields
 from tests.support.openai_client import asked
 from tests.support.text_model import byte_tokenizer
 
@@ -222,6 +223,67 @@ def test_calls_are_read_in_the_notation_of_the_template_and_left_alone_otherwise
     assert text is None and [one["function"]["name"] for one in calls] == ["a", "b"]
     for bad in ("plain", "<tool_call>{", '<tool_call>{"name": 3}</tool_call>', "<tool_call>[]</tool_call>"):
         assert read_tool_calls(bad) == (bad, [])
+
+
+TAGGED = """I look.
+<tool_call>
+<function=search>
+<parameter=query>
+if a < b:
+  print("</tool>")
+
+</parameter>
+<parameter=limit>
+3
+</parameter>
+<parameter=where>
+{"lang": ["en"]}
+</parameter>
+<parameter=deep>
+True
+</parameter>
+<parameter=after>
+None
+</parameter>
+<parameter=other>
+7
+</parameter>
+</function>
+</tool_call>
+<tool_call>
+<function=search>
+<parameter=query>3<parameter=limit>about 3</function>"""
+
+
+def test_calls_in_tags_are_typed_by_the_tools_schema() -> None:
+    kinds = {"query": "string", "limit": "integer", "where": "object", "deep": "boolean"}
+    properties: dict[str, Any] = {name: {"type": kind} for name, kind in kinds.items()}
+    properties["after"] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    tool = {"type": "function", "function": {"name": "search", "parameters": {"properties": properties}}}
+    fields = ChatFields(messages=MESSAGES, tools=[tool])
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "<tool_call>\n<function={{ name }}>"
+    read = call_reader(tokenizer, fields)
+    assert read is not None
+    text, calls = read(TAGGED)
+    assert text == "I look." and [one["function"]["name"] for one in calls] == ["search", "search"]
+    first, second = (json.loads(one["function"]["arguments"]) for one in calls)
+    assert first == {
+        "query": 'if a < b:\n  print("</tool>")\n',
+        "limit": 3,
+        "where": {"lang": ["en"]},
+        "deep": True,
+        "after": None,
+        "other": "7",
+    }
+    # What does not fit its type stays a text, as in vLLM, and end tags may be forgotten.
+    assert second == {"query": "3", "limit": "about 3"}
+    assert read("<function=search></function>")[1][0]["function"]["arguments"] == "{}"
+    for bad in ("<tool_call>", '<tool_call>{"name": "search"}', "<tool_call><function=f>x</function>"):
+        assert read(bad) == (bad, [])
+    tokenizer.chat_template = "<tool_call>{{ call | tojson }}"
+    read = call_reader(tokenizer, fields)
+    assert read is not None and read(TAGGED) == (TAGGED, [])
 
 
 async def test_a_sampled_call_is_an_answer_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

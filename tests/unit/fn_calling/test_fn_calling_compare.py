@@ -138,6 +138,56 @@ def test_every_block_of_parallel_calls_is_judged() -> None:
         assert (found["answer_status"], found["partial_score"]) == (status, share)
 
 
+def test_calls_in_tags_are_judged_by_the_types_of_the_schema() -> None:
+    """Qwen3-Coder writes a number as text between tags; BFCL names its types as Python does."""
+    types = {
+        "n": "integer",
+        "x": "float",
+        "s": "string",
+        "l": "array",
+        "t": "tuple",
+        "d": "dict",
+        "b": "boolean",
+    }
+    properties = {name: {"type": kind} for name, kind in types.items()}
+    schema = {"name": "m.f", "parameters": {"properties": properties, "required": ["n"]}}
+    wanted = {
+        "n": [5],
+        "x": [2.5, 3.0],
+        "s": ["5"],
+        "l": [[1, 2]],
+        "t": [[1, "a"]],
+        "d": [{"k": [1]}],
+        "b": [False],
+    }
+    values = {"n": "5", "x": "3", "s": "5", "l": "[1, 2]", "t": "(1, 'a')", "d": '{"k": 1}', "b": "False"}
+    context = {"category": "simple", "function": [schema], "ground_truth": [{"m.f": wanted}]}
+
+    def said(name: str = "m.f", blank: str = "\n", **changed: str) -> str:
+        inside = "\n".join(
+            f"<parameter={k}>{blank}{v}{blank}</parameter>" for k, v in (values | changed).items()
+        )
+        return f"<function={name}>\n{inside}\n</function>"
+
+    def status(completion: str) -> str:
+        return str(verify_fn_calling_answer(completion, context)["answer_status"])
+
+    for right in (f"So:\n<tool_call>\n{said()}\n</tool_call>", said(blank=""), f"<tool_call>{said('m_f')}"):
+        assert status(right) == "correct"
+    for name, other in {
+        "n": "6",
+        "x": "nan",
+        "s": "6",
+        "l": "[1]",
+        "t": "()",
+        "d": "{}",
+        "b": "true",
+    }.items():
+        assert status(f"<tool_call>{said(**{name: other})}</tool_call>") == "wrong", name
+    assert status("<tool_call><function=m.f>n=5</function></tool_call>") == "unparsable"
+    assert status(f"<think><tool_call>{said()}</tool_call></think>no") == "no_answer"
+
+
 def test_values_of_python_calls_are_literals_or_what_is_written() -> None:
     said = "a.b(x=-1.5, y=(1, 'two', [True]), z={'k': None, 2: name}, f=lambda q: q + 1, g=open('/x'))"
     (call,) = read_calls(said)
@@ -242,4 +292,5 @@ def test_every_reference_answer_of_bfcl_is_right_and_every_changed_one_wrong(
     for category, row in table.items():
         assert row["json right"] == row["problems"] - row["defects"], category
         assert row["python right"] == row["python"] - row["defects"], category
+        assert row["tags right"] == row["tags"] - row["defects"] >= 0.99 * row["problems"] - 4, category
         assert row["changed wrong"] == row["changed"] > 5 * row["problems"], category

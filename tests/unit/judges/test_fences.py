@@ -4,6 +4,8 @@ import pytest
 
 from domains.coding.verifier_api import extract_code
 from domains.fences import fenced
+from domains.fn_calling.calls import Call, read_calls
+from domains.privacy_hopqa.data.json_extract import extract as json_extract
 from domains.tir.tool import program_of
 
 RIGHT = "def f(x):\n    if x > 0:\n        return 1\n    return 2"
@@ -121,3 +123,24 @@ def test_where_a_block_ends() -> None:
     text = f"a\n{block('python', 'b')}\nc"
     (one,) = fenced(text)
     assert (one.info, one.text, text[one.end :]) == ("python", "b", "c")
+
+
+ENDS = ("\r", "\r\n", "\v", "\f", "\x85", "\u2028", "\u2029")
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_every_line_end_of_unicode_ends_a_line_at_a_fence(end: str) -> None:
+    said = f"So:\n{block('python')}\nIt returns:\n{block('', '1')}\nDone."
+    assert extract_code(said.replace("\n", end)) == RIGHT
+    # Around fences only, as where a model's tokenizer or a transport has changed what joins paragraphs.
+    for only in (f"So:{end}{block('python')}{end}Done.", f"So:{end}```python{end}{RIGHT}{end}```{end}"):
+        assert extract_code(only) == RIGHT and program_of(only) == RIGHT
+    assert json_extract(f"So:{end}```json{end}[1]{end}```{end}", "array").value == [1]
+    assert read_calls(f'```json{end}[{{"name": "f"}}]{end}```') == [Call("f")]
+
+
+@pytest.mark.parametrize("end", ENDS[2:])
+def test_a_line_end_that_python_does_not_know_stays_in_its_string(end: str) -> None:
+    program = f'x = "a{end}b"\nprint(len(x))'
+    (found,) = fenced(block("python", program))
+    assert found.text == program

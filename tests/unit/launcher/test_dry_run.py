@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,51 @@ def test_what_was_given_is_said_to_be_given(
     without = rows(tmp_path / "run", "+domain=guessing", of_row["hardware"], of_row["model"])
     for subject in of_row.keys() - {"hardware", "model"}:
         assert "given" not in without[subject], subject
+
+
+OWN = f"""{MINE}
+model_path: domains/guessing/checkpoint
+max_lag: 256
+engine: {{max_model_len: 256}}
+llm: {{parameters: {{max_tokens: 16}}}}
+test_llm: {{parameters: {{max_tokens: 16}}}}
+finetune: {{seq_length: 256, gradient_accumulation_passes: 64}}
+"""
+
+
+def test_what_a_file_says_is_said_to_be_of_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By file: the user's, a domain's, a preset's, the profile's; what none says is the default."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    conf = tmp_path / "conf"
+    (conf / "finetune").mkdir(parents=True)
+    (conf / "own.yaml").write_text(OWN)
+    (conf / "finetune" / "short.yaml").write_text("defaults: [base]\nmax_train_steps: 3\n")
+
+    def reasons(*given: str, **files: Any) -> dict[str, str]:
+        composition = compose(["hardware=cpu", f"output_dir={tmp_path / 'run'}", *given], **files)
+        with open_backend(composition, True) as backend:
+            return {
+                row.subject: row.because
+                for row in table(plan(composition, backend.hosts, Facts(dry_run=True)))
+            }
+
+    own = {"config_name": "own", "config_dir": conf}
+    found = reasons(**own)
+    assert [found[row] for row in ("model", "age of weights", "optimizer step")] == ["own.yaml"] * 3
+    assert found["rollouts at once"] == found["evaluation"] == "default"
+    assert reasons("finetune=short", **own)["optimizer step"] == "own.yaml, finetune=short"
+    assert reasons("finetune.attempts=2", **own)["optimizer step"] == "finetune.attempts given, else own.yaml"
+    found = reasons("+domain=guessing")
+    assert {found[row] for row in ("model", "age of weights", "rollouts at once", "evaluation")} == {
+        "this domain"
+    }
+    found = reasons("+domain=privacy_hopqa", "+preset=privacy_hopqa_from_scratch", f"model_path={tmp_path}")
+    assert found["age of weights"] == "preset=privacy_hopqa_from_scratch"
+    for given, reason in {
+        "train_dataset_names=[x]": "given, evaluation of this domain",
+        "test_dataset_names=[x]": "of this domain, evaluation given",
+    }.items():
+        assert reasons("+domain=guessing", given)["datasets"] == reason
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.launch import main
-from pipelinerl.launcher.checks.dotted import dotted, signature_problem
+from pipelinerl.launcher.checks.dotted import POLICY, dotted, signature_problem
+from pipelinerl.launcher.checks.imports import problem
 from pipelinerl.launcher.decoder_shape import hub_silence
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import ROOT
@@ -78,7 +79,7 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list
             ["train_subset={begin: 5, end: 9}"],
             "train_subset.begin=5: there are 5 problems; lower it",
         ),
-        ("def load(names): return {'a': 1}", [], "load must return a list of dicts, got dict"),
+        ("def load(names): return {'a': 1}", [], "load: must return a list of dicts, got dict"),
         ("def load(names): return 1 / 0", [], "load: ZeroDivisionError: division by zero"),
         ("def load(names):\n    import os\n    os._exit(7)", [], "ended its process with status 7"),
         ("def load(names): return [{'n': lambda: 0}]", [], "problem 0 cannot be sent to a worker process"),
@@ -128,6 +129,40 @@ def test_a_signature_is_read_from_the_source_as_the_import_would_show_it(
     assert signature_problem("key", f"{package.name}.inner.play", given, []) is None
     (said,) = dotted("key", f"{package.name}.inner.play", "a function")
     assert said.endswith("failed: RuntimeError: never imported")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("async def load(names): return [{'n': 1}]", "load: async def, and is called once"),
+        ("async def load(names): yield {'n': 1}", "load: async def, and is called once"),
+        ("def load(names):\n    for n in names: yield {'n': n}", "load: yields, and is called once"),
+        ("class Many:\n    async def __call__(self, names): return []\nload = Many()", "got coroutine"),
+    ],
+)
+def test_a_loader_whose_call_is_no_list_yet(
+    source: str, message: str, own: Callable[[str], list[str]], refused: Started
+) -> None:
+    assert message in refused(*own(source))
+
+
+def test_a_policy_that_yields_is_refused_from_its_source_and_after_its_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = "    async def steps():\n        yield 1\n    return [x for x in (y for y in [1])]\n"
+    (tmp_path / "yielding_policies.py").write_text(
+        "async def each(cfg, llm, problem, session):\n    if problem:\n        yield 1\n"
+        "def turns(cfg, llm, problem, session):\n    yield from []\n"
+        f"async def whole(cfg, llm, problem, session):\n{inner}"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for look in (signature_problem, problem):
+        for name in ("each", "turns"):
+            said = look("actor.rollout_policy", f"yielding_policies.{name}", POLICY, [])
+            assert said is not None and said.endswith(
+                "yields, and one RolloutResult is expected; return it instead"
+            )
+        assert look("actor.rollout_policy", "yielding_policies.whole", POLICY, []) is None
 
 
 def test_a_folder_without_weights(tmp_path: Path, refused: Started) -> None:

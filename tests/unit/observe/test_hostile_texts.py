@@ -1,6 +1,8 @@
 """Texts of programs, models and files steer no terminal and no page, and say what a reader can act on."""
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,8 @@ def steers(text: str) -> list[str]:
 
 def test_what_steers_is_written_out_and_the_rest_stays() -> None:
     assert printable("a\x1b[31mb") == "a\\x1b[31mb"
+    for text in ("o\udcff", "\ud83d", "\u061c", "\u206a"):  # a file name that is no UTF-8, half a pair, marks
+        assert printable(text).encode().isascii() and printable(text) != text
     kept = "Zeile 1\n\tä 日本 🙂 \u00a0é"
     assert printable(kept) == kept
     assert steers(printable(STEERING)) == []
@@ -49,6 +53,16 @@ def test_a_report_steers_nothing(tmp_path: Path) -> None:
     folder = write_report(tmp_path, None, [section], Console(file=said))
     for text in (said.getvalue(), (folder / "report.md").read_text()):
         assert "owned" in text and steers(text) == []
+
+
+@pytest.mark.parametrize("command", ["report", "view", "new_domain", "streams"])
+def test_what_a_command_says_of_a_path_steers_nothing(command: str, tmp_path: Path) -> None:
+    given = [f"{tmp_path}/o\udcff\x1b[2J", *(["topic"] if command == "streams" else [])]
+    done = subprocess.run(
+        [sys.executable, "-m", f"pipelinerl.{command}", *given], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert "\\x1b" in done.stderr and steers(done.stderr) == []
 
 
 class Runs:

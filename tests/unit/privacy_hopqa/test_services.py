@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 from aiohttp import web
@@ -11,6 +12,7 @@ from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
 from domains.privacy_hopqa.domain import PrivacyHopQADomain, world_paths
+from domains.privacy_hopqa.same_world import Sample, digests, foreign
 from domains.privacy_hopqa.world import generate, world_config
 from pipelinerl.config import ConfigError
 from retrieval_server.app import RetrievalService, build_app
@@ -223,6 +225,62 @@ async def test_a_world_with_the_same_names_and_other_texts_is_refused(own, world
                 await asked_for(url, **settings)
 
 
+def altered(path):
+    path.write_text(path.read_text()[::-1])
+
+
+def a_page_with(page):
+    def alter(world):
+        lines = [json.loads(line) for line in (world / "web.jsonl").open()]
+        lines[page]["text"] += " x"
+        (world / "web.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return f"web/{lines[page]['docid']}"
+
+    return alter
+
+
+def the_shortest_document(world):
+    file = min((world / "tasks").glob("DR90*/files/**/*.md"), key=lambda file: file.stat().st_size)
+    altered(file)
+    return f"local/{file.relative_to(world / 'tasks').as_posix().replace('/files/', '/')}"
+
+
+@pytest.mark.parametrize("alter", [the_shortest_document, a_page_with(0), a_page_with(-1)])
+async def test_one_text_that_differs_is_seen_wherever_it_stands(alter, worlds, tmp_path):
+    """Neither the longest text of its task nor one of the first pages, and nobody searches for it."""
+    other = without_manifest(worlds[0], tmp_path)
+    named = alter(other)
+    async with served(other) as url:
+        with pytest.raises(ConfigError) as error:
+            await asked_for(url, world=TINY)
+    check_one_line(error.value.problems[0], "serves another world: it lacks 1 of ")
+    assert (
+        f" texts ({named}) that were compared; start it on the files of this run" in error.value.problems[0]
+    )
+
+
+async def test_a_large_web_corpus_is_compared_at_places_all_over_it(worlds, tmp_path, monkeypatch):
+    monkeypatch.setattr("domains.privacy_hopqa.same_world.WHOLE_BYTES", 0)
+    monkeypatch.setattr("domains.privacy_hopqa.same_world.SPREAD", 40)
+    other = without_manifest(worlds[0], tmp_path)
+    ids = [json.loads(line)["docid"] for line in (other / "web.jsonl").open()]
+    asked = [id_ for id_ in digests(None, str(other / "web.jsonl"), ()) if ids.index(id_[4:]) >= 0]
+    places = [ids.index(id_[4:]) for id_ in asked]
+    assert places[0] == 0 and places == sorted(places) and 20 < len(places) <= 41
+    assert max(after - before for before, after in pairwise(places)) <= len(ids) / 5
+    async with served(other) as url:
+        assert "texts compared" in await asked_for(url, world=TINY)
+
+
+async def test_a_service_that_finds_another_text_first_is_not_called_foreign():
+    """Of a service that can only be searched, half of the texts of a kind decide, each kind by itself."""
+    texts = [Sample(f"local/{n}", "/local/search", "a", "T") for n in range(4)]
+    pages = [Sample(f"web/{n}", "/browsecomp/search", "a") for n in range(3)]
+    assert foreign(pages[:1], texts + pages) == [] == foreign(texts[:1], texts) == foreign([], [])
+    assert foreign(pages[:2], texts + pages) == ["web/0", "web/1"]
+    assert foreign(texts[:2], texts + pages) == ["local/0", "local/1"]
+
+
 async def test_the_world_of_the_run_is_known_by_its_fingerprint(worlds):
     mine = json.loads((worlds[0] / "manifest.json").read_text())["fingerprint"]
     async with served(worlds[0], fingerprint=mine) as url:
@@ -241,6 +299,8 @@ async def test_no_query_to_the_web_is_about_a_page_that_the_chains_need(worlds):
 
     @web.middleware
     async def note(request, handler):
+        if request.path == "/known":  # as a service of another make, which has to be searched
+            raise web.HTTPNotFound
         if request.path.endswith("search"):
             asked_of.append((request.path, await request.json()))
         return await handler(request)
@@ -252,6 +312,8 @@ async def test_no_query_to_the_web_is_about_a_page_that_the_chains_need(worlds):
     assert {path for path, _ in asked_of} == {"/browsecomp/search", "/local/search"} and needed
     for path, body in asked_of:
         words = set(body["query"].split())
+        if words == {body.get("task_id")}:  # whether the task is there
+            continue
         if path == "/browsecomp/search":
             assert "task_id" not in body and any(words <= set(text.split()) for text in public)
         else:

@@ -111,6 +111,9 @@ async def test_a_program_gets_no_keys_but_those_that_are_named(
         "AWS_SECRET_ACCESS_KEY",
         "GOOGLE_APPLICATION_CREDENTIALS",
         "SOME_NAME",
+        "PYTHON_API_TOKEN",
+        "SSL_CERT_PASSWORD",
+        "XDG_SECRET_HOME",
     )
     for name in keys:
         monkeypatch.setenv(name, "of the user")

@@ -1,6 +1,7 @@
 """The HTTP server: answers, errors, limits, queueing, counters."""
 
 import asyncio
+import hashlib
 import json
 import os
 import threading
@@ -104,6 +105,8 @@ async def test_a_task_id_does_not_change_web_results(client: TestClient) -> None
         (LOCAL, b'{"query":"x","task_id":"DR90001","threshold":NaN}', 400, "out_of_range", "threshold"),
         (LOCAL, {"query": "x", "task_id": "DR90001", "threshold": 10**400}, 400, "out_of_range", "threshold"),
         ("/known", {"tasks": "DR90001"}, 400, "wrong_type", "tasks is a str; send a list of strings"),
+        ("/known", {"texts": ["web/1"]}, 400, "wrong_type", "texts is a list; send an object of strings"),
+        ("/known", {"texts": {"web/1": 7}}, 400, "wrong_type", "texts is a dict; send an object of strings"),
         ("/known", {"pages": [7]}, 400, "wrong_type", "pages is a list; send a list of strings"),
         ("/nothing", {}, 404, "unknown_path", "no such path"),
         ("/health", {}, 405, "method_not_allowed", "POST is not allowed"),
@@ -120,8 +123,21 @@ async def test_errors(client: TestClient, path: str, body: Any, status: int, cod
 async def test_what_is_not_served_is_told(client: TestClient) -> None:
     asked = {"tasks": ["DR90001", "../x"], "pages": ["web/10", "9", "7", "web/1"]}  # 7 is without text
     missing = {"missing_tasks": ["../x"], "missing_pages": ["7", "web/1"]}
-    assert await post(client, "/known", asked) == (200, missing)
-    assert await post(client, "/known", {}) == (200, {"missing_tasks": [], "missing_pages": []})
+    assert await post(client, "/known", asked) == (200, missing | {"other_texts": []})
+    assert await post(client, "/known", {}) == (
+        200,
+        {"missing_tasks": [], "missing_pages": [], "other_texts": []},
+    )
+    texts = {
+        id_: hashlib.sha256(b"no text of them").hexdigest() for id_ in ("web/10", "web/1", "x", "local/")
+    }
+    assert (await post(client, "/known", {"texts": texts}))[1]["other_texts"] == [*texts]
+    _, found = await post(client, WEB, {"query": "cold", "max_chars": 0})
+    _, private = await post(client, LOCAL, {"task_id": "DR90001", "query": "cold"})
+    served = {hit["docid"]: hit["text"] for hit in found["hits"]}
+    served |= {hit["doc_id"]: hit["content"] for hit in private["hits"]}
+    texts = {id_: hashlib.sha256(text.encode()).hexdigest() for id_, text in served.items()}
+    assert len(texts) > 2 and (await post(client, "/known", {"texts": texts}))[1]["other_texts"] == []
 
 
 async def test_a_large_body_of_unknown_length_is_refused(client: TestClient) -> None:
