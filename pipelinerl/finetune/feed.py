@@ -72,7 +72,7 @@ class Feed:
                 f"the recording {self._reader.spec} ends within step {step}; record the run again"
             )
         started = time.monotonic()
-        with Wait(f"texts of step {step}", self._deadline_s) as wait:
+        with Wait(f"samples of step {step}", self._deadline_s) as wait:
             while (record := self._reader.next_record()) is None:
                 wait.check(self._reader.describe_end() if wait.expired else "")
                 self._reader.wait(min(IDLE_INTERVAL_S, wait.remaining_s))

@@ -158,7 +158,7 @@ class Trainer:
         return offset
 
     def _train_step(self, feed: Feed, rollout_log: RolloutLog) -> tuple[float, PipelineBatchEncoding]:
-        """One optimizer step over exactly B texts of all ranks.
+        """One optimizer step over exactly B samples of all ranks.
 
         Gives the seconds that the slowest rank worked, and a micro-batch of this one.
         """
@@ -172,10 +172,12 @@ class Trainer:
         measured: list[Measured] = []
         self._memory.begin()
         feed.waited_s, started = 0.0, time.monotonic()
+        announced = counters.last_broadcasted_version
+        oldest = self.cfg.staleness.oldest(announced)
         for batch in self._micro_batches(feed):
-            targets = targets_of(batch, rl, counters.last_broadcasted_version, self.cfg.max_lag)
+            targets = targets_of(batch, rl, announced, oldest)
             if self._follows_preprocess:  # a recording may be one of a run that came further
-                check_announced(batch, targets, counters.last_broadcasted_version)
+                check_announced(batch, targets, announced)
             measured.append((batch, targets, self.learner.accumulate(batch, targets, coefficients)))
             rollouts.add(batch, targets)
             count_batch(statistics, batch, targets)
@@ -194,7 +196,7 @@ class Trainer:
         expected = self.cfg.derived.texts_per_step
         if total.texts != expected:
             raise ValueError(
-                f"step {counters.completed_steps} holds {total.texts} texts, expected {expected}"
+                f"step {counters.completed_steps} holds {total.texts} samples, expected {expected}"
             )
         self._note_ends(rollouts, rollout_log)
         counters.epoch = max(counters.epoch, total.epoch)
@@ -288,7 +290,7 @@ class Trainer:
         Of a checkpoint between two updates there is none: a resume announces a version of its own.
         """
         version = self.counters.samples
-        if self.cfg.max_lag == 0 and version == self.counters.last_broadcasted_version:
+        if self.cfg.staleness.synchronous and version == self.counters.last_broadcasted_version:
             names = {job.name for job in self.cfg.jobs}
             roles = [role for role in KINDS if role in names]
             deadline_s, shared = self.cfg.watchdog.input_deadline_s, self.cfg.several_hosts

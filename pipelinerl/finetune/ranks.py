@@ -52,7 +52,7 @@ class AccelerateRanks(Ranks):
     """Ranks started by `accelerate launch` or torchrun: gloo on the CPU, NCCL on GPUs.
 
     What the hosts tell each other goes over gloo in any case: it must not wait for the devices, and a rank
-    whose texts come late must not run into NCCL's short patience.
+    whose samples come late must not run into NCCL's short patience.
     """
 
     def __init__(self, cpu: bool, offload: bool = False) -> None:

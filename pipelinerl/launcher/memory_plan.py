@@ -40,14 +40,14 @@ FEWEST, MOST = 64, 512
 FITS = 0.95
 """Share of a card's free memory that a trainer may need: CUDA contexts and NCCL take some of the rest."""
 ROOM = 0.85
-"""Share of it that is planned with where there is a choice: texts of a row may be many."""
+"""Share of it that is planned with where there is a choice: samples of a row may be many."""
 MFU = 0.38
 MFU_OF_EXPERTS = 0.2
 """What a trainer reaches of a card, for dividing cards only (`docs/gpu.md`)."""
 
 
 def wanted_requests(texts: int, engines: int) -> int:
-    """Rollouts that an engine could have under way: the texts that are wanted, shared out."""
+    """Rollouts that an engine could have under way: the samples that are wanted, shared out."""
     return min(MOST, -(-texts // engines))
 
 

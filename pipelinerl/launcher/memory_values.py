@@ -76,7 +76,7 @@ class Asked(NamedTuple):
     """What the plan has to know beside the configuration."""
 
     texts: int
-    """Texts that may be under way: what the age of weights admits, or one update where it has no bound."""
+    """Samples that may be under way: what the age of weights admits, or one update where it has no bound."""
     in_flight: int | None = None
     """`actor.llm_max_rollouts` or `max-num-seqs` where the user gave one."""
     one_host: bool = True

@@ -1,9 +1,9 @@
 """What a run is, as one frozen value: everything that follows from a configuration and the hosts.
 
 `pipelinerl.launch` calls `choose` before it checks the configuration, and `launcher/start.py` calls `plan`
-once the domain has prepared its data. The table of choices, the saved configuration, every `start.sh` and the
-processes are read from the plan. Neither function writes anywhere: choices are values, and this file applies
-them, to a copy of the composed tree.
+once the domain has prepared its data, or for `validate=true` before. The table of choices, the saved
+configuration, every `start.sh` and the processes are read from the plan. Neither function writes anywhere:
+choices are values, and this file applies them, to a copy of the composed tree.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,6 +74,8 @@ class RunPlan:
     services: tuple[ServiceSpec, ...]
     """Servers that the launcher starts for the domain."""
     facts: Facts
+    problems: str = ""
+    """What was said of the problems that the loader gave, if they were looked at."""
 
     @property
     def output_dir(self) -> Path:

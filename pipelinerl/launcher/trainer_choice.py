@@ -80,7 +80,7 @@ def _compile(cfg: Config, config: dict[str, Any] | None) -> tuple[bool | Literal
     if not cfg.trainer_on_gpu:
         return False, "on a CPU"
     if not (tune.load_as_bf16 and tune.use_flash_attention):
-        return False, "attention goes text by text"
+        return False, "attention goes sample by sample"
     if config is not None and has_experts(config):
         return False, "layers with experts"
     return "later", f"if {COMPILE_WORTH_S / 60:.0f} minutes of work are left after two steps"
@@ -100,7 +100,7 @@ def _checkpointing(
         return True, True, "finetune.reentrant_checkpointing=true"
     shape = decoder_shape(config)
     if not tune.load_as_bf16 or not tune.use_flash_attention:
-        return True, True, "not measured for attention text by text"
+        return True, True, "not measured for attention sample by sample"
     if shape is not None and shape.experts:
         return True, True, "not measured for layers with experts"
     if shape is None or room is None:

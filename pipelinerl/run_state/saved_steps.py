@@ -30,7 +30,7 @@ def candidates(root: Path, name: str) -> dict[int, Path]:
 
 
 def trained_before(output_dir: Path) -> tuple[int, int]:
-    """Steps and texts from which a resume goes on; zeros where nothing was saved, or it cannot be read."""
+    """Steps and samples from which a resume goes on; zeros where nothing was saved, or it cannot be read."""
     states = candidates(output_dir / "finetune", STATE)
     if not (step := saved_step(output_dir)):
         return 0, 0
