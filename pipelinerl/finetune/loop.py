@@ -2,6 +2,7 @@
 
 What is announced is true when it is announced: `weight_update_success` follows the last engine's
 confirmation, `samples_processed` follows the backward pass, `training_done` follows the final save.
+`finetune/__main__.py` runs one `Trainer` in each rank; publishing, announcing and saving are the main rank's.
 """
 
 import json
@@ -117,6 +118,8 @@ class Trainer:
                 self._stale_in_queue = stack.enter_context(StaleInQueue(self.output_dir))
             self._broadcaster.start()
             self._say_samples(self.counters.samples)
+            # Also on a resume: engines that have just loaded the checkpoint know no version, and the other
+            # roles begin at this announcement, behind the resume point, which is written by now.
             self._publish()
             while not (self._complete or self._recording_ends(feed)):
                 worked_s, batch = self._train_step(feed, rollout_log)
@@ -247,6 +250,7 @@ class Trainer:
         if due or last:
             self._publish()
         self._say_samples(counters.samples)
+        # Behind the announcement, at which the other roles keep their state: the checkpoint may wait for it.
         step = counters.completed_steps
         if not last and (step % finetune.save_checkpoint_steps == 0 or step in finetune.also_save_steps):
             self._save(feed, finetune.keep_intermediate_checkpoints, True)

@@ -1,4 +1,8 @@
-"""The trainer's ranks: nothing at all for one process, accelerate's process group for several."""
+"""The trainer's ranks: nothing at all for one process, accelerate's process group for several.
+
+`finetune/__main__.py` joins them; loop, learner and gradient sums ask `Ranks`. Every method is collective:
+where one rank leaves out a call, the others wait in it.
+"""
 
 import os
 from datetime import timedelta

@@ -3,7 +3,7 @@
 Three messages travel over `weight_update_request` (trainer to all), and preprocess, which drops samples,
 publishes cumulative counts by reason over `discarded`, because the lag budget has to get them back. Both
 topics speak about the processes running now: `forget_announcements` empties them before the roles of a new or
-resumed run start.
+resumed run start. A version and every other number here is a count of samples.
 """
 
 import os

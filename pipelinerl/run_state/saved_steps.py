@@ -1,4 +1,8 @@
-"""Of which steps a run has complete checkpoints: the trainer settles one, the launcher only looks."""
+"""Of which steps a run has complete checkpoints: the trainer settles one, the launcher only looks.
+
+Called by `finetune/checkpoints.py` and, without torch, by the launcher, which tells people at which step the
+same command goes on.
+"""
 
 import json
 from pathlib import Path

@@ -1,7 +1,8 @@
 """Does an engine have what was sent? A probe, scored on both sides; and checksums, where it can say them.
 
 A probe shows what any engine makes of its weights, within rounding. Checksums also show what rounding hides,
-such as a tensor of the version before, and rows of the vocabulary that no probe meets.
+such as a tensor of the version before, and rows of the vocabulary that no probe meets. Called by
+`finetune/broadcast.py` after the first updates since a start of either side, and then now and again.
 """
 
 from collections.abc import Callable
@@ -69,6 +70,7 @@ def check_loaded(publisher: Publisher) -> None:
     found = publisher.loaded_checksums() if "path" in info else {}
     if not found:
         return
+    # Checked once more: a file that was damaged since would accuse the engine.
     tensors = read_tensors(Path(info["path"]), info["bytes"], info["checksum"], HostMemory())
     sent = {name: parameter_checksum(one.view(-1).view(torch.uint8).numpy()) for name, one in tensors.items()}
     for engine, checksums in found.items():

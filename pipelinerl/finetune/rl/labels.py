@@ -1,4 +1,7 @@
-"""Reward and advantage by role and by situation family, for the metrics of a step. No torch here."""
+"""Reward and advantage by role and by situation family, for the metrics of a step. No torch here.
+
+Called by `finetune/metrics.py` for each micro-batch whose samples have labels.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,7 @@
-"""Best-fit-decreasing packing of samples into rows, with tokens balanced over trainer ranks. Pure numpy."""
+"""Best-fit-decreasing packing of samples into rows, with tokens balanced over trainer ranks. Pure numpy.
+
+`assemble_step` calls it for each optimizer step whose samples share no tokens.
+"""
 
 import bisect
 import heapq

@@ -1,4 +1,7 @@
-"""What a packed micro-batch trains on: its labelled tokens, their weights and their staleness. Pure numpy."""
+"""What a packed micro-batch trains on: its labelled tokens, their weights and their staleness. Pure numpy.
+
+The loop asks `targets_of` for each micro-batch. Here a token that is too old gets the weight 0.
+"""
 
 from dataclasses import dataclass
 
@@ -52,7 +55,8 @@ def targets_of(
     """Select the labelled tokens; the first token of a sample has no predictor and is never one of them.
 
     The token weight is 1/B, or 1/group_tokens with `group_normalization`, times the loss scale, times
-    (1 - overflow) with `overlong_filtering`. Tokens of a version older than `oldest` get weight 0.
+    (1 - overflow) with `overlong_filtering`. Tokens of a version older than `oldest` (a count of
+    samples, None: no bound) get weight 0.
     """
     labels = batch.labels[0]
     at = np.flatnonzero((labels != MASKED_TOKEN_ID) & (batch.position_ids[0] > 0))
