@@ -20,7 +20,7 @@ from pipelinerl.config.choice import Choice, with_choices
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import typed
 from pipelinerl.config.hosts import Host
-from pipelinerl.config.machine import DerivedConfig, Job, roles_of
+from pipelinerl.config.machine import Job, roles_of
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import STREAM_BACKENDS
 from pipelinerl.domain import BaseDomain, Domain, NamedService, ServiceSpec
@@ -67,7 +67,7 @@ class RunPlan:
     tree: DictConfig
     """The resolved configuration, which is saved and handed to the processes; read-only."""
     cfg: Config
-    """The same, typed."""
+    """The same, typed: `jobs` are the processes, `derived` what else follows from placement."""
     memory: MemoryPlan | None
     """Bytes of each card; None where nothing is known of model or cards."""
     trainer: TrainerChoice
@@ -81,26 +81,6 @@ class RunPlan:
     def output_dir(self) -> Path:
         """Folder of the run."""
         return Path(str(self.cfg.output_dir))
-
-    @property
-    def jobs(self) -> list[Job]:
-        """Every process, with its host, devices and port."""
-        return self.cfg.jobs
-
-    @property
-    def derived(self) -> DerivedConfig:
-        """Ranks, samples of a step and of an update."""
-        return self.cfg.derived
-
-    @property
-    def admitted(self) -> int | None:
-        """Samples that may be ahead of a weight version; None without a bound."""
-        return self.cfg.admitted
-
-    @property
-    def in_flight(self) -> int:
-        """Rollouts under way at each engine."""
-        return self.cfg.actor.llm_max_rollouts
 
     @property
     def reasons(self) -> dict[str, str]:
