@@ -245,11 +245,11 @@ class _Planner:
                 last = mode == modes[-1]
                 parts = self._trainer_parts(ranks, sharding, on_host, mode)
                 if sum(parts.values()) <= (FITS if last else ROOM) * room:
-                    return TrainerPlan(ranks, sharding, on_host, parts)
+                    return TrainerPlan(ranks, sharding, on_host, parts, mode)
         for sharding, on_host in ways if self._may_compile() else ():
             parts = self._trainer_parts(ranks, sharding, on_host, modes[-1], compiled_first=True)
             if sum(parts.values()) <= FITS * room:
-                return TrainerPlan(ranks, sharding, on_host, parts, compiled_first=True)
+                return TrainerPlan(ranks, sharding, on_host, parts, modes[-1], compiled_first=True)
         sharding, on_host = ways[-1]
         parts = self._trainer_parts(ranks, sharding, on_host, modes[-1])
         listed = ", ".join(f"{name} {size / GIB:.0f}" for name, size in parts.items() if size > GIB / 2)
@@ -336,7 +336,7 @@ class _Planner:
                 problem = error
                 continue
             if mode == modes[-1] or engine.requests >= wanted:
-                trainer = TrainerPlan(1, sharding, False, parts)
+                trainer = TrainerPlan(1, sharding, False, parts, mode)
                 return MemoryPlan(card=card, engines=1, engine=engine, trainer=trainer, shared=True)
         assert problem is not None
         size = sum(self._trainer_parts(1, sharding, False, modes[-1]).values()) / GIB

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipelinerl.base.errors import ConfigError
-from pipelinerl.config.finetune import Sharding
+from pipelinerl.config.finetune import Checkpointing, Sharding
 from pipelinerl.launcher.cards import Card
 
 
@@ -35,6 +35,8 @@ class TrainerPlan(NamedTuple):
     whole_on_host: bool
     """Whether the copy that is gathered for the engines lies in host memory meanwhile."""
     parts: Mapping[str, float]
+    recomputed: Checkpointing
+    """What compiled layers recompute in these bytes."""
     compiled_first: bool = False
     """Whether layers have to be compiled before the first step, because they need less memory so."""
 
