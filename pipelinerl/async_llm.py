@@ -1,4 +1,4 @@
-"""One call to an engine from rollout code, and the training texts made of calls.
+"""One call to an engine from rollout code, and the `TrainingText`s made of calls.
 
 What is trained is what the engine sampled: ids, log-probabilities and weight versions are taken from its
 answer; text is for people.

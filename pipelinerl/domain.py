@@ -89,7 +89,7 @@ class Note:
     kind: str
     """What it is about in a word or two, such as `web query` or `verdict`."""
     turn: int | None = None
-    """The text of the rollout that it belongs to, from 0; None: the rollout as a whole."""
+    """The sample of the rollout that it belongs to, from 0; None: the rollout as a whole."""
     level: Literal["info", "good", "warn", "bad"] = "info"
     """How it is coloured."""
     spans: tuple[tuple[int, int], ...] = ()
@@ -183,7 +183,7 @@ class BaseDomain:
         return []
 
     def rollout_notes(self, output_dir: Path) -> NotesOf | None:
-        """What the page of rollouts shows beside their texts; None: nothing.
+        """What the page of rollouts shows beside their samples; None: nothing.
 
         Called once for a page, so that files of the run are read once; the function it returns is called for
         each rollout that the page shows.

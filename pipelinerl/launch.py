@@ -19,7 +19,7 @@ from typing import NoReturn
 from omegaconf import OmegaConf
 
 from pipelinerl.base import faults
-from pipelinerl.base.errors import ConfigError, printable
+from pipelinerl.base.errors import ConfigError, printable, show_what_it_can
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired
@@ -31,7 +31,7 @@ from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.arguments import USAGE, launched_on_each_host, parse
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.checks import imports
-from pipelinerl.launcher.choices import Row, keep_choices, print_choices
+from pipelinerl.launcher.choices import keep_choices, print_choices, table
 from pipelinerl.launcher.folder import FolderChanged, RunFolder, check_name, check_writable
 from pipelinerl.launcher.made_again import made_again, resumes
 from pipelinerl.launcher.memory_choice import Chosen
@@ -58,8 +58,7 @@ COMPLETED, FAILED, REFUSED = 0, 1, 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status; problems are printed as one line each on stderr."""
-    if hasattr(sys.stdout, "reconfigure"):  # what the terminal cannot show becomes a question mark
-        sys.stdout.reconfigure(errors="replace")
+    show_what_it_can()
     try:
         with interruptible(NOTHING_STARTED):
             status = launch(sys.argv[1:] if argv is None else argv)
@@ -189,26 +188,24 @@ def _run(
     log = logging.getLogger("pipelinerl.launch")
     log.info(launched_line())
     backend.check_paths(folder.path, [cfg.model_path] if Path(cfg.model_path).is_dir() else [])
-    plan, rows = prepare(chosen, domain, folder, backend, dry_run, named)
-    print_choices(rows)
+    plan = prepare(chosen, domain, folder, backend, dry_run, named)
+    print_choices(plan)
     if dry_run:
         print(
             f"DRY_RUN: wrote {len(plan.children)} start.sh below {folder.path}; started nothing", flush=True
         )
         return COMPLETED
-    _supervised(plan, rows, folder, backend, plain, log)
+    _supervised(plan, folder, backend, plain, log)
     if cfg.debug.mode == "":
         folder.mark_completed(*limits)
     _report(folder.path, domain)
     return COMPLETED
 
 
-def _supervised(
-    plan: RunPlan, rows: list[Row], folder: RunFolder, backend: Backend, plain: bool, log: logging.Logger
-) -> None:
+def _supervised(plan: RunPlan, folder: RunFolder, backend: Backend, plain: bool, log: logging.Logger) -> None:
     """Run the plan to its end, with the progress line and what is said of it. Raises as `supervise`."""
     output_dir = folder.path
-    keep_choices(output_dir, rows)
+    keep_choices(output_dir, table(plan))
     if streams_kind(plan.cfg.streams).on_disk:
         forget_announcements(output_dir)
     balance, blocked, remarks = BalanceWatch(plan.cfg), BlockWatch(output_dir), RemarkWatch(output_dir)

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipelinerl.base.errors import first_line, printable
+from pipelinerl.base.errors import first_line, printable, show_what_it_can
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path, read_shown
@@ -64,8 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pipelinerl.report", description=__doc__)
     parser.add_argument("output_dir", type=Path, help="the run's folder")
     args = parser.parse_args(argv)
-    if hasattr(sys.stdout, "reconfigure"):  # what the terminal cannot show becomes a question mark
-        sys.stdout.reconfigure(errors="replace")
+    show_what_it_can()
     if not _holds_a_run(args.output_dir):
         begun = ": nothing is recorded yet" if config_path(args.output_dir).is_file() else ""
         print(printable(f"report: there is no run in {args.output_dir}{begun}"), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a domain returns: training texts, metrics and the rollout that holds them."""
+"""What a domain returns: samples, metrics and the rollout that holds them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -90,7 +90,7 @@ class TrainingText(BaseModel):
         return self.text[len(self.text) - self.n_predicted :]
 
     def to_record(self) -> dict[str, Any]:
-        """A tree of plain values and arrays, the form in which a text travels through streams."""
+        """A tree of plain values and arrays, the form in which a sample travels through streams."""
         record = dict(self.__dict__)
         record["weight_versions"] = [list(span) for span in self.weight_versions]
         record["metadata"] = plain(self.metadata, "metadata")
@@ -114,7 +114,7 @@ class BaseMetrics(BaseModel):
 class RolloutResult(BaseModel):
     """One attempt on one problem.
 
-    A rollout that failed has its reason in `failed` and no texts; one that has neither a reason nor texts
+    A rollout that failed has its reason in `failed` and no samples; one that has neither a reason nor samples
     counts as empty. `metrics` may be left out of a failed rollout only.
     """
 
@@ -132,7 +132,7 @@ class RolloutResult(BaseModel):
     def _failed_or_measured(self) -> "RolloutResult":
         if self.failed is not None and self.training_texts:
             raise ValueError(
-                f"a failed rollout ({self.failed}) has {len(self.training_texts)} texts, expected 0"
+                f"a failed rollout ({self.failed}) has {len(self.training_texts)} samples, expected 0"
             )
         if self.failed is None and self.metrics is None:
             raise ValueError("metrics are missing; only a rollout with `failed` set may leave them out")
@@ -155,7 +155,7 @@ ROLLOUT_ORIGIN: ContextVar[RolloutOrigin | None] = ContextVar("rollout_origin", 
 
 @dataclass(frozen=True)
 class TrainingTextSummary:
-    """Token counts of a rollout's texts."""
+    """Token counts of a rollout's samples."""
 
     prompt_tokens: list[int]
     output_tokens: list[int]
@@ -164,13 +164,13 @@ class TrainingTextSummary:
 
 
 def apply_rollout_reward(training_texts: Sequence[TrainingText], reward: float) -> None:
-    """Give every text of a rollout the rollout's reward."""
+    """Give every sample of a rollout the rollout's reward."""
     for text in training_texts:
         text.reward = reward
 
 
 def rollout_has_overflow(training_texts: Sequence[TrainingText]) -> bool:
-    """Whether any text was cut off."""
+    """Whether any sample was cut off."""
     return any(not text.finished for text in training_texts)
 
 

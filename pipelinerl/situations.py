@@ -1,4 +1,4 @@
-"""The situation of a training text: typed fields, metadata keys of other writers, and their agreement.
+"""The situation of a sample: typed fields, metadata keys of other writers, and their agreement.
 
 A situation labels the kind of decision and the information it was taken with. Samples of one group are
 compared only within a situation: at equal positions counted from the end (`position="end"`), or all
@@ -58,7 +58,7 @@ def absent(value: Any) -> bool:
 
 
 def read_labels(fields: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The fields of `Labels`, from typed fields and metadata of one text or record.
+    """The fields of `Labels`, from typed fields and metadata of one sample or record.
 
     Raises ValueError naming sample `name` for a value of a wrong type or range, for a field and a metadata
     key that contradict each other, and for half a place.
@@ -116,9 +116,9 @@ def fill_places(rollout: Sequence[Labels], name: str) -> None:
 
 
 def emit_situations(texts: Sequence[TrainingText], rollout: str) -> list[Labels]:
-    """Write each fact of one rollout's texts, in step order, both typed and into `metadata`; returns them.
+    """Write each fact of one rollout's samples, in step order, both typed and into `metadata`; returns them.
 
-    Index and length are derived by counting the rollout's texts with the same situation, unless given.
+    Index and length are derived by counting the rollout's samples with the same situation, unless given.
     Raises ValueError naming the sample or the rollout, as `read_labels` and `fill_places`.
     """
     labels = [

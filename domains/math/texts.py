@@ -7,6 +7,8 @@ import re
 from decimal import Decimal
 from typing import NamedTuple
 
+from domains.math.typeset import SPACE
+
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*[A-Za-z]")
 _RUN = re.compile(r"[A-Za-z]+")
 _LISTED = """
@@ -29,7 +31,7 @@ _UNIT = (
 _POWER = r"(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23])|[²³])?"
 _UNITS = re.compile(
     rf"(?P<value>.*[\d}})])"
-    rf"(?:\\[,;: ]|[\s~])+"
+    rf"(?:{SPACE}|\s)+"
     rf"(?:(?:{_UNIT}){_POWER}(?:\s*(?:/|per\s)\s*(?:{_UNIT}){_POWER})?|(?P<names>[a-z]+(?: [a-z]+)*))\.?",
     re.DOTALL,
 )
@@ -48,7 +50,7 @@ _MANY = {
     "billion": 10**9,
     "trillion": 10**12,
 }
-_NUMBER_OF = re.compile(rf"(-?\d+(?:\.\d+)?)\s*(?:\\[,;: ]|~)*\s*({'|'.join(_MANY)})\b(.*)", re.DOTALL)
+_NUMBER_OF = re.compile(rf"(-?\d+(?:\.\d+)?)\s*(?:{SPACE})*\s*({'|'.join(_MANY)})\b(.*)", re.DOTALL)
 _PERCENT = re.compile(r"\s*(?:\\?%|\b[Pp]er ?cent\b)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _APART = re.compile(r"(?<![A-Za-z\\}\d])[A-Za-z](?: +[A-Za-z])+(?![A-Za-z])")

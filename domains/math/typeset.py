@@ -46,8 +46,10 @@ _WRITTEN = (
     (re.compile(r"\{\\(?:rm|bf|it)\s+([^{}]*)\}"), r"\\text{\1}"),
     (re.compile(r"(?<=\d)\s*(?:\^\s*(?:\{\s*)?)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}$"), ""),
 )
-_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\\[,;: ]|\{,\}|[~\u00a0\u2009\u202f ])\d{3})+(?!\d)")
-_GAP = re.compile(r"\\[,;: ]|\{,\}|[~\u00a0\u2009\u202f ]")
+SPACE = r"\\[,;: ]|~"
+"""A blank of LaTeX, as an alternative of a pattern."""
+_GAP = re.compile(rf"{SPACE}|\{{,\}}|[\u00a0\u2009\u202f ]")
+_GROUPS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:(?:{_GAP.pattern})\d{{3}})+(?!\d)")
 _POWER_OF_TEN = re.compile(r"([-+]?\d+(?:\.\d*)?)[eE]([-+]?\d{1,4})")
 _MIXED = re.compile(r"([-+]?\d+)\s+(\d+)\s*/\s*(\d+)")
 _REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\s*\{?\s*(\d+)\s*\}?")

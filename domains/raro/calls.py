@@ -23,7 +23,7 @@ class Completion:
 
     @property
     def version(self) -> int | None:
-        """Oldest weight version among its tokens, in trained texts."""
+        """Oldest weight version among its tokens, in trained samples."""
         return min((version for version, _, _ in self.call.weight_versions), default=None)
 
 

@@ -90,8 +90,8 @@ def _groups(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
     texts = int(cfg.finetune.train_batch_size) * int(cfg.finetune.gradient_accumulation_passes)
     if settings.reward != "expert" and texts < LEAST_QUESTIONS * cost:
         yield (
-            f"{passes}={cfg.finetune.gradient_accumulation_passes}: a step of {texts} texts holds "
-            f"{texts / cost:.1f} questions of {cost:.0f} texts each; set {LEAST_QUESTIONS * cost:.0f} or "
+            f"{passes}={cfg.finetune.gradient_accumulation_passes}: a step of {texts} samples holds "
+            f"{texts / cost:.1f} questions of {cost:.0f} samples each; set {LEAST_QUESTIONS * cost:.0f} or "
             f"more ({ASKED_QUESTIONS * cost:.0f} for {ASKED_QUESTIONS} questions), or lower finetune.attempts"
         )
     if settings.reward == "critic" and not OmegaConf.select(cfg, "finetune.rl.step_reward_advantages"):
@@ -101,7 +101,7 @@ def _groups(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
 
 
 def question_cost(settings: RaroSettings, attempts: int) -> float:
-    """Training texts of a question: K (1 + G / (1 - f)) with a critic, one for each attempt without."""
+    """Samples of a question: K (1 + G / (1 - f)) with a critic, one for each attempt without."""
     if settings.reward != "critic":
         return attempts
     return attempts * (1 + settings.critic_group_size / (1 - settings.replay.fraction))

@@ -30,7 +30,7 @@ class CriticGroup:
 
 
 async def judge(pair: Pair, source: Source, age: int, caller: Caller, runtime: Runtime) -> CriticGroup:
-    """Ask the critic G times about one pair; `age` of a replayed pair is in trained texts."""
+    """Ask the critic G times about one pair; `age` of a replayed pair is in trained samples."""
     settings, rng = runtime.settings, runtime.rng
     position = rng.choice((1, 2))
     situation = f"raro:critic:{pair.sha[:12]}-e{position}-{rng.getrandbits(32):08x}"

@@ -38,7 +38,7 @@ def _verdict(turn: int, record: Record) -> Note:
     order = (
         "answer 1 is the expert's, 2 the policy's" if first else "answer 1 is the policy's, 2 the expert's"
     )
-    pair = "fresh pair" if _is_fresh(record) else f"pair from {metadata.get('replay_age')} texts ago"
+    pair = "fresh pair" if _is_fresh(record) else f"pair from {metadata.get('replay_age')} samples ago"
     label = metadata.get("label")
     said = _SAID[Label(label)] if label else "gave no verdict that can be read"
     verdict = parse_verdict(record["answer"]) if label else None

@@ -6,7 +6,7 @@ from pipelinerl.actor.groups import Group
 from pipelinerl.actor.messages import Ending
 from pipelinerl.run_state.accounting import kind_of
 
-NO_TEXT = "no text to train on; training_texts of the rollout policy's result is empty"
+NO_TEXT = "no sample to train on; training_texts of the rollout policy's result is empty"
 WINDOW = 200
 """Recent rollouts that are judged."""
 JUDGED_FROM = 20
@@ -48,6 +48,6 @@ class FailureMonitor:
         kind, count = Counter(map(kind_of, reasons)).most_common(1)[0]
         reason = next(one for one in reversed(reasons) if kind_of(one) == kind)  # the newest, as it was said
         return (
-            f"{failed} of the last {total} rollouts failed or had no text, more than "
+            f"{failed} of the last {total} rollouts failed or had no sample, more than "
             f"actor.max_failed_fraction={self.max_fraction}; the commonest reason ({count} times): {reason}"
         )

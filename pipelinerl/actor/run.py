@@ -84,7 +84,7 @@ class Actor:
             log.warning(missing, point.version)
         recent = saved["recent_texts"] if saved is not None else ()
         budget = LagBudget(cfg.admitted, point.version, recent, point.replayed)
-        log.info("lag bound in samples: %s (max_lag %s)", budget.bound, cfg.max_lag)
+        log.info("lag bound in samples: %s (%s)", budget.bound, cfg.staleness)
         # It begins the ids of groups: no group of this start has the name of one that an earlier start lost.
         start = self.snapshots.next_start(cfg.attempt, bool(log_size(self.output_dir, "actor")))
         if start:
@@ -271,7 +271,7 @@ class Actor:
             name = f"a weight version after {self.scheduler.version} from the trainer"
             limit_s = self.cfg.watchdog.input_deadline_s
             discarded = self.scheduler.discarded
-            detail = f"{budget.reserved:.0f} texts reserved, {discarded} discarded, bound {budget.bound}"
+            detail = f"{budget.reserved:.0f} samples reserved, {discarded} discarded, bound {budget.bound}"
         # One wait as long as its reason stays the same, however often it is looked at.
         if self._idle is not None and self._idle.name != name:
             self._idle.end()

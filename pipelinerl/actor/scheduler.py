@@ -179,7 +179,7 @@ class Scheduler:
     def _seed_of(self, group: Group, rollout_index: int) -> int | None:
         if not group.training:
             return derived_seed(self.cfg.seed, "test", group.problem)
-        if self.cfg.max_lag != 0:
+        if not self.cfg.staleness.synchronous:
             return None
         # A synchronous run can be repeated exactly, so its engines are told how to draw.
         return derived_seed(self.cfg.seed, "train", group.number, rollout_index)
@@ -198,8 +198,8 @@ class Scheduler:
         enough = self.processed >= self.total_texts
         if self.training_done or enough or not self.effects.can_publish():
             return False
-        # The one place where `max_lag` holds rollouts back. It bounds what is expected; a rollout that takes
-        # too long is caught by preprocess and, token by token, by the trainer.
+        # The one place where the bound on age holds rollouts back. It bounds what is expected; a rollout that
+        # takes too long is caught by preprocess and, token by token, by the trainer.
         if not self.budget.admits(self.version, self.discarded):
             return False
         self._open_training_group()

@@ -141,7 +141,7 @@ class RecentGroups:
             if rollout.ending in (Ending.DONE, Ending.EMPTY):
                 pool.add(rollout)
         means = {name: float(np.mean(pool[name])) for name in (SUCCESS, REWARD) if pool[name]}
-        # A domain may measure what is no number, such as the mean reward of no texts.
+        # A domain may measure what is no number, such as the mean reward of no samples.
         if means := {name: mean for name, mean in means.items() if math.isfinite(mean)}:
             self._groups.append(means)
 

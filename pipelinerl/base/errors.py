@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -52,6 +53,12 @@ def first_line(error: Exception) -> str:
     """The first line of an error of several lines, without superfluous blanks."""
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def show_what_it_can() -> None:
+    """Let stdout print a question mark for what the terminal cannot show, instead of failing."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def fields_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:

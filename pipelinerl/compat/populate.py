@@ -1,4 +1,4 @@
-"""Advantages of a data set of texts, under the name and in the form that programs written for upstream know.
+"""Advantages of a data set of samples, by the name and in the form that programs written for upstream know.
 
 A run does not come here: preprocess makes samples of its stream (`preprocess/chunk.py`) and expands them to
 tokens while packing. Both use the same samples, tables, estimators and scales.
@@ -26,25 +26,25 @@ Row = Mapping[str, Any]
 
 
 def populate_rl_data(dataset: Any, eos_token_id: int, config: RLConfig) -> Any:
-    """Add upstream's columns to the texts of whole groups: lists of numbers, one per token of `input_ids`.
+    """Add upstream's columns to the samples of whole groups: lists of numbers, one per token of `input_ids`.
 
     `dataset` is a list of dicts, which get the columns in place as upstream's do, or a dict of columns or a
-    `datasets.Dataset`, of which a copy has them. The kind, the order and the other columns stay, and no text
-    is left out. Each text needs `group_id`, `rollout_index`, `step_index`, and per token `input_ids`,
+    `datasets.Dataset`, of which a copy has them. Kind, order and the other columns stay, and no sample is
+    left out. Each sample needs `group_id`, `rollout_index`, `step_index`, and per token `input_ids`,
     `labels` and `rewards`. What it says of its situation, typed or in `metadata`, of `finish_reason` and of
     `finished` is read too.
 
     `advantages` are the estimator's of `config`, `group_tokens` the tokens of a rollout of the group,
-    `overflow` is 1 for a text that was cut, `num_labels` counts its labelled tokens. `loss_weight_scale` is
-    taken over the data set; it is 0 for texts that are masked or only in a baseline. Raises TypeError for
-    another kind of data set, ValueError naming the text for a missing column and for texts that contradict
-    each other or cannot be compared.
+    `overflow` is 1 for a sample that was cut, `num_labels` counts its labelled tokens. `loss_weight_scale` is
+    taken over the data set; it is 0 for samples that are masked or only in a baseline. Raises TypeError for
+    another kind of data set, ValueError naming the sample for a missing column and for samples that
+    contradict each other or cannot be compared.
     """
     rows = list(_rows(dataset))
     samples = [_sample(row, number) for number, row in enumerate(rows)]
     for name, count in Counter(sample.name for sample in samples).items():
         if count > 1:
-            raise ValueError(f"sample {name}: {count} texts have this group, rollout and step")
+            raise ValueError(f"sample {name}: {count} samples have this group, rollout and step")
     for _, group in groupby(sorted(samples, key=lambda one: one.group_id), lambda one: one.group_id):
         settle_group(group)
     _score(samples, eos_token_id, config)
@@ -109,10 +109,10 @@ def _with_columns(dataset: Any, found: Mapping[str, list[list[float]]]) -> Any:
 
 
 def _sample(row: Row, number: int) -> Sample:
-    """A text as the estimators see it."""
+    """A sample as the estimators see it."""
     missing = [name for name in REQUIRED if row.get(name) is None]
     if missing:
-        raise ValueError(f"populate_rl_data: text {number} has no {missing[0]}")
+        raise ValueError(f"populate_rl_data: sample {number} has no {missing[0]}")
     place = str(row["group_id"]), int(row["rollout_index"]), int(row["step_index"])
     name = "/".join(map(str, place))
     ids, labels = np.asarray(row["input_ids"], np.int32), np.asarray(row["labels"], np.int32)
@@ -131,7 +131,7 @@ def _sample(row: Row, number: int) -> Sample:
         step_index=place[2],
         input_ids=ids,
         labels=labels,
-        # Only their number is used here: log-probabilities of upstream's texts lie over all tokens.
+        # Only their number is used here: log-probabilities of upstream's samples lie over all tokens.
         old_logprobs=np.zeros(np.count_nonzero(labels != MASKED_TOKEN_ID), np.float32),
         weight_versions=[],
         reward=float(row["rewards"][0]),
@@ -149,7 +149,7 @@ def _per_token(row: Row, sample: Sample, config: RLConfig) -> list[float]:
     if config.divide_advantage_by_std:
         raise ValueError(
             f"sample {sample.name}: rewards differ between tokens; set divide_advantage_by_std=false, which "
-            "has one divisor per text only"
+            "has one divisor per sample only"
         )
     advantages: list[float] = (sample.advantage + (rewards - rewards[0])).tolist()
     return advantages

@@ -25,6 +25,7 @@ from pipelinerl.config.keys import apply, brought_keys, leaves
 from pipelinerl.config.legacy import not_yaml, settle, whole_tree
 from pipelinerl.config.origins import Layer, file_name, layer, origin
 from pipelinerl.config.tree import Config
+from pipelinerl.config.variants import HOST_BACKENDS
 
 BASE = "base"
 ON_HARDWARE = "domain_hardware"
@@ -268,8 +269,8 @@ def _between_hosts(groups: list[str], values: Sequence[Override]) -> tuple[list[
     """The choices, with a server for streams where several hosts are asked for and nothing about streams."""
     given = {one.key_or_group: one for one in values}
     chosen = "streams.backend" in given or any(one.lstrip("+").startswith("streams=") for one in groups)
-    backend = given["world.backend"].value() if "world.backend" in given else "local"
-    if chosen or backend == "local":
+    backend = given["world.backend"].value() if "world.backend" in given else None
+    if chosen or backend is None or not HOST_BACKENDS.find(str(backend)).several:
         return groups, ()
     return [*groups, "streams=redis"], (Choice("streams.backend", "redis", f"world.backend={backend}"),)
 

@@ -32,7 +32,7 @@ class RLConfig(Section):
     """`rollout`, `situation` or the dotted path of a function (docs/objective.md); null: `situation` with
     `step_reward_advantages`, else `rollout`."""
     step_reward_advantages: bool = False
-    """Compare texts with texts of the same group and situation; false compares whole rollouts."""
+    """Compare samples with samples of the same group and situation; false compares whole rollouts."""
     pad_step_rewards_for_advantage: bool = False
     """Pad shorter segments with their padding value before comparing."""
     zero_advantage_epsilon: float = Field(1e-6, ge=0)
@@ -40,9 +40,9 @@ class RLConfig(Section):
     filter_zero_advantage_groups: bool = False
     """Drop groups in which every advantage is zero."""
     batch_size_normalization: Normalisation = "training_texts"
-    """What counts once in the loss: a text, or a rollout."""
+    """What counts once in the loss: a sample, or a rollout."""
     loss_scale_scope: Literal["chunk", "batch"] = "batch"
-    """Texts over which that normalisation is taken."""
+    """Samples over which that normalisation is taken."""
     role_weights: dict[str, float] = {}
     """Weight of each role's objective, a number or a fraction such as `1/9`; empty = off."""
     role_lengths: dict[str, Annotated[float, Field(gt=0)]] = {}
@@ -62,7 +62,7 @@ class RLConfig(Section):
     group_normalization: bool = False
     """Token weight is one over the tokens of the group instead of one over the batch."""
     overlong_filtering: bool = False
-    """Texts cut by length get no gradient."""
+    """Samples cut by length get no gradient."""
     value_loss_coef: float = Field(0.0, ge=0)
     """Weight of the value head's loss."""
     temperature: float = Field(1.0, ge=0)
@@ -196,9 +196,10 @@ class FinetuneConfig(Section):
     use_flash_attention: bool = True
     """Use the device's variable-length attention where it has one."""
     train_batch_size: int = Field(1, ge=1)
-    """Texts of one accumulation pass."""
+    """Samples of one accumulation pass, over all trainer ranks together."""
     gradient_accumulation_passes: int = Field(1024, ge=1)
-    """Passes per optimizer step; times `train_batch_size` = texts per step."""
+    """Batches of `train_batch_size` samples in an optimizer step, over all trainer ranks; the product
+    of both is rounded up to a multiple of the ranks."""
     learning_rate: float = Field(1e-6, ge=0)
     """Peak learning rate."""
     weight_decay: float = Field(0.01, ge=0)
@@ -218,8 +219,8 @@ class FinetuneConfig(Section):
     max_train_steps: int = Field(100_000, ge=1)
     """Optimizer steps of a complete run."""
     max_epochs: int | None = Field(None, ge=1)
-    """Ends the run earlier, once its texts come from so many times as many drawn problems as there are; null
-    = off. Every schedule stays one over `max_train_steps`."""
+    """Passes over the problems after which a run ends earlier: its samples come from so many times as many
+    drawn problems as there are; null = off. Every schedule stays one over `max_train_steps`."""
     interrupt_train_steps: int = Field(-1, ge=-1)
     """Stop after so many steps without changing the schedule; -1 = off."""
     gradient_checkpointing: Checkpointing | Literal["auto"] = "auto"
@@ -233,9 +234,9 @@ class FinetuneConfig(Section):
     seq_length: int = Field(12_000, ge=8)
     """Tokens of one packed row; with `share_prefixes` those that are computed."""
     seq_packing: bool = True
-    """Pack several texts into one sequence."""
+    """Pack several samples into one sequence."""
     share_prefixes: bool = True
-    """Put texts that begin alike into the same rows and compute what they share once; with `seq_packing`."""
+    """Put samples that begin alike into one row and compute what they share once; with `seq_packing`."""
     seq_parallel: Literal[1] = 1
     """Sequence parallelism; only 1 is possible."""
     save_checkpoint_steps: int = Field(100, ge=1)
@@ -257,7 +258,7 @@ class FinetuneConfig(Section):
     send_weight_updates: bool = True
     """Send new weights to the engines."""
     weight_update_interval: int = Field(1, ge=1)
-    """Texts between two weight updates; 1 = every step."""
+    """Samples between two weight updates, rounded up to whole optimizer steps; 1 = every step."""
     attempts: int = Field(8, ge=1)
     """Rollouts per training problem."""
     input: str = "training_data"
@@ -276,7 +277,7 @@ class FinetuneConfig(Section):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether texts share tokens: a text alone in its row has none to share with."""
+        """Whether samples share tokens: a sample alone in its row has none to share with."""
         return self.share_prefixes and self.seq_packing
 
     @property

@@ -127,18 +127,6 @@ class DerivedConfig(Section):
     whole_on_host: bool = False
     """Whether the copy of sharded weights that is gathered for the engines lies in host memory in between."""
 
-    def admitted(self, max_lag: int | None) -> int | None:
-        """Samples that may exist or be under way beyond the last weight version; None without a bound.
-
-        The one formula of the bound on staleness: the actor admits groups by it (`actor/budget.py`), and the
-        launcher chooses by it how many rollouts run at once.
-        """
-        # One update more than the lag: what is trained between two versions has the lag of the first of them,
-        # so with max_lag=0 the weights of one version may sample all that is trained until the next one.
-        # Versions come in steps of an update, so a bound between two of them admits no more than the lower.
-        update = self.texts_per_update
-        return None if max_lag is None else (max_lag // update + 1) * update
-
 
 class StreamsConfig(Section):
     """Where records travel. Chosen with the group override `streams=files` or `streams=redis`."""

@@ -8,7 +8,7 @@ from pipelinerl.config.base import NULL_IS_64, OpenSection, Section
 
 
 class DifficultyPenaltyConfig(Section):
-    """Scales the length penalty of a text by how often its problem is solved."""
+    """Scales the length penalty of a sample by how often its problem is solved."""
 
     enabled: bool = False
     """Switches the scaling on; needs `rewards.buffer_tokens > 0`."""
@@ -28,7 +28,7 @@ class ActorConfig(OpenSection):
     rollout_workers: int = Field(1, ge=1)
     """Processes that run rollouts."""
     discount_factor: float = Field(1.0, ge=0, le=1)
-    """Discount over the texts of a rollout, for policies that use it."""
+    """Discount over the samples of a rollout, for policies that use it."""
     problem_queue_size: int = Field(64, ge=1)
     """Of upstream; nothing reads it: problems are drawn when a rollout may start."""
     result_queue_size: int = Field(64, ge=1)
@@ -56,18 +56,18 @@ class ActorConfig(OpenSection):
     on_rollout_error: Literal["drop_rollout", "discard_group", "stop"] = "drop_rollout"
     """What an exception in the domain does to the group of its rollout."""
     max_failed_fraction: float = Field(0.5, gt=0, le=1)
-    """Share of recent rollouts that may fail or lack a text before the run ends with the commonest reason."""
+    """Share of recent rollouts that may fail or have no sample; above it the run ends with the reason."""
 
 
 class PreprocessConfig(Section):
-    """From groups of texts to packed micro-batches."""
+    """From groups of samples to packed micro-batches."""
 
     input: str = "actor"
     """Topic that is read."""
     output: str = "training_data"
     """Topic that is written."""
     n_workers: int = Field(8, ge=1)
-    """Texts that are scored at the same time at each reference engine."""
+    """Samples that are scored at the same time at each reference engine."""
     chunk_n_groups: int = Field(2, ge=1)
     """Most groups handled at once; a chunk is never waited for."""
     raw_queue_size: int = Field(8, ge=1)
@@ -77,36 +77,36 @@ class PreprocessConfig(Section):
     output_queue_size: int = Field(32, ge=1)
     """Nothing reads it."""
     dataset_buffer_size: int = Field(0, ge=0)
-    """Texts collected before the first write when equal to `ring_buffer_size`; 0 = none."""
+    """Samples collected before the first write when equal to `ring_buffer_size`; 0 = none."""
     ring_buffer_size: int = Field(128, ge=1)
-    """Texts kept; with `pop_old_data` and no `max_lag` the oldest are dropped."""
+    """Samples kept; with `pop_old_data` and no `max_lag` the oldest are dropped."""
     max_ready_samples_per_lead: int = Field(64, ge=1)
-    """Published but not yet processed texts per trainer rank before preprocess waits."""
+    """Samples for each trainer rank, published and not yet processed, at which preprocess waits."""
     log_every_n_samples: int = Field(128, ge=1)
-    """Texts between two records of statistics."""
+    """Samples between two records of statistics."""
 
 
 class RewardsConfig(Section):
-    """Reward by status of the answer and by whether the text ended by itself."""
+    """Reward by status of the answer and by whether the sample ended by itself."""
 
     correct_answer_finished: float = 1.0
-    """Right answer, text finished."""
+    """Right answer, sample finished."""
     correct_answer_not_finished: float = 1.0
-    """Right answer, text cut."""
+    """Right answer, sample cut."""
     wrong_answer_finished: float = 0.0
-    """Wrong answer, text finished."""
+    """Wrong answer, sample finished."""
     wrong_answer_not_finished: float = 0.0
-    """Wrong answer, text cut."""
+    """Wrong answer, sample cut."""
     no_answer_finished: float = 0.0
-    """No answer, text finished."""
+    """No answer, sample finished."""
     no_answer_not_finished: float = 0.0
-    """No answer, text cut."""
+    """No answer, sample cut."""
     unparsable_finished: float = 0.0
-    """Answer that cannot be parsed, text finished."""
+    """Answer that cannot be parsed, sample finished."""
     unparsable_not_finished: float = 0.0
-    """Answer that cannot be parsed, text cut."""
+    """Answer that cannot be parsed, sample cut."""
     buffer_tokens: int = Field(0, ge=0)
-    """Length below the limit at which the length penalty begins; 0 = no penalty."""
+    """Tokens below the limit on the length from which on answers are penalised; 0 = no penalty."""
 
 
 class SubsetConfig(Section):

@@ -28,6 +28,7 @@ from pipelinerl.config.roles import (
     SubsetConfig,
 )
 from pipelinerl.config.serving import EngineConfig, LLMConfig, TestLLMConfig, VllmConfig, WeightsConfig
+from pipelinerl.config.staleness import Staleness
 
 
 class Config(OpenSection):
@@ -53,15 +54,15 @@ class Config(OpenSection):
     fp32_layer_prefix: str | None = "lm_head"
     """Modules with this prefix compute in float32."""
     eval_every_n_versions: int = Field(78_000, ge=0)
-    """Texts between two evaluations; 0 = none."""
+    """Samples (not versions) between two evaluations; 0 = none."""
     eval_at_end: bool = True
     """Evaluate the last version after training."""
     force_restart: bool = False
     """Remove what an earlier run left in `output_dir` and start over."""
     pop_old_data: bool = True
-    """Without `max_lag`: full buffers drop their oldest texts."""
+    """Without `max_lag`: full buffers drop their oldest samples."""
     max_lag: int | None = Field(None, ge=0)
-    """Largest age of a trained token, in texts; null = no bound."""
+    """Samples by which a trained token may be older than the last weight version; null = no bound."""
     attempts: int = Field(8, ge=1)
     """Rollouts per training problem."""
     train_subset: SubsetConfig | None = None
@@ -160,9 +161,14 @@ class Config(OpenSection):
         return self.derived_
 
     @property
+    def staleness(self) -> Staleness:
+        """The bound on the age of what is trained."""
+        return Staleness(self.max_lag)
+
+    @property
     def admitted(self) -> int | None:
-        """Samples that may be ahead of the last weight version under `max_lag`; None without a bound."""
-        return self.derived.admitted(self.max_lag)
+        """Samples that may be ahead of the last weight version; None without a bound."""
+        return self.staleness.admitted(self.derived.texts_per_update)
 
     def total_texts(self, step: int = 0, texts: int = 0) -> int:
         """Samples of the whole run, `texts` of which were trained in `step` steps before a resume.

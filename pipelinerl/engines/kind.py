@@ -52,6 +52,8 @@ class EngineKind(Variant):
     """What is said of any other transport."""
     ahead: bool = False
     """Whether it can receive a version beside the weights that are served, as `weights.ahead` asks."""
+    without_ahead: str = "this engine receives no version ahead"
+    """Why `weights.ahead` means nothing to it, if so."""
     planned: bool = False
     """Whether the memory plan of `launcher/memory_plan.py`, which is that of vLLM, holds for it on GPUs."""
     batches: bool = True

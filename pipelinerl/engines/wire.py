@@ -148,13 +148,6 @@ def remove_abandoned(dry_run: bool = False) -> dict[Path, int]:
     return found
 
 
-def checksum(data: bytes | memoryview) -> str:
-    """`crc32:XXXXXXXX` of the CRCs of all pieces, each little-endian in four bytes."""
-    # Damage has to be found, not an attack: sha256 would take several times as long.
-    view = memoryview(data)
-    return _combined(_by_pieces(lambda start, stop: zlib.crc32(view[start:stop]), len(view)))
-
-
 def parameter_checksum(data: bytes | bytearray | memoryview) -> str:
     """`xxh3:XXXXXXXXXXXXXXXX` of the bytes of one parameter."""
     return f"xxh3:{xxh3_64_hexdigest(data)}"
@@ -231,6 +224,8 @@ def _by_pieces(work: Callable[[int, int], int], size: int) -> list[int]:
 
 
 def _combined(pieces: list[int]) -> str:
+    """`crc32:XXXXXXXX` of the CRCs of all pieces, each little-endian in four bytes."""
+    # Damage has to be found, not an attack: sha256 would take several times as long.
     return f"crc32:{zlib.crc32(b''.join(one.to_bytes(4, 'little') for one in pieces)):08x}"
 
 

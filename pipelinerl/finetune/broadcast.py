@@ -1,4 +1,9 @@
-"""Putting the trainer's weights into the engines, with the parity check, behind a small interface."""
+"""Putting the trainer's weights into the engines, and comparing what both make of them.
+
+The loop of the main rank calls `publish` after every update, and `refresh` while it waits for samples. The
+loop knows `Broadcaster` alone: a run without engines has one that does nothing. `Publisher` does one attempt;
+here failed attempts are repeated until a deadline, and engines are replaced in between.
+"""
 
 import logging
 import time
@@ -80,8 +85,9 @@ class EngineBroadcaster(Broadcaster):
             while True:
                 try:
                     report = self._publisher.publish(version, self._weights())
-                    if report.joined:
+                    if report.joined:  # a new process has not shown yet that it loads weights rightly
                         self._unchecked = FIRST_UPDATES
+                    # Inside the attempt: an engine that has other weights than were sent has failed it.
                     parity = self._parity()
                     break
                 except WeightUpdateError as error:
@@ -89,6 +95,7 @@ class EngineBroadcaster(Broadcaster):
                         raise
                     self._repair(error)
                     time.sleep(RETRY_INTERVAL_S)
+        # An engine that took this version is well again; what it refused before tells nothing any more.
         self._refused = {key: said for key, said in self._refused.items() if key[0] not in report.paused_s}
         self._updates += 1
         return _report_metrics(report) | parity
@@ -99,6 +106,7 @@ class EngineBroadcaster(Broadcaster):
 
     def _repair(self, error: WeightUpdateError) -> None:
         """Have broken engines replaced; raises the error, or a clearer one, where that would not help."""
+        # A new process would load the same weights in the same way, and differ again.
         if error.permanent or (error.step in ("checksums", "parity") and error.broken):
             raise error
         refused = {(one.engine, one.step): one.words for one in error.failures if one.engine in error.broken}
@@ -131,7 +139,7 @@ class EngineBroadcaster(Broadcaster):
         asked = self._output_dir / "finetune" / PARITY_REQUEST
         if not self._unchecked and not (every and self._updates % every == 0) and not asked.exists():
             return {}
-        asked.unlink(missing_ok=True)
+        asked.unlink(missing_ok=True)  # before the comparison: one that fails is not repeated for ever
         weights, learner = self._cfg.weights, self._learner
         # Only float32 on both sides can be compared token by token; bfloat16 rounds each token differently.
         if self._exact:

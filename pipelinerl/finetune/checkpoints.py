@@ -2,6 +2,9 @@
 
 Both are written beside (`~name`) and renamed. A crash between the renames leaves two complete folders of
 the newer step under whatever names; `settle` finds the newest step of which both parts exist.
+
+The loop saves one after an update and loads the last at its start. Streams and the other roles' snapshots are
+not in it: `run_state/resume_point.py` and `run_state/snapshots.py` say how those are found again.
 """
 
 import json
@@ -116,7 +119,7 @@ def save_checkpoint(
         save_adapters(learner.model, tensors.adapters, beside / ADAPTER_FOLDER)
     if tensors.value_head:
         save_value_head(tensors.value_head, beside)
-    _mark(beside, step)
+    _mark(beside, step)  # behind its last file: what has no mark was not finished
     if keep_intermediate:
         kept = _fresh(root / INTERMEDIATE / f"~{step}")
         shutil.copytree(beside, kept, dirs_exist_ok=True)
@@ -126,11 +129,13 @@ def save_checkpoint(
         state = _fresh(root / f"~{STATE}")
         _save_state(state, tensors.optimiser, learner, counters, extra)
         _mark(state, step)
+        # Both parts are whole beside the old ones; a kill between the two renames is mended by `settle`.
         _swap(root, MODEL)
         faults.hit("finetune:between_swaps")
         _swap(root, STATE)
     else:
         _swap(root, MODEL)
+        # The state of an earlier step would let a resume train anew what this model has behind it.
         shutil.rmtree(root / STATE, ignore_errors=True)
     for name in (MODEL, STATE):
         shutil.rmtree(root / f"~old-{name}", ignore_errors=True)
@@ -204,7 +209,7 @@ def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[st
         if key.startswith("optimiser."):
             _, index, name = key.split(".", 2)
             state.setdefault(int(index), {})[name] = tensor
-    groups = learner.optimiser.state_dict()["param_groups"]
+    groups = learner.optimiser.state_dict()["param_groups"]  # the configuration's, not the saved ones
     parameters = _parameters(learner)
     for number, values in state.items():
         if isinstance(learner.optimiser, OwnStates):

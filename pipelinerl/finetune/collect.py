@@ -44,7 +44,7 @@ class StepRollouts:
 
 
 class StaleInQueue(Closing):
-    """Texts that preprocess drops as too old before the trainer gets them; a context manager."""
+    """Samples that preprocess drops as too old before the trainer gets them; a context manager."""
 
     def __init__(self, output_dir: Path) -> None:
         spec = discarded_stream(output_dir)
@@ -72,7 +72,7 @@ def check_announced(batch: PipelineBatchEncoding, targets: Targets, announced: i
     newest = int(batch.token_versions[0][targets.positions].max(initial=announced))
     if newest > announced:
         raise ValueError(
-            f"a text was sampled by weight version {newest}, which was never announced (the newest is "
+            f"a sample was drawn by weight version {newest}, which was never announced (the newest is "
             f"{announced}): an engine got its version from somebody else; start the run again, which resumes"
         )
 

@@ -1,7 +1,7 @@
 """Compiling the decoder layers between two steps: what `finetune.compile=auto` means to the trainer.
 
 The loop asks after each step. The launcher could only guess how long a run takes, because nobody knows the
-length of texts that were not sampled yet; after two steps the trainer has measured it, and a short run has
+length of samples that were not drawn yet; after two steps the trainer has measured it, and a short run has
 lost nothing.
 """
 

@@ -1,4 +1,4 @@
-"""Constants and files of training texts, shared by preprocess and trainer; no torch, no pandas."""
+"""Constants and files of samples, shared by preprocess and trainer; no torch, no pandas."""
 
 import json
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ def _plain(value: Any) -> Any:
 
 
 def save_samples(samples: Iterable[dict[str, Any]], path: str | Path) -> int:
-    """Write texts as JSON lines; returns how many."""
+    """Write samples as JSON lines; returns how many."""
     count = 0
     with open(path, "w", encoding="utf-8") as file:
         for sample in samples:

@@ -2,6 +2,7 @@
 
 A moment in 8 bits is codes (uint8, one for each number), a scale for each block of 256 numbers (float32) and
 the map from codes to numbers between -1 and 1 (float32 `[256]`). Moments of small tensors are float32.
+`build_optimiser` makes it for `finetune.optim=adamw_8bit`.
 """
 
 from collections.abc import Callable, Mapping

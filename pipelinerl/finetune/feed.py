@@ -1,4 +1,8 @@
-"""The trainer's input: micro-batches of its partition, in order, step by step."""
+"""The trainer's input: micro-batches of its partition, in order, step by step.
+
+Each rank has a partition of its own, so that no rank waits for what another one reads. The loop makes a
+`Feed` where the resume point says, and stores `position` in every checkpoint.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +34,10 @@ class Feed:
         self._reader = read_stream(spec, offset, name)
         self._deadline_s, self._on_idle = deadline_s, on_idle
         self._recording = recording
+        # One record, read to see whether there is another; it counts as unread.
         self._ahead: tuple[Any] | None = None
         self.waited_s = 0.0
+        """Seconds without input since the loop last set it to 0."""
 
     @property
     def position(self) -> int:
@@ -72,8 +78,9 @@ class Feed:
                 f"the recording {self._reader.spec} ends within step {step}; record the run again"
             )
         started = time.monotonic()
-        with Wait(f"texts of step {step}", self._deadline_s) as wait:
+        with Wait(f"samples of step {step}", self._deadline_s) as wait:
             while (record := self._reader.next_record()) is None:
+                # The end of the stream says whether a writer was killed in the middle of a record.
                 wait.check(self._reader.describe_end() if wait.expired else "")
                 self._reader.wait(min(IDLE_INTERVAL_S, wait.remaining_s))
                 if time.monotonic() - started > IDLE_INTERVAL_S:

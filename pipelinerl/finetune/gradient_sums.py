@@ -152,7 +152,7 @@ class GradientSums:
             )
         if all(step.finished[one] for one in plan.buckets[bucket]):
             self._fill(step, bucket, plan)
-        # NCCL gives up on a rank after minutes, and texts may come later than that: before the other ranks
+        # NCCL gives up on a rank after minutes, and samples may come later than that: before the other ranks
         # have theirs, nothing is launched.
         while len(step.sums) in step.filled and step.others.is_completed():
             self._launch(step, len(step.sums))

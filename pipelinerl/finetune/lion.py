@@ -1,4 +1,7 @@
-"""Lion: the sign of an interpolated momentum as update (Chen et al. 2023, algorithm 2)."""
+"""Lion: the sign of an interpolated momentum as update (Chen et al. 2023, algorithm 2).
+
+`build_optimiser` makes it for `finetune.optim=lion`.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -2,6 +2,7 @@
 
 What is announced is true when it is announced: `weight_update_success` follows the last engine's
 confirmation, `samples_processed` follows the backward pass, `training_done` follows the final save.
+`finetune/__main__.py` runs one `Trainer` in each rank; publishing, announcing and saving are the main rank's.
 """
 
 import json
@@ -117,6 +118,8 @@ class Trainer:
                 self._stale_in_queue = stack.enter_context(StaleInQueue(self.output_dir))
             self._broadcaster.start()
             self._say_samples(self.counters.samples)
+            # Also on a resume: engines that have just loaded the checkpoint know no version, and the other
+            # roles begin at this announcement, behind the resume point, which is written by now.
             self._publish()
             while not (self._complete or self._recording_ends(feed)):
                 worked_s, batch = self._train_step(feed, rollout_log)
@@ -158,7 +161,7 @@ class Trainer:
         return offset
 
     def _train_step(self, feed: Feed, rollout_log: RolloutLog) -> tuple[float, PipelineBatchEncoding]:
-        """One optimizer step over exactly B texts of all ranks.
+        """One optimizer step over exactly B samples of all ranks.
 
         Gives the seconds that the slowest rank worked, and a micro-batch of this one.
         """
@@ -172,10 +175,12 @@ class Trainer:
         measured: list[Measured] = []
         self._memory.begin()
         feed.waited_s, started = 0.0, time.monotonic()
+        announced = counters.last_broadcasted_version
+        oldest = self.cfg.staleness.oldest(announced)
         for batch in self._micro_batches(feed):
-            targets = targets_of(batch, rl, counters.last_broadcasted_version, self.cfg.max_lag)
+            targets = targets_of(batch, rl, announced, oldest)
             if self._follows_preprocess:  # a recording may be one of a run that came further
-                check_announced(batch, targets, counters.last_broadcasted_version)
+                check_announced(batch, targets, announced)
             measured.append((batch, targets, self.learner.accumulate(batch, targets, coefficients)))
             rollouts.add(batch, targets)
             count_batch(statistics, batch, targets)
@@ -194,7 +199,7 @@ class Trainer:
         expected = self.cfg.derived.texts_per_step
         if total.texts != expected:
             raise ValueError(
-                f"step {counters.completed_steps} holds {total.texts} texts, expected {expected}"
+                f"step {counters.completed_steps} holds {total.texts} samples, expected {expected}"
             )
         self._note_ends(rollouts, rollout_log)
         counters.epoch = max(counters.epoch, total.epoch)
@@ -245,6 +250,7 @@ class Trainer:
         if due or last:
             self._publish()
         self._say_samples(counters.samples)
+        # Behind the announcement, at which the other roles keep their state: the checkpoint may wait for it.
         step = counters.completed_steps
         if not last and (step % finetune.save_checkpoint_steps == 0 or step in finetune.also_save_steps):
             self._save(feed, finetune.keep_intermediate_checkpoints, True)
@@ -288,7 +294,7 @@ class Trainer:
         Of a checkpoint between two updates there is none: a resume announces a version of its own.
         """
         version = self.counters.samples
-        if self.cfg.max_lag == 0 and version == self.counters.last_broadcasted_version:
+        if self.cfg.staleness.synchronous and version == self.counters.last_broadcasted_version:
             names = {job.name for job in self.cfg.jobs}
             roles = [role for role in KINDS if role in names]
             deadline_s, shared = self.cfg.watchdog.input_deadline_s, self.cfg.several_hosts

@@ -1,4 +1,4 @@
-"""Memory of the trainer, in bytes: `finetune.memory_debug`."""
+"""Memory of the trainer, in bytes: `finetune.memory_debug`. The loop measures each step with it."""
 
 from pathlib import Path
 

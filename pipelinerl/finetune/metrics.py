@@ -19,13 +19,14 @@ from pipelinerl.finetune.ratios import ratio_histogram, ratio_quantiles
 from pipelinerl.finetune.rl.labels import TextStatistics, capped_families
 from pipelinerl.finetune.rl.losses import policy_loss
 from pipelinerl.finetune.rl.losses.base import Coefficients, LossInputs, kl_N
+from pipelinerl.observe.metrics import histogram
 
 
 class Reducer(Enum):
     """How what a metric's function gives is combined."""
 
     SUM = "sum over the tokens of all micro-batches and ranks"
-    TEXT_MEAN = "mean over the step's texts of each text's mean over its tokens"
+    TEXT_MEAN = "mean over the step's samples of each sample's mean over its tokens"
     MAX = "maximum over tokens"
     MIN = "minimum over tokens"
     STEP = "once, from the merged counts of the step"
@@ -33,7 +34,7 @@ class Reducer(Enum):
 
 @torch.no_grad()
 def text_means(inputs: LossInputs, count_N: torch.Tensor, rl: RLConfig) -> torch.Tensor:
-    """float32 `[2, S]`: means over each text's tokens of the KL to the reference and of the advantage."""
+    """float32 `[2, S]`: means over each sample's tokens of the KL to the reference and of the advantage."""
     values = torch.stack([kl_N(inputs, rl), inputs.advantages_N]) / count_N
     return values.new_zeros(2, inputs.n_texts).index_add(1, inputs.text_N, values)
 
@@ -201,8 +202,7 @@ def _lag_histogram(step: Step) -> dict[str, list[float]] | None:
     counts = np.array([lags[int(v)] for v in values], np.float64)
     edges = np.unique(np.concatenate([[0, 1], np.geomspace(1, max(2, values.max() + 1), 16).astype(int)]))
     edges = np.append(edges, max(int(edges[-1]), int(values.max())) + 1)
-    filled, _ = np.histogram(values, bins=edges, weights=counts)
-    return {"edges": edges.astype(float).tolist(), "counts": filled.tolist()}
+    return histogram(values, edges, counts)
 
 
 SUM, TEXT_MEAN, MAX, MIN, STEP = Reducer
@@ -302,8 +302,8 @@ def token_statistics(
     """What one micro-batch measures, on the device and without synchronisation.
 
     float32, the metrics of tokens in the order of METRICS and behind them the counts of `ratio_histogram`.
-    count_N float32: number of targets of the token's text, so that sums of x / count
-    are sums of text means.
+    count_N float32: number of targets of the token's sample, so that sums of x / count
+    are sums of sample means.
     """
     tokens = Tokens(inputs, loss, rl, input_size)
     measured = [_of_batch(metric, tokens, count_N) for metric in _OF_TOKENS]

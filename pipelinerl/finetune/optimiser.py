@@ -1,4 +1,4 @@
-"""Optimizers by name, with weight decay only where it belongs."""
+"""Optimizers by name, with weight decay only where it belongs; called by `build_learner`."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable

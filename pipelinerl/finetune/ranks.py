@@ -1,4 +1,8 @@
-"""The trainer's ranks: nothing at all for one process, accelerate's process group for several."""
+"""The trainer's ranks: nothing at all for one process, accelerate's process group for several.
+
+`finetune/__main__.py` joins them; loop, learner and gradient sums ask `Ranks`. Every method is collective:
+where one rank leaves out a call, the others wait in it.
+"""
 
 import os
 from datetime import timedelta
@@ -52,7 +56,7 @@ class AccelerateRanks(Ranks):
     """Ranks started by `accelerate launch` or torchrun: gloo on the CPU, NCCL on GPUs.
 
     What the hosts tell each other goes over gloo in any case: it must not wait for the devices, and a rank
-    whose texts come late must not run into NCCL's short patience.
+    whose samples come late must not run into NCCL's short patience.
     """
 
     def __init__(self, cpu: bool, offload: bool = False) -> None:

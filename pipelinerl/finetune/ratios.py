@@ -1,4 +1,7 @@
-"""How importance ratios of tokens are distributed: counted on the device, quantiles of it on the host."""
+"""How importance ratios of tokens are distributed: counted on the device, quantiles of it on the host.
+
+Called by the metrics of a step: counts can be added over micro-batches and ranks, quantiles cannot.
+"""
 
 from functools import lru_cache
 

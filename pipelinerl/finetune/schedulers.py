@@ -1,4 +1,7 @@
-"""Learning-rate schedules, indexed by completed optimizer steps."""
+"""Learning-rate schedules, indexed by completed optimizer steps; called by `build_learner`.
+
+A pure function of the step, so that a resume needs the number of steps and nothing else.
+"""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,10 @@
-"""One optimizer step: gradients of micro-batches add up to the gradient of the whole step."""
+"""One optimizer step: gradients of micro-batches add up to the gradient of the whole step.
+
+`build_learner` makes the `Learner` of a rank. The loop calls `accumulate` for each micro-batch and `apply`
+once a step; the broadcaster reads `weights`, and scores the probe of the parity check with `score_rows`.
+
+Legend of tensor names: N labelled tokens of a micro-batch, S samples, P tokens of a row of the probe.
+"""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -132,11 +138,12 @@ class Learner:
             self.sums.finish()
         limit = self.gradient_clipping_threshold
         norm = float(whole(clip_grad_norm_(parameters, float("inf") if limit is None else limit)))
+        # Before anything is changed: the optimizer's moments would keep a NaN for good.
         if not np.isfinite(norm):
             raise FloatingPointError(f"gradient norm is {norm}; the weights were not changed")
         self.optimiser.step()
         if self.masters is not None:
-            self.masters.publish()
+            self.masters.publish()  # the model computes with rounded copies of what has just changed
         self.scheduler.step()
         self.optimiser.zero_grad(set_to_none=True)
         return norm
@@ -194,7 +201,7 @@ class Learner:
         """Names and tensors that an engine has to receive, in the type that the trainer computes with."""
         if not self.sharded:
             return distinct_parameters(self.model)
-        if self._moved is not None:
+        if self._moved is not None:  # an engine that was started again may ask before the copy has ended
             self._moved.synchronize()
         return iter(self._gathered)
 

@@ -16,14 +16,14 @@ __all__ = ["PipelineBatchEncoding", "TrainingMetrics"]
 
 @dataclass(slots=True)
 class TrainingMetrics:
-    """Counters that survive a restart. Times in seconds, `samples` in texts; a version is `samples`."""
+    """Counters that survive a restart. Times in seconds, `samples` in samples; a version is `samples`."""
 
     epoch: int = 0
     passes: int = 0
     completed_steps: int = 0
     samples: int = 0
     tokens: int = 0
-    """Of all texts, prompts included."""
+    """Of all samples, prompts included."""
     sampled_tokens: int = 0
     """Those that were trained."""
     last_broadcasted_version: int = 0
@@ -39,7 +39,7 @@ class TrainingMetrics:
     total_time: float = 0.0
 
     def count(self, step: "StepStatistics", grad_norm: float, dropped_in_queue: int) -> None:
-        """Add a step of all ranks; `dropped_in_queue` texts were too old before the trainer got them."""
+        """Add a step of all ranks; `dropped_in_queue` samples were too old before the trainer got them."""
         self.completed_steps += 1
         self.passes += len(step.tokens)
         self.samples += step.texts

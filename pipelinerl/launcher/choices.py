@@ -48,16 +48,13 @@ class Row(NamedTuple):
     change: str
 
 
-def table(plan: RunPlan, problems: str = "") -> list[Row]:
-    """Rows of the table, in the order in which a run uses them, without secrets.
-
-    `problems` is what was said of those that the loader gave, if they were looked at.
-    """
+def table(plan: RunPlan) -> list[Row]:
+    """Rows of the table, in the order in which a run uses them, without secrets."""
     hidden_values = secrets_of(plan.tree)
-    return [Row(*(hidden(cell, hidden_values) for cell in row)) for row in _rows(plan, problems)]
+    return [Row(*(hidden(cell, hidden_values) for cell in row)) for row in _rows(plan)]
 
 
-def _rows(plan: RunPlan, problems: str) -> Iterator[Row]:
+def _rows(plan: RunPlan) -> Iterator[Row]:
     cfg, composition, hosts, checkpoint = plan.cfg, plan.configuration, plan.hosts, plan.facts.checkpoint
     given, reasons = set(composition.user_keys), plan.reasons
 
@@ -77,8 +74,8 @@ def _rows(plan: RunPlan, problems: str) -> Iterator[Row]:
     change = "output_dir=DIR or force_restart=true" if checkpoint else "model_path=DIR"
     yield Row("model", model, because, change)
     yield _datasets(cfg, composition)
-    if problems:
-        yield Row("problems", problems, f"of {cfg.dataset_loader}", "dataset_loader=PATH")
+    if plan.problems:
+        yield Row("problems", plan.problems, f"of {cfg.dataset_loader}", "dataset_loader=PATH")
     yield _engine(cfg, why)
     yield from _memory(plan, why)
     yield from (Row(*row) for row in engine_kind(cfg).more_choices(cfg, hosts, why))
@@ -105,7 +102,7 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
     if (copy := reasons.get(AHEAD)) not in (None, SIZED):
         because += f"; {copy}"
     yield Row("weight updates", sent, because, "weights.kv=keep|recompute")
-    step = f"{cfg.derived.texts_per_step} texts, {cfg.attempts} rollouts a problem"
+    step = f"{cfg.derived.texts_per_step} samples, {cfg.attempts} rollouts a problem"
     key = "finetune.gradient_accumulation_passes"
     epochs = cfg.finetune.max_epochs
     limits = f"{cfg.finetune.last_step} steps" + (f" or {epochs} epochs" if epochs is not None else "")
@@ -237,16 +234,9 @@ def _recomputed(mode: Checkpointing) -> str:
 
 
 def _lag(cfg: Config, why: Why) -> Row:
+    shown, cut = cfg.staleness.shown(cfg.derived.texts_per_update)
     because = why("max_lag")
-    if cfg.admitted is None:
-        return Row("age of weights", "not bounded", because, "max_lag=TEXTS")
-    update = cfg.derived.texts_per_update
-    admitted = cfg.admitted - update  # beside the update that these weights sample
-    ahead = f"rollouts are admitted for {admitted}" if admitted else "rollouts take turns with updates"
-    text = f"at most {cfg.max_lag} texts when trained; {ahead}"
-    if admitted != cfg.max_lag:
-        because += f"; an update of {update} texts is " + ("not cut" if admitted else "more than that")
-    return Row("age of weights", text, because, "max_lag=TEXTS")
+    return Row("age of weights", shown, f"{because}; {cut}" if cut else because, "max_lag=SAMPLES")
 
 
 def _evaluation(cfg: Config, why: Why) -> Row:
@@ -254,7 +244,7 @@ def _evaluation(cfg: Config, why: Why) -> Row:
         return Row("evaluation", "none", "no test datasets", "test_dataset_names=[...]")
     every = cfg.eval_every_n_versions
     parts = ["first version"] if every else []
-    parts += [f"every {every} texts"] if 0 < every < cfg.total_texts() else []
+    parts += [f"every {every} samples"] if 0 < every < cfg.total_texts() else []
     parts += ["last version"] if cfg.eval_at_end else []
     key = "eval_every_n_versions"
     because = why(key, "", "eval_at_end")
@@ -302,14 +292,14 @@ def _rest(cfg: Config) -> Iterator[Row]:
         yield Row("resuming", start, "same output folder", "force_restart=true")
 
 
-def print_choices(rows: Sequence[Row]) -> None:
+def print_choices(plan: RunPlan) -> None:
     """Print the table; plain lines where the output is no terminal keep it readable in logs."""
-    table = Table(title="What this run uses", title_justify="left", show_lines=False)
+    shown = Table(title="What this run uses", title_justify="left", show_lines=False)
     for column in ("", "chosen", "because", "change with"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=None if os.isatty(1) else 144).print(table)
+        shown.add_column(column, overflow="fold")
+    for row in table(plan):
+        shown.add_row(*row)
+    Console(width=None if os.isatty(1) else 144).print(shown)
 
 
 def keep_choices(output_dir: Path, rows: Sequence[Row]) -> None:

@@ -122,7 +122,7 @@ class _Run:
             self._env["HF_HUB_OFFLINE"] = "1"
 
     def stand_in(self) -> ChildSpec:
-        """A partial run without a trainer: somebody must announce a version and count texts."""
+        """A partial run without a trainer: somebody must announce a version and count samples."""
         return ChildSpec(
             name=trainer_stand_in.NAME,
             argv=[sys.executable, "-m", trainer_stand_in.__name__, str(self._output_dir)],

@@ -324,14 +324,14 @@ def _because_sharded(plan: MemoryPlan) -> str:
 
 
 def _texts(cfg: Config, derived: DerivedConfig) -> int:
-    """Texts that may be under way: what the age of weights admits, or one update where it has no bound."""
-    return derived.admitted(cfg.max_lag) or derived.texts_per_update
+    """Samples that may be under way: what the age of weights admits, or one update where it has no bound."""
+    return cfg.staleness.admitted(derived.texts_per_update) or derived.texts_per_update
 
 
 def _choose_in_flight(tree: DictConfig, hosts: Sequence[Host], plan: MemoryPlan | None) -> Iterator[Choice]:
     """Rollouts under way at each engine on GPUs, where nobody said.
 
-    As many as texts may be produced before the next update (`max_lag`, or those of one update where that is
+    As many as samples may be produced before the next update (`max_lag`, or those of one update where that is
     null), shared out over the engines, but no more than have room in an engine's cache.
     """
     if OmegaConf.select(tree, IN_FLIGHT) is not None:
@@ -343,8 +343,8 @@ def _choose_in_flight(tree: DictConfig, hosts: Sequence[Host], plan: MemoryPlan 
         texts = _texts(cfg, derive(cfg, places.trainer_jobs))
     except ValueError:  # a ConfigError, or a flag that is no number: the checks, which come next, say it
         return
-    source = "an update" if cfg.max_lag is None else f"max_lag={cfg.max_lag}"
-    number, because = wanted_requests(texts, engines), f"{texts} texts of {source} for {engines} engines"
+    source = cfg.staleness if cfg.staleness.bounded else "an update"
+    number, because = wanted_requests(texts, engines), f"{texts} samples of {source} for {engines} engines"
     if number == MOST and texts > MOST * engines:
         because += f", at most {MOST}"
     bounded_by = engine_kind(cfg).requests_key

@@ -40,14 +40,14 @@ FEWEST, MOST = 64, 512
 FITS = 0.95
 """Share of a card's free memory that a trainer may need: CUDA contexts and NCCL take some of the rest."""
 ROOM = 0.85
-"""Share of it that is planned with where there is a choice: texts of a row may be many."""
+"""Share of it that is planned with where there is a choice: samples of a row may be many."""
 MFU = 0.38
 MFU_OF_EXPERTS = 0.2
 """What a trainer reaches of a card, for dividing cards only (`docs/gpu.md`)."""
 
 
 def wanted_requests(texts: int, engines: int) -> int:
-    """Rollouts that an engine could have under way: the texts that are wanted, shared out."""
+    """Rollouts that an engine could have under way: the samples that are wanted, shared out."""
     return min(MOST, -(-texts // engines))
 
 
@@ -245,11 +245,11 @@ class _Planner:
                 last = mode == modes[-1]
                 parts = self._trainer_parts(ranks, sharding, on_host, mode)
                 if sum(parts.values()) <= (FITS if last else ROOM) * room:
-                    return TrainerPlan(ranks, sharding, on_host, parts)
+                    return TrainerPlan(ranks, sharding, on_host, parts, mode)
         for sharding, on_host in ways if self._may_compile() else ():
             parts = self._trainer_parts(ranks, sharding, on_host, modes[-1], compiled_first=True)
             if sum(parts.values()) <= FITS * room:
-                return TrainerPlan(ranks, sharding, on_host, parts, compiled_first=True)
+                return TrainerPlan(ranks, sharding, on_host, parts, modes[-1], compiled_first=True)
         sharding, on_host = ways[-1]
         parts = self._trainer_parts(ranks, sharding, on_host, modes[-1])
         listed = ", ".join(f"{name} {size / GIB:.0f}" for name, size in parts.items() if size > GIB / 2)
@@ -336,7 +336,7 @@ class _Planner:
                 problem = error
                 continue
             if mode == modes[-1] or engine.requests >= wanted:
-                trainer = TrainerPlan(1, sharding, False, parts)
+                trainer = TrainerPlan(1, sharding, False, parts, mode)
                 return MemoryPlan(card=card, engines=1, engine=engine, trainer=trainer, shared=True)
         assert problem is not None
         size = sum(self._trainer_parts(1, sharding, False, modes[-1]).values()) / GIB

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipelinerl.base.errors import ConfigError
-from pipelinerl.config.finetune import Sharding
+from pipelinerl.config.finetune import Checkpointing, Sharding
 from pipelinerl.launcher.cards import Card
 
 
@@ -35,6 +35,8 @@ class TrainerPlan(NamedTuple):
     whole_on_host: bool
     """Whether the copy that is gathered for the engines lies in host memory meanwhile."""
     parts: Mapping[str, float]
+    recomputed: Checkpointing
+    """What compiled layers recompute in these bytes."""
     compiled_first: bool = False
     """Whether layers have to be compiled before the first step, because they need less memory so."""
 
@@ -76,7 +78,7 @@ class Asked(NamedTuple):
     """What the plan has to know beside the configuration."""
 
     texts: int
-    """Texts that may be under way: what the age of weights admits, or one update where it has no bound."""
+    """Samples that may be under way: what the age of weights admits, or one update where it has no bound."""
     in_flight: int | None = None
     """`actor.llm_max_rollouts` or `max-num-seqs` where the user gave one."""
     one_host: bool = True

@@ -1,9 +1,9 @@
 """What a run is, as one frozen value: everything that follows from a configuration and the hosts.
 
 `pipelinerl.launch` calls `choose` before it checks the configuration, and `launcher/start.py` calls `plan`
-once the domain has prepared its data. The table of choices, the saved configuration, every `start.sh` and the
-processes are read from the plan. Neither function writes anywhere: choices are values, and this file applies
-them, to a copy of the composed tree.
+once the domain has prepared its data, or for `validate=true` before. The table of choices, the saved
+configuration, every `start.sh` and the processes are read from the plan. Neither function writes anywhere:
+choices are values, and this file applies them, to a copy of the composed tree.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from pipelinerl.config.choice import Choice, with_choices
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import typed
 from pipelinerl.config.hosts import Host
-from pipelinerl.config.machine import DerivedConfig, Job, roles_of
+from pipelinerl.config.machine import Job, roles_of
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import STREAM_BACKENDS
 from pipelinerl.domain import BaseDomain, Domain, NamedService, ServiceSpec
@@ -67,38 +67,20 @@ class RunPlan:
     tree: DictConfig
     """The resolved configuration, which is saved and handed to the processes; read-only."""
     cfg: Config
-    """The same, typed."""
+    """The same, typed: `jobs` are the processes, `derived` what else follows from placement."""
     memory: MemoryPlan | None
     """Bytes of each card; None where nothing is known of model or cards."""
     trainer: TrainerChoice
     services: tuple[ServiceSpec, ...]
     """Servers that the launcher starts for the domain."""
     facts: Facts
+    problems: str = ""
+    """What was said of the problems that the loader gave, if they were looked at."""
 
     @property
     def output_dir(self) -> Path:
         """Folder of the run."""
         return Path(str(self.cfg.output_dir))
-
-    @property
-    def jobs(self) -> list[Job]:
-        """Every process, with its host, devices and port."""
-        return self.cfg.jobs
-
-    @property
-    def derived(self) -> DerivedConfig:
-        """Ranks, samples of a step and of an update."""
-        return self.cfg.derived
-
-    @property
-    def admitted(self) -> int | None:
-        """Samples that may be ahead of a weight version; None without a bound."""
-        return self.cfg.admitted
-
-    @property
-    def in_flight(self) -> int:
-        """Rollouts under way at each engine."""
-        return self.cfg.actor.llm_max_rollouts
 
     @property
     def reasons(self) -> dict[str, str]:

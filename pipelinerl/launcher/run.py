@@ -74,7 +74,7 @@ class Completion:
         self._trainer = [job.name for job in jobs_of("finetune")]
         self._others = [job.name for job in (*jobs_of("actor"), *jobs_of("preprocessor"))]
         self._rollout_s = plan.cfg.actor.rollout_deadline_s
-        self._output_dir, self._trace = Path(str(plan.cfg.output_dir)), tuple[int, ...]()
+        self._output_dir, self._trace = plan.output_dir, tuple[int, ...]()
         self._supervisor = supervisor
         self._waits: dict[str, Wait] = {}
 
@@ -107,7 +107,7 @@ class Watchdog:
     """What no process can tell by its own death: no progress, and engines that the trainer gave up."""
 
     def __init__(self, plan: RunPlan, supervisor: Supervisor) -> None:
-        output_dir = Path(str(plan.cfg.output_dir))
+        output_dir = plan.output_dir
         self._supervisor = supervisor
         started = {child.name for child in plan.children}
         engines = plan.cfg.jobs_of("actor_llm")
@@ -143,11 +143,11 @@ def supervise(
     `others` are the run's hosts beside this one, by rank. Raises ChildFailed, WaitExpired or Interrupted.
     """
     # Weights in shared memory would outlive a trainer, or a launcher, that was killed.
-    shared = shared_directory(Path(str(plan.cfg.output_dir)))
+    shared = shared_directory(plan.output_dir)
     for folder, size in remove_abandoned().items():
         say(f"removed {folder} ({size / 1e6:.1f} MB), which a run that was killed had left")
     stopped_s = min(STOPPED_DEADLINE_S, plan.cfg.watchdog.silent_deadline_s)
-    lost_engines.begin(Path(str(plan.cfg.output_dir)))
+    lost_engines.begin(plan.output_dir)
     faults.hit("launcher:start")
     with (
         interruptible(),

@@ -1,11 +1,13 @@
 """What happens between a checked configuration and the first process: data, servers, files.
 
 Called by `pipelinerl.launch`, which has made the choices and checked them. Here the domain prepares its data,
-the plan is made, the problems are looked at, and what processes read is written; nothing is started.
+the plan is made, the problems are looked at, and what processes read is written; nothing is started. A
+validation makes the same plan and writes nothing.
 """
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -17,7 +19,6 @@ from pipelinerl.config.secrets import secrets_of
 from pipelinerl.domain import BaseDomain, Domain, NamedService, parts_of
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.checks.rehearsal import START_DEADLINE_S, VALIDATE_DEADLINE_S, Looked, look
-from pipelinerl.launcher.choices import Row, table
 from pipelinerl.launcher.commands import write_accelerate_config
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.memory_choice import Chosen
@@ -34,8 +35,8 @@ def prepare(
     backend: Backend,
     dry_run: bool,
     named: Sequence[tuple[NamedService, str]] = (),
-) -> tuple[RunPlan, list[Row]]:
-    """Let the domain prepare, plan, and write the resolved tree and every `start.sh`; the table of choices.
+) -> RunPlan:
+    """Let the domain prepare, plan, and write the resolved tree and every `start.sh`.
 
     `named` is what `asked_services` gave. Streams of an earlier attempt are set aside, except in a dry run.
     """
@@ -53,8 +54,9 @@ def prepare(
     )
     made = plan(chosen, backend.hosts, facts, domain, backend.free)
     # Before anything of an earlier start is moved: a start that is refused leaves it as it was.
-    children, said = made.children, "" if dry_run else _looked_at_problems(made, START_DEADLINE_S)
-    rows = table(made, said)
+    if not dry_run:
+        made = _with_problems(made, START_DEADLINE_S)
+    children = made.children
     if not dry_run:
         folder.set_streams_aside(facts.attempt)
         forget_earlier_records(made.cfg, folder.path)
@@ -67,26 +69,24 @@ def prepare(
     hidden_values = secrets_of(made.tree)
     for child in children:
         write_start_script(child, hidden_values)
-    return made, rows
+    return made
 
 
-def validated(
-    chosen: Chosen, domain: Domain, folder: RunFolder, backend: Backend, dry_run: bool
-) -> list[Row]:
-    """The table of what a start would do, as far as it is known before the domain has prepared its data.
+def validated(chosen: Chosen, domain: Domain, folder: RunFolder, backend: Backend, dry_run: bool) -> RunPlan:
+    """The plan of a start, as far as it is known before the domain has prepared its data.
 
     Writes nothing. Raises ConfigError as `prepare`.
     """
-    facts = Facts(dry_run=True, attempt=folder.next_attempt(), checkpoint=folder.checkpoint)
+    facts = Facts(dry_run=dry_run, attempt=folder.next_attempt(), checkpoint=folder.checkpoint)
     made = plan(chosen, backend.hosts, facts, domain, backend.free)
     if dry_run:
-        return table(made)
+        return made
     makes_data = any(type(part).prepare is not BaseDomain.prepare for part in parts_of(domain))
-    return table(made, _looked_at_problems(made, VALIDATE_DEADLINE_S, makes_data))
+    return _with_problems(made, VALIDATE_DEADLINE_S, makes_data)
 
 
-def _looked_at_problems(made: RunPlan, deadline_s: float, may_fail: bool = False) -> str:
-    """Load them; what there is, for the table. Raises ConfigError for what cannot be played.
+def _with_problems(made: RunPlan, deadline_s: float, may_fail: bool = False) -> RunPlan:
+    """The plan with what there is to play. Raises ConfigError for problems that cannot be played.
 
     `may_fail`: the domain has not prepared its data yet.
     """
@@ -95,7 +95,7 @@ def _looked_at_problems(made: RunPlan, deadline_s: float, may_fail: bool = False
         looked = Looked(said="not there before the start, which makes its data")
     if looked.problems:
         raise ConfigError(looked.problems)
-    return looked.said
+    return replace(made, problems=looked.said)
 
 
 def _write_tree(tree: DictConfig, folder: RunFolder, dry_run: bool) -> None:

@@ -1,7 +1,9 @@
 """What `auto` means for the trainer of this run: what is recomputed, what is compiled, and why.
 
 The launcher's plan asks once; the answer is in section `derived` of the run's configuration, and the table of
-choices has the reasons.
+choices has the reasons. What compiled layers recompute is the memory plan's, where there is one: it counted
+the bytes with that. It counts layers that are not compiled yet as recomputing everything, and here they
+recompute less if there is room.
 """
 
 from collections.abc import Sequence
@@ -68,8 +70,8 @@ def choose_trainer(
     compiles, because_compile = _compile(cfg, config)
     if planned is not None and planned.compiled_first:
         compiles, because_compile = True, "the first steps would not fit without"
+    eager, compiled, because = _checkpointing(cfg, config, _room(cfg, devices, memory_of), planned)
     whole_on_host = planned is not None and planned.whole_on_host
-    eager, compiled, because = _checkpointing(cfg, config, _room(cfg, devices, memory_of), whole_on_host)
     return TrainerChoice(compiles, eager, compiled, because_compile, because, whole_on_host)
 
 
@@ -80,14 +82,14 @@ def _compile(cfg: Config, config: dict[str, Any] | None) -> tuple[bool | Literal
     if not cfg.trainer_on_gpu:
         return False, "on a CPU"
     if not (tune.load_as_bf16 and tune.use_flash_attention):
-        return False, "attention goes text by text"
+        return False, "attention goes sample by sample"
     if config is not None and has_experts(config):
         return False, "layers with experts"
     return "later", f"if {COMPILE_WORTH_S / 60:.0f} minutes of work are left after two steps"
 
 
 def _checkpointing(
-    cfg: Config, config: dict[str, Any] | None, room: float | None, whole_on_host: bool
+    cfg: Config, config: dict[str, Any] | None, room: float | None, planned: TrainerPlan | None
 ) -> tuple[Checkpointing, Checkpointing, str]:
     """What is recomputed in layers as they are and in compiled ones, and why."""
     tune = cfg.finetune
@@ -100,19 +102,21 @@ def _checkpointing(
         return True, True, "finetune.reentrant_checkpointing=true"
     shape = decoder_shape(config)
     if not tune.load_as_bf16 or not tune.use_flash_attention:
-        return True, True, "not measured for attention text by text"
+        return True, True, "not measured for attention sample by sample"
     if shape is not None and shape.experts:
         return True, True, "not measured for layers with experts"
     if shape is None or room is None:
         unknown = "the card's memory" if room is None else f"the sizes of {cfg.policy_path}"
         return True, True, f"{unknown} cannot be read"
     ranks = cfg.derived.trainer_ranks
-    state = state_bytes(shape, tune, ranks, cfg.sharding, whole_on_host)
+    state = state_bytes(shape, tune, ranks, cfg.sharding, planned is not None and planned.whole_on_host)
     if any(job.gpus for job in cfg.jobs_of("preprocessor")):  # scores a reference on the trainer's last card
         state += reference_bytes(shape)
-    plain, compiled = (
-        least_recomputed(shape, compiled, tune.seq_length, state, room) for compiled in (False, True)
-    )
+    plain = least_recomputed(shape, False, tune.seq_length, state, room)
+    if planned is not None:
+        compiled = planned.recomputed
+    else:
+        compiled = least_recomputed(shape, True, tune.seq_length, state, room)
     sizes = f"{room / GB:.0f} GB of a card, weights and optimizer {state / GB:.0f} GB"
     return plain, compiled, f"{sizes}, rows of {tune.seq_length} tokens"
 

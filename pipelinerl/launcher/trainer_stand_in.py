@@ -1,7 +1,7 @@
 """Takes the trainer's place in a partial run without one; the launcher starts it with OUTPUT_DIR.
 
-Announces version 0, counts the texts that come out of the last stage as processed, and says that training is
-done when a whole run's texts have come, or at once where there is only an evaluation. No torch here.
+Announces version 0, counts the samples that come out of the last stage as processed, and says that training
+is done when a whole run's samples have come, or at once where there is only an evaluation. No torch here.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def needed(cfg: Config) -> bool:
 
 
 def stand_in(cfg: Config, output_dir: Path) -> int:
-    """Follow the last stage until it has given the texts of a run; returns how many it gave.
+    """Follow the last stage until it has given the samples of a run; returns how many it gave.
 
     Raises WaitExpired after `watchdog.progress_deadline_s` without any.
     """

@@ -11,7 +11,6 @@ from pipelinerl.config.files import typed
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.installed import conf_dir
 from pipelinerl.config.keys import leaves
-from pipelinerl.config.machine import DerivedConfig
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, parts_of
 from pipelinerl.launcher import resumed
@@ -67,7 +66,7 @@ def _no_model(kind: str, domain: str | None) -> str:
 def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Iterator[str]:
     """Problems of the core's own keys; `hosts` are those of the run."""
     places, derived, unplaceable = None, None, list[str]()
-    try:  # the trainer's devices decide how many texts a step has
+    try:  # the trainer's devices decide how many samples a step has
         places = layout(cfg, hosts)
         derived = derive(cfg, places.trainer_jobs if "finetune" in cfg.debug.roles else [])
     except ValueError as error:  # a ConfigError, or a parallel size that is no number
@@ -78,8 +77,9 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from sampling.check(cfg)
     yield from objective.check(cfg)
     yield from training.check(cfg, derived)
-    if derived is not None:
-        yield from _rounded_beyond_lag(cfg, derived)
+    if derived is not None and cfg.updates_engines:
+        asked = derive(cfg, []).texts_per_update
+        yield from cfg.staleness.problems(asked, derived.texts_per_update, derived.trainer_ranks)
     if places is not None:
         yield from _more_than_there_are(cfg, len(places.engines))
     yield from unplaceable
@@ -107,16 +107,6 @@ def _more_than_there_are(cfg: Config, engines: int) -> Iterator[str]:
     least = cfg.engine.min_alive
     if least > engines and "actor_llm" in cfg.debug.roles and not cfg.debug.use_existing_llms:
         yield f"engine.min_alive={least}: this run has {engines} in all; set {engines} or fewer"
-
-
-def _rounded_beyond_lag(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
-    """An update that fits into `max_lag` as it is asked for, and not as the ranks of this run make it."""
-    asked, update = derive(cfg, []).texts_per_update, derived.texts_per_update
-    if cfg.max_lag is not None and asked <= cfg.max_lag < update and cfg.updates_engines:
-        yield (
-            f"max_lag={cfg.max_lag}: {derived.trainer_ranks} trainer ranks round an update up to {update} "
-            f"texts, so that nothing would be sampled ahead; set {update} or more, or 0 for taking turns"
-        )
 
 
 def domain_problems(tree: DictConfig, domain: Domain) -> Iterator[str]:

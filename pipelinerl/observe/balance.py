@@ -20,8 +20,8 @@ STEPS, STEPS_S = 10, 10.0
 NOTABLE = 0.2
 """A side that does nothing for less than this share of the time keeps the other one waiting."""
 PAUSE_S, PAUSE_STEPS = 10.0, 3
-"""A pause between two steps, such as a compilation, is longer than both: texts pile up meanwhile, so that the
-steps before and after it tell nothing together."""
+"""A pause between two steps, such as a compilation, is longer than both: samples pile up meanwhile, so that
+the steps before and after it tell nothing together."""
 SPARE_CORES = 4
 _LAG_BUDGET = {
     "actor/reserved_texts",
@@ -63,7 +63,7 @@ class Balance:
         return "trainer" if idle or self.engines_idle is None else "both"
 
     def __str__(self) -> str:
-        shares = [f"the trainer waited for texts {self.trainer_waits:.0%} of the time"]
+        shares = [f"the trainer waited for samples {self.trainer_waits:.0%} of the time"]
         if self.engines_idle is not None:
             shares.append(f"engines without requests {self.engines_idle:.0%}")
         return f"{_SENTENCES[self.side]} ({', '.join(shares)})"
@@ -72,7 +72,7 @@ class Balance:
 def balance(finetune: Sequence[dict[str, Any]], actor: Sequence[dict[str, Any]]) -> Balance | None:
     """The balance of some metric records, from the first trained step on; None if they hold too little.
 
-    The first step itself is left out: its texts were waited for while engines started.
+    The first step itself is left out: its samples were waited for while engines started.
     """
     steps, waited, total = 0, 0.0, 0.0
     for before, after in pairwise(record for record in finetune if _is_step(record)):
@@ -119,9 +119,9 @@ def after_last_pause(finetune: Sequence[dict[str, Any]]) -> Sequence[dict[str, A
 
 
 def lag_binds(cfg: Config, actor: Sequence[dict[str, Any]]) -> bool:
-    """Whether `max_lag` held back the actor's next group before most of its versions, and not its slots.
+    """Whether the bound on age, and not its slots, held back the actor's next group before most versions.
 
-    A rollout may have many texts, so that slots, which count rollouts, say little about a bound in texts.
+    A rollout may have many samples, so that slots, which count rollouts, say little about a bound in samples.
     """
     if (bound := cfg.admitted) is None:
         return False
@@ -192,7 +192,7 @@ def _in_flight(cfg: Config, held: bool) -> Iterator[str]:
     """What holds back further rollouts: the lag bound, or the slots."""
     slots = cfg.actor.llm_max_rollouts * len(cfg.jobs_of("actor_llm"))
     if (admitted := cfg.admitted) is not None and (held or admitted <= slots):
-        yield f"max_lag={admitted}"  # as `max_lag` it admits one update more
+        yield cfg.staleness.looser(cfg.derived.texts_per_update)
     else:
         yield f"more actor.llm_max_rollouts ({cfg.actor.llm_max_rollouts})"
 

@@ -1,6 +1,6 @@
-"""What texts were compared with over a whole run: `adv/situation/*` and `adv/role/*` of preprocess together.
+"""What samples were compared with over a run: `adv/situation/*` and `adv/role/*` of preprocess together.
 
-Called by the summary of a run; the report has a table for each kind of label that its texts have.
+Called by the summary of a run; the report has a table for each kind of label that its samples have.
 """
 
 from collections import defaultdict
@@ -17,19 +17,19 @@ _MEANS = {
 }
 """Metric of a label -> its column."""
 EXPLANATION = (
-    "All texts that were compared, also of groups that the filter dropped. A bucket is a set of texts with "
-    "one baseline; its rows include padding, and alone in one a text has advantage 0."
+    "All samples that were compared, also of groups that the filter dropped. A bucket is a set of samples "
+    "with one baseline; its rows include padding, and alone in one a sample has advantage 0."
 )
 
 Totals = dict[str, dict[str, float]]
-"""Label -> `count` (texts) and the means."""
+"""Label -> `count` (samples) and the means."""
 
 
 def label_totals(records: Sequence[dict[str, Any]], kind: str) -> Totals:
-    """What the metrics of preprocess say of each situation or role; empty where texts have none.
+    """What the metrics of preprocess say of each situation or role; empty where samples have none.
 
     A record counts what happened since the one before, so counts are added up, and a mean over records
-    weighs each by its texts. Texts without a label are `none`.
+    weighs each by its samples. Samples without a label are `none`.
     """
     begins, ends = f"adv/{kind}/", "/count"
     sums: Totals = defaultdict(lambda: defaultdict(float))
@@ -46,7 +46,7 @@ def label_totals(records: Sequence[dict[str, Any]], kind: str) -> Totals:
 
 
 def label_rows(kind: str, totals: Totals) -> list[tuple[str, ...]]:
-    """The table of one kind, header first; labels with most texts first."""
+    """The table of one kind, header first; labels with most samples first."""
     rows: list[tuple[str, ...]] = [(kind, "texts", *_MEANS.values())]
     for label, of in sorted(totals.items(), key=lambda item: -item[1]["count"]):
         rows.append((label, f"{of['count']:,.0f}", *(f"{of[name]:.3f}" for name in _MEANS)))

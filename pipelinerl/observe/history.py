@@ -35,7 +35,7 @@ def read_metrics(output_dir: Path, role: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Series:
-    """One metric over progress: `x` in texts (the record's step), float64 [n] each."""
+    """One metric over progress: `x` in samples (the record's step), float64 [n] each."""
 
     x: np.ndarray
     y: np.ndarray

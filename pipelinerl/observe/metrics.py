@@ -17,9 +17,12 @@ from pipelinerl.base.line_file import LineFile
 MetricValue = int | float | bool | Mapping[str, list[float]]
 
 
-def histogram(values: Any, edges: Any) -> dict[str, list[float]]:
-    """A histogram as a metric: `edges` (n + 1) and `counts` (n); values outside the edges are not counted."""
-    counts, bounds = np.histogram(np.asarray(values), bins=np.asarray(edges))
+def histogram(values: Any, edges: Any, weights: Any = None) -> dict[str, list[float]]:
+    """A histogram as a metric: `edges` (n + 1) and `counts` (n); values outside the edges are not counted.
+
+    `weights` says how often each value counts; None: once.
+    """
+    counts, bounds = np.histogram(np.asarray(values), bins=np.asarray(edges), weights=weights)
     return {"edges": bounds.astype(float).tolist(), "counts": counts.astype(float).tolist()}
 
 
@@ -43,7 +46,7 @@ class MetricsWriter(Closing):
         self._encoder = msgspec.json.Encoder()
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Append one line of metrics; `step` is the role's own measure of progress (texts or steps).
+        """Append one line of metrics; `step` is the role's own measure of progress (samples or steps).
 
         Raises TypeError for a value that is neither a number nor a histogram.
         """

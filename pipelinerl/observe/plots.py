@@ -30,7 +30,7 @@ _STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "savefig.bbox": "tight",
 }
-_TEXTS = "texts trained on"
+_TEXTS = "samples trained on"
 
 Records = list[dict[str, Any]]
 
@@ -214,9 +214,9 @@ def staleness(figure: Any, finetune: Records) -> None:
             color=COLOURS[0],
             edgecolor="white",
         )
-    left.set(title="lag of trained tokens", xlabel="lag (texts)", ylabel="share of tokens")
-    curve(right, series(finetune, "stats/multi_version_share"), "share of texts", 0)
-    right.set(title="texts with several weight versions", xlabel=_TEXTS, ylim=(-0.03, 1.03))
+    left.set(title="lag of trained tokens", xlabel="lag (samples)", ylabel="share of tokens")
+    curve(right, series(finetune, "stats/multi_version_share"), "share of samples", 0)
+    right.set(title="samples with several weight versions", xlabel=_TEXTS, ylim=(-0.03, 1.03))
     figure.tight_layout()
 
 

@@ -1,4 +1,4 @@
-"""The launcher's status line: versions, texts, rollouts by outcome, success, tokens per second, waits.
+"""The launcher's status line: versions, samples, rollouts by outcome, success, tokens per second, waits.
 
 Everything comes from the files that the roles write (metrics.jsonl, status.json, the accounting), so it works
 for any run on this disk and costs the roles nothing.
@@ -44,7 +44,7 @@ def status_line(
     texts = metrics.get("stats/samples")
     if texts is not None:
         share = f" of {target} ({texts / target:.0%})" if target else ""
-        parts.append(f"trained {texts:.0f} texts{share}")
+        parts.append(f"trained {texts:.0f} samples{share}")
     if (step := metrics.get("stats/completed_steps")) is not None:
         parts.append(f"step {step:.0f}")
     actor = status.get("actor", {})

@@ -25,18 +25,18 @@ _RATES = {
     "first_step_s": "seconds from the launch to the first trained step",
     "elapsed_s": "seconds from the first to the last record",
     "optimizer_steps": "optimizer steps",
-    "trained_texts": "texts trained on",
-    "trained_tokens": "tokens of these texts, prompts included",
+    "trained_texts": "samples trained on",
+    "trained_tokens": "tokens of these samples, prompts included",
     "trained_sampled_tokens": "sampled tokens trained on",
-    "trained_texts_per_second": "texts trained on per second",
+    "trained_texts_per_second": "samples trained on per second",
     "generated_tokens_per_second_median": "generated tokens per second (median)",
     "trainer_tokens_per_second_while_working": (
         "trainer's tokens per second while working, prompts included (median)"
     ),
     "rollout_latency_mean_s": "seconds per rollout (mean)",
-    "lag_mean_texts": "lag of trained tokens, mean (texts)",
-    "lag_max_texts": "lag of trained tokens, largest (texts)",
-    "multi_version_share_of_texts": "share of texts with several weight versions",
+    "lag_mean_texts": "lag of trained tokens, mean (samples)",
+    "lag_max_texts": "lag of trained tokens, largest (samples)",
+    "multi_version_share_of_texts": "share of samples with several weight versions",
     "tokens_too_old_to_train": "tokens too old to train",
     "engine_restarts": "engines restarted",
     "engines_left_out_at_the_end": "engines left out of the last update",
@@ -61,8 +61,8 @@ def comparison_rows(summary: Summary, names: Sequence[str], digits: int = 3) -> 
     known = {name: summary.comparisons[name] for name in names if name in summary.comparisons}
     if first == last:
         alone = [(name, _interval(found.after, form), str(found.after.n)) for name, found in known.items()]
-        return [("metric", f"at {last} texts", "n"), *alone]
-    header = ("metric", f"before ({first} texts)", f"after ({last} texts)", "paired difference", "n")
+        return [("metric", f"at {last} samples", "n"), *alone]
+    header = ("metric", f"before ({first} samples)", f"after ({last} samples)", "paired difference", "n")
     rows: list[tuple[str, ...]] = [header]
     for name, found in known.items():
         before, after = _interval(found.before, form), _interval(found.after, form)

@@ -13,7 +13,7 @@ from pipelinerl.base.waits import StallDetector, WaitExpired
 from pipelinerl.observe.history import read_status
 
 Status = Mapping[str, Mapping[str, Any]]
-WAITS_FOR_DATA = {"finetune": "texts of step", "preprocess": "groups of rollouts"}
+WAITS_FOR_DATA = {"finetune": "samples of step", "preprocess": "groups of rollouts"}
 """How the wait for the stage before begins, for the stages that have one."""
 
 

@@ -53,7 +53,7 @@ class Summary:
     balance: Balance | None
     """How trainer and engines spent the run, None if it was not recorded or over too few steps."""
     compared: dict[str, Totals]
-    """Advantages by situation and by role; a kind that no text has is absent."""
+    """Advantages by situation and by role; a kind that no sample has is absent."""
     shared: str = ""
     """How many test problems are trained on too, such as `12 of 40`; empty for none."""
 

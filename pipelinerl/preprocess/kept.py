@@ -3,7 +3,7 @@
 With redis, or where streams are trimmed, groups are gone as soon as they are read. Preprocess then writes
 some of them to disk, for the page of rollouts: all at the beginning and at the end of training and a few of
 each weight version in between, so that the size is bounded. Records are of two kinds: `texts` of a group as
-the actor wrote them, and `samples` of an optimizer step, with what training made of those texts.
+the actor wrote them, and `samples` of an optimizer step, with what training made of those samples.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from pipelinerl.streams import KEPT_TOPIC, SingleStreamSpec, StreamWriter, write
 from pipelinerl.streams.kind import streams_kind
 
 ENDS = 0.05
-"""Share of the run's texts at either end of which every group is kept."""
+"""Share of the run's samples at either end of which every group is kept."""
 
 
 class KeptRollouts(Closing):
@@ -35,7 +35,7 @@ class KeptRollouts(Closing):
         self._ids: set[str] = set()
 
     def groups(self, groups: Iterable[Sequence[Record]], published: int) -> None:
-        """Write those of the groups that are kept; `published` texts went to the trainer before."""
+        """Write those of the groups that are kept; `published` samples went to the trainer before."""
         if self._stream is None:
             return
         share = published / self.total
@@ -47,7 +47,7 @@ class KeptRollouts(Closing):
                 self._stream.write({"texts": list(texts)})
 
     def step(self, step: int, published: int, samples: Iterable[Sample]) -> None:
-        """Write what an optimizer step made of the texts that were kept."""
+        """Write what an optimizer step made of the samples that were kept."""
         if self._stream is None:
             return
         rows = [

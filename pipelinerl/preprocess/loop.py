@@ -76,7 +76,7 @@ class Preprocess:
         self._training_data, self._kept, self._scorer = training_data, kept, scorer
         self._eos_token_ids = vocabulary.eos_token_ids
         self._limits = SampleLimits(
-            vocabulary.size, cfg.finetune.seq_length, cfg.attempts, needs_versions=cfg.max_lag is not None
+            vocabulary.size, cfg.finetune.seq_length, cfg.attempts, needs_versions=cfg.staleness.bounded
         )
         self.buffer, self._rejections, self._signal = SampleBuffer(), Rejections(), SignalWatch(cfg)
         self.metrics = PreprocessMetrics()
@@ -146,7 +146,7 @@ class Preprocess:
     @property
     def is_full(self) -> bool:
         """Without a lag bound nothing else limits the buffer, unless old samples may be dropped."""
-        unbounded = self.cfg.max_lag is None and not self.cfg.pop_old_data
+        unbounded = not (self.cfg.staleness.bounded or self.cfg.pop_old_data)
         return unbounded and len(self.buffer) >= self._room
 
     @property
@@ -185,14 +185,13 @@ class Preprocess:
 
     def _drop_stale(self) -> None:
         """Samples of which every token will be beyond the lag bound; the trainer checks per token again."""
-        if self.cfg.max_lag is None:
+        if (oldest := self.cfg.staleness.oldest(self._version_when_trained)) is None:
             return
-        oldest = self._version_when_trained - self.cfg.max_lag
         self._drop(self.buffer.remove(lambda sample: 0 <= sample.newest_version < oldest), "stale")
 
     @property
     def _version_when_trained(self) -> int:
-        """The last announced version when the next step is trained: every `interval` texts there is one.
+        """The last announced version when the next step is trained: every `interval` samples there is one.
 
         Known beforehand, so that a step written ahead holds nothing that will be too old by then.
         """
@@ -203,7 +202,7 @@ class Preprocess:
         return max(announced, self._start + (self.published - self._start) // interval * interval)
 
     def _drop_oldest(self) -> None:
-        if self.cfg.max_lag is None and self.cfg.pop_old_data:
+        if self.cfg.pop_old_data and not self.cfg.staleness.bounded:
             self._drop(self.buffer.remove_oldest(self._room), "popped")
 
     def _write_step(self) -> None:

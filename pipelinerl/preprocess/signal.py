@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 GROUPS = 20
 """Groups in a row that are remarked."""
-EQUAL, CUT, FACTOR = "equal rewards", "cut texts", "no positive factor"
+EQUAL, CUT, FACTOR = "equal rewards", "cut samples", "no positive factor"
 
 
 class SignalWatch:
@@ -27,7 +27,7 @@ class SignalWatch:
 
     def __init__(self, cfg: Config) -> None:
         self._cfg, tune = cfg, cfg.finetune
-        # Supervised texts need no factor, and a value head learns from equal rewards too.
+        # Supervised samples need no factor, and a value head learns from equal rewards too.
         self._by_factor = declared(tune.rl.policy_loss).compares and not tune.has_value_head
         self._reasons = Counter[str]()
         self._rewards: tuple[float, float] | None = None
@@ -106,18 +106,18 @@ class SignalWatch:
         return {
             FACTOR: "no reward is a positive or negative weight; look at how the rollout policy rewards",
             CUT: (
-                "every text was cut, and finetune.rl.overlong_filtering leaves such texts out; set "
+                "every sample was cut, and finetune.rl.overlong_filtering leaves such samples out; set "
                 "finetune.rl.overlong_filtering=false, or a larger llm.parameters.max_tokens "
                 f"({self._cfg.llm.parameters.max_tokens})"
             ),
             "oversize": (
-                f"texts are longer than finetune.seq_length={tune.seq_length}; raise it, or lower "
+                f"samples are longer than finetune.seq_length={tune.seq_length}; raise it, or lower "
                 f"llm.parameters.max_tokens ({self._cfg.llm.parameters.max_tokens})"
             ),
-            "masked": "the rollout policy masks every text; leave one unmasked",
-            "baseline_only": "the rollout policy gives every text loss_weight 0; give one more",
+            "masked": "the rollout policy masks every sample; leave one unmasked",
+            "baseline_only": "the rollout policy gives every sample loss_weight 0; give one more",
         }.get(
-            reason, f"texts are dropped before training for the reason {reason} (preprocess/preprocess.log)"
+            reason, f"samples are dropped before training for the reason {reason} (preprocess/preprocess.log)"
         )
 
     def _shown_rewards(self) -> str:

@@ -71,7 +71,7 @@ class Keeper:
         if version is None or version <= self._seen:
             return
         self._seen = version
-        # Counted from this start: steps of an earlier one may have had another number of texts.
+        # Counted from this start: steps of an earlier one may have had another number of samples.
         done = self._point.step + (version - self._point.version) // self._cfg.derived.texts_per_step
         while self._ahead and self._ahead[0][0] < done:
             self._ahead.popleft()

@@ -2,8 +2,9 @@
 
 Each role records what it knows in an append-only file of JSON lines, `<output_dir>/accounting/<role>.jsonl`
 (`RolloutLog`); launcher, report and progress line add all of them up (`reconcile`, `RolloutAccounting`). A
-rollout is named `<group_id>/<rollout_index>`. One of several texts can meet several ends (one text trained,
-another too old); the most final one counts: trained > stale > filtered > failed > empty > unfinished.
+rollout is named `<group_id>/<rollout_index>`. One of several samples can meet several ends (one sample
+trained, another too old); the most final one counts: trained > stale > filtered > failed > empty >
+unfinished.
 
 A resume is recorded too. Ends that the trainer recorded after the checkpoint are rolled back: their rollouts
 are where they were at the checkpoint, as far as the trainer knows of them; an end that another role recorded
@@ -120,7 +121,7 @@ class RolloutLog(LineFile):
         """Roll back the ends recorded behind byte `end`; returns how many rollouts they were.
 
         Nothing is removed from the file: a line that takes them back is added, and the ends that rollouts of
-        several texts had at `end` already are written again.
+        several samples had at `end` already are written again.
         """
         # From the file alone: a start that was killed between the lines, or an earlier resume from the same
         # checkpoint, leaves what is missing to be found here, and no more.

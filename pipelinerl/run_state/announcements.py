@@ -1,9 +1,9 @@
 """What the trainer tells the others, and the view of it that actor, preprocess and launcher keep.
 
-Three messages travel over `weight_update_request` (trainer to all), and preprocess, which drops texts,
+Three messages travel over `weight_update_request` (trainer to all), and preprocess, which drops samples,
 publishes cumulative counts by reason over `discarded`, because the lag budget has to get them back. Both
 topics speak about the processes running now: `forget_announcements` empties them before the roles of a new or
-resumed run start.
+resumed run start. A version and every other number here is a count of samples.
 """
 
 import os
@@ -30,13 +30,13 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forb
 
 
 class SamplesProcessed(_Message, frozen=True, tag="samples_processed"):
-    """Texts consumed so far; sent once at start, then after every micro-batch."""
+    """Samples consumed so far; sent once at start, then after every micro-batch."""
 
     samples_processed: int
 
 
 class WeightUpdateSuccess(_Message, frozen=True, tag="weight_update_success"):
-    """Every engine in rotation serves `version` (texts behind the weights)."""
+    """Every engine in rotation serves `version` (samples behind the weights)."""
 
     version: int
 
@@ -138,7 +138,7 @@ class AnnouncedVersion(Closing):
 
 
 class DiscardedTexts(Closing):
-    """Cumulative counts of the texts that preprocess dropped, published on every change."""
+    """Cumulative counts of the samples that preprocess dropped, published on every change."""
 
     def __init__(self, output_dir: Path) -> None:
         self._stream = write_to_streams(discarded_stream(output_dir))
@@ -147,7 +147,7 @@ class DiscardedTexts(Closing):
     def add(self, reason: str, texts: int) -> None:
         """Count `texts` more for `reason` and publish; nothing is published for 0."""
         if texts < 0:
-            raise ValueError(f"{texts} texts cannot be discarded ({reason})")
+            raise ValueError(f"{texts} samples cannot be discarded ({reason})")
         if texts:
             self.counts[reason] = self.counts.get(reason, 0) + texts
             # The sum and not the difference: a reader needs the last record only.
@@ -215,7 +215,7 @@ class TrainerState(Closing):
 
     @property
     def propagated_weight_version(self) -> int | None:
-        """The last announced version in texts; None before the first announcement."""
+        """The last announced version in samples; None before the first announcement."""
         return self._checked().version
 
     @property
@@ -225,7 +225,7 @@ class TrainerState(Closing):
 
     @property
     def samples_processed(self) -> int:
-        """Texts consumed by the trainer."""
+        """Samples consumed by the trainer."""
         return self._checked().samples
 
     @property
@@ -234,7 +234,7 @@ class TrainerState(Closing):
 
     @property
     def discarded(self) -> int:
-        """Texts dropped in this start of the run, for whatever reason."""
+        """Samples dropped in this start of the run, for whatever reason."""
         self._checked()
         return self._discarded
 

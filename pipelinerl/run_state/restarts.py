@@ -1,4 +1,7 @@
-"""The launcher's line about a process that is started again, and how many of its log are about engines."""
+"""The launcher's line about a process that is started again, and how many of its log are about engines.
+
+Supervision writes the line, the report counts it: one file, so that both agree on the words.
+"""
 
 import re
 from pathlib import Path

@@ -21,14 +21,14 @@ def _path(output_dir: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Version (in texts) and optimizer step that training starts from, and what is there already."""
+    """Version (in samples) and optimizer step that training starts from, and what is there already."""
 
     version: int
     step: int
     actor_position: int = 0
     """The first group for preprocess to read."""
     replayed: int = 0
-    """Texts that preprocess has kept over a resume."""
+    """Samples that preprocess has kept over a resume."""
 
     def write(self, output_dir: Path) -> None:
         # Whole or not at all: actor and preprocess read it as soon as a version is announced.

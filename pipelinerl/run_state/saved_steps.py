@@ -1,4 +1,8 @@
-"""Of which steps a run has complete checkpoints: the trainer settles one, the launcher only looks."""
+"""Of which steps a run has complete checkpoints: the trainer settles one, the launcher only looks.
+
+Called by `finetune/checkpoints.py` and, without torch, by the launcher, which tells people at which step the
+same command goes on.
+"""
 
 import json
 from pathlib import Path
@@ -30,7 +34,7 @@ def candidates(root: Path, name: str) -> dict[int, Path]:
 
 
 def trained_before(output_dir: Path) -> tuple[int, int]:
-    """Steps and texts from which a resume goes on; zeros where nothing was saved, or it cannot be read."""
+    """Steps and samples from which a resume goes on; zeros where nothing was saved, or it cannot be read."""
     states = candidates(output_dir / "finetune", STATE)
     if not (step := saved_step(output_dir)):
         return 0, 0

@@ -152,7 +152,7 @@ def wait_for_snapshots(
 
 
 def replayed_texts(output_dir: Path, version: int, step: int) -> int:
-    """Texts with which preprocess goes on in a run resumed at `version` and `step`."""
+    """Samples with which preprocess goes on in a run resumed at `version` and `step`."""
     # A run that begins at version 0 has a snapshot here only from an earlier start that it does not resume.
     held = Snapshots(output_dir, "preprocess").newest(version, dict) if version else None
     if held is None:

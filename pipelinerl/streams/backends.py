@@ -1,4 +1,8 @@
-"""The streams of this process: its backend, and how to read, write, list and remove them."""
+"""The streams of this process: its backend, and how to read, write, list and remove them.
+
+Every role calls `set_streams_backend` once, before it opens a stream; the functions here are what
+`pipelinerl.streams` offers. Until then streams are files, which need no settings.
+"""
 
 import itertools
 from contextlib import ExitStack
@@ -22,7 +26,7 @@ def set_streams_backend(backend: str = "files", **settings: Any) -> None:
         allowed = ", ".join(STREAM_BACKENDS.places)
         raise ValueError(f"streams.backend={backend} is not available; use one of: {allowed}")
     chosen: FilesBackend = STREAM_BACKENDS.find(backend).make(**settings)
-    _current.close()
+    _current.close()  # once the new one is there: a server that cannot be reached leaves the old one in use
     _current = chosen
 
 
@@ -34,7 +38,7 @@ class StreamWriter(Closing):
             raise ValueError(f"stream mode {mode!r} is not known; use 'a' (append) or 'w' (start over)")
         singles = [spec] if isinstance(spec, SingleStreamSpec) else [spec.single(p) for p in spec.partitions]
         self.spec = spec
-        with ExitStack() as held:
+        with ExitStack() as held:  # where one partition has a writer already, the others are closed again
             self._writers = {
                 single.partition: held.enter_context(_current.open_writer(single, mode)) for single in singles
             }

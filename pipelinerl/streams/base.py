@@ -120,7 +120,7 @@ class PartitionWriter(Closing):
 
         StreamError when it cannot be written; WaitExpired names a reader that is too far behind.
         """
-        buffers = self._encode(tree)
+        buffers = self._encode(tree)  # before any wait: what no record can hold is refused at once
         if self._flow.max_unread is not None and self._index >= self._may_write_to:
             self._wait_for_readers(self._flow.max_unread)
         self._put(buffers)

@@ -1,4 +1,8 @@
-"""The writer of a partition on disk: one process, whole records, segments of bounded size."""
+"""The writer of a partition on disk: one process, whole records, segments of bounded size.
+
+Made by the backend of `files.py` for `write_to_streams`. A lock on a file of the partition keeps a second
+writer out, and goes with its process.
+"""
 
 import fcntl
 import itertools

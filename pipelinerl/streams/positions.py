@@ -1,7 +1,8 @@
 """Where the named readers of a partition stand: `<partition>/readers/<name>`, one number each.
 
 A position counts the records that its reader has done with; it survives the reader, so that nothing is freed
-that a reader which is started again has not seen.
+that a reader which is started again has not seen. Readers on disk move their marks, writers look at them
+(`PartitionWriter`); in redis a hash takes the place of this folder.
 """
 
 import os

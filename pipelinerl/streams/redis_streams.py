@@ -3,7 +3,7 @@
 Record number `i` is the entry `<i + 1>-<epoch>` with the single field `r`. The epoch counts how often the
 partition was started over. Beside the entries lie a hash with the epoch and a hash with the positions of the
 named readers. A partition's writer is recognised by the name of its connection, which the server forgets when
-the writer dies. Topics for people (statistics, evaluation texts) stay on disk.
+the writer dies. Topics for people (statistics, evaluation samples) stay on disk.
 """
 
 from collections import deque

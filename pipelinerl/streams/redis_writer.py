@@ -1,4 +1,7 @@
-"""The writer of a partition in redis, and the names and numbers that readers share with it."""
+"""The writer of a partition in redis, and the names and numbers that readers share with it.
+
+Made by the backend of `redis_streams.py` for `write_to_streams`.
+"""
 
 import hashlib
 

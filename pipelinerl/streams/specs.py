@@ -1,4 +1,7 @@
-"""Names of streams: which topic, instance and partition, and where it lies below the run's folder."""
+"""Names of streams: which topic, instance and partition, and where it lies below the run's folder.
+
+Every reader and writer is opened with one of these; a backend maps it to files or to keys.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,8 @@
 """Does an engine have what was sent? A probe, scored on both sides; and checksums, where it can say them.
 
 A probe shows what any engine makes of its weights, within rounding. Checksums also show what rounding hides,
-such as a tensor of the version before, and rows of the vocabulary that no probe meets.
+such as a tensor of the version before, and rows of the vocabulary that no probe meets. Called by
+`finetune/broadcast.py` after the first updates since a start of either side, and then now and again.
 """
 
 from collections.abc import Callable
@@ -9,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import deserialize
+import torch
 
+from pipelinerl.engines.version_file import HostMemory, read_tensors
 from pipelinerl.engines.wire import parameter_checksum
 from pipelinerl.weights.publisher import Publisher
 from pipelinerl.weights.refusals import Failure
@@ -64,11 +66,13 @@ def check_loaded(publisher: Publisher) -> None:
 
     Raises WeightUpdateError for the first engine that has others, which is marked broken.
     """
-    path = None if publisher.sent is None else publisher.sent.info.get("path")
-    found = publisher.loaded_checksums() if path is not None else {}
+    info = {} if publisher.sent is None else publisher.sent.info
+    found = publisher.loaded_checksums() if "path" in info else {}
     if not found:
         return
-    sent = {name: parameter_checksum(one["data"]) for name, one in deserialize(Path(str(path)).read_bytes())}
+    # Checked once more: a file that was damaged since would accuse the engine.
+    tensors = read_tensors(Path(info["path"]), info["bytes"], info["checksum"], HostMemory())
+    sent = {name: parameter_checksum(one.view(-1).view(torch.uint8).numpy()) for name, one in tensors.items()}
     for engine, checksums in found.items():
         if wrong := sorted(name for name, one in sent.items() if checksums.get(name) != one):
             publisher.mark_broken(engine)

@@ -123,6 +123,7 @@ class Publisher:
         for one in engines:
             rates[one.url], one.last = one.now.rate_since(one.last), one.now
             one.routes = pause_routes(one.vllm, self._clears_cache(one))
+        # Before anybody is paused: an engine would find it out in the middle of its model.
         self._check_layout(staged)
         report.bytes = staged.bytes
         report.seconds["stage"] = time.perf_counter() - started
@@ -184,7 +185,7 @@ class Publisher:
         report.excluded = dict.fromkeys(self._given_up, "given up by the launcher")
         for one in (one for one in self.engines.values() if one.problem):
             report.excluded[one.url] = one.problem
-            one.joined = one.last = None
+            one.joined = one.last = None  # when it is back it has a rendezvous of its own
         engines = [one for one in self.engines.values() if not one.problem]
         if not engines:
             reasons = "; ".join(f"{url}: {reason}" for url, reason in report.excluded.items())

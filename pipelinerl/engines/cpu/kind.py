@@ -13,6 +13,7 @@ class Embedded(EngineKind):
     name = "embedded"
     ignores: Mapping[str, str] = {"vllm_config": "the embedded engine reads engine.*"}
     other_transport = "the embedded engine reads files; set file"
+    without_ahead = "the embedded engine always reads versions ahead"
     batches = False  # on a CPU
 
     def problems(self, cfg: Config, dry_run: bool) -> Iterator[str]:
@@ -44,7 +45,8 @@ class Embedded(EngineKind):
         return super().choice(cfg, shown + ("" if prefix_cache(cfg) else ", no prefix cache"), why)
 
     def remedies(self, cfg: Config, spare_cores: bool) -> Iterator[str]:
-        if not prefix_cache(cfg) and cfg.max_lag != 0:  # without, a synchronous run resumes bit for bit
+        # Without a prefix cache a synchronous run resumes bit for bit.
+        if not (prefix_cache(cfg) or cfg.staleness.synchronous):
             yield "engine.prefix_cache=true"
         if cfg.engine.threads == 1 and spare_cores:
             yield "engine.threads=2"
@@ -58,7 +60,7 @@ def prefix_cache(cfg: Config) -> bool:
     """
     if cfg.engine.prefix_cache is not None:
         return cfg.engine.prefix_cache
-    return not (cfg.max_lag == 0 and cfg.actor.llm_max_rollouts == 1)
+    return not (cfg.staleness.synchronous and cfg.actor.llm_max_rollouts == 1)
 
 
 EMBEDDED = Embedded()

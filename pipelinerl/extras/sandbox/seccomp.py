@@ -222,11 +222,3 @@ def program_filter(own_pid: int) -> bytes:
     for number, then in _special(own_pid).items():
         steps += [(_JUMP_EQ, 0, len(then), number), *then]
     return assemble([*steps, _answer(_ERRNO | errno.EPERM)])
-
-
-def refusing_filter(numbers: tuple[int, ...]) -> bytes:
-    """Everything is allowed but these calls: how tests make a kernel that offers less."""
-    steps = _start()
-    for number in numbers:
-        steps += [(_JUMP_EQ, 0, 1, number), _answer(_ERRNO | errno.EPERM)]
-    return assemble([*steps, _answer(_ALLOW)])

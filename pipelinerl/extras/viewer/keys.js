@@ -19,7 +19,7 @@ function pointAt(node) {
             ? ""
             : shown("reference", `${number(facts.ref, 3)} (${signed(facts.lp - facts.ref)})`),
           facts.version === null ? "" : shown("version", count(facts.version)),
-          facts.age === null ? "" : shown("age when trained", `${count(facts.age)} texts`),
+          facts.age === null ? "" : shown("age when trained", `${count(facts.age)} samples`),
           turn.adv === undefined
             ? ""
             : shown("advantage × weight", `${signed(turn.adv)} × ${number(turn.weight, 4)}`),

@@ -23,10 +23,10 @@ class PipelineBatchEncoding:
 
     Columns at position t belong to token t, which the logits at t-1 predict. int32: input_ids, labels,
     position_ids, segment_ids, attention_mask, token_versions (UNSAMPLED on prompts); float32: the rest.
-    seq_boundaries int32 `[n + 1]`. text_ids holds [group_id, rollout_index, step_index] per text. `step`
-    is the 0-based optimizer step, step_texts the texts of that step over all ranks (B); is_last marks the
-    last micro-batch of a step for its rank. shared int32 `[n]`: the first tokens of each text that are those
-    of the text before it, which are computed once (0 for the first); None: every token is computed.
+    seq_boundaries int32 `[n + 1]`. text_ids holds [group_id, rollout_index, step_index] per sample. `step`
+    is the 0-based optimizer step, step_texts the samples of that step over all ranks (B); is_last marks the
+    last micro-batch of a step for its rank. shared int32 `[n]`: the first tokens of each sample that are
+    those of the sample before it, which are computed once (0 for the first); None: every token is computed.
     """
 
     input_ids: np.ndarray
@@ -69,7 +69,7 @@ class PipelineBatchEncoding:
 
     @property
     def n_computed(self) -> int:
-        """Tokens that a forward pass computes: a token that texts share counts once."""
+        """Tokens that a forward pass computes: a token that samples share counts once."""
         return self.n_tokens - (0 if self.shared is None else int(self.shared.sum()))
 
     @property
@@ -105,7 +105,7 @@ class PipelineBatchEncoding:
         if not covered and not self.sentinel:
             raise ValueError(
                 f"seq_boundaries {self.seq_boundaries.tolist()[-3:]} do not cover {shape[-1]} tokens "
-                f"in {self.n_texts} texts"
+                f"in {self.n_texts} samples"
             )
         if self.shared is not None:
             self._check_shared()
@@ -116,7 +116,9 @@ class PipelineBatchEncoding:
         limits = np.minimum(lengths, np.concatenate([[0], lengths[:-1]]))
         fits = self.shared.shape == lengths.shape and ((self.shared >= 0) & (self.shared <= limits)).all()
         if not fits:
-            raise ValueError(f"training_data column shared {self.shared.tolist()[:8]} does not fit its texts")
+            raise ValueError(
+                f"training_data column shared {self.shared.tolist()[:8]} does not fit its samples"
+            )
 
 
 TOKEN_COLUMNS = tuple(
@@ -129,7 +131,7 @@ SENTINEL_TOKENS = 8
 
 
 def sentinel_batch(step: int, step_texts: int, share: bool = False) -> PipelineBatchEncoding:
-    """A micro-batch of 8 tokens without labels for a rank that has no text in this step."""
+    """A micro-batch of 8 tokens without labels for a rank that has no sample in this step."""
     zeros = np.zeros((1, SENTINEL_TOKENS), np.float32)
     ids = np.zeros((1, SENTINEL_TOKENS), np.int32)
     values: dict[str, Any] = dict.fromkeys(TOKEN_COLUMNS, zeros)

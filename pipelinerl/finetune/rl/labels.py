@@ -1,4 +1,7 @@
-"""Reward and advantage by role and by situation family, for the metrics of a step. No torch here."""
+"""Reward and advantage by role and by situation family, for the metrics of a step. No torch here.
+
+Called by `finetune/metrics.py` for each micro-batch whose samples have labels.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +17,7 @@ _SITUATION = "situation/"
 
 @dataclass(slots=True)
 class TextStatistics:
-    """Sums over texts of one label (a role, a situation family); each text counts with its mean."""
+    """Sums over samples of one label (a role, a situation family); each sample counts with its mean."""
 
     texts: float = 0.0
     reward: float = 0.0
@@ -37,7 +40,7 @@ def situation_family(situation: str) -> str:
 
 
 def capped_families(labels: Mapping[str, TextStatistics]) -> dict[str, TextStatistics]:
-    """At most MAX_FAMILIES situation families, those with the most texts; the rest together as `other`."""
+    """At most MAX_FAMILIES situation families, those with the most samples; the rest together as `other`."""
     families = sorted(
         (name for name in labels if name.startswith(_SITUATION)), key=lambda n: -labels[n].texts
     )
@@ -54,10 +57,10 @@ def capped_families(labels: Mapping[str, TextStatistics]) -> dict[str, TextStati
 def label_statistics(
     batch: PipelineBatchEncoding, targets: Targets, kl_S: np.ndarray, advantage_S: np.ndarray
 ) -> dict[str, TextStatistics]:
-    """Sums over the micro-batch's texts per `role/<role>` and `situation/<family>`.
+    """Sums over the micro-batch's samples per `role/<role>` and `situation/<family>`.
 
-    kl_S, advantage_S float `[S]`: each text's mean KL to the reference and mean advantage, as the loss has it
-    (with a value head that is not the advantage in the record).
+    kl_S, advantage_S float `[S]`: each sample's mean KL to the reference and mean advantage, as the loss has
+    it (with a value head that is not the advantage in the record).
     """
     if not (any(batch.roles) or any(batch.situations)):
         return {}

@@ -42,7 +42,7 @@ def apply_scales(samples: Sequence[Sample], rl: RLConfig) -> dict[str, float]:
     counted = is_counted(labels, overflow, rl.overlong_filtering)
     if rl.role_lengths and (unknown := {sample.role or "" for sample in samples} - rl.role_lengths.keys()):
         raise ValueError(
-            f"finetune.rl.role_lengths has no length for the role {min(unknown)!r} of a text, only for "
+            f"finetune.rl.role_lengths has no length for the role {min(unknown)!r} of a sample, only for "
             f"{', '.join(sorted(rl.role_lengths))}"
         )
     table = SampleTable.of(samples)

@@ -1,4 +1,7 @@
-"""Best-fit-decreasing packing of texts into rows, with tokens balanced over trainer ranks. Pure numpy."""
+"""Best-fit-decreasing packing of samples into rows, with tokens balanced over trainer ranks. Pure numpy.
+
+`assemble_step` calls it for each optimizer step whose samples share no tokens.
+"""
 
 import bisect
 import heapq
@@ -9,7 +12,7 @@ import numpy as np
 TOLERANCE = 0.02
 """Tokens of the busiest rank beyond the mean, as a share, that are not worth another row."""
 ENOUGH = 0.001
-"""The same share at which exchanging texts between ranks ends."""
+"""The same share at which exchanging samples between ranks ends."""
 _MOST_EXCHANGES = 200
 _ROWS_TRIED = 8
 _FURTHER_ROWS = 2
@@ -58,12 +61,12 @@ def balance(loads: Sequence[int] | np.ndarray, ranks: int) -> list[list[int]]:
 
 
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int, ranks: int = 1) -> list[list[list[int]]]:
-    """Texts of one optimizer step to `[rank][micro-batch][text index]`; a rank may stay empty.
+    """Samples of one optimizer step to `[rank][micro-batch][sample index]`; a rank may stay empty.
 
-    As few rows as best fit decreasing finds, dealt to the ranks and evened out by exchanging texts. Rows are
-    added where the busiest rank would otherwise have more than TOLERANCE beyond the mean, because a step
+    As few rows as best fit decreasing finds, dealt to the ranks and evened out by exchanging samples. Rows
+    are added where the busiest rank would otherwise have more than TOLERANCE beyond the mean, because a step
     takes as long as its busiest rank and rows are not filled up with padding. If that does not do (a few long
-    texts), texts are dealt to the ranks first and each packs its own.
+    samples), samples are dealt to the ranks first and each packs its own.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     limit = (1 + TOLERANCE) * float(sizes.sum()) / ranks
@@ -105,7 +108,7 @@ def _busiest(plan: list[list[list[int]]], sizes: np.ndarray) -> int:
 
 
 def _evened(plan: list[list[list[int]]], sizes: np.ndarray, capacity: int) -> list[list[list[int]]]:
-    """Exchange texts between rows of different ranks while that takes tokens off the busiest rank."""
+    """Exchange samples between rows of different ranks while that takes tokens off the busiest rank."""
     loads = np.array([_load(rank, sizes) for rank in plan])
     for _ in range(_MOST_EXCHANGES):
         giver, moved = int(loads.argmax()), 0
@@ -124,7 +127,7 @@ def _evened(plan: list[list[list[int]]], sizes: np.ndarray, capacity: int) -> li
 def _exchange(
     giver: list[list[int]], taker: list[list[int]], sizes: np.ndarray, capacity: int, gap: int
 ) -> int:
-    """Move a text over, or let two change places, so that about half of `gap` moves; returns how many tokens.
+    """Move a sample over, or let two change places, so that about half of `gap` moves; the tokens moved.
 
     Only the taker's emptiest rows are looked at. 0 when nothing fits.
     """

@@ -1,4 +1,4 @@
-"""One sample on its whole way: made from a text where it leaves the actor, packed by preprocess.
+"""One sample on its whole way: made from a `TrainingText` where it leaves the actor, packed by preprocess.
 
 The actor's workers call `samples_of` for each rollout; a sample is validated there, and what is wrong with it
 is one line that names it. Between the processes it is a record of the stream `actor`, guarded by a checksum.
@@ -157,7 +157,7 @@ def metadata_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
 def samples_of(
     texts: Sequence[TrainingText], origin: RolloutOrigin, frozen_version: int | None = None
 ) -> list[Sample]:
-    """The samples of a rollout in step order; the texts get their origin into their metadata.
+    """The samples of a rollout in step order; each text gets its origin into its metadata.
 
     `frozen_version`: version of the engines' weights where no trainer sends any, so that engines know of
     none. Raises ValueError naming the sample for anything the trainer could not learn from: arrays that
@@ -212,9 +212,9 @@ def samples_of(
 
 
 def _check_whose(texts: Sequence[TrainingText], origin: RolloutOrigin, rollout: str) -> None:
-    """Whether each text is one call of this rollout; raises BadSample.
+    """Whether each sample is one call of this rollout; raises BadSample.
 
-    A text that a policy kept from another problem would be trained on with this one's reward.
+    A sample that a policy kept from another problem would be trained on with this one's reward.
     """
     for step, text in enumerate(texts):
         index = text.metadata.get("rollout_index")
@@ -223,12 +223,12 @@ def _check_whose(texts: Sequence[TrainingText], origin: RolloutOrigin, rollout: 
         if (text.group_id, index) != (origin.group_id, origin.rollout_index):
             raise BadSample(
                 "foreign_text",
-                f"sample {rollout}/{step}: the text is one of rollout {text.group_id}/{index}; return those "
+                f"sample {rollout}/{step}: it is one of rollout {text.group_id}/{index}; return those "
                 "that this rollout has made",
             )
     if len({id(text) for text in texts}) < len(texts):
         raise BadSample(
-            "duplicate_text", f"rollout {rollout}: training_texts holds one text twice; return each once"
+            "duplicate_text", f"rollout {rollout}: training_texts holds one sample twice; return each once"
         )
 
 
@@ -316,7 +316,7 @@ def _check(
         raise BadSample("label_mismatch", f"sample {name}: a label differs from the token that it labels")
     if count == 0 or (count == 1 and learned[0]):  # nothing predicts the first token
         raise BadSample(
-            "no_labels", f"sample {name}: no label is learnt; leave such a text out of training_texts"
+            "no_labels", f"sample {name}: no label is learnt; leave such a sample out of training_texts"
         )
     if not math.isfinite(reward):
         raise BadSample("not_finite", f"sample {name}: reward is {reward}, expected a finite number")

@@ -1,4 +1,7 @@
-"""What a packed micro-batch trains on: its labelled tokens, their weights and their staleness. Pure numpy."""
+"""What a packed micro-batch trains on: its labelled tokens, their weights and their staleness. Pure numpy.
+
+The loop asks `targets_of` for each micro-batch. Here a token that is too old gets the weight 0.
+"""
 
 from dataclasses import dataclass
 
@@ -14,9 +17,9 @@ from pipelinerl.rollouts import MASKED_TOKEN_ID
 class Targets:
     """N labelled tokens of a micro-batch of S samples.
 
-    positions, labels, sample (0..S-1), lag (last announced version minus the token's, in texts): int64 `[N]`;
-    the float32 `[N]` columns are those of the record; weight and kl_weight are the token weights of the
-    policy term and of the KL and entropy terms, 0 on stale tokens. count float32 `[N]` is the number of
+    positions, labels, sample (0..S-1), lag (last announced version minus the token's, in samples): int64
+    `[N]`; the float32 `[N]` columns are those of the record; weight and kl_weight are the token weights of
+    the policy term and of the KL and entropy terms, 0 on stale tokens. count float32 `[N]` is the number of
     targets of the token's sample.
     """
 
@@ -47,20 +50,20 @@ class Targets:
 
 
 def targets_of(
-    batch: PipelineBatchEncoding, rl: RLConfig, last_version: int = 0, max_lag: int | None = None
+    batch: PipelineBatchEncoding, rl: RLConfig, last_version: int = 0, oldest: int | None = None
 ) -> Targets:
     """Select the labelled tokens; the first token of a sample has no predictor and is never one of them.
 
     The token weight is 1/B, or 1/group_tokens with `group_normalization`, times the loss scale, times
-    (1 - overflow) with `overlong_filtering`. With `max_lag` set, tokens of a version older than
-    `last_version - max_lag` get weight 0.
+    (1 - overflow) with `overlong_filtering`. Tokens of a version older than `oldest` (a count of
+    samples, None: no bound) get weight 0.
     """
     labels = batch.labels[0]
     at = np.flatnonzero((labels != MASKED_TOKEN_ID) & (batch.position_ids[0] > 0))
     sample = batch.segment_ids[0][at].astype(np.int64)
     versions = batch.token_versions[0][at].astype(np.int64)
     lag = np.where(versions == UNSAMPLED, 0, last_version - versions)
-    stale = lag > max_lag if max_lag is not None else np.zeros(len(at), bool)
+    stale = lag > last_version - oldest if oldest is not None else np.zeros(len(at), bool)
     weight = ~stale / (batch.group_tokens[0][at] if rl.group_normalization else np.float32(batch.step_texts))
     if rl.overlong_filtering:
         weight = weight * (1 - batch.overflow[0][at])

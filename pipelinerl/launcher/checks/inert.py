@@ -10,7 +10,7 @@ from pipelinerl.domain import Domain
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.finetune.rl.losses import declared
 from pipelinerl.launcher.checks.dotted import as_written
-from pipelinerl.weights.transports.kind import weights_ahead
+from pipelinerl.weights.transports.kind import not_ahead, weights_ahead
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,14 @@ class Inert:
 
     key: str
     when: Callable[[Config], bool]
-    because: str
+    because: str | Callable[[Config], str]
     """What such a run does, and what to set instead."""
     but: str = ""
     """The key below it that is read nevertheless."""
+
+    def said(self, cfg: Config) -> str:
+        """The reason for this run."""
+        return self.because if isinstance(self.because, str) else self.because(cfg)
 
 
 UNREAD: dict[str, str] = {
@@ -77,12 +81,12 @@ CONDITIONAL = (  # what belongs to a variant is declared there
         "finetune.rl.divide_advantage_by_std",
         # The filter of groups looks at the size of advantages also where the loss reads none.
         lambda c: _imitates(c) and c.finetune.rl.divide_advantage_by_std,
-        "finetune.rl.policy_loss=sft reads no advantage; leave it out",
+        lambda c: f"finetune.rl.policy_loss={c.finetune.rl.policy_loss} reads no advantage; leave it out",
     ),
     Inert(
         "finetune.share_prefixes",
         lambda c: c.finetune.share_prefixes and not c.finetune.seq_packing,
-        "a text alone in its row has none to share with; set finetune.seq_packing=true",
+        "a sample alone in its row has none to share with; set finetune.seq_packing=true",
     ),
     Inert("finetune.cuda_empty_cache", _on_cpu, "memory of a CPU is not cached by torch; leave it out"),
     Inert("finetune.use_flash_attention", _on_cpu, "a CPU has no variable-length attention; leave it out"),
@@ -92,13 +96,13 @@ CONDITIONAL = (  # what belongs to a variant is declared there
     Inert(
         "preprocess.n_workers",
         lambda c: c.world.preprocessor_fraction == 0,
-        "no reference engine scores texts; set world.preprocessor_fraction",
+        "no reference engine scores samples; set world.preprocessor_fraction",
     ),
     Inert("accelerate_config", _on_cpu, "one process trains on a CPU; leave it null"),
     Inert(
         "weights.ahead",
         lambda c: not engine_kind(c).ahead or c.weights.ahead != weights_ahead(c),
-        "engines receive ahead from files, or over NCCL on one GPU each; the embedded one always reads ahead",
+        not_ahead,
     ),
     Inert("fsdp", lambda c: c.sharding is None, "nothing is sharded; set use_fsdp=true"),
     Inert("deepspeed_config", lambda c: not c.use_deepspeed, "nothing is sharded; set use_deepspeed=true"),
@@ -139,7 +143,7 @@ def _reasons(key: str, cfg: Config, domain: Domain) -> Iterator[str]:
     yield from (because for parent, because in UNREAD.items() if _below(key, parent))
     for inert in CONDITIONAL:
         if _below(key, inert.key) and key != inert.but and inert.when(cfg):
-            yield inert.because
+            yield inert.said(cfg)
     for variants in REGISTRIES:
         ignored = variants.of(cfg).ignores
         yield from (because for parent, because in ignored.items() if _below(key, parent))

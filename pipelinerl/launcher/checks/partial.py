@@ -37,9 +37,9 @@ def check(cfg: Config) -> Iterator[str]:
     if debug.evaluates_only and not cfg.eval_at_end:
         yield "eval_at_end=false: debug.mode=evaluate does nothing else; leave it at true"
     yield from _of_one_kind(cfg)
-    if samples and not cfg.updates_engines and cfg.max_lag is not None and not debug.evaluates_only:
+    if samples and not cfg.updates_engines and cfg.staleness.bounded and not debug.evaluates_only:
         cause = "finetune.send_weight_updates=false" if debug.mode == "" else f"debug.mode={shown}"
-        yield f"max_lag={cfg.max_lag}: {cause} sends no weights, so every text grows old; set max_lag=null"
+        yield f"{cfg.staleness}: {cause} sends no weights, so every sample grows old; set max_lag=null"
 
 
 def _of_one_kind(cfg: Config) -> Iterator[str]:

@@ -47,9 +47,9 @@ def _batches(cfg: Config) -> Iterator[str]:
     if tune.compile is True and cfg.hardware.kind == "cpu":
         yield "finetune.compile=true: layers are compiled for GPUs only; set finetune.compile=false on a CPU"
     elif tune.compile is True and not tune.load_as_bf16:
-        yield "finetune.compile=true: float32 attention goes text by text; set finetune.load_as_bf16=true"
+        yield "finetune.compile=true: float32 attention goes sample by sample; set finetune.load_as_bf16=true"
     elif tune.compile is True and not tune.use_flash_attention:
-        yield "finetune.compile=true: would compile for each text; set finetune.use_flash_attention=true"
+        yield "finetune.compile=true: would compile for each sample; set finetune.use_flash_attention=true"
     for key in ("use_fsdp", "use_deepspeed"):
         if getattr(cfg, key) is True and cfg.hardware.kind == "cpu":
             yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"
@@ -78,7 +78,11 @@ def _sharding(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
 
 
 def _buffers(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
-    pre, texts, interval = cfg.preprocess, derived.texts_per_step, derived.texts_per_update
+    pre, texts, admitted = (
+        cfg.preprocess,
+        derived.texts_per_step,
+        cfg.staleness.admitted(derived.texts_per_update),
+    )
     if pre.dataset_buffer_size not in (0, pre.ring_buffer_size):
         yield (
             f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: must be 0 or equal to "
@@ -86,15 +90,15 @@ def _buffers(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
         )
     elif pre.dataset_buffer_size % texts:
         yield (
-            f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: not a multiple of the {texts} texts "
-            f"of a step; set a multiple of {texts}"
+            f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: not a multiple of the {texts} "
+            f"samples of a step; set a multiple of {texts}"
         )
-    if pre.dataset_buffer_size and cfg.pop_old_data and cfg.max_lag is None:
-        yield "preprocess.dataset_buffer_size: never fills while old texts drop; set pop_old_data=false"
-    if cfg.max_lag is not None and pre.dataset_buffer_size > cfg.max_lag + interval:
+    if pre.dataset_buffer_size and cfg.pop_old_data and not cfg.staleness.bounded:
+        yield "preprocess.dataset_buffer_size: never fills while old samples drop; set pop_old_data=false"
+    if admitted is not None and pre.dataset_buffer_size > admitted:
         yield (
-            f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: max_lag={cfg.max_lag} admits at most "
-            f"{cfg.max_lag + interval} texts, so it never fills; lower it or raise max_lag"
+            f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: {cfg.staleness} admits at most "
+            f"{admitted} samples, so it never fills; lower it or raise max_lag"
         )
     for key, expected in (("input", "actor"), ("output", "training_data")):
         if getattr(pre, key) != expected and not cfg.debug.mode:

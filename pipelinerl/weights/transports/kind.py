@@ -66,3 +66,11 @@ def weights_ahead(cfg: Config) -> bool:
     engine = engine_kind(cfg)
     can = engine.ahead and (transport_kind(cfg).into_several_cards is None or engine.ranks(cfg) == 1)
     return can and cfg.weights.ahead is not False
+
+
+def not_ahead(cfg: Config) -> str:
+    """Why `weights.ahead` means nothing here, and what to do: the engine's reason, or the transport's."""
+    engine, several = engine_kind(cfg), transport_kind(cfg).into_several_cards
+    if engine.ahead:
+        return f"nothing is received ahead over {several}; set weights.transport=file"
+    return f"{engine.without_ahead}; leave it out"

@@ -4,12 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelinerl.actor.budget import LagBudget
-from pipelinerl.config import DerivedConfig
+from pipelinerl.config.staleness import Staleness
 
 
 def bound(max_lag: int | None, update: int) -> int | None:
     """What the launcher admits with updates of so many texts."""
-    return DerivedConfig(trainer_ranks=1, texts_per_step=update, texts_per_update=update).admitted(max_lag)
+    return Staleness(max_lag).admitted(update)
 
 
 class Pipeline:
@@ -130,7 +130,7 @@ def test_groups_that_are_risked_count_for_the_one_text_that_each_rollout_may_hav
         assert budget.admits(0, 0)
         budget.group_started(8)
         assert budget.running_rollouts == started
-    assert not budget.admits(0, 0), "24 rollouts have 24 texts or more"
+    assert not budget.admits(0, 0), "24 rollouts have 24 samples or more"
     budget.rollout_finished(2)
     assert not budget.admits(8, 0) and budget.reserved == 2 + 23 * 2, "what is known now decides"
     fresh = LagBudget(bound(None, 8), 0)

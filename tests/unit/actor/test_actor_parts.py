@@ -394,8 +394,8 @@ def test_a_domain_may_have_no_notion_of_success():
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (RolloutOrigin("0-000001", 3, 0, True), "g/0/0: the text is one of rollout 0-000001/3"),
-        (RolloutOrigin("g", 1, 0, True), "g/0/0: the text is one of rollout g/1"),
+        (RolloutOrigin("0-000001", 3, 0, True), "g/0/0: it is one of rollout 0-000001/3"),
+        (RolloutOrigin("g", 1, 0, True), "g/0/0: it is one of rollout g/1"),
         (RolloutOrigin("g", 0, 0, True), ""),
     ],
     ids=["another_problem", "another_attempt", "its_own"],
@@ -414,7 +414,7 @@ def test_a_text_of_another_rollout_is_refused(other, words):
 
 def test_a_text_that_is_returned_twice_is_refused():
     one = text()
-    with pytest.raises(BadSample, match="rollout g/0: training_texts holds one text twice"):
+    with pytest.raises(BadSample, match="rollout g/0: training_texts holds one sample twice"):
         samples_of([one, text(), one], RolloutOrigin("g", 0, 0, True))
 
 

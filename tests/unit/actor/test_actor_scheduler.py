@@ -94,7 +94,7 @@ def test_a_run_that_was_resumed_with_smaller_steps_starts_groups(tmp_path):
 def test_a_run_whose_rollouts_have_no_text_ends_with_one_line(tmp_path):
     """Nothing can be learnt from them, and a run would make them for ever."""
     world = World(tmp_path, max_failed=0.5)
-    with pytest.raises(RunFailed, match=r"failed or had no text.*training_texts .* is empty") as told:
+    with pytest.raises(RunFailed, match=r"failed or had no sample.*training_texts .* is empty") as told:
         for _ in range(100):
             world.start_all()
             for key in sorted(world.running):

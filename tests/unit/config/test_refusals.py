@@ -179,7 +179,7 @@ def test_a_bad_override_is_refused_with_its_remedy(
         ),
         (
             ["preprocess.ring_buffer_size=6400", "preprocess.dataset_buffer_size=6400"],
-            "max_lag=512 admits at most 576 texts",
+            "max_lag=512 admits at most 576 samples",
         ),
         (
             ["preprocess.ring_buffer_size=64", "preprocess.dataset_buffer_size=64", "max_lag=null"],

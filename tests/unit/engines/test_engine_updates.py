@@ -10,12 +10,13 @@ import torch
 from safetensors.torch import save_file
 
 from pipelinerl.engines.client import SamplingParams
-from pipelinerl.engines.wire import checksum, permanent_words
+from pipelinerl.engines.wire import permanent_words
 from pipelinerl.weights.parity import check_loaded
 from pipelinerl.weights.publisher import Publisher
 from pipelinerl.weights.transports.file import FileTransport
 from pipelinerl.weights.version_update import WeightUpdateError
 from tests.support.engine_harness import build_llama, full_logprobs, random_prompt, reference, running_engine
+from tests.support.version_sums import checksum
 
 
 async def test_calls_out_of_order_are_refused_and_generation_goes_on(

@@ -181,7 +181,7 @@ def test_a_resumed_run_may_change_its_learning_rate(tmp_path: Path) -> None:
 
 
 def test_a_foreign_step_and_a_short_step_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="step 0 holds 6 texts, expected 8"):
+    with pytest.raises(ValueError, match="step 0 holds 6 samples, expected 8"):
         train(tmp_path, texts_per_step=8)
     ahead = trainer(tmp_path)
     ahead.counters.completed_steps = 1
@@ -191,5 +191,5 @@ def test_a_foreign_step_and_a_short_step_are_named(tmp_path: Path) -> None:
 
 def test_missing_data_names_the_wait(tmp_path: Path) -> None:
     (tmp_path / "streams/training_data").mkdir(parents=True)
-    with pytest.raises(TimeoutError, match="texts of step 0"):
+    with pytest.raises(TimeoutError, match="samples of step 0"):
         train(tmp_path, data_deadline_s=0.2)

@@ -43,7 +43,7 @@ INERT: list[tuple[list[str], str]] = [
     ),
     (
         ["finetune.seq_packing=false", "finetune.share_prefixes=true"],
-        "finetune.share_prefixes=true: has no effect here: a text alone in its row has none to share with",
+        "finetune.share_prefixes=true: has no effect here: a sample alone in its row has none to share with",
     ),
     (["finetune.optim=lion", "finetune.adam_beta1=0.8"], "finetune.adam_beta1=0.8: has no effect here: this"),
     (["finetune.optim=lion", "finetune.adam_beta2=0.9"], "finetune.adam_beta2=0.9: has no effect here: this"),
@@ -55,7 +55,10 @@ INERT: list[tuple[list[str], str]] = [
     (["world.finetune_fraction=2"], "world.finetune_fraction=2"),
     (["world.share_device=true"], "world.share_device=true"),
     (["world.actor_group_port=9100"], "world.actor_group_port=9100"),
-    (["weights.ahead=false"], "weights.ahead=false: has no effect here: engines receive ahead from files"),
+    (
+        ["weights.ahead=false"],
+        "weights.ahead=false: has no effect here: the embedded engine always reads versions ahead",
+    ),
     (["hardware.devices=2"], "hardware.devices=2"),
     (["world.hosts=2"], "world.hosts=2: has no effect here: one host; set world.backend=ray"),
     (["world.ray_address=x"], "world.ray_address=x"),

@@ -33,7 +33,7 @@ def test_steps_are_whole_for_every_rank_and_updates_are_whole_steps(
 
 def test_without_lag_as_much_is_admitted_as_a_step_of_three_ranks_needs(placed: Placed) -> None:
     cfg, out = placed(*THREE_RANKS, "max_lag=0", "finetune.gradient_accumulation_passes=1024")
-    assert "1026 texts" in out
+    assert "1026 samples" in out
     budget, admitted = LagBudget(cfg.admitted, 0, [1.0]), 0
     while budget.admits(0, 0):
         budget.group_started(1)
@@ -44,7 +44,7 @@ def test_without_lag_as_much_is_admitted_as_a_step_of_three_ranks_needs(placed: 
 def test_a_buffer_is_measured_in_the_steps_of_all_ranks(refused: Refused) -> None:
     buffer = ("preprocess.dataset_buffer_size=1024", "preprocess.ring_buffer_size=1024", "max_lag=2048")
     said = refused(*THREE_RANKS, *buffer, "finetune.gradient_accumulation_passes=1024")
-    assert "not a multiple of the 1026 texts of a step" in said
+    assert "not a multiple of the 1026 samples of a step" in said
 
 
 def test_a_placement_that_cannot_be_is_found_before_anything_is_written(

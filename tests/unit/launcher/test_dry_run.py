@@ -145,8 +145,8 @@ def test_what_a_file_says_is_said_to_be_of_that_file(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("max_lag", "reason"),
     [
-        ("100", "given; an update of 256 texts is more than that"),
-        ("600", "given; an update of 256 texts is not cut"),
+        ("100", "given; an update of 256 samples is more than that"),
+        ("600", "given; an update of 256 samples is not cut"),
         ("512", "given"),
         ("0", "given"),
         ("null", "given"),

@@ -53,7 +53,7 @@ def test_back_end_and_order_of_the_steps_agree(
 
 def test_receiving_ahead_where_it_cannot_be_is_refused(refused: Refused) -> None:
     said = refused(*ON_GPUS, TENSOR_PARALLEL, "weights.ahead=true")
-    assert "weights.ahead=true: has no effect here: engines receive ahead from files" in said
+    assert "weights.ahead=true: has no effect here: nothing is received ahead over NCCL into" in said
 
 
 @pytest.mark.parametrize("preset", [(), ("+preset=reputation_hacking_pretrained",)], ids=["base", "preset"])

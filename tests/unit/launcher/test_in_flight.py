@@ -38,16 +38,16 @@ def chosen(
 @pytest.mark.parametrize(
     ("overrides", "devices", "number", "because"),
     [
-        ((f"{BATCH}=256",), 2, 256, "256 texts of an update for 1 engines"),
-        ((f"{BATCH}=256",), 8, 64, "256 texts of an update for 6 engines, at least 64"),
-        ((f"{BATCH}=128", "max_lag=256"), 2, 384, "384 texts of max_lag=256 for 1 engines"),
+        ((f"{BATCH}=256",), 2, 256, "256 samples of an update for 1 engines"),
+        ((f"{BATCH}=256",), 8, 64, "256 samples of an update for 6 engines, at least 64"),
+        ((f"{BATCH}=128", "max_lag=256"), 2, 384, "384 samples of max_lag=256 for 1 engines"),
         (
             (f"{BATCH}=256", "max_lag=1024"),
             2,
             512,
-            "1280 texts of max_lag=1024 for 1 engines, at most 512",
+            "1280 samples of max_lag=1024 for 1 engines, at most 512",
         ),
-        ((f"{BATCH}=16", "max_lag=0"), 2, 64, "16 texts of max_lag=0 for 1 engines, at least 64"),
+        ((f"{BATCH}=16", "max_lag=0"), 2, 64, "16 samples of max_lag=0 for 1 engines, at least 64"),
         (("vllm_config.vllm_kwargs.max-num-seqs=100",), 2, 100, "vllm_config.vllm_kwargs.max-num-seqs"),
         ((f"{KEY}=7",), 2, 7, ""),
     ],
@@ -68,7 +68,7 @@ def test_engine_and_actor_get_the_same_number_and_the_table_says_why(placed: Pla
     cfg, out = placed(*ON_GPUS, "hardware.devices=2", f"{BATCH}=256")
     assert (cfg.actor.llm_max_rollouts, cfg.engine.max_num_seqs) == (256, 256)
     assert "--max-num-seqs 256" in (tmp_path / "run/actor_vllm_0/start.sh").read_text()
-    assert "256 for each engine" in out and "256 texts of an update" in out
+    assert "256 for each engine" in out and "256 samples of an update" in out
 
 
 @pytest.mark.parametrize(("given", "shown"), [((), 2), (("vllm_config.api_server_count=3",), 3)])

@@ -191,7 +191,7 @@ def test_ranks_that_round_an_update_up_beyond_the_lag_bound_are_refused(
     three = ("hardware=cpu", *RAY, "world.hosts=4", "world.actor_hosts=1", "max_lag=256")
     step = "finetune.gradient_accumulation_passes=256"
     said = refused(*three, step)
-    assert "max_lag=256: 3 trainer ranks round an update up to 258 texts" in said
+    assert "max_lag=256: 3 trainer ranks round an update up to 258 samples" in said
     cfg, _ = placed(*three[:-1], "max_lag=258", step)
     assert cfg.derived.texts_per_update == 258
     _, out = placed("hardware=cpu", "max_lag=128", step)  # below a step with any number of ranks

@@ -129,8 +129,8 @@ EXPERTS = json.dumps(described("1.7B") | {"num_experts": 8, "num_experts_per_tok
         ("1.7B", {"card": None}, "the card's memory cannot be read"),
         ("{}", {}, "cannot be read"),
         (EXPERTS, {}, "not measured for layers with experts"),
-        ("1.7B", {"load_as_bf16": False}, "text by text"),
-        ("1.7B", {"use_flash_attention": False}, "text by text"),
+        ("1.7B", {"load_as_bf16": False}, "sample by sample"),
+        ("1.7B", {"use_flash_attention": False}, "sample by sample"),
         ("1.7B", {"reentrant_checkpointing": True}, "finetune.reentrant_checkpointing=true"),
     ],
 )

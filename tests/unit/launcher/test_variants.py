@@ -128,11 +128,23 @@ def test_registered_variants_are_named_as_they_say_and_ignore_keys_that_exist(va
 
 def test_nobody_compares_the_name_of_a_variant() -> None:
     """What depends on one is asked of its object."""
-    keys = tuple(variants.key for variants in REGISTRIES)
+    objective = ("rl.policy_loss", "rl.advantage_estimator", "rl.estimator")
+    keys = (*(variants.key for variants in REGISTRIES), *objective)
     found = []
     for path in [*(ROOT / "pipelinerl").rglob("*.py"), *(ROOT / "domains").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             for side in [node.left, *node.comparators] if isinstance(node, ast.Compare) else []:
                 if ast.unparse(side).endswith(keys) or ast.unparse(side).endswith('("engine.kind")'):
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert found == []
+
+
+def test_only_the_configuration_knows_how_the_bound_on_age_is_given() -> None:
+    """Everyone else asks `Config.staleness`, so that another key for the bound is a change of that file."""
+    found = []
+    for path in [*(ROOT / "pipelinerl").rglob("*.py"), *(ROOT / "domains").rglob("*.py")]:
+        if path.parent != ROOT / "pipelinerl" / "config":
+            tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            names = [node for node in tree if isinstance(node, ast.Attribute) and node.attr == "max_lag"]
+            found += [f"{path.relative_to(ROOT)}:{node.lineno}" for node in names]
     assert found == []

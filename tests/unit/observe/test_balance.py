@@ -46,8 +46,13 @@ def looked(idle: float, upto: float = 60.0, start: float = 95.0) -> Iterator[dic
 @pytest.mark.parametrize(
     ("waited", "idle", "side", "said"),
     [
-        (0.0, 0.43, "trainer", "the trainer limits (the trainer waited for texts 0% of the time, engines w"),
-        (1.5, 0.02, "engines", "the engines limit (the trainer waited for texts 60% of the time"),
+        (
+            0.0,
+            0.43,
+            "trainer",
+            "the trainer limits (the trainer waited for samples 0% of the time, engines w",
+        ),
+        (1.5, 0.02, "engines", "the engines limit (the trainer waited for samples 60% of the time"),
         (0.1, 0.1, "both", "keep pace"),
         (1.0, 0.5, "neither", "what lies between them"),
     ],
@@ -224,7 +229,7 @@ def test_the_launcher_says_it_once_after_ten_steps_of_this_start(tmp_path: Path)
     assert watch.line() is None
     write(tmp_path, "finetune", steps[9:])
     assert watch.line() == (
-        "after 42 steps: the engines limit (the trainer waited for texts 75% of the time, "
+        "after 42 steps: the engines limit (the trainer waited for samples 75% of the time, "
         "engines without requests 0%); to change: max_lag=24"
     )
     write(tmp_path, "finetune", list(trained(12, 0.0, first=43, start=2000.0)))

@@ -85,7 +85,7 @@ def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path) -> None
     console = Console(file=out, width=60)
     folder = write_report(run_dir, ReportFocus(stages=STAGES), console=console)
     text = out.getvalue()
-    assert "before (0 texts)" in text and "after (1920 texts)" in text
+    assert "before (0 samples)" in text and "after (1920 samples)" in text
     sums = "560 started = 434 trained + 0 stale + 88 filtered + 6 failed + 0 empty + 32 unfinished"
     assert f"rollouts: {sums}" in text
     for metric in ("success", "reward", "leak"):
@@ -112,7 +112,7 @@ def test_a_single_evaluation_has_no_before_and_after(run_dir: Path) -> None:
     header, *rows = comparison_rows(
         replace(summary, evaluations=last, comparisons=compare(last)), ["success"]
     )
-    assert header == ("metric", "at 1920 texts", "n")
+    assert header == ("metric", "at 1920 samples", "n")
     assert [len(row) for row in rows] == [3] and rows[0][0] == "success"
 
 
@@ -261,12 +261,12 @@ def test_a_figure_of_throughput_compares_sampled_tokens() -> None:
     rates: Any = SimpleNamespace(rates=run_rates(actor, records))
     rows = dict(rate_rows(rates))
     assert rows["sampled tokens trained on"] == "46,000"
-    assert rows["tokens of these texts, prompts included"] == "230,000"
+    assert rows["tokens of these samples, prompts included"] == "230,000"
 
 
 def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
     line = ProgressDisplay(run_dir, target_texts=3840).line()
-    assert "trained 1920 texts of 3840 (50%)" in line
+    assert "trained 1920 samples of 3840 (50%)" in line
     assert "434 trained, 88 filtered, 6 failed, 32 open" in line
     assert "evaluated 196 of 200" in line
     status = {

@@ -18,7 +18,7 @@ def waits(*names: str) -> dict[str, Any]:
     }
 
 
-DATA = {"finetune": waits("texts of step 3"), "preprocess": waits("groups of rollouts for step 3")}
+DATA = {"finetune": waits("samples of step 3"), "preprocess": waits("groups of rollouts for step 3")}
 
 
 @pytest.mark.parametrize(

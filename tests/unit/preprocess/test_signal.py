@@ -42,12 +42,12 @@ def lengthen(text: dict[str, Any], by: int) -> None:
         ({}, lambda text: text.update(reward=0.0), ("equal rewards 20", "(all 0)", "every advantage is 0")),
         (FILTER, lambda text: text.update(reward=1.0), ("equal rewards 20", "(all 1)")),
         ({}, lambda text: lengthen(text, 24), ("oversize 20", "finetune.seq_length=24")),
-        ({}, lambda text: text.update(masked=True), ("masked 20", "masks every text")),
+        ({}, lambda sample: sample.update(masked=True), ("masked 20", "masks every sample")),
         ({}, lambda text: text.update(loss_weight=0.0), ("baseline_only 20", "loss_weight 0")),
         (
             {"finetune": {"rl": {"overlong_filtering": True}}},
             lambda text: text.update(finish_reason="length", finished=False),
-            ("cut texts 20", "overlong_filtering=false"),
+            ("cut samples 20", "overlong_filtering=false"),
         ),
         (
             {"finetune": {"rl": {"use_advantages": False}}},

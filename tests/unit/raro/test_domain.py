@@ -77,7 +77,7 @@ def test_a_step_holds_whole_questions_and_no_text_is_older_than_two(domain, hard
         ("raro.critic_group_size=1", "raro.critic_group_size"),
         (
             "finetune.gradient_accumulation_passes=79",
-            "a step of 79 texts holds 2.0 questions of 40 texts each",
+            "a step of 79 samples holds 2.0 questions of 40 samples each",
         ),
         ("finetune.attempts=1", "finetune.attempts=1: the policy's baseline needs at least 2"),
         ("finetune.rl.step_reward_advantages=false", "policy and critic have rewards of their own"),

@@ -34,7 +34,7 @@ def test_each_verdict_says_whose_answer_it_took_and_which_stood_first() -> None:
     assert [note.level for note in verdicts] == ["good", "bad", "bad", "warn", "warn"]
     assert "answer 1 is the expert's, 2 the policy's; fresh pair" in verdicts[0].text
     assert "answer 1 is the policy's, 2 the expert's" in verdicts[1].text
-    assert "pair from 64 texts ago" in verdicts[4].text
+    assert "pair from 64 samples ago" in verdicts[4].text
 
 
 def test_an_answer_that_fooled_most_has_a_badge_and_one_that_nobody_judged_says_so() -> None:

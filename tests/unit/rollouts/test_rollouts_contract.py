@@ -40,7 +40,7 @@ def test_a_rollout_without_metrics_must_say_that_it_failed():
     with pytest.raises(ValidationError, match="metrics are missing"):
         RolloutResult(training_texts=[], latency=0.0)
     assert RolloutResult(training_texts=[], latency=0.0, failed="no sandbox").failed == "no sandbox"
-    with pytest.raises(ValidationError, match="1 texts, expected 0"):
+    with pytest.raises(ValidationError, match="1 samples, expected 0"):
         RolloutResult(training_texts=[text()], latency=0.0, failed="no sandbox")
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from pipelinerl import clean
 from pipelinerl.engines import wire
-from pipelinerl.engines.wire import checksum
 from pipelinerl.weights.transports.file import FileTransport
+from tests.support.version_sums import checksum
 
 
 def test_a_version_is_written_with_size_and_checksum(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an advantage estimator returns, and the leave-one-out arithmetic that estimators share."""
+"""What an advantage estimator is and returns, and the leave-one-out arithmetic that estimators share."""
 
 from dataclasses import dataclass
 

@@ -23,7 +23,7 @@ LOG_RATIO_BOUND = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """Float32 `[N]` tensors over labelled tokens, and which text each token belongs to.
+    """Float32 `[N]` tensors over labelled tokens, and which sample each token belongs to.
 
     logprobs_N, entropy_N, values_N (of the value head, if there is one): of the policy being trained, with
     gradient; the rest has none.

@@ -138,10 +138,10 @@ def test_each_token_has_its_own_reward_against_the_baseline_of_the_text() -> Non
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([row(0, 0, 0.0) | {"step_index": None}], "text 0 has no step_index"),
+        ([row(0, 0, 0.0) | {"step_index": None}], "sample 0 has no step_index"),
         ([row(0, 0, 0.0, rewards=[1.0])], "sample g/0/0: 4 input_ids, 4 labels and 1 rewards"),
         ([row(0, 0, float("nan"))], "sample g/0/0: a reward is not finite"),
-        ([row(0, 0, 0.0), row(0, 0, 0.0)], "sample g/0/0: 2 texts have this group, rollout and step"),
+        ([row(0, 0, 0.0), row(0, 0, 0.0)], "sample g/0/0: 2 samples have this group, rollout and step"),
         ([row(0, 0, 0.0), row(0, 1, 1.0)], "step_reward_advantages=true"),
         ([row(0, 0, 0.0, metadata={"step_advantage_local_index": 0})], "sample g/0/0: metadata needs"),
     ],

@@ -19,7 +19,7 @@ def half_stale() -> LossInputs:
     old, fresh = ready(1, 1.0), ready(2, -1.0, version=10)
     sampled = len(old.old_logprobs)
     old.weight_versions = [(0, 0, sampled - 1), (10, sampled - 1, sampled)]
-    targets = targets_of(encode([old, fresh], 0, 2), RLConfig(), 12, 4)
+    targets = targets_of(encode([old, fresh], 0, 2), RLConfig(), 12, 8)
     assert sampled > 2 and (targets.weight > 0).sum() == 1 + len(fresh.old_logprobs)
     names = ("old_logprobs", "ref_logprobs", "advantages", "rewards", "weight", "kl_weight", "sample")
     columns = [torch.from_numpy(getattr(targets, name)) for name in names]

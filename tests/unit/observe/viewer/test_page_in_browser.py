@@ -133,7 +133,7 @@ async def test_a_token_says_what_is_known_of_it(page: Page) -> None:
         "token 2 of 2",
         "log p -0.500",
         "version 16",
-        "age when trained 8 texts",
+        "age when trained 8 samples",
         "reference -1.000 (+0.500)",
     ):
         assert part in said
