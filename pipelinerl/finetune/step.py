@@ -217,6 +217,10 @@ class Learner:
             other = self._score_rows(ids)
         return float(np.abs(own.astype(np.float64) - other).mean())
 
+    @property
+    def _vocabulary(self) -> int:
+        return int(self.model.config.get_text_config(decoder=True).vocab_size)
+
     @torch.no_grad()
     def _drawn(self, starts: np.ndarray) -> np.ndarray:
         """Rows of pieces, each of which the policy continues from one of `starts` int32 `[N, pieces]`."""

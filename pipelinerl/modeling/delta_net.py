@@ -173,10 +173,11 @@ def gated_delta(
     dtype = torch.promote_types(given.value.dtype, torch.float32)
     places = _Chunks.of(lengths, given.value.device)
     query, key, value, beta, decay = (places.spread(one.to(dtype)) for one in _prepared(given))
-    decay = decay.cumsum(-1)
-    # Of tokens s <= t of a chunk: what is left of s when t comes.
-    left = (decay[..., :, None] - decay[..., None, :]).tril()
+    # Of tokens s <= t of a chunk: the logarithm of what is left of s when t comes. Sums of those in between, not
+    # differences of sums from the start, which in float32 cost the decay's gradient three digits.
+    left = decay[..., None].expand(*decay.shape, CHUNK).tril(-1).cumsum(-2)
     kept = left.exp().tril()
+    decay = decay.cumsum(-1)
     weighted = key * beta[..., None]
     # The updates of a chunk depend on each other through a unit triangular system.
     system = (weighted @ key.transpose(-1, -2)) * kept
@@ -185,7 +186,7 @@ def gated_delta(
     updates, reads = solved.split([value.shape[-1], key.shape[-1]], -1)
     inside = (query @ key.transpose(-1, -2)) * kept
     query = query * decay.exp()[..., None]
-    key = (key * (decay[..., -1:] - decay).exp()[..., None]).transpose(-1, -2)
+    key = (key * left[..., -1, :].exp()[..., None]).transpose(-1, -2)
     last = decay[..., -1].exp()[..., None, None]
     heads, sizes = value.shape[1], (key.shape[-2], value.shape[-1])
     state = value.new_zeros((len(lengths), heads, *sizes)) if states is None else states.to(dtype)

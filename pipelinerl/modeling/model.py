@@ -107,11 +107,18 @@ def _refuse_layers(model: PreTrainedModel, attention: str) -> None:
 
 def _freeze_all_but_text(model: PreTrainedModel) -> None:
     """Of a model that also sees the decoder of text and its head are trained; the rest stays as it is."""
+    beside = _beside_text(model)
+    for one in model.parameters():
+        if id(one) in beside:
+            one.requires_grad_(False)
+
+
+def _beside_text(model: PreTrainedModel) -> set[int]:
+    """Ids of the parameters of a model that also sees which no token of a text passes through."""
     if model.config.get_text_config(decoder=True) is model.config:
-        return
-    model.requires_grad_(False)
-    for one in (model.get_decoder(), model.get_output_embeddings()):
-        one.requires_grad_(True)
+        return set()
+    text = (model.get_decoder(), model.get_output_embeddings())
+    return {id(one) for one in model.parameters()} - {id(one) for part in text for one in part.parameters()}
 
 
 def _stop_draws(model: PreTrainedModel) -> dict[str, float]:
@@ -247,13 +254,13 @@ def distinct_parameters(
 def active_parameters(model: nn.Module) -> int:
     """Numbers that one token passes through, the whole embedding included, adapters and ties left out.
 
-    Of a layer's experts those that its router chooses for a token; all of them where the configuration does
-    not say how many that is (`num_experts_per_tok`).
+    A part that sees is left out as well. Of a layer's experts those that its router chooses for a token; all
+    of them where the configuration does not say how many that is (`num_experts_per_tok`).
     """
     chosen = getattr(model.config.get_text_config(decoder=True), "num_experts_per_tok", None)
-    total = 0
+    total, beside = 0, _beside_text(model)
     for name, parameter in model.named_parameters():
-        if is_adapter(name):
+        if is_adapter(name) or id(parameter) in beside:
             continue
         before, inside, _ = name.partition(".experts.")
         if not inside or not chosen:

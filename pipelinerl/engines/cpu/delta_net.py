@@ -1,8 +1,8 @@
-"""Gated DeltaNets over slots: a sequence has a state of fixed size there, and its last inputs of the convolution.
+"""Gated DeltaNets over slots: a sequence has a state there, and the last inputs of its convolution.
 
-Used by `model` and `attention.pack`. A state is that of all tokens up to `computed`, so a sequence that begins
-at position 0, in a slot that another had or computed anew, begins with zeros. Nothing of a state can be found by
-a prefix of it: such models have no prefix cache. S slots; other letters as in `modeling.delta_net`.
+Used by `model` and `attention.pack`. A state is that of all tokens up to `computed`, so a sequence that is at
+position 0, new in its slot or computed again, begins with zeros. A slot has the state of its last token only,
+so such models have no prefix cache. S slots; other letters as in `modeling.delta_net`.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SlotStates:
-    """Of one layer: the last inputs of the convolution `[S, W - 1, M]` and float32 matrices `[S, H, K, V]`."""
+    """Of one layer: last inputs of the convolution `[S, W - 1, M]`, float32 matrices `[S, H, K, V]`."""
 
     inputs: torch.Tensor
     matrices: torch.Tensor
@@ -100,9 +100,7 @@ def _slot_forward(
     return finish(module, torch.cat([out for out, _ in parts]), mixed.gate)[None]
 
 
-def _convolve(
-    module: Any, channels: torch.Tensor, pieces: Pieces, states: SlotStates
-) -> torch.Tensor:
+def _convolve(module: Any, channels: torch.Tensor, pieces: Pieces, states: SlotStates) -> torch.Tensor:
     """Sums over each token `[T, M]` and the ones before it, also of earlier steps; keeps the last ones."""
     weight = convolution_weight(module)
     width = weight.shape[1]

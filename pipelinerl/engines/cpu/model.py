@@ -150,12 +150,10 @@ def _difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
     return ((logits.log_softmax(-1) - own).abs() / (1 + own.abs() / 10)).max().item()
 
 
-def _check_config(
-    config: transformers.PreTrainedConfig, settings: EngineSettings, with_states: bool
-) -> None:
+def _check_config(config: transformers.PreTrainedConfig, settings: EngineSettings, with_states: bool) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     # `attend` covers everything that a slot holds, so a sliding window would be ignored.
-    if kinds - ({"linear_attention"} if with_states else set()) != {"full_attention"}:
+    if kinds - {"full_attention", *(["linear_attention"] if with_states else [])}:
         raise UnsupportedModel(f"layers of type {sorted(kinds)}: only full_attention is supported")
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and settings.max_model_len > longest:

@@ -23,8 +23,8 @@ from tests.support.tiny_model import HYBRIDS, hybrid_lm
 
 VOCABULARY = 31
 FLOAT32, BFLOAT16 = 1e-5, 2e-2
-OWN_GRADIENTS = 1e-4
-"""transformers' gradients of decays are 7e-5 from those in float64, the trainer's 4e-5."""
+OF_DECAYS = 5e-3
+"""So far are transformers' own gradients of decays from float64; the trainer's are 1e-5 from it."""
 LENGTHS = [5, 1, CHUNK + 1, 3, CHUNK, 2 * CHUNK + 7, 2]
 """Shorter than the convolution, ends of chunks, and more than one chunk."""
 
@@ -87,7 +87,8 @@ def test_gradients_of_a_packed_row_are_the_sum_of_those_of_its_texts(pair: Any) 
     assert any("linear_attn.conv1d" in name for name in found)
     for name, gradient in found.items():
         assert_near(gradient, alone[name], FLOAT32)
-        assert_near(gradient, expected[name], OWN_GRADIENTS)
+        decays = name.endswith(("A_log", "dt_bias", "in_proj_a.weight", "in_proj_ba.weight"))
+        assert_near(gradient, expected[name], OF_DECAYS if decays else FLOAT32)
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
@@ -110,11 +111,10 @@ def test_what_transformers_does_with_such_a_row_is_something_else() -> None:
     layer = delta_nets(model)[0]
     hidden = torch.randn(1, 12, 16, generator=torch.Generator().manual_seed(0))
     ends = torch.tensor([0, 6, 12], dtype=torch.int32)
+    numbers = torch.tensor([[0] * 6 + [1] * 6], dtype=torch.int32)
     with torch.no_grad():
-        joined = layer(
-            hidden, cu_seq_lens_q=ends, seq_idx=torch.tensor([[0] * 6 + [1] * 6], dtype=torch.int32)
-        )
-    alone = torch.cat([layer(one) for one in hidden.split(6, 1)], 1)
+        joined = layer(hidden, cu_seq_lens_q=ends, seq_idx=numbers)
+        alone = torch.cat([layer(one) for one in hidden.split(6, 1)], 1)
     assert float((joined - alone)[:, 6:].abs().max()) > 1e-3
 
 
@@ -154,16 +154,15 @@ def token_by_token(given_one: Delta) -> tuple[torch.Tensor, torch.Tensor]:
     query, key, value, decay, beta = (one.double() for one in given_one)
     query, key = (one / (one.square().sum(-1, keepdim=True) + 1e-6).sqrt() for one in (query, key))
     heads, keys = value.shape[1], key.shape[1]
-    state = torch.zeros(heads, key.shape[2], value.shape[2], dtype=torch.float64)
-    out = torch.zeros_like(value)
+    states = [torch.zeros(key.shape[2], value.shape[2], dtype=torch.float64) for _ in range(heads)]
+    out = []
     for token in range(len(value)):
         for head in range(heads):
-            group = head * keys // heads
-            k, q = key[token, group], query[token, group] / key.shape[2] ** 0.5
-            kept = state[head] * decay[token, head].exp()
-            state[head] = kept + beta[token, head] * torch.outer(k, value[token, head] - k @ kept)
-            out[token, head] = q @ state[head]
-    return out, state
+            k, q = (one[token, head * keys // heads] for one in (key, query))
+            kept = states[head] * decay[token, head].exp()
+            states[head] = kept + beta[token, head] * torch.outer(k, value[token, head] - k @ kept)
+            out.append(q / key.shape[2] ** 0.5 @ states[head])
+    return torch.stack(out).view(value.shape), torch.stack(states)
 
 
 def random_delta(count: int, seed: int = 0) -> Delta:
@@ -185,6 +184,21 @@ def test_chunks_are_the_recurrence_token_by_token() -> None:
     expected = [token_by_token(one) for one in parts(whole, LENGTHS)]
     assert_near(out, torch.cat([one for one, _ in expected]), FLOAT32)
     assert_near(states, torch.stack([state for _, state in expected]), FLOAT32)
+
+
+def test_gradients_of_chunks_are_those_of_the_recurrence() -> None:
+    """Also of decays that leave next to nothing from one token to the next, whose gradients are small."""
+    whole = [one.requires_grad_() for one in random_delta(sum(LENGTHS))]
+    out, states = gated_delta(Delta(*whole), LENGTHS)
+    found = torch.autograd.grad(out.square().sum() + states.sum(), whole)
+    expected = [token_by_token(one) for one in parts(Delta(*whole), LENGTHS)]
+    total = torch.stack([one.square().sum() + state.sum() for one, state in expected]).sum()
+    wanted = torch.autograd.grad(total, whole)
+    for one, other in zip(found, wanted, strict=True):
+        assert_near(one, other, FLOAT32)
+    strong = whole[3].detach() < -6
+    assert strong.any()
+    assert_near(found[3][strong], wanted[3][strong], FLOAT32)
 
 
 def test_a_text_in_pieces_goes_on_from_its_state() -> None:
