@@ -21,7 +21,7 @@ from pipelinerl.config.machine import DerivedConfig, roles_of
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import GIB, Card, CardOf, card_memory, imagined_cards
-from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, model_config
+from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, has_states, model_config
 from pipelinerl.launcher.engine_memory import MOST_SHARE
 from pipelinerl.launcher.host_memory import available_memory, check_host, host_bytes
 from pipelinerl.launcher.memory_plan import FEWEST, MOST, memory_plan, wanted_requests
@@ -36,6 +36,7 @@ AHEAD, FSDP, TRANSPORT = "weights.ahead", "use_fsdp", "weights.transport"
 ACTOR, FINETUNE = "world.actor_fraction", "world.finetune_fraction"
 IN_FLIGHT, MOST_SEQUENCES = "actor.llm_max_rollouts", "vllm_config.vllm_kwargs.max-num-seqs"
 ROWS, ROW_STEP = "finetune.seq_length", 256
+PREFIXES, STATES = "finetune.share_prefixes", "layers of the model have a state"
 MOST_CARDS = 8
 """Of a host, when more cards are proposed."""
 
@@ -86,7 +87,11 @@ def choose_memory(
     try:
         cfg = typed(with_choices(tree, choices))
         cards = [imagined[1]] * imagined[0] * len(hosts) if imagined else _cards(cfg, hosts, card_of)
-        config = model_config(cfg.policy_path, ask_hub=not dry_run) if cards else None
+        known = cards or Path(cfg.policy_path).is_dir()
+        config = model_config(cfg.policy_path, ask_hub=not dry_run) if known else None
+        if has_states(config) and cfg.finetune.shares_prefixes and PREFIXES not in composition.user_keys:
+            choices.append(Choice(PREFIXES, False, STATES))
+            cfg = _changed(cfg, {"finetune": {"share_prefixes": False}})
         texts, one_host = _texts(cfg, derive(cfg, [])), len(hosts) == 1
         asked = Asked(texts, _given_requests(tree), one_host, partial(_placed, cfg, hosts))
         shape = decoder_shape(config)

@@ -173,8 +173,8 @@ def gated_delta(
     dtype = torch.promote_types(given.value.dtype, torch.float32)
     places = _Chunks.of(lengths, given.value.device)
     query, key, value, beta, decay = (places.spread(one.to(dtype)) for one in _prepared(given))
-    # Of tokens s <= t of a chunk: the logarithm of what is left of s when t comes. Sums of those in between, not
-    # differences of sums from the start, which in float32 cost the decay's gradient three digits.
+    # Of tokens s <= t of a chunk: the logarithm of what is left of s when t comes. Sums of those in between;
+    # differences of sums from the start would in float32 cost the decay's gradient three digits.
     left = decay[..., None].expand(*decay.shape, CHUNK).tril(-1).cumsum(-2)
     kept = left.exp().tril()
     decay = decay.cumsum(-1)
