@@ -133,7 +133,7 @@ def _recipe_command(cfg: Config) -> str:
 
 
 def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
-    limit, key = config.get("max_position_embeddings"), engine_kind(cfg).context_key(cfg)
+    limit, key = _of_text(config).get("max_position_embeddings"), engine_kind(cfg).context_key(cfg)
     if isinstance(limit, int) and cfg.engine.max_model_len > limit:
         yield (
             f"{key}={cfg.engine.max_model_len}: the model has {limit} positions; "
