@@ -127,3 +127,16 @@ async def test_an_update_in_flight_keeps_the_state_or_computes_it_again(
         cut = len(one.prompt_ids) + first
         expected = full_logprobs(new, ids)[cut - 1 :] if recompute else continued(old, new, ids, cut)
         assert np.abs(one.logprobs[first:] - expected).max() <= TOLERANCE
+
+
+async def test_in_bfloat16_the_engine_is_near_the_same_weights_in_float32(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    model = reference(folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    async with running_engine(folder, dtype="bfloat16", max_num_seqs=3) as engine:
+        found = await sampled(engine, [3, 33, 100, 4])
+    for one in found:
+        ids = ids_of(one)
+        assert np.abs(one.logprobs - full_logprobs(model, ids)[len(one.prompt_ids) - 1 :]).mean() <= 0.02

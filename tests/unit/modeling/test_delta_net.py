@@ -19,6 +19,7 @@ from pipelinerl.modeling.model import hidden_states, prepare_model
 from pipelinerl.modeling.prefixes import Prefixes
 from pipelinerl.modeling.row import Row
 from pipelinerl.modeling.segments import Segments
+from pipelinerl.modeling.upcast import Float32Activations
 from tests.support.tiny_model import HYBRIDS, hybrid_lm
 
 VOCABULARY = 31
@@ -281,3 +282,14 @@ def test_compiled_layers_with_the_kernel_have_one_graph_for_all_rows(monkeypatch
         for name, gradient in expected.items():
             assert_near(found[name], gradient, FLOAT32)
     assert graphs.frame_count == 1
+
+
+@pytest.mark.parametrize("rounding", [Float32Activations(), torch.autocast("cpu", torch.bfloat16)])
+def test_the_rounding_of_bfloat16_can_be_measured(rounding: Any) -> None:
+    model = prepare_model(hybrid_lm("qwen3_5", VOCABULARY))
+    wide = packed_states(model, texts(LENGTHS)).detach()
+    if isinstance(rounding, Float32Activations):
+        model.bfloat16()
+    with rounding, torch.no_grad():
+        other = packed_states(model, texts(LENGTHS))
+    assert 0 < float((other - wide).abs().mean()) < 0.05
