@@ -4,7 +4,6 @@ The launcher's plan asks once; the answer is in section `derived` of the run's c
 choices has the reasons.
 """
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,19 @@ from pipelinerl.config.finetune import COMPILE_WORTH_S, Checkpointing
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import CardOf, card_memory
-from pipelinerl.launcher.decoder_shape import decoder_shape, has_experts, has_states, model_config
+from pipelinerl.launcher.decoder_shape import (
+    NO_KERNEL,
+    decoder_shape,
+    has_experts,
+    has_states,
+    kernel_installed,
+    model_config,
+)
 from pipelinerl.launcher.memory_plan import ROOM
 from pipelinerl.launcher.memory_values import TrainerPlan
 from pipelinerl.launcher.trainer_memory import least_recomputed, reference_bytes, state_bytes
 
 GB = 1e9
-NO_KERNEL = "layers with a state, without flash-linear-attention"
 
 
 @dataclass(frozen=True)
@@ -78,11 +83,6 @@ def choose_trainer(
     eager, compiled, because = _checkpointing(cfg, config, _room(cfg, devices, memory_of), whole_on_host)
     states = has_states(config)
     return TrainerChoice(compiles, eager, compiled, because_compile, because, whole_on_host, states)
-
-
-def kernel_installed() -> bool:
-    """Whether the package is there that computes layers with a state on cards."""
-    return importlib.util.find_spec("fla") is not None
 
 
 def _compile(cfg: Config, config: dict[str, Any] | None) -> tuple[bool | Literal["later"], str]:

@@ -13,8 +13,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.checks.dotted import dotted, signature_problem
 from pipelinerl.launcher.checks.imports import calls
-from pipelinerl.launcher.decoder_shape import LINEAR, has_states
-from pipelinerl.launcher.trainer_choice import NO_KERNEL, kernel_installed
+from pipelinerl.launcher.decoder_shape import LINEAR, NO_KERNEL, has_states, kernel_installed
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
 MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
