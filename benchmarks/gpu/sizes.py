@@ -126,6 +126,13 @@ def hybrid_config() -> Any:
         "tie_word_embeddings": tied,
         "max_position_embeddings": 262_144,
         "mamba_ssm_dtype": "float32",
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000_000.0,
+            "partial_rotary_factor": 0.25,
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+        },
     }
     return Qwen3_5Config(
         text_config=text | {"dtype": "bfloat16"},
