@@ -37,6 +37,8 @@ def load_causal_lm(path: str | Path, **options: Any) -> PreTrainedModel:
 
 def _auto_class(path: str | Path, options: dict[str, Any]) -> Any:
     """transformers loads some models that also see as their decoder alone, with the names of a decoder."""
+    if "gguf_file" in options:  # holds a decoder, and its configuration
+        return AutoModelForCausalLM
     asked = {name: options[name] for name in ("trust_remote_code", "local_files_only") if name in options}
     config = AutoConfig.from_pretrained(str(path), **asked)
     saved, sees = (config.architectures or [None])[0], AutoModelForImageTextToText._model_mapping

@@ -148,7 +148,13 @@ def hybrid_lm(
     if not family.endswith("moe") and family != "qwen3_next":
         text = {name: value for name, value in text.items() if "expert" not in name and "moe" not in name}
     if sees:
-        sight = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4}
+        sight: dict[str, object] = {
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "patch_size": 4,
+        }
         sight |= {"out_hidden_size": text["hidden_size"], "num_position_embeddings": 16}
         tokens = {
             f"{kind}_token_id": vocab_size - 1 for kind in ("image", "video", "vision_start", "vision_end")

@@ -7,7 +7,7 @@ so such models have no prefix cache. S slots; other letters as in `modeling.delt
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +25,6 @@ from pipelinerl.modeling.delta_net import (
     mix,
     replace_forward,
 )
-
-if TYPE_CHECKING:
-    from pipelinerl.engines.cpu.attention import StepBatch
 
 
 @dataclass(slots=True)
@@ -78,10 +75,8 @@ def use_slot_delta_nets(module: torch.nn.Module) -> None:
     replace_forward(module, _slot_forward)
 
 
-def _slot_forward(
-    module: Any, hidden_states: torch.Tensor, step_batch: "StepBatch | None" = None, **_: Any
-) -> torch.Tensor:
-    """Forward for transformers, `[1, T, D]` to the same."""
+def _slot_forward(module: Any, hidden_states: torch.Tensor, step_batch: Any = None, **_: Any) -> torch.Tensor:
+    """Forward for transformers, `[1, T, D]` to the same, of an `attention.StepBatch`."""
     if step_batch is None or step_batch.pieces is None:
         raise ValueError(f"{type(module).__name__} does not get the keyword arguments of the model")
     pieces, states = step_batch.pieces, step_batch.cache.states[module.layer_idx]

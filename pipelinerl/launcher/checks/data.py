@@ -13,13 +13,14 @@ from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.checks.dotted import dotted, signature_problem
 from pipelinerl.launcher.checks.imports import calls
-from pipelinerl.launcher.decoder_shape import LINEAR, NO_KERNEL, has_states, kernel_installed
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
 MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
 LONGEST_HEADER = 100 << 20
 """Bytes; safetensors allows no more."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+WITH_STATES = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+"""Types whose layers of linear attention are gated DeltaNets, which the trainer knows."""
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -101,7 +102,6 @@ def model_problems(cfg: Config) -> Iterator[str]:
             if "finetune" in cfg.debug.roles:
                 yield from _quantised(path, config)
                 yield from _layers(path, config)
-                yield from _states(cfg, config)
                 yield from _capped(path, config)
     elif path.exists():
         yield f"model_path={path}: a file; give the folder that holds config.json"
@@ -143,28 +143,13 @@ def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
 def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
     """Kinds of layers that the trainer refuses once it has loaded the model; not every file has them."""
     kinds = _of_text(config).get("layer_types")
-    known = {"full_attention", *([LINEAR] if has_states(config) else [])}
+    types = {_of_text(config).get("model_type"), config.get("model_type")}
+    known = {"full_attention", *(["linear_attention"] if types & {*WITH_STATES} else [])}
     others = sorted({*map(str, kinds)} - known) if isinstance(kinds, list) else []
     if others:
         yield (
             f"model_path={path}: has layers of {', '.join(others)}; only full_attention can be trained on "
             "packed rows; give a model that has no others"
-        )
-
-
-def _states(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
-    """What the trainer cannot do with layers that carry a state from token to token."""
-    if not has_states(config):
-        return
-    if cfg.finetune.shares_prefixes:
-        yield (
-            "finetune.share_prefixes=true: layers of the model have a state, which is of one text; "
-            "set finetune.share_prefixes=false"
-        )
-    if cfg.trainer_on_gpu and cfg.finetune.compile is True and not kernel_installed():
-        yield (
-            f"finetune.compile=true: {NO_KERNEL}, are not compiled; install the extra `linear`, or set "
-            "finetune.compile=auto"
         )
 
 

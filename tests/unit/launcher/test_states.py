@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.launcher import memory_plan, trainer_choice
-from pipelinerl.launcher.checks import data
+from pipelinerl.launcher import memory_choice, memory_plan, trainer_choice
+from pipelinerl.launcher.checks.data import WITH_STATES
+from pipelinerl.launcher.decoder_defaults import DEFAULTS, TEXT_PART
 from pipelinerl.launcher.decoder_shape import has_states
 from tests.unit.launcher.conftest import Placed
 from tests.unit.launcher.hub_configs import HUB
@@ -24,7 +25,7 @@ def name(request: pytest.FixtureRequest, model: Path) -> str:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def installed(there: bool) -> None:
-        for module in (trainer_choice, memory_plan, data):
+        for module in (trainer_choice, memory_plan, memory_choice):
             monkeypatch.setattr(module, "kernel_installed", lambda: there)
 
     return installed
@@ -62,6 +63,11 @@ def test_layers_are_compiled_where_their_kernel_is_installed(
     assert "finetune.compile=true: layers with a state, without flash-linear-attention" in refused(
         *ON_CARDS, "finetune.compile=true"
     )
+
+
+def test_the_types_that_are_let_through_are_those_with_a_shape() -> None:
+    sized = {kind for kind, fields in DEFAULTS.items() if "linear_num_value_heads" in fields}
+    assert {*WITH_STATES} == sized | {whole for whole, text in TEXT_PART.items() if text in sized}
 
 
 def test_other_layers_that_are_called_linear_have_no_known_state() -> None:
