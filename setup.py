@@ -30,6 +30,7 @@ CORE = [
 EXTRAS = {
     "vllm": ["vllm>=0.26"],
     "lora": ["peft>=0.18"],
+    "linear": ["fla-core>=0.6,<0.7"],
     "torchao": ["torchao>=0.18,<0.19"],
     "redis": ["redis[hiredis]>=6"],
     "dashboard": ["wandb-workspaces>=0.4"],

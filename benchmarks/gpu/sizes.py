@@ -45,6 +45,18 @@ DENSE = {
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
 SLICE = (6, 2048, 6144, 32, 4, 128, False)
 """Six layers of Qwen3-30B-A3B."""
+HYBRID = (32, 2560, 9216, 16, 4, 256, True)
+"""Qwen3.5-4B: gated DeltaNets in three of four layers, beside a part that sees. vLLM serves its decoder in no
+other class; texts alone need no processor of pictures."""
+SIGHT = {
+    "depth": 24,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_heads": 16,
+    "num_position_embeddings": 2304,
+    "out_hidden_size": 2560,
+    "patch_size": 16,
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,9 @@ ARMS = {
     "8B on four": Arm("8B", 4, 192, {"mfu": 42, "pause": 60, "first": 200}),
     "4B on two": Arm("4B", 2, 64, {"pause": 60}),
     "experts on two": Arm("experts", 2, 64, {"mfu": 25, "pause": 100}),
+    "hybrid on two": Arm(
+        "hybrid", 2, 64, {"mfu": 30, "pause": 100}, ("+vllm_config.vllm_kwargs.language-model-only=true",)
+    ),
     "4B shared": Arm("4B", 1, 64, {}, ("world.share_device=true",)),
     "1.7B on two": Arm("1.7B", 2, 128, {"pause": 60, "first": 100}),
     "1.7B on four": Arm("1.7B", 4, 256, {"pause": 60}),
@@ -74,6 +89,8 @@ def model_config(size: str) -> Any:
     """The configuration of one of the shapes, in bfloat16."""
     from transformers import Qwen3Config, Qwen3MoeConfig
 
+    if size == "hybrid":
+        return hybrid_config()
     layers, hidden, mlp, heads, keys, head, tied = SLICE if size == "experts" else DENSE[size]
     kind, name = (Qwen3MoeConfig, "Qwen3Moe") if size == "experts" else (Qwen3Config, "Qwen3")
     return kind(
@@ -93,15 +110,51 @@ def model_config(size: str) -> Any:
     )
 
 
+def hybrid_config() -> Any:
+    """The configuration of Qwen3.5-4B, in bfloat16."""
+    from transformers import Qwen3_5Config
+
+    layers, hidden, mlp, heads, keys, head, tied = HYBRID
+    text = {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "head_dim": head,
+        "vocab_size": 248_320,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": 262_144,
+        "mamba_ssm_dtype": "float32",
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000_000.0,
+            "partial_rotary_factor": 0.25,
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+        },
+    }
+    return Qwen3_5Config(
+        text_config=text | {"dtype": "bfloat16"},
+        vision_config=SIGHT,
+        tie_word_embeddings=tied,
+        architectures=["Qwen3_5ForConditionalGeneration"],
+        dtype="bfloat16",
+    )
+
+
 def make_model(size: str, folder: Path) -> None:
     """Random weights with the small tokenizer, in `folder`."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    config = model_config(size)
+    sees = "vision_config" in config.to_dict()
+    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = AutoModelForCausalLM.from_config(model_config(size))
+        model = auto.from_config(config)
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(TOKENIZER / name, folder)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 _FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja")
+_PICTURES = ("image", "image_url", "input_image", "video", "video_url")
 _PLACEHOLDER = "zqxAssistantReplyxqz"
 
 
@@ -67,12 +68,12 @@ def render_chat(
     generation_prompt: bool = True,
     template_kwargs: dict[str, Any] | None = None,
 ) -> str:
-    """The prompt's text. Raises ValueError if the tokeniser has no chat template, and for an image."""
+    """The prompt's text. Raises ValueError if the tokeniser has no chat template, and for a picture."""
     for message in messages:
         parts = content if isinstance(content := message.get("content"), list) else []
-        if any(isinstance(part, dict) and part.get("type") in ("image", "image_url") for part in parts):
-            # A template would write the image's bytes into the prompt as text.
-            raise ValueError("a message holds an image; models that see are not supported")
+        if any(isinstance(part, dict) and part.get("type") in _PICTURES for part in parts):
+            # A template would write the picture's bytes into the prompt as text.
+            raise ValueError("a message holds a picture; models that also see are run on text alone")
     if tokenizer.chat_template is None:
         raise ValueError(
             f"tokenizer {tokenizer.name_or_path!r} has no chat template; add one or give Prompt.token_ids"

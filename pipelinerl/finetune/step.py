@@ -211,7 +211,7 @@ class Learner:
         Not random ids: those are so unlikely to a trained model that rounding alone moves them far.
         """
         if self.probe is None:
-            self.probe = self._drawn(probe_starts(int(self.model.config.vocab_size)))
+            self.probe = self._drawn(probe_starts(self._vocabulary))
         return self.probe
 
     def probe_rounding(self) -> float:
@@ -224,11 +224,15 @@ class Learner:
             other = self._score_rows(ids)
         return float(np.abs(own.astype(np.float64) - other).mean())
 
+    @property
+    def _vocabulary(self) -> int:
+        return int(self.model.config.get_text_config(decoder=True).vocab_size)
+
     @torch.no_grad()
     def _drawn(self, starts: np.ndarray) -> np.ndarray:
         """Rows of pieces, each of which the policy continues from one of `starts` int32 `[N, pieces]`."""
         generator = np.random.default_rng(21)
-        shape = starts.size, int(self.model.config.vocab_size)
+        shape = starts.size, self._vocabulary
         rows = torch.as_tensor(starts.reshape(-1, 1), dtype=torch.int64, device=self.device)
         self.model.eval()
         with torch.compiler.set_stance("force_eager"):

@@ -122,9 +122,8 @@ attends to all tokens, where `layer_types` is left out; without a pattern all la
 
 TEXT_PART = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 """Types of models that also see, and the type of the decoder in their `text_config`."""
-POLICY_SEES = ("gemma3", "mistral3")
-"""Of those the ones for which transformers loads the part that sees as well, when it is asked for a language
-model; for the others it loads the decoder alone."""
+POLICY_SEES = ("gemma3", "mistral3", "qwen3_5", "qwen3_5_moe")
+"""Of those the ones for which the trainer loads the part that sees as well, frozen."""
 FOUR_NORMS = ("gemma2", "gemma3_text")
 """Types whose layers normalise what goes into attention and MLP, and what comes out of both."""
 UNGATED = ("apertus", "arcee", "gpt_neox", "jais2", "nemotron", "persimmon", "phi", "starcoder2")

@@ -1,5 +1,6 @@
 """Sizes of a policy's layers, read from its `config.json` without torch: what memory and time follow from."""
 
+import importlib.util
 import json
 import socket
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
 ATTEND = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that have keys and values of the usual size."""
 LINEAR = "linear_attention"
+NO_KERNEL = "layers with a state, without flash-linear-attention"
 _SIZED_OTHERWISE = (
     "hybrid_override_pattern",  # Nemotron-H
     "kv_lora_rank",  # latent attention
@@ -223,6 +225,24 @@ def _decoder(config: dict[str, Any]) -> dict[str, Any]:
     return {**DEFAULTS.get(str(kind), {}), **above, **text, "model_type": kind}
 
 
+def has_states(config: dict[str, Any] | None) -> bool:
+    """Whether layers are gated DeltaNets of a type that can be trained."""
+    try:
+        text = _decoder(config or {})
+        return _is_delta_net(text) and LINEAR in _kinds(text, int(text["num_hidden_layers"]))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # the checks name it
+        return False
+
+
+def kernel_installed() -> bool:
+    """Whether the package is there that computes such layers on cards."""
+    return importlib.util.find_spec("fla") is not None
+
+
+def _is_delta_net(text: dict[str, Any]) -> bool:
+    return "linear_num_value_heads" in DEFAULTS.get(str(text.get("model_type")), {})
+
+
 def has_experts(config: dict[str, Any]) -> bool:
     """Whether layers choose between experts."""
     return _experts(_decoder(config)) > 1
@@ -292,7 +312,7 @@ def _kinds(config: dict[str, Any], layers: int) -> list[str]:
 
 def _linear(config: dict[str, Any], layers: int) -> LinearShape:
     """Gated DeltaNets of Qwen. Raises KeyError for linear attention of other types."""
-    if "linear_num_value_heads" not in DEFAULTS.get(str(config.get("model_type")), {}):
+    if not _is_delta_net(config):
         raise KeyError("model_type")
     key_heads, value_heads = int(config["linear_num_key_heads"]), int(config["linear_num_value_heads"])
     return LinearShape(

@@ -21,7 +21,14 @@ from pipelinerl.config.machine import DerivedConfig, roles_of
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import GIB, Card, CardOf, card_memory, imagined_cards
-from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, model_config
+from pipelinerl.launcher.decoder_shape import (
+    NO_KERNEL,
+    DecoderShape,
+    decoder_shape,
+    has_states,
+    kernel_installed,
+    model_config,
+)
 from pipelinerl.launcher.engine_memory import MOST_SHARE
 from pipelinerl.launcher.host_memory import available_memory, check_host, host_bytes
 from pipelinerl.launcher.memory_plan import FEWEST, MOST, memory_plan, wanted_requests
@@ -36,6 +43,7 @@ AHEAD, FSDP, TRANSPORT = "weights.ahead", "use_fsdp", "weights.transport"
 ACTOR, FINETUNE = "world.actor_fraction", "world.finetune_fraction"
 IN_FLIGHT, MOST_SEQUENCES = "actor.llm_max_rollouts", "vllm_config.vllm_kwargs.max-num-seqs"
 ROWS, ROW_STEP = "finetune.seq_length", 256
+PREFIXES, STATES = "finetune.share_prefixes", "layers of the model have a state"
 MOST_CARDS = 8
 """Of a host, when more cards are proposed."""
 
@@ -77,7 +85,7 @@ def choose_memory(
     A dry run, perhaps on another machine, asks no hub for the model's sizes. Raises ConfigError for what does
     not fit, with the smallest change that does.
     """
-    tree, choices, plan = composition.tree, list[Choice](), None
+    tree, choices, plan, refused = composition.tree, list[Choice](), None, ""
     on_gpus = tree.hardware.kind == "gpu"
     imagined = imagined_cards(tree.hardware.devices) if on_gpus else None
     if on_gpus:
@@ -86,7 +94,12 @@ def choose_memory(
     try:
         cfg = typed(with_choices(tree, choices))
         cards = [imagined[1]] * imagined[0] * len(hosts) if imagined else _cards(cfg, hosts, card_of)
-        config = model_config(cfg.policy_path, ask_hub=not dry_run) if cards else None
+        known = cards or Path(cfg.policy_path).is_dir()
+        config = model_config(cfg.policy_path, ask_hub=not dry_run) if known else None
+        if has_states(config):
+            refused = _refused_with_states(cfg, composition.user_keys)
+            choices.append(Choice(PREFIXES, False, STATES))
+            cfg = _changed(cfg, {"finetune": {"share_prefixes": False}})
         texts, one_host = _texts(cfg, derive(cfg, [])), len(hosts) == 1
         asked = Asked(texts, _given_requests(tree), one_host, partial(_placed, cfg, hosts))
         shape = decoder_shape(config)
@@ -101,12 +114,24 @@ def choose_memory(
         raise
     except ValueError:  # a ConfigError, or a flag that is no number: the checks, which come next, say it
         return Chosen(configuration=composition, choices=tuple(choices))
+    if refused:
+        raise ConfigError(refused)
     if on_gpus:
         usual = _usual_share(cfg, hosts, cards, dry_run) if plan is None else 0.0
         open_ones = _of_unknown(cfg, usual, bool(cards)) if plan is None else _of_plan(cfg, plan)
         choices += [one for one in open_ones if OmegaConf.select(tree, one.key) in (None, "auto")]
     choices += _choose_in_flight(with_choices(tree, choices), hosts, plan)
     return Chosen(configuration=composition, choices=tuple(choices), memory=plan)
+
+
+def _refused_with_states(cfg: Config, given_keys: Collection[str]) -> str:
+    """What was asked for and cannot be where layers have a state; empty if nothing was."""
+    if PREFIXES in given_keys and cfg.finetune.shares_prefixes:
+        return f"{PREFIXES}=true: {STATES}, which is of one text; set {PREFIXES}=false"
+    if cfg.hardware.kind == "gpu" and cfg.finetune.compile is True and not kernel_installed():
+        remedy = "install the extra `linear`, or set finetune.compile=auto"
+        return f"finetune.compile=true: {NO_KERNEL}, are not compiled; {remedy}"
+    return ""
 
 
 def _cards(cfg: Config, hosts: Sequence[Host], card_of: CardOf) -> list[Card]:

@@ -8,6 +8,7 @@ recompute less if there is room.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pipelinerl.config.choice import Choice
@@ -15,7 +16,14 @@ from pipelinerl.config.finetune import COMPILE_WORTH_S, Checkpointing
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import CardOf, card_memory
-from pipelinerl.launcher.decoder_shape import decoder_shape, has_experts, model_config
+from pipelinerl.launcher.decoder_shape import (
+    NO_KERNEL,
+    decoder_shape,
+    has_experts,
+    has_states,
+    kernel_installed,
+    model_config,
+)
 from pipelinerl.launcher.memory_plan import ROOM
 from pipelinerl.launcher.memory_values import TrainerPlan
 from pipelinerl.launcher.trainer_memory import least_recomputed, reference_bytes, state_bytes
@@ -33,6 +41,7 @@ class TrainerChoice:
     because_compile: str
     because_checkpointing: str
     whole_on_host: bool = False
+    with_states: bool = False
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -43,6 +52,7 @@ class TrainerChoice:
             Choice("derived.gradient_checkpointing", self.gradient_checkpointing, layers),
             Choice("derived.compiled_checkpointing", self.compiled_checkpointing, layers),
             Choice("derived.whole_on_host", self.whole_on_host, "the memory plan"),
+            Choice("derived.with_states", self.with_states, "the model's layers"),
         )
 
 
@@ -66,13 +76,16 @@ def choose_trainer(
     """
     if not cfg.jobs_of("finetune"):
         return NO_TRAINER
-    config = model_config(cfg.policy_path, ask_hub=not dry_run) if cfg.trainer_on_gpu else None
+    known = cfg.trainer_on_gpu or Path(cfg.policy_path).is_dir()
+    config = model_config(cfg.policy_path, ask_hub=not dry_run) if known else None
     compiles, because_compile = _compile(cfg, config)
     if planned is not None and planned.compiled_first:
         compiles, because_compile = True, "the first steps would not fit without"
     eager, compiled, because = _checkpointing(cfg, config, _room(cfg, devices, memory_of), planned)
     whole_on_host = planned is not None and planned.whole_on_host
-    return TrainerChoice(compiles, eager, compiled, because_compile, because, whole_on_host)
+    return TrainerChoice(
+        compiles, eager, compiled, because_compile, because, whole_on_host, has_states(config)
+    )
 
 
 def _compile(cfg: Config, config: dict[str, Any] | None) -> tuple[bool | Literal["later"], str]:
@@ -85,6 +98,8 @@ def _compile(cfg: Config, config: dict[str, Any] | None) -> tuple[bool | Literal
         return False, "attention goes sample by sample"
     if config is not None and has_experts(config):
         return False, "layers with experts"
+    if has_states(config) and not kernel_installed():
+        return False, NO_KERNEL
     return "later", f"if {COMPILE_WORTH_S / 60:.0f} minutes of work are left after two steps"
 
 
@@ -100,6 +115,8 @@ def _checkpointing(
         return False, False, "on a CPU"
     if tune.reentrant_checkpointing:
         return True, True, "finetune.reentrant_checkpointing=true"
+    if has_states(config) and not kernel_installed():
+        return True, True, NO_KERNEL
     shape = decoder_shape(config)
     if not tune.load_as_bf16 or not tune.use_flash_attention:
         return True, True, "not measured for attention sample by sample"

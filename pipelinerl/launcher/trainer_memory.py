@@ -64,7 +64,8 @@ def kept_bytes(shape: DecoderShape, mode: Checkpointing, compiled: bool, linear:
 
     Compiled layers keep what matrix products write, some of it twice; others also float32 copies of what is
     normalised. `selective` keeps attention and narrow products. `linear`: of a layer with a state, which
-    was not measured: what goes through its convolution and its gate counts as queries.
+    was not measured: what goes through its convolution and its gate counts as queries, and is kept in float32
+    once for each token that the convolution looks at where no compiler takes these together.
     """
     # A token passes through some experts, each with the hidden state as its input once more.
     mlp = max(shape.mlp, shape.active_experts * (shape.expert_mlp + shape.hidden) + shape.shared_mlp)
@@ -81,6 +82,8 @@ def kept_bytes(shape: DecoderShape, mode: Checkpointing, compiled: bool, linear:
         everything = 6.0 * (hidden + mlp + queries + 2 * keys)
     else:
         everything = 16.0 * hidden + 8.0 * mlp + 12.0 * (queries + keys)
+        if linear and shape.linear is not None:
+            everything += 4.0 * (1 + shape.linear.kernel) * shape.linear.mixed
     return inputs + everything if mode is False else inputs + everything * (1 - 1 / mode)
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.modeling.compiling import compiled
 
-_KEPT = ("_varlen_attn", "prefix_attention", "_flash_attention_forward", "_scaled_dot_product")
+_KEPT = ("_varlen_attn", "prefix_attention", "_flash_attention_forward", "gated_delta", "_scaled_dot_product")
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 log = logging.getLogger(__name__)
 
@@ -15,12 +15,15 @@ class DamagedModel(ValueError):
 
 
 def load_causal_lm(path: str | Path, **options: Any) -> PreTrainedModel:
-    """`AutoModelForCausalLM.from_pretrained`; raises DamagedModel naming the path and the cause."""
+    """A causal LM in the class that saved it, so that tensors keep the names by which engines know them.
+
+    Options are those of `from_pretrained`. Raises DamagedModel naming the path and the cause.
+    """
     report = logging.getLogger("transformers.modeling_utils")
     report.addFilter(_no_table)
     transformers.utils.logging.disable_progress_bar()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = _auto_class(path, options).from_pretrained(
             str(path), output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
     except Exception as error:
@@ -30,6 +33,18 @@ def load_causal_lm(path: str | Path, **options: Any) -> PreTrainedModel:
         report.removeFilter(_no_table)
     _refuse(path, info)
     return model  # type: ignore[no-any-return]
+
+
+def _auto_class(path: str | Path, options: dict[str, Any]) -> Any:
+    """transformers loads some models that also see as their decoder alone, with the names of a decoder."""
+    if "gguf_file" in options:  # holds a decoder, and its configuration
+        return AutoModelForCausalLM
+    asked = {name: options[name] for name in ("trust_remote_code", "local_files_only") if name in options}
+    config = AutoConfig.from_pretrained(str(path), **asked)
+    saved, sees = (config.architectures or [None])[0], AutoModelForImageTextToText._model_mapping
+    if type(config) in sees and saved == sees[type(config)].__name__:
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
 
 
 def _no_table(record: logging.LogRecord) -> bool:

@@ -39,7 +39,8 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # a fraction is as good
         lora_dropout=lora.dropout,
         target_modules=targets,
-        exclude_modules=["lm_head"],
+        # What is frozen as it is, such as a part that sees, gets none.
+        exclude_modules=["lm_head", *_frozen_modules(model)],
     )
     model.requires_grad_(False)
     try:
@@ -48,13 +49,22 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
         chosen = ", ".join(lora.target_modules) or "all linear layers"
         raise ValueError(f"finetune.lora.target_modules={chosen}: {str(error).splitlines()[0]}") from error
     for name, parameter in model.named_parameters():
-        if "lora_" in name and not is_adapter(name):
+        if "lora_" in name and not (is_adapter(name) and parameter.ndim == 2):
             raise ValueError(
                 f"finetune.lora.target_modules: {name} is of no linear layer; name linear layers only"
             )
         parameter.requires_grad_(is_adapter(name))
         if is_adapter(name):
             parameter.data = parameter.data.float()
+
+
+def _frozen_modules(model: PreTrainedModel) -> list[str]:
+    found = []
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if own and not any(one.requires_grad for one in own):
+            found.append(name)
+    return found
 
 
 def is_adapter(name: str) -> bool:

@@ -15,6 +15,7 @@ from pipelinerl.base.logs import REMARK
 from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.modeling.activations import checkpoint_layers, compile_layers
 from pipelinerl.modeling.attention import ATTENTION_NAME, PER_TEXT_NAME
+from pipelinerl.modeling.delta_net import delta_nets, use_packed_delta_nets
 from pipelinerl.modeling.loading import load_causal_lm
 from pipelinerl.modeling.lora import Exact, is_adapter, merged_name, merged_weight
 from pipelinerl.modeling.segments import Segments
@@ -69,6 +70,8 @@ def prepare_model(
     attention = ATTENTION_NAME if flash_attention else PER_TEXT_NAME
     model.set_attn_implementation(attention)
     _refuse_layers(model, attention)
+    use_packed_delta_nets(model)
+    _freeze_all_but_text(model)
     if switched_off := _stop_draws(model):
         said = ", ".join(f"{name}={value:g}" for name, value in switched_off.items())
         line = "engines draw nothing, so the policy does not either: %s of the model set to 0"
@@ -87,15 +90,35 @@ def _refuse_layers(model: PreTrainedModel, attention: str) -> None:
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None)
     others = sorted({*(kinds or ())} - {"full_attention"})
+    linear = (kinds or []).count("linear_attention")
+    with_state = linear > 0 and len(delta_nets(model)) == linear  # all of those layers are known
+    if with_state:
+        others.remove("linear_attention")
     if kinds is None and getattr(config, "sliding_window", None):
         others = [f"sliding_attention (sliding_window={config.sliding_window})"]
-    if not others and getattr(model, "_is_stateful", False):
+    if not others and not with_state and getattr(model, "_is_stateful", False):
         others = ["a recurrent kind"]
     if others:
         said = ", ".join(others)
         raise ValueError(f"{name} has layers of {said}; only full_attention can be trained on packed rows")
     if config._attn_implementation != attention:  # transformers only warns
         raise ValueError(f"{name} cannot be given another attention, so it cannot be trained on packed rows")
+
+
+def _freeze_all_but_text(model: PreTrainedModel) -> None:
+    """Of a model that also sees the decoder of text and its head are trained; the rest stays as it is."""
+    beside = _beside_text(model)
+    for one in model.parameters():
+        if id(one) in beside:
+            one.requires_grad_(False)
+
+
+def _beside_text(model: PreTrainedModel) -> set[int]:
+    """Ids of the parameters of a model that also sees which no token of a text passes through."""
+    if model.config.get_text_config(decoder=True) is model.config:
+        return set()
+    text = (model.get_decoder(), model.get_output_embeddings())
+    return {id(one) for one in model.parameters()} - {id(one) for part in text for one in part.parameters()}
 
 
 def _stop_draws(model: PreTrainedModel) -> dict[str, float]:
@@ -231,13 +254,13 @@ def distinct_parameters(
 def active_parameters(model: nn.Module) -> int:
     """Numbers that one token passes through, the whole embedding included, adapters and ties left out.
 
-    Of a layer's experts those that its router chooses for a token; all of them where the configuration does
-    not say how many that is (`num_experts_per_tok`).
+    A part that sees is left out as well. Of a layer's experts those that its router chooses for a token; all
+    of them where the configuration does not say how many that is (`num_experts_per_tok`).
     """
     chosen = getattr(model.config.get_text_config(decoder=True), "num_experts_per_tok", None)
-    total = 0
+    total, beside = 0, _beside_text(model)
     for name, parameter in model.named_parameters():
-        if is_adapter(name):
+        if is_adapter(name) or id(parameter) in beside:
             continue
         before, inside, _ = name.partition(".experts.")
         if not inside or not chosen:

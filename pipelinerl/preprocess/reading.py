@@ -41,9 +41,10 @@ def model_vocabulary(model_path: str) -> Vocabulary:
         path = Path(hf_hub_download(model_path, "config.json"))
     try:
         config = json.loads(path.read_text())
-        eos = config.get("eos_token_id")
+        text = config.get("text_config") or config  # of a model that also sees
+        eos = text.get("eos_token_id", config.get("eos_token_id"))
         ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        return Vocabulary(int(config["vocab_size"]), tuple(int(i) for i in ids))
+        return Vocabulary(int(text["vocab_size"]), tuple(int(i) for i in ids))
     except (OSError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: no model configuration with a vocab_size ({error})") from error
 

@@ -16,7 +16,7 @@ class Recorder(Broadcaster):
     def __init__(self, learner: Learner, folder: Path) -> None:
         self._learner, self._folder = learner, folder
         # Random ids: what the policy draws depends on where a run was resumed.
-        learner.probe = probe_ids(int(learner.model.config.vocab_size))
+        learner.probe = probe_ids(int(learner.model.config.get_text_config(decoder=True).vocab_size))
 
     def publish(self, version: int) -> dict[str, float]:
         tensors = {name: tensor.clone() for name, tensor in self._learner.weights()}

@@ -95,3 +95,77 @@ def mixture_lm(vocab_size: int, *, hidden: int = 64, spread: float = 0.1, seed: 
         initializer_range=spread,
     )
     return Qwen3MoeForCausalLM(config)
+
+
+HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+"""Families with gated DeltaNets in three of four layers."""
+HEADS_OF_STATES = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def hybrid_lm(
+    family: str,
+    vocab_size: int,
+    *,
+    sees: bool = False,
+    eos: int | None = None,
+    seed: int = 0,
+    **fields: object,
+) -> "PreTrainedModel":
+    """A random model of four layers of a family of HYBRIDS; the class that `sees` too, of Qwen3.5's.
+
+    Weights are spread so that states matter: decays differ by head, and norms are not what they begin with.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    torch.manual_seed(seed)
+    text: dict[str, object] = HEADS_OF_STATES | {
+        "vocab_size": vocab_size,
+        "hidden_size": 16,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "intermediate_size": 32,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.1,  # at 0.2 rounding grows a hundredfold from layer to layer
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": eos,
+        "pad_token_id": None,
+        **fields,
+    }
+    if not family.endswith("moe") and family != "qwen3_next":
+        text = {name: value for name, value in text.items() if "expert" not in name and "moe" not in name}
+    if sees:
+        sight: dict[str, object] = {
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "patch_size": 4,
+        }
+        sight |= {"out_hidden_size": text["hidden_size"], "num_position_embeddings": 16}
+        tokens = {
+            f"{kind}_token_id": vocab_size - 1 for kind in ("image", "video", "vision_start", "vision_end")
+        }
+        config = AutoConfig.for_model(family, text_config=text, vision_config=sight, **tokens)
+        model = AutoModelForImageTextToText.from_config(config)
+    else:
+        config = AutoConfig.for_model(family if family == "qwen3_next" else f"{family}_text", **text)
+        model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("norm.weight", "dt_bias")):
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model  # type: ignore[no-any-return]

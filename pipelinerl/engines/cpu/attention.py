@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from pipelinerl.engines.cpu.delta_net import Pieces, SlotStates
 from pipelinerl.engines.cpu.prefixes import Copies
 from pipelinerl.engines.cpu.scheduler import Plan
 
@@ -40,6 +41,8 @@ class SlotCache:
         self._rows = [torch.zeros((rows + pool, heads, head_size), dtype=dtype) for _ in range(2 * layers)]
         self.keys = [one[:rows].view(shape) for one in self._rows[:layers]]
         self.values = [one[:rows].view(shape) for one in self._rows[layers:]]
+        self.states: dict[int, SlotStates] = {}
+        """Of layers that have a state instead; their keys and values are never written to."""
 
     def store(self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write `keys` and `values` [T, K, D] to `places` (slot * C + position, int64 [T])."""
@@ -97,6 +100,8 @@ class StepBatch:
     """int64 [T], slot * C + position"""
     decodes: Decodes | None
     prefills: list[PrefillSegment]
+    pieces: Pieces | None = None
+    """Of a model that has states."""
 
 
 def pack(plan: Plan, cache: SlotCache) -> StepBatch:
@@ -113,6 +118,7 @@ def pack(plan: Plan, cache: SlotCache) -> StepBatch:
         places=torch.from_numpy(slots * cache.capacity + positions),
         decodes=_decodes(slots[:row], positions[:row]) if row else None,
         prefills=[],
+        pieces=Pieces.of(plan.decodes, plan.prefills) if cache.states else None,
     )
     for chunk, count in zip(plan.prefills, counts[row:], strict=True):
         mask = None

@@ -57,7 +57,7 @@ class Engine:
             model.module, self.update, self._wait_between_steps, lambda: self._scheduler.weights_changed()
         )
         self._scheduler = Scheduler(
-            settings.max_num_seqs, settings.max_prefill_tokens, settings.max_model_len, settings.pool_rows
+            settings.max_num_seqs, settings.max_prefill_tokens, settings.max_model_len, model.pool_rows
         )
         self._requests: dict[str, Request] = {}
         # Pauses of mode `wait` that are to be answered when the last running sequence has ended.

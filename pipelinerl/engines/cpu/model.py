@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from pipelinerl.engines.cpu.attention import SlotCache, pack
+from pipelinerl.engines.cpu.delta_net import slot_states, use_slot_delta_nets
 from pipelinerl.engines.cpu.forwards import (
     Forward,
     FusedForward,
@@ -23,6 +24,7 @@ from pipelinerl.engines.cpu.scheduler import Chunk, Plan
 from pipelinerl.engines.cpu.sequence import Request
 from pipelinerl.engines.cpu.settings import EngineSettings
 from pipelinerl.engines.openai.protocol import SamplingFields
+from pipelinerl.modeling.delta_net import delta_nets, use_packed_delta_nets
 from pipelinerl.modeling.loading import load_causal_lm
 
 log = logging.getLogger(__name__)
@@ -48,12 +50,14 @@ class PackedModel:
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
         self._forward: Forward
         self.module = load_causal_lm(settings.model, dtype=self.dtype, local_files_only=True).eval()
-        config = self.module.config
+        config = self.module.config.get_text_config(decoder=True)
         self.vocab_size: int = config.vocab_size
         self.eos_ids = _eos_ids(settings, config)
-        _check_config(config, settings)
+        _check_config(config, settings, with_states=bool(delta_nets(self.module)))
         if self.dtype != torch.float32:
             _use_float32_head(self.module)
+        # A beginning is of use only with the state behind it, and a slot has only that of its last token.
+        self.pool_rows = 0 if delta_nets(self.module) else settings.pool_rows
         # Not every configuration names these; where one does, `head_dim` need not be width / heads.
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -64,8 +68,9 @@ class PackedModel:
             heads,
             head_size,
             self.dtype,
-            settings.pool_rows,
+            self.pool_rows,
         )
+        self.cache.states = slot_states(self.module, settings.max_num_seqs)
         self._check(min(24, settings.max_model_len), settings)
 
     @property
@@ -85,6 +90,8 @@ class PackedModel:
         """Choose the forward, and refuse a model whose packed, chunked logits differ from its own."""
         generator = np.random.default_rng(0)
         prompt = generator.integers(0, self.vocab_size, length).tolist()
+        # With the trainer's form of those: transformers' own takes kernels of cards where they are installed.
+        use_packed_delta_nets(self.module)
         with torch.inference_mode():
             # Before a forward is chosen: both change the module, one its attention, the other where weights
             # lie.
@@ -93,6 +100,7 @@ class PackedModel:
             self._forward = FusedForward(self.module, settings.max_model_len)
         else:
             self._forward = TransformersForward(self.module)
+            use_slot_delta_nets(self.module)
         cut, last = length // 2, length - 1
         request = Request("self-check", prompt, SamplingFields(), max_tokens=1, eos_ids=frozenset())
         (sequence,) = request.sequences
@@ -125,6 +133,7 @@ class PackedModel:
         """Whether both logits [T, V] of `prompt` are about as far from those of a wider type."""
         # Loaded anew, because choosing a forward has changed the module; only such models pay for it.
         wider = load_causal_lm(settings.model, dtype=WIDER[self.dtype], local_files_only=True).eval()
+        use_packed_delta_nets(wider)
         with torch.inference_mode():
             exact = wider(torch.tensor([prompt]), use_cache=False).logits[0]
         error, rounding = _difference(found, exact), _difference(own, exact)
@@ -141,10 +150,10 @@ def _difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
     return ((logits.log_softmax(-1) - own).abs() / (1 + own.abs() / 10)).max().item()
 
 
-def _check_config(config: transformers.PreTrainedConfig, settings: EngineSettings) -> None:
+def _check_config(config: transformers.PreTrainedConfig, settings: EngineSettings, with_states: bool) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     # `attend` covers everything that a slot holds, so a sliding window would be ignored.
-    if kinds != {"full_attention"}:
+    if kinds - {"full_attention", *(["linear_attention"] if with_states else [])}:
         raise UnsupportedModel(f"layers of type {sorted(kinds)}: only full_attention is supported")
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and settings.max_model_len > longest:

@@ -56,6 +56,7 @@ def default_model_len(model: Path) -> int:
     """DEFAULT_MODEL_LEN, or the model's positions if they are fewer; loading it names damages."""
     try:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        return min(DEFAULT_MODEL_LEN, int(config.get("max_position_embeddings") or DEFAULT_MODEL_LEN))
+        text = config.get("text_config") or config
+        return min(DEFAULT_MODEL_LEN, int(text.get("max_position_embeddings") or DEFAULT_MODEL_LEN))
     except (OSError, ValueError, AttributeError, TypeError):
         return DEFAULT_MODEL_LEN

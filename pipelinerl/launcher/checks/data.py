@@ -19,6 +19,8 @@ MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
 LONGEST_HEADER = 100 << 20
 """Bytes; safetensors allows no more."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+WITH_STATES = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+"""Types whose layers of linear attention are gated DeltaNets, which the trainer knows."""
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -130,7 +132,7 @@ def _recipe_command(cfg: Config) -> str:
 
 
 def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
-    limit, key = config.get("max_position_embeddings"), engine_kind(cfg).context_key(cfg)
+    limit, key = _of_text(config).get("max_position_embeddings"), engine_kind(cfg).context_key(cfg)
     if isinstance(limit, int) and cfg.engine.max_model_len > limit:
         yield (
             f"{key}={cfg.engine.max_model_len}: the model has {limit} positions; "
@@ -141,7 +143,9 @@ def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
 def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
     """Kinds of layers that the trainer refuses once it has loaded the model; not every file has them."""
     kinds = _of_text(config).get("layer_types")
-    others = sorted({*map(str, kinds)} - {"full_attention"}) if isinstance(kinds, list) else []
+    types = {_of_text(config).get("model_type"), config.get("model_type")}
+    known = {"full_attention", *(["linear_attention"] if types & {*WITH_STATES} else [])}
+    others = sorted({*map(str, kinds)} - known) if isinstance(kinds, list) else []
     if others:
         yield (
             f"model_path={path}: has layers of {', '.join(others)}; only full_attention can be trained on "

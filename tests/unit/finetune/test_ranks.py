@@ -21,7 +21,7 @@ from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
 from tests.support.policy import VOCAB, tiny_model
 from tests.support.processes import free_port
 from tests.support.recorder import Recorder
-from tests.support.tiny_model import causal_lm
+from tests.support.tiny_model import causal_lm, hybrid_lm
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 300
@@ -94,10 +94,11 @@ def one_rank(folder: Path, ranks: Ranks | None = None, **fields: Any) -> None:
     trainer.run()
 
 
-def prepare(folder: Path, ranks: int, hidden: int = 16, **rows: Any) -> Path:
+def prepare(folder: Path, ranks: int, hidden: int = 16, states: bool = False, **rows: Any) -> Path:
     folder.mkdir()
     write_steps(folder, 4, 6, ranks=ranks, **rows)
-    causal_lm(VOCAB, hidden=hidden).save_pretrained(folder / "model")
+    model = hybrid_lm("qwen3_5", VOCAB, sees=True) if states else causal_lm(VOCAB, hidden=hidden)
+    model.save_pretrained(folder / "model")
     return folder
 
 
@@ -118,6 +119,7 @@ def is_8bit(state: torch.Tensor) -> bool:
 SHARDED: dict[str, Any] = {"use_fsdp": True}
 SHARDED_GRADIENTS: dict[str, Any] = {"use_deepspeed": True, "deepspeed_config": "deepspeed_stage2_bf16"}
 ON_HOST: dict[str, Any] = {"fsdp": {"cpu_offload": True}}
+STATES: dict[str, Any] = {"states": True, "share_prefixes": False}
 ONLY_SHARDED = {*SHARDED, *SHARDED_GRADIENTS, *ON_HOST, "ends", "whole_on_host"}
 CASES: dict[str, dict[str, Any]] = {
     "replicated": {},
@@ -128,6 +130,9 @@ CASES: dict[str, dict[str, Any]] = {
     "sharded and resumed adapters": SHARDED | {"lora": {"enabled": True, "r": 4}, "ends": [2, 4]},
     "sharded, the engines' copy in host memory": SHARDED | {"whole_on_host": True},
     "states in host memory and resumed": ON_HOST | {"ends": [2, 4]},
+    "sharded and resumed, with states and a part that sees": SHARDED | {**STATES, "ends": [2, 4]},
+    "sharded and resumed adapters beside a part that sees": SHARDED
+    | {**STATES, "lora": {"enabled": True, "r": 4}, "ends": [2, 4]},
     "sharded and resumed moments in 8 bits": SHARDED | {"optim": "adamw_8bit", "ends": [2, 4]},
 }
 QUICK = ("sharded and resumed",)
@@ -138,10 +143,10 @@ QUICK = ("sharded and resumed",)
 )
 def test_two_ranks_equal_one(tmp_path: Path, case: str) -> None:
     fields = dict(CASES[case])
-    begin = fields.pop("begin", [])
+    begin, states = fields.pop("begin", []), fields.pop("states", False)
     hidden = 64 if "optim" in fields else 16  # moments of small matrices are float32
-    one = prepare(tmp_path / "one", 1, hidden, begin=begin)
-    two = prepare(tmp_path / "two", 2, hidden, begin=begin, share=bool(begin))
+    one = prepare(tmp_path / "one", 1, hidden, states, begin=begin)
+    two = prepare(tmp_path / "two", 2, hidden, states, begin=begin, share=bool(begin))
     alone = {name: value for name, value in fields.items() if name not in ONLY_SHARDED}
     for key, package in (("lora", "peft"), ("optim", "torchao")):
         if key in fields:

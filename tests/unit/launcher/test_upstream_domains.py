@@ -190,7 +190,9 @@ async def test_tool_calls_are_read_by_the_engine_and_learnt(plays: Plays) -> Non
 
 
 async def test_images_are_refused_in_one_line(plays: Plays) -> None:
-    with pytest.raises(ValueError, match="a message holds an image; models that see are not supported"):
+    with pytest.raises(
+        ValueError, match="a message holds a picture; models that also see are run on text alone"
+    ):
         await plays("chartqa.chartqa.generate_chartqa_rollout")
 
 

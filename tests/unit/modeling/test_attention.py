@@ -98,7 +98,6 @@ SSM: dict[str, Any] = {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups
 @pytest.mark.parametrize(
     ("family", "fields", "said"),
     [
-        ("Qwen3Next", {"layer_types": ["linear_attention", "full_attention"]}, "layers of linear_attention"),
         ("Gemma3", {"sliding_window": 4}, "layers of sliding_attention"),
         ("Mistral", {"sliding_window": 4}, r"layers of sliding_attention \(sliding_window=4\)"),
         ("Mamba2", SSM, "layers of linear_attention"),

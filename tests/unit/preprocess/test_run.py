@@ -165,6 +165,8 @@ def test_the_vocabulary_comes_from_the_model_folder(tmp_path: Path, model: PreTr
     model.config.eos_token_id = [7, 8]
     model.save_pretrained(tmp_path)
     assert model_vocabulary(str(tmp_path)) == Vocabulary(VOCAB, (7, 8))
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 9, "eos_token_id": 3}}')
+    assert model_vocabulary(str(tmp_path)) == Vocabulary(9, (3,))
     with pytest.raises(ValueError, match="no model configuration"):
         (tmp_path / "config.json").write_text("{}")
         model_vocabulary(str(tmp_path))
