@@ -310,6 +310,10 @@ def serve_env(gpus: Sequence[str]) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",  # a client drops an idle connection first, aiohttp after 15 s
     }
+    if len(gpus) == 1:
+        # A copy of the server's process has imported vLLM already, which a new one does for 14 to 21 s. vLLM goes
+        # back to new ones by itself where a copy cannot be (CUDA in use); what the user has set stays.
+        env["VLLM_WORKER_MULTIPROC_METHOD"] = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     if not gpus:
         # What the user has set stays: cores and memory are those of the host.
         env |= {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}

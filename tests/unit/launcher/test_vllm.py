@@ -212,3 +212,14 @@ def test_the_environment_opens_the_update_routes_on_the_given_devices() -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",
     }
+
+
+def test_an_engine_of_one_card_is_a_copy_of_its_server_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "VLLM_WORKER_MULTIPROC_METHOD"
+    monkeypatch.delenv(name, raising=False)
+    assert serve_env(["3"])[name] == "fork"
+    assert name not in serve_env(["3", "4"]) and name not in serve_env([])
+    monkeypatch.setenv(name, "spawn")
+    assert serve_env(["3"])[name] == "spawn"
