@@ -18,14 +18,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipelinerl.config.compose import compose
-from pipelinerl.launcher.checks import imports
 from pipelinerl.pretrained import MODELS
 from tests.pipeline.conftest import DEADLINE_S, NO_PAGE, ROOT, SMALL
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RUN = "results/first"
-OWN_DOMAIN = "higher_lower"
-"""The domain that the section about adding one adds."""
 SMOKE = (
     *(one for one in SMALL if one != NO_PAGE),
     "finetune.max_train_steps=1",
@@ -65,11 +62,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    check_imports = imports.check
-    # A process each: functions of bundled domains are imported by tests/unit/launcher/test_wheel.py.
-    monkeypatch.setattr(
-        imports, "check", lambda cfg: check_imports(cfg) if cfg.domain_name == OWN_DOMAIN else []
-    )
     return tmp_path
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from pipelinerl.extras.bootstrap.__main__ import main as bootstrap
 from pipelinerl.launch import main as launch
-from pipelinerl.launcher.checks import imports
 from tests.support.one_line import check_one_line
 from tests.support.sandbox_needed import need_a_sandbox
 from tests.unit.docs.test_pages_for_others import commands as commands_of
@@ -84,8 +83,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(ROOT / "docs/examples/verifiers"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("DRY_RUN", "1")
-    # A process for each command would take a second; tests/unit/launcher/test_validated_imports.py has it.
-    monkeypatch.setattr(imports, "check", lambda cfg: [])
     return tmp_path
 
 
