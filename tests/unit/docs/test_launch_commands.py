@@ -46,16 +46,16 @@ OF_OTHER_TESTS = ("--config-dir",)
 
 
 def commands() -> list[tuple[str, str, list[str]]]:
-    """Program, kind of hardware and overrides of each command that a page shows."""
-    found = []
+    """Program, kind of hardware and overrides of each command that a page shows; of equal ones the first."""
+    found = {}
     for page in dict.fromkeys(PAGES):
         for program, rest in COMMAND.findall(page.read_text(encoding="utf-8")):
             words = shlex.split(rest.replace("\\\n", " "), comments=True)
             if not words or any(word in words for word in OF_OTHER_TESTS):
                 continue
             told = [word.partition("=")[2] for word in words if word.startswith("hardware=")]
-            found += [(program, kind, words) for kind in told or KINDS]
-    return found
+            found |= {(program, kind, *sorted(words)): (program, kind, words) for kind in told or KINDS}
+    return [*found.values()]
 
 
 @pytest.fixture
