@@ -53,7 +53,7 @@ SHARED = (
     "numpy aiohttp",
     "jinja2 tokenizers hydra.utils pipelinerl.config.compose pipelinerl.streams",
     "transformers",
-    "torch transformers.modeling_utils",
+    "torch",
 )
 """What a process imports before it forks for each role: nothing that one of its roles must avoid.
 
