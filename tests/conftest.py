@@ -3,6 +3,7 @@
 import gc
 import sys
 from collections.abc import Generator, Iterator
+from functools import cache
 
 import pytest
 
@@ -28,15 +29,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def _compositions_are_remembered() -> Iterator[None]:
-    from pipelinerl.config import compose
+    from omegaconf import base
+
+    from pipelinerl.config import choice, compose
     from pipelinerl.launcher import start
-    from tests.support.compositions import loaded_once, remembered
-    from tests.support.rehearsals import remembered_looks
+    from pipelinerl.launcher.checks import imports
+    from tests.support.compositions import copied, loaded_once, remembered
+    from tests.support.rehearsals import imports_of_bundled_domains, looks_at_bundled_domains
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose", remembered(compose._compose))
         patch.setattr(compose, "_load", loaded_once(compose._load))
-        patch.setattr(start, "look", remembered_looks(start.look))
+        patch.setattr(choice, "deepcopy", copied)
+        patch.setattr(base, "parse", cache(base.parse))  # of `${...}`: what it returns is only read
+        patch.setattr(start, "look", looks_at_bundled_domains(start.look))
+        patch.setattr(imports, "check", imports_of_bundled_domains(imports.check))
         patch.setattr(start, "START_DEADLINE_S", 300.0)  # a start that did not see its problems goes on
         yield
 

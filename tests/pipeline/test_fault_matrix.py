@@ -9,9 +9,6 @@ import pytest
 
 from tests.support.fault_cases import CASES, Case, record, report_path, run_case
 
-QUICK = ("launcher-start-kill", "finetune-start-kill")
-"""Seconds each: they end before anything is trained."""
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
@@ -19,8 +16,3 @@ def test_a_run_recovers_or_ends_by_name_and_resumes(case: Case, tmp_path: Path) 
     ended = run_case(case, tmp_path)
     if (path := report_path()) is not None:
         record(path, case, ended)
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if case.name in QUICK])
-def test_a_death_at_the_start_is_repaired_or_named(case: Case, tmp_path: Path) -> None:
-    run_case(case, tmp_path, whole=False)

@@ -1,4 +1,4 @@
-"""A run completes, resumes, fails and stops in order, and leaves nothing behind."""
+"""A run resumes, fails and stops in order, and leaves nothing behind; `test_readme.py` completes one."""
 
 import signal
 
@@ -6,7 +6,6 @@ import pytest
 
 from pipelinerl.config import load
 from tests.pipeline.conftest import LauncherProcess, Start
-from tests.support.metric_tables import check_run as check_metric_names
 
 ENDLESS = "finetune.max_train_steps=100000"
 
@@ -16,19 +15,6 @@ def completed(run: LauncherProcess, steps: int) -> LauncherProcess:
     assert run.wait() == 0, run.err
     assert run.summary()["completed_steps"] == steps
     return run
-
-
-def test_a_run_completes_and_is_not_repeated(launch: Start) -> None:
-    first = completed(launch("finetune.max_train_steps=2"), 2)
-    counts = first.counts()
-    assert counts.started > 0 and sum(counts.ends.values()) > 0
-    assert counts.eval_started == 12
-    check_metric_names(first.output_dir)
-    first.leaves_nothing(first.children())
-
-    again = completed(launch("finetune.max_train_steps=2"), 2)
-    assert "this run completed its 2 steps" in again.out
-    assert again.counts() == counts
 
 
 @pytest.mark.slow
@@ -56,6 +42,7 @@ def stops_in_order_when_interrupted(run: LauncherProcess) -> None:
     run.leaves_nothing(children)
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_no_process_and_no_port(launch: Start) -> None:
     run = launch(ENDLESS)
     run.until(lambda: run.steps() > 0, "the first step")

@@ -17,15 +17,17 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from pipelinerl.base.ports import is_free
+from pipelinerl.config import load
 from pipelinerl.config.compose import compose
-from pipelinerl.launcher.checks import imports
+from pipelinerl.engines.wire import shared_directory
 from pipelinerl.pretrained import MODELS
+from pipelinerl.run_state.accounting import Outcome, reconcile
 from tests.pipeline.conftest import DEADLINE_S, NO_PAGE, ROOT, SMALL
+from tests.support.metric_tables import check_run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RUN = "results/first"
-OWN_DOMAIN = "higher_lower"
-"""The domain that the section about adding one adds."""
 SMOKE = (
     *(one for one in SMALL if one != NO_PAGE),
     "finetune.max_train_steps=1",
@@ -65,11 +67,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    check_imports = imports.check
-    # A process each: functions of bundled domains are imported by tests/unit/launcher/test_wheel.py.
-    monkeypatch.setattr(
-        imports, "check", lambda cfg: check_imports(cfg) if cfg.domain_name == OWN_DOMAIN else []
-    )
     return tmp_path
 
 
@@ -214,7 +211,10 @@ def test_a_misspelt_command_would_be_noticed(
 def test_the_example_domain_trains_and_its_run_can_be_looked_at(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A real run of the README's own domain, from a folder outside the repository, then every look at it."""
+    """A real run of the README's own domain, from a folder outside the repository, then every look at it.
+
+    Its counts add up, its metrics have the documented names, it leaves nothing behind and is not repeated.
+    """
     (launch,) = [command for command in commands() if "--config-dir" in command]
     done = shell(f"{launch} {' '.join(SMOKE)}", folder)
     assert done.returncode == 0, done.stderr
@@ -222,6 +222,14 @@ def test_the_example_domain_trains_and_its_run_can_be_looked_at(
     target = Path(dict(word.split("=", 1) for word in split(launch)[1] if "=" in word)["output_dir"])
     (folder / RUN).symlink_to(folder / target)
     assert (folder / target / "report/rollouts/index.html").is_file()
+    counts = reconcile(target)
+    assert counts.adds_up and counts.eval_started == counts.eval_ends[Outcome.EVAL_DONE] > 0
+    check_run(target)
+    assert all(is_free(job.port) for job in load(target).jobs if job.port)
+    assert not shared_directory(target).exists()
+    again = shell(f"{launch} {' '.join(SMOKE)}", folder)
+    assert again.returncode == 0 and "this run completed its 1 steps" in again.stdout, again.stderr
+    assert reconcile(target) == counts
 
     seen = {}
     for words in (split(command)[1] for command in filter(looks_at_a_run, commands())):

@@ -16,6 +16,7 @@ def fault(folder: Path, value: str) -> Mapping[str, str]:
     return {FAULT: value, FOLDER: str(folder)}
 
 
+@pytest.mark.slow
 def test_an_update_that_no_restart_mends_ends_the_run_by_name_and_restarts_nothing(
     launch: Start, tmp_path: Path
 ) -> None:

@@ -39,6 +39,11 @@ def loaded_once(load: Callable[[Path], DictConfig]) -> Callable[[Path], DictConf
     return made
 
 
+def copied(tree: DictConfig) -> DictConfig:
+    """What `deepcopy` makes of a tree, in a third of the time."""
+    return _copy(pickle.dumps(tree))
+
+
 def _offers_nothing(root: Path, config_name: str) -> bool:
     """Whether a folder of a user has neither the primary file, which is the bundled one, nor any choice."""
     return (

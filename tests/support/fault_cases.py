@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from pipelinerl.base.faults import FAULT, FOLDER, HIT, RELEASE
-from tests.pipeline.conftest import DEADLINE_S, LauncherProcess
+from tests.pipeline.conftest import LauncherProcess
 
 STEPS = 6
 END_S = 30.0
@@ -101,28 +101,28 @@ CASES = [
 ]
 
 
-def run_case(case: Case, folder: Path, whole: bool = True) -> Ended:
+def run_case(case: Case, folder: Path) -> Ended:
     """Play a case to its end and check everything that must hold.
 
-    `whole`: a run that failed is then resumed, and one that recovered goes on to its last step; and it must
-    have ended in time, which takes a machine that does nothing else.
+    A run that failed is then resumed, and one that recovered goes on to its last step. It must have ended in
+    time, which takes a machine that does nothing else.
     """
     mark = folder / "fault"
     mark.mkdir()
     launcher = LauncherProcess(folder / "run", case.overrides, {FAULT: case.fault, FOLDER: str(mark)})
     try:
         launcher.until(lambda: (mark / HIT).exists(), f"the fault point {case.fault}")
-        ended = _strike(case, launcher, mark, whole)
+        ended = _strike(case, launcher, mark)
     finally:
         launcher.close()
         for process in launcher.children():
             process.kill()
-    if whole and ended.outcome == "named":
+    if ended.outcome == "named":
         _resume(folder / "run")
     return ended
 
 
-def _strike(case: Case, launcher: LauncherProcess, mark: Path, whole: bool) -> Ended:
+def _strike(case: Case, launcher: LauncherProcess, mark: Path) -> Ended:
     family = launcher.children()
     only_loopback(family)
     victim = _victim(case.role, launcher)
@@ -132,10 +132,10 @@ def _strike(case: Case, launcher: LauncherProcess, mark: Path, whole: bool) -> E
     if case.role == "launcher":
         ended = _launcher_gone(launcher, began) if case.how == "kill" else _goes_on(launcher, victim)
     else:
-        ended = _watched(case, launcher, began, whole)
-    launcher.leaves_nothing(family, GONE_S if whole else DEADLINE_S)
+        ended = _watched(case, launcher, began)
+    launcher.leaves_nothing(family, GONE_S)
     launcher.counts()
-    assert not whole or ended.seconds < END_S, f"{case.name} took {ended.seconds:.1f} s: {ended.line}"
+    assert ended.seconds < END_S, f"{case.name} took {ended.seconds:.1f} s: {ended.line}"
     return ended
 
 
@@ -173,13 +173,11 @@ def log_of(launcher: LauncherProcess) -> Path:
     return launcher.output_dir / "launcher" / "launcher_0.log"
 
 
-def _watched(case: Case, launcher: LauncherProcess, began: float, whole: bool) -> Ended:
+def _watched(case: Case, launcher: LauncherProcess, began: float) -> Ended:
     """The launcher notices by itself: a server is healthy again, or the run ends by name."""
     if case.role in SERVERS and launcher.comes_true(lambda: restarted(launcher) is not None, "a restart"):
         line, seconds = restarted(launcher), time.monotonic() - began
-        if not whole:
-            launcher.send(signal.SIGTERM)
-        assert launcher.wait() == (0 if whole else 128 + signal.SIGTERM), launcher.err
+        assert launcher.wait() == 0, launcher.err
         return Ended("recovered", seconds, str(line))
     status = launcher.wait()
     seconds = time.monotonic() - began

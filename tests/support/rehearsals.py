@@ -1,6 +1,12 @@
-"""What a rehearsal found, looked at once: each starts a process, of a second, that loads the problems."""
+"""What a start or a validation does in a process of its own, a second each, done in the test's.
 
+Only for bundled domains, whose code is known to come back; what a user's may do is tried in real processes by
+`tests/unit/launcher/test_refused_early.py` and `test_validated_imports.py`.
+"""
+
+import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -8,33 +14,66 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.base.digests import digests
-from pipelinerl.launcher.checks.rehearsal import Looked
+from pipelinerl.config.files import typed
+from pipelinerl.config.tree import Config
+from pipelinerl.launcher.checks import imports
+from pipelinerl.launcher.checks.rehearsal import Looked, looked_at
 
 ABOUT_THE_TEST = ("PYTEST_CURRENT_TEST", "DRY_RUN")
+Look = Callable[[DictConfig, float], Looked]
 
 
-def remembered_looks(look: Callable[[DictConfig, float], Looked]) -> Callable[[DictConfig, float], Looked]:
-    """`look`, once for each environment and tree, of bundled domains that only the run's folder tells apart.
+def looked_here(tree: DictConfig, _: float) -> Looked:
+    """`look` without its process and deadline."""
+    if "actor" not in typed(tree).debug.roles:
+        return Looked()
+    plain = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
+    assert isinstance(plain, DictConfig)
+    with contextlib.redirect_stdout(sys.stderr):
+        found = looked_at(plain)
+    return Looked([" ".join(line.split()) for line in found.problems], " ".join(found.said.split()))
+
+
+def looks_at_bundled_domains(elsewhere: Look) -> Look:
+    """`look`, here and once for each environment and tree that only the run's folder tells apart.
 
     Problems are found anew each time, and so is whatever reads a file of a test beside the model's.
     """
     known: dict[tuple[object, ...], Looked] = {}
 
     def made(tree: DictConfig, deadline_s: float) -> Looked:
+        if not str(tree.dataset_loader).startswith("domains."):
+            return elsewhere(tree, deadline_s)
         output_dir, model = str(tree.get("output_dir") or ""), str(tree.get("model_path") or "")
         text = OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(tree, resolve=True)))
         for path, name in ((model, "MODEL"), (output_dir, "RUN")):
             text = text.replace(path, name) if path else text
-        if tempfile.gettempdir() in text or not str(tree.dataset_loader).startswith("domains."):
-            return look(tree, deadline_s)
+        if tempfile.gettempdir() in text:
+            return looked_here(tree, deadline_s)
         variables = sorted((key, value) for key, value in os.environ.items() if key not in ABOUT_THE_TEST)
         files = sorted(digests(Path(model)).items()) if Path(model).is_dir() else []
-        key = (text, deadline_s, *variables, *files)
+        key = (text, *variables, *files)
         if key in known:
             return known[key]
-        found = look(tree, deadline_s)
+        found = looked_here(tree, deadline_s)
         if not found.problems and not found.said.startswith("not looked at"):
             known[key] = found
         return found
 
     return made
+
+
+def imported_here(cfg: Config) -> list[str]:
+    """`imports.check` without its process."""
+    found = [imports.problem(*call) for call in imports.calls(cfg)]
+    return [" ".join(line.split()) for line in found if line is not None]
+
+
+def imports_of_bundled_domains(elsewhere: Callable[[Config], list[str]]) -> Callable[[Config], list[str]]:
+    """`imports.check`, here where only code of bundled domains is imported."""
+
+    def checked(cfg: Config) -> list[str]:
+        bundled = all(path.startswith("domains.") for _, path, *_ in imports.calls(cfg))
+        return imported_here(cfg) if bundled else elsewhere(cfg)
+
+    return checked

@@ -19,7 +19,7 @@ INPUT = "first\nsecond\n"
 HONEST = """
     import sys, time
     print('begun', flush=True)
-    ended = time.monotonic() + 12
+    ended = time.monotonic() + 6
     while time.monotonic() < ended: time.sleep(0.05)
     print(sys.stdin.read(), end='')
     print('ended')"""
@@ -38,7 +38,7 @@ ATTACKER = """
             try: os.stat(f'/proc/{pid}')
             except OSError: continue
             yield pid
-    ended = time.monotonic() + 6
+    ended = time.monotonic() + 2
     while time.monotonic() < ended:
         for pid in [*processes(), os.getppid()]:
             if pid == 0: continue

@@ -22,7 +22,8 @@ if __name__ == "__main__":
     folder, fields = Path(sys.argv[1]), json.loads(sys.argv[2])
     offload = fields.get("fsdp", {}).get("cpu_offload", False)
     ranks = join_ranks(cpu=fields.get("hardware", {}).get("kind") != "gpu", offload=offload)
-    assert ranks.count == int(os.environ["WORLD_SIZE"])
+    found, told = (ranks.count, ranks.index, ranks.local_index), ("WORLD_SIZE", "RANK", "LOCAL_RANK")
+    assert found == tuple(int(os.environ[name]) for name in told)
     ends: list[int] = fields.pop("ends", [4])
     for end in ends:
         chosen: dict[str, Any] = fields | {"interrupt_train_steps": end}

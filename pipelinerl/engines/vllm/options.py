@@ -311,7 +311,7 @@ def serve_env(gpus: Sequence[str]) -> dict[str, str]:
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",  # a client drops an idle connection first, aiohttp after 15 s
     }
     if len(gpus) == 1:
-        # A copy of the server's process has imported vLLM already, which a new one does for 14 to 21 s. vLLM goes
+        # A copy of the server's process has imported vLLM already, which takes a new one 14 s. vLLM goes
         # back to new ones by itself where a copy cannot be (CUDA in use); what the user has set stays.
         env["VLLM_WORKER_MULTIPROC_METHOD"] = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     if not gpus:

@@ -41,10 +41,19 @@ def next_request_waits(engine: FakeEngine) -> Callable[[], bool]:
     return lambda: engine.counts["requests"] > asked
 
 
+def worker_is_ready(output_dir: Path) -> bool:
+    log = output_dir / "actor" / "worker_0.log"
+    return log.exists() and "is in rotation" in log.read_text()
+
+
 def test_a_synchronous_run_trains_evaluates_and_accounts_for_every_rollout(tmp_path: Path, model, answer):
     with FakeEngine(answer) as engine:
         write_config(tmp_path, model, [engine], eval_every_n_versions=4)
-        with ActorRun(tmp_path) as run:
+        with ActorRun(tmp_path, announces=False) as run:
+            run.until(lambda: worker_is_ready(tmp_path))
+            assert engine.counts["requests"] == 0, "workers start while the first version is on its way"
+            assert len(psutil.Process(run.process.pid).children()) == 1
+            run.trainer.weight_update_success(0)
             run.until(lambda: len(groups(run)) == 2)
             run.update(engine, 4)
             run.until(lambda: len(groups(run)) == 4)
@@ -74,24 +83,6 @@ def test_a_synchronous_run_trains_evaluates_and_accounts_for_every_rollout(tmp_p
     assert counts.adds_up
     assert (counts.started, counts.unfinished) == (12, 12)
     assert counts.eval_ends[Outcome.EVAL_DONE] == 9
-
-
-def worker_is_ready(output_dir: Path) -> bool:
-    log = output_dir / "actor" / "worker_0.log"
-    return log.exists() and "is in rotation" in log.read_text()
-
-
-def test_workers_start_while_the_first_version_is_on_its_way(tmp_path: Path, model, answer):
-    with FakeEngine(answer) as engine:
-        write_config(tmp_path, model, [engine], eval_every_n_versions=0)
-        with ActorRun(tmp_path, announces=False) as run:
-            run.until(lambda: worker_is_ready(tmp_path))
-            assert engine.counts["requests"] == 0
-            run.trainer.weight_update_success(0)
-            run.until(lambda: len(groups(run)) == 2)
-            assert len(psutil.Process(run.process.pid).children()) == 1
-            run.trainer.training_done()
-            assert run.end()[0] == 0
 
 
 def test_a_worker_that_dies_before_the_first_version_ends_the_run_by_its_name(tmp_path: Path, model, answer):
@@ -124,22 +115,12 @@ def test_a_first_group_that_never_ends_holds_up_no_other_and_is_named(tmp_path: 
 
 
 def test_problems_that_are_trained_on_under_another_name_are_remarked(tmp_path: Path, model, answer):
-    """The loader makes the same numbers for every name."""
+    """The loader makes the same numbers for every name. The status after the end is of no evaluation."""
     watch = RemarkWatch(tmp_path)
     with FakeEngine(answer) as engine:
         write_config(tmp_path, model, [engine], eval_every_n_versions=1000)
         with ActorRun(tmp_path) as run:
             (line,) = run.until(lambda: list(watch.lines()))
-            run.trainer.training_done()
-            assert run.end()[0] == 0
-    assert line.startswith("actor: 3 of 3 test problems are trained on too")
-    assert summarise(tmp_path).evaluated_on == "test problems, 3 of 3 trained on too"
-
-
-def test_the_status_after_the_end_is_not_of_the_last_evaluation_under_way(tmp_path: Path, model, answer):
-    with FakeEngine(answer) as engine:
-        write_config(tmp_path, model, [engine], eval_every_n_versions=1000)
-        with ActorRun(tmp_path) as run:
             run.until(lambda: len(groups(run)) == 2)
             engine.delay_s = 2.5  # looked at once a second
             run.update(engine, 4)
@@ -147,6 +128,8 @@ def test_the_status_after_the_end_is_not_of_the_last_evaluation_under_way(tmp_pa
             run.until(lambda: read_status(tmp_path)["actor"].get("test_problems") == 3)
             assert run.end() == (0, "")
             assert [record["version"] for record in run.read("stats_test")] == [0, 4]
+    assert line.startswith("actor: 3 of 3 test problems are trained on too")
+    assert summarise(tmp_path).evaluated_on == "test problems, 3 of 3 trained on too"
     assert "test_problems" not in read_status(tmp_path)["actor"]
 
 

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.config.keys import apply, leaves
-from pipelinerl.launcher.checks import imports, inert
+from pipelinerl.launcher.checks import inert
 from pipelinerl.launcher.checks.inert import CONDITIONAL, UNREAD
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import Validate
@@ -191,10 +191,7 @@ def test_devices_that_are_no_number_are_refused(validate: Validate, given: str) 
     check_one_line(said, "launcher: ", given)
 
 
-def test_keys_that_the_run_reads_are_not_called_inert(
-    validate: Validate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(imports, "check", lambda cfg: [])  # a process each, of test_validated_imports.py
+def test_keys_that_the_run_reads_are_not_called_inert(validate: Validate) -> None:
     read = ["wandb.use_wandb=false", "finetune.lora.enabled=false", "test_llm.parameters.top_p=0.5"]
     read += ["finetune.memory_debug.enabled=true", "finetune.memory_debug.every_n_steps=2"]
     read += ["world.preprocessor_fraction=1", "finetune.rl.kl_coef=0.1", "preprocess.n_workers=4"]
@@ -221,9 +218,8 @@ def test_keys_that_the_run_reads_are_not_called_inert(
     ],
 )
 def test_only_a_key_that_was_given_and_idles_is_refused(
-    validate: Validate, monkeypatch: pytest.MonkeyPatch, domain: str, given: list[str]
+    validate: Validate, domain: str, given: list[str]
 ) -> None:
-    monkeypatch.setattr(imports, "check", lambda cfg: [])
     assert validate(f"+domain={domain}", "hardware=cpu", *given) == (0, "")
 
 
@@ -234,7 +230,6 @@ def test_a_model_that_cannot_play_the_compact_prompts_is_refused(
     validate: Validate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: tuple[str, ...]
 ) -> None:
     """Another model's tokenizer; the bundled model's is one that can, wherever it was saved."""
-    monkeypatch.setattr(imports, "check", lambda cfg: [])
     monkeypatch.setenv("DRY_RUN", "1")
     given = ("+domain=privacy_hopqa", *profile, f"model_path={tmp_path}")
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 4096}')
@@ -283,7 +278,6 @@ def test_complete_prompts_do_not_start_in_the_context_of_the_compact_ones(
     validate: Validate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The CPU profile's sizes, with its own model; nothing else is said beside it."""
-    monkeypatch.setattr(imports, "check", lambda cfg: [])
     status, said = validate("+domain=privacy_hopqa", "hardware=cpu", "privacy_hopqa.prompt_set=full")
     assert status == 2
     check_one_line(said, "launcher: privacy_hopqa.generation_context_limit_tokens=1024 leaves 1,008 tokens")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pipelinerl.launcher.checks import imports
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import ROOT, Validate
 
@@ -121,7 +120,6 @@ def test_the_same_command_takes_a_good_file(
     domain: Callable[[Path], list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(imports, "check", lambda cfg: [])  # a process each, of test_validated_imports.py
     path = tmp_path / "data.jsonl"
     path.write_bytes(chain() if domain is privacy else row(question="q", answer="1"))
     assert validate(*domain(path)) == (0, "")

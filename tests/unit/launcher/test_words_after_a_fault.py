@@ -194,8 +194,10 @@ def test_an_interruption_is_no_error_that_somebody_expects() -> None:
     assert not issubclass(Interrupted, Exception)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("after_s", [0.15, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize(
+    ("number", "after_s"),
+    [(signal.SIGINT, 0.15), (signal.SIGTERM, 0.3), (signal.SIGINT, 0.6), (signal.SIGTERM, 1.0)],
+)
 def test_a_signal_in_the_first_second_is_one_line(number: int, after_s: float, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pipelinerl.launch", "+domain=guessing", "no_such_key=1"]
     process = subprocess.Popen(

@@ -1,10 +1,12 @@
 """Weight files: complete or absent, two versions, checked by size and checksum."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -157,39 +159,57 @@ def test_a_folder_that_another_user_made_there_is_refused(
             make()
 
 
-SENDER = """
-import sys, torch
+SENDERS = """
+import os, signal, sys, torch
 from pathlib import Path
 from pipelinerl.engines import wire
 from pipelinerl.weights.transports.file import FileTransport
-run = Path(sys.argv[1])
-wire.claim(wire.shared_directory(run))
-transport = FileTransport(wire.weights_directory(run, 1000))
-print(transport.stage(1, [("w", torch.ones(3))]).info["path"], transport._guard.pid, flush=True)
-if sys.stdin.read():
-    transport.close()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+for folder in sys.argv[1:]:
+    if os.fork() == 0:
+        run = Path(folder)
+        wire.claim(wire.shared_directory(run))
+        transport = FileTransport(wire.weights_directory(run, 1000))
+        path = transport.stage(1, [("w", torch.ones(3))]).info["path"]
+        print(folder, path, transport._guard.pid, os.getpid(), flush=True)
+        signal.sigwait([signal.SIGUSR1])
+        transport.close()
+        sys.exit()
+for _ in sys.argv[1:]: os.wait()
 """
+Sender = tuple[Path, psutil.Process, int]
+ENDS = ("killed", "killed while its guard is stopped", "closed")
 
 
-@pytest.mark.parametrize("end", ["killed", "killed while its guard is stopped", "closed"])
-def test_weights_in_shared_memory_end_with_their_process(end: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sender]]:
+    """Processes that hold weights, by how they are to end: their file, their guard and their number."""
+    runs = {str(tmp_path_factory.mktemp("run")): end for end in ENDS}
+    with subprocess.Popen(
+        [sys.executable, "-c", SENDERS, *runs], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        said = [parent.stdout.readline().split() for _ in ENDS]
+        yield {
+            runs[run]: (Path(path), psutil.Process(int(guard)), int(pid)) for run, path, guard, pid in said
+        }
+        for *_, pid in said:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_weights_in_shared_memory_end_with_their_process(end: str, senders: dict[str, Sender]) -> None:
     """Also when nobody else is left, such as the launcher, and its guard."""
-    command = [sys.executable, "-c", SENDER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sender:
-        assert sender.stdin is not None and sender.stdout is not None
-        path, pid = sender.stdout.readline().split()
-        assert Path(path).exists() and Path(path).is_relative_to("/dev/shm")
-        guard = psutil.Process(int(pid))
-        if end == "closed":
-            sender.communicate("close")
-        else:
-            if "stopped" in end:
-                while not _ignores_hangups(guard.pid):
-                    time.sleep(0.02)
-                guard.suspend()
-            sender.kill()
+    path, guard, sender = senders[end]
+    assert path.exists() and path.is_relative_to("/dev/shm")
+    if "stopped" in end:
+        while not _ignores_hangups(guard.pid):
+            time.sleep(0.02)
+        guard.suspend()
+    os.kill(sender, signal.SIGUSR1 if end == "closed" else signal.SIGKILL)
     deadline = time.monotonic() + 60
-    while Path(path).parent.exists() or guard.is_running():
+    while path.parent.exists() or guard.is_running():
         assert time.monotonic() < deadline, (path, guard)
         time.sleep(0.05)
 

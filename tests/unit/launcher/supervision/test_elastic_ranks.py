@@ -64,6 +64,6 @@ def test_ranks_of_an_elastic_agent_die_with_it_and_with_the_launcher(
 def test_a_trainer_rank_whose_agent_has_gone_ends_before_it_does_anything(tmp_path: Path) -> None:
     orphan = {"TORCHELASTIC_RUN_ID": "none", "PIPELINERL_CHILD_PID": str(os.getpid() + 1)}
     command = [sys.executable, "-m", "pipelinerl.finetune"]
-    for more, status in (({}, 2), (orphan, 1)):  # 2: the arguments are missing, which it would have said
-        ended = subprocess.run(command, env=os.environ | more, capture_output=True, timeout=DEADLINE_S)
-        assert ended.returncode == status and bool(ended.stderr) == (status == 2)
+    ended = subprocess.run(command, env=os.environ | orphan, capture_output=True, timeout=DEADLINE_S)
+    # With status 2 it would have come so far as to say that its arguments are missing.
+    assert (ended.returncode, ended.stderr) == (1, b"")
