@@ -49,8 +49,9 @@ def varlen_attention(
     Returns `[B, L, H, D]`. Raises ValueError for anything this attention cannot represent.
     """
     _refuse_unsupported(attention_mask, dropout)
+    segments, windows_seen = getattr(module, "told", (segments, windows_seen))
     if windows_seen is not None:
-        windows_seen[module.layer_idx] = sliding_window  # type: ignore[index]
+        windows_seen[getattr(module, "layer_idx", len(windows_seen))] = sliding_window
     rule = Rule(sliding_window, softcap, s_aux)
     if segments is None:
         out = _sdpa(query, key, value, scaling, rule)
@@ -62,6 +63,27 @@ def varlen_attention(
     else:
         out = _per_segment(query, key, value, segments, scaling, rule)
     return out.transpose(1, 2), None
+
+
+class _Tells:
+    """A decoder layer that leaves with its attention what it is told of the row, also when recomputed."""
+
+    self_attn: torch.nn.Module
+
+    def forward(self, *args: Any, segments: Any = None, windows_seen: Any = None, **kwargs: Any) -> Any:
+        self.self_attn.told = (segments, windows_seen)  # type: ignore[assignment]
+        try:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            del self.self_attn.told
+
+
+def tell_attention(layers: torch.nn.ModuleList) -> None:
+    """For architectures whose layers do not hand keyword arguments on (StableLM, Nemotron); in place."""
+    for layer in layers:
+        if isinstance(getattr(layer, "self_attn", None), torch.nn.Module):
+            kind = type(layer)
+            layer.__class__ = type(kind.__name__, (_Tells, kind), {})
 
 
 def _refuse_unsupported(attention_mask: torch.Tensor | None, dropout: float) -> None:
@@ -162,10 +184,12 @@ def _cuda_varlen(
 ) -> torch.Tensor:
     if window is not None and "window_size" not in _NAMES:
         return _without_graph(query, key, value, segments, scaling, Rule(window)).transpose(1, 2)
-    dtype = value.dtype
+    dtype, width = value.dtype, value.shape[-1]
+    if width < key.shape[-1]:  # latent attention; the kernel wants one size, and zeros change nothing
+        value = F.pad(value, (0, key.shape[-1] - width))
     if segments.keys is not None:
         q, k, v = (t[0].transpose(0, 1).to(dtype).contiguous() for t in (query, key, value))
-        return prefix_attention(q, k, v, segments, scaling, window)[None]
+        return prefix_attention(q, k, v, segments, scaling, window)[None, ..., :width]
     repeats = query.shape[1] // key.shape[1]
     # Both ends of the kernel's window count.
     options: dict[str, Any] = dict(_CAUSAL) if window is None else {"window_size": (window - 1, 0)}
@@ -177,7 +201,9 @@ def _cuda_varlen(
         options["scale"] = scaling
     q, k, v = (t[0].transpose(0, 1).to(dtype).contiguous() for t in (query, key, value))
     bound = segments.max_length
-    return varlen_attn(q, k, v, segments.offsets, segments.offsets, bound, bound, **options)[None]
+    return varlen_attn(q, k, v, segments.offsets, segments.offsets, bound, bound, **options)[
+        None, ..., :width
+    ]
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, varlen_attention)

@@ -1,5 +1,6 @@
 """Low-rank adapters through peft (Hu et al. 2021): trained alone, merged when weights leave the trainer."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
         raise ValueError(
             "finetune.lora.enabled=true needs the package peft; install the extra `lora`"
         ) from error
-    targets = lora.target_modules or "all-linear"
+    targets = lora.target_modules or _linear_layers(model)
     config = peft.LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # a fraction is as good
@@ -55,6 +56,19 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
         parameter.requires_grad_(is_adapter(name))
         if is_adapter(name):
             parameter.data = parameter.data.float()
+
+
+def _linear_layers(model: PreTrainedModel) -> str:
+    """All of them but the output head, as peft finds them; beside experts, an expression of their names.
+
+    Peft would put adapters around the parameters of experts and routers, which are no linear layers, too;
+    neither the engines' names nor the merged weights know those. A list of names it converts to them.
+    """
+    if not any(".experts." in name for name, _ in model.named_parameters()):
+        return "all-linear"
+    head = model.get_output_embeddings()
+    linear = [(name, one) for name, one in model.named_modules() if type(one) is nn.Linear]
+    return "|".join(re.escape(name) for name, one in linear if one is not head)
 
 
 def is_adapter(name: str) -> bool:

@@ -13,10 +13,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from pipelinerl.base.logs import REMARK
 from pipelinerl.config.finetune import Checkpointing
-from pipelinerl.modeling.activations import checkpoint_layers, compile_layers
-from pipelinerl.modeling.attention import ATTENTION_NAME, PER_TEXT_NAME
+from pipelinerl.modeling.activations import checkpoint_layers, compile_layers, decoder_layers
+from pipelinerl.modeling.attention import ATTENTION_NAME, PER_TEXT_NAME, tell_attention
 from pipelinerl.modeling.capped_attention import capped
-from pipelinerl.modeling.layer_kinds import refusal, unknown_kinds
+from pipelinerl.modeling.layer_kinds import TRAINED, refusal, unknown_kinds
 from pipelinerl.modeling.loading import load_causal_lm
 from pipelinerl.modeling.lora import Exact, is_adapter, merged_name, merged_weight
 from pipelinerl.modeling.segments import Segments
@@ -24,6 +24,8 @@ from pipelinerl.modeling.segments import Segments
 _RANDOM = re.compile("^(?!classifier|summary).*(drop|jitter)")
 """Names of probabilities and widths with which modules draw in training: `resid_pdrop`, `hidden_dropout`,
 `layerdrop`, `router_jitter_noise`; a causal LM has no classifier and no summary."""
+_THRESHOLDS = ("PhimoeTopKRouter",)
+"""Modules whose jitter is a threshold in evaluation, which engines keep: 0 would make it another model."""
 _PROBED = 4
 """Tokens for which the model's own logits are compared with those that are computed here."""
 _DRAWS = 8
@@ -103,13 +105,24 @@ def _stop_draws(model: PreTrainedModel) -> dict[str, float]:
     of the dropout. Some modules read their own attributes in a forward, some the configuration.
     """
     found: dict[str, float] = {}
+    thresholds = [one for one in model.modules() if type(one).__name__ in _THRESHOLDS]
+    for module in thresholds:
+        module.__class__ = type(type(module).__name__, (_Evaluated, type(module)), {})
     for module in model.modules():
         for owner in (getattr(module, "config", None), module):
             for name, value in _draws_of(owner):
+                if thresholds and "jitter" in name:
+                    continue
                 if owner is not module or value not in found.values():  # a name that people have written
                     found.setdefault(name, value)
                 setattr(owner, name, 0.0)
     return found
+
+
+class _Evaluated:
+    """A module that computes in training what it computes in evaluation, and draws nothing."""
+
+    training = property(lambda self: False, lambda self, mode: None)
 
 
 def _draws_of(owner: Any) -> list[tuple[str, float]]:
@@ -184,10 +197,7 @@ def _check_logits(model: PreTrainedModel) -> None:
     training = model.training
     model.eval()  # no dropout, and no number drawn
     own = model(input_ids=ids, use_cache=False).logits
-    windows: dict[int, int | None] = {}
-    positions = torch.arange(_PROBED, device=weight.device)[None]
-    hidden = hidden_states(model, ids, positions, None, windows_seen=windows)
-    _check_windows(model, windows)
+    hidden = _told_layers(model, ids)
     model.train()
     difference, largest = _difference_in_training(model, ids, own), float(own.abs().max())
     model.train(training)
@@ -212,13 +222,26 @@ def _check_logits(model: PreTrainedModel) -> None:
         )
 
 
-def _check_windows(model: PreTrainedModel, seen: dict[int, int | None]) -> None:
-    """Rows have no masks, so an architecture whose windows lie in its masks alone is refused.
+def _told_layers(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    """`hidden_states` of ids int64 `[1, L]`; every layer's attention must learn of the row and of its window.
 
-    seen: the window that each layer told its attention, by the layer's number. Raises ValueError.
+    Rows have no masks: an attention that is not told the texts of a row would attend from one to the next.
+    Raises ValueError.
     """
-    window, kinds = sliding_window(model), model.config.get_text_config(decoder=True)
-    kinds = getattr(kinds, "layer_types", None)
+    config, positions = model.config.get_text_config(decoder=True), torch.arange(ids.shape[1]).to(ids)[None]
+    kinds: list[str] | None = getattr(config, "layer_types", None)
+    count = config.num_hidden_layers if kinds is None else sum(kind in TRAINED for kind in kinds)
+    seen: dict[int, int | None] = {}
+    hidden = hidden_states(model, ids, positions, None, windows_seen=seen)
+    if len(seen) < count:
+        tell_attention(decoder_layers(model))
+        hidden = hidden_states(model, ids, positions, None, windows_seen=seen)
+    if len(seen) < count:
+        raise ValueError(
+            f"{type(model).__name__} tells {len(seen)} of its {count} attention layers where samples of a "
+            "row begin, so it cannot be trained on packed rows; give another architecture"
+        )
+    window = sliding_window(model)
     wrong = [
         number
         for number, told in sorted(seen.items())
@@ -229,6 +252,7 @@ def _check_windows(model: PreTrainedModel, seen: dict[int, int | None]) -> None:
             f"{type(model).__name__} does not tell its attention the sliding window of its layers (layer "
             f"{wrong[0]}: {seen[wrong[0]]}, its configuration: {window}); give another architecture"
         )
+    return hidden
 
 
 def _difference_in_training(model: PreTrainedModel, ids: torch.Tensor, own: torch.Tensor) -> float:

@@ -113,7 +113,7 @@ class PackedModel:
                 for chunk in (*piece.decodes, *piece.prefills)
                 if chunk.end > chunk.start
             ]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
             raise UnsupportedModel(f"{type(self.module).__name__} cannot use KV slots: {error}") from error
         difference, limit = _difference(torch.cat(found), expected), SELF_CHECK_LIMITS[self.dtype]
         # Not `>`: that would let NaN pass.
