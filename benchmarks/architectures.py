@@ -36,6 +36,7 @@ from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.prefixes import Prefixes, shared_with_previous
 from pipelinerl.modeling.row import Row
 
+_WORDS = {True: "yes", False: "no"}
 LIMIT = 1e-5
 """Of the norm of what is compared with."""
 VOCAB, TEMPERATURE, WINDOW, POSITIONS = 61, 0.7, 8, 64
@@ -322,14 +323,14 @@ def names(model: PreTrainedModel, folder: Path) -> str:
     return "experts of a layer together" if here else "as saved"
 
 
-def engine(folder: Path) -> str:
-    """What the embedded engine's check at start says."""
+def served(folder: Path) -> bool:
+    """Whether the embedded engine takes it, by its own check at start."""
     settings = EngineSettings(model=folder, max_model_len=POSITIONS, max_num_seqs=3)
     try:
         PackedModel(settings)
-    except UnsupportedModel as error:
-        return f"no: {error}"
-    return "yes"
+    except UnsupportedModel:
+        return False
+    return True
 
 
 def measured(one: Architecture) -> dict[str, Any]:
@@ -350,7 +351,7 @@ def measured(one: Architecture) -> dict[str, Any]:
             "outputs": distance(plain, expected),
             "gradients": gradient_distance(gradients, wanted),
             "shared": max(distance(shared, plain), gradient_distance(others, gradients)),
-            "engine": engine(folder),
+            "engine": served(folder),
             "adapters": adapters(folder, batch),
             "step": steps(policy, batch),
             "names": names(model, folder / "after"),
@@ -385,7 +386,8 @@ def main() -> int:
         )
     print("\n".join(failed))
     if not arguments.words:
-        (RESULTS / "architectures.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        said = [{key: _WORDS.get(value, value) for key, value in row.items()} for row in rows]
+        (RESULTS / "architectures.json").write_text(json.dumps({"rows": said}, indent=1) + "\n")
         stale(write=True)
     return 1 if failed else 0
 

@@ -1,6 +1,5 @@
 """Low-rank adapters through peft (Hu et al. 2021): trained alone, merged when weights leave the trainer."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ _FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _PARTS = (".lora_A.", ".lora_B.")
 _BASE = ".base_layer."
+_OF_MLP = ("gate_proj", "up_proj", "down_proj")
 
 Exact = Callable[[torch.Tensor], torch.Tensor]
 
@@ -49,7 +49,8 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
         chosen = ", ".join(lora.target_modules) or "all linear layers"
         raise ValueError(f"finetune.lora.target_modules={chosen}: {str(error).splitlines()[0]}") from error
     for name, parameter in model.named_parameters():
-        if "lora_" in name and not is_adapter(name):
+        inside = name.rpartition(_BASE)[2]  # a parameter that is no layer has a wrapper of its own
+        if ("lora_" in name and not is_adapter(name)) or (_BASE in name and inside not in ("weight", "bias")):
             raise ValueError(
                 f"finetune.lora.target_modules: {name} is of no linear layer; name linear layers only"
             )
@@ -58,17 +59,17 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
             parameter.data = parameter.data.float()
 
 
-def _linear_layers(model: PreTrainedModel) -> str:
-    """All of them but the output head, as peft finds them; beside experts, an expression of their names.
+def _linear_layers(model: PreTrainedModel) -> str | list[str]:
+    """All of them but the output head, as peft finds them; beside experts, those outside of gated MLPs.
 
-    Peft would put adapters around the parameters of experts and routers, which are no linear layers, too;
-    neither the engines' names nor the merged weights know those. A list of names it converts to them.
+    Peft would put adapters around the parameters of experts and routers, too, also where names of an MLP's
+    layers are given; neither the engines' names nor the merged weights know those.
     """
     if not any(".experts." in name for name, _ in model.named_parameters()):
         return "all-linear"
     head = model.get_output_embeddings()
     linear = [(name, one) for name, one in model.named_modules() if type(one) is nn.Linear]
-    return "|".join(re.escape(name) for name, one in linear if one is not head)
+    return [name for name, one in linear if one is not head and name.rpartition(".")[2] not in _OF_MLP]
 
 
 def is_adapter(name: str) -> bool:
