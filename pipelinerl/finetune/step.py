@@ -268,7 +268,7 @@ class Learner:
         scores, values = self.policy(
             self._move(row.input_ids),
             self._move(row.position_ids),
-            row.segments(self.device),
+            row.segments(self.device, self.policy.window),
             self._move(predictors),
             self._move(labels),
             self.rl.temperature,
@@ -297,7 +297,7 @@ class Learner:
         """A forward and backward whose gradients are 0 (collective if sharded)."""
         row = self._row(batch)
         input_ids, position_ids = self._move(row.input_ids), self._move(row.position_ids)
-        segments = row.segments(self.device)
+        segments = row.segments(self.device, self.policy.window)
         scores, values = self.policy(input_ids, position_ids, segments, position_ids[0, :2], input_ids[0, :2])
         loss = scores.logprobs.sum() if values is None else scores.logprobs.sum() + values.sum()
         (0.0 * loss).backward()

@@ -38,8 +38,12 @@ def token_scores(
     temperature: float = 1.0,
     head_bias: torch.Tensor | None = None,
     chunk_elements: int | None = None,
+    cap: float | None = None,
 ) -> TokenScores:
     """Score `targets` under softmax(hidden @ head_weight.T / temperature), in float32 whatever the inputs.
+
+    With `cap` what the softmax gets is between -cap and cap: z becomes `cap * tanh(z / cap)`, z being divided
+    by the temperature already.
 
     hidden `[N, D]` predicts targets int64 `[N]`; head_weight `[V, D]`, head_bias `[V]`. Logits are always
     float32 sums: with a bfloat16 head on a GPU their factors are bfloat16 (whose products are exact in
@@ -52,7 +56,8 @@ def token_scores(
     if hidden.dim() != 2 or targets.shape != hidden.shape[:1]:
         raise ValueError(f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)} disagree")
     width = _block_width(len(targets), hidden.is_cuda, chunk_elements)
-    return TokenScores(*_TokenScores.apply(hidden, head_weight, head_bias, targets, 1.0 / temperature, width))
+    scale = 1.0 / temperature
+    return TokenScores(*_TokenScores.apply(hidden, head_weight, head_bias, targets, scale, width, cap))
 
 
 def _block_width(rows: int, cuda: bool, chunk_elements: int | None) -> int:
@@ -77,12 +82,18 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _logits(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: float
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: float,
+    cap: float | None = None,
 ) -> torch.Tensor:
     logits = _product(hidden, weight.to(hidden.dtype).T)
     if bias is not None:
         logits.add_(bias.float())
-    return logits.mul_(scale) if scale != 1.0 else logits
+    if scale != 1.0:
+        logits.mul_(scale)
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 class _Sums(NamedTuple):
@@ -132,12 +143,14 @@ def _block_gradient(
     grad_entropy: torch.Tensor | None,
     scale: float,
     dtype: torch.dtype,
+    cap: float | None = None,
 ) -> torch.Tensor:
     """Gradient by the unscaled logits of one block, `[N, width]` in `dtype`; the logits are overwritten.
 
-    d logp_t / d z = onehot_t - p;  d H / d z = -p * (log p + H).
+    d logp_t / d z = onehot_t - p;  d H / d z = -p * (log p + H);  of a capped z, d z / d x = 1 - (z / cap)^2.
     """
     compiling = torch.compiler.is_compiling()
+    slope = None if cap is None else 1 - (logits / cap).square()
     # log p + H is the small difference of two numbers that are small themselves where the distribution is
     # sharp: subtracting one rounded sum from large logits would leave little of it.
     parts = (top + log_total,) if grad_entropy is None else (top, log_total)
@@ -151,12 +164,15 @@ def _block_gradient(
     if compiling:  # one kernel: compare instead of scatter
         columns = torch.arange(logits.shape[1], device=logits.device)
         at_target = torch.where(columns == local[:, None], grad_logprobs[:, None], 0.0)
-        return ((at_target - logp.exp() * upstream) * scale).to(dtype)
+        found = (at_target - logp.exp() * upstream) * scale
+        return (found if slope is None else found * slope).to(dtype)
     grad = logp.exp_().mul_(upstream).neg_()
     inside = (local >= 0) & (local < logits.shape[1])
     column = local.clamp(0, logits.shape[1] - 1)
     grad.scatter_add_(1, column[:, None], torch.where(inside, grad_logprobs, 0.0)[:, None])
-    return (grad.mul_(scale) if scale != 1.0 else grad).to(dtype)
+    if scale != 1.0:
+        grad.mul_(scale)
+    return (grad if slope is None else grad.mul_(slope)).to(dtype)
 
 
 @lru_cache(maxsize=1)
@@ -180,13 +196,14 @@ class _TokenScores(torch.autograd.Function):
         targets: torch.Tensor,
         scale: float,
         width: int,
+        cap: float | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         block_sums, _ = _block_functions(weight)
         sums: _Sums | None = None
         with torch.autocast(hidden.device.type, enabled=False):
             factors = hidden.to(_factor_dtype(hidden, weight))
             for block in _blocks(len(weight), width):
-                logits = _logits(factors, weight[block], None if bias is None else bias[block], scale)
+                logits = _logits(factors, weight[block], None if bias is None else bias[block], scale, cap)
                 found = _Sums(*block_sums(logits, targets - block.start))
                 sums = found if sums is None else _merged(sums, found)
                 del logits  # or two blocks are held at a time
@@ -195,7 +212,7 @@ class _TokenScores(torch.autograd.Function):
         log_normaliser = sums.top + log_total
         entropy = log_total - sums.weighted / sums.total
         ctx.save_for_backward(hidden, weight, bias, targets, sums.top, log_total, entropy)
-        ctx.scale, ctx.width = scale, width
+        ctx.scale, ctx.width, ctx.cap = scale, width, cap
         # Without an entropy bonus its gradient is None, not zeros that would cost a pass over the logits.
         ctx.set_materialize_grads(False)
         return sums.chosen - log_normaliser, entropy
@@ -214,7 +231,7 @@ class _TokenScores(torch.autograd.Function):
             grad_bias = None if bias is None else torch.empty_like(bias)
             for block in _blocks(len(weight), ctx.width):
                 part = weight[block].to(factors.dtype)
-                logits = _logits(factors, part, None if bias is None else bias[block], ctx.scale)
+                logits = _logits(factors, part, None if bias is None else bias[block], ctx.scale, ctx.cap)
                 grad = block_gradient(
                     logits,
                     targets - block.start,
@@ -225,6 +242,7 @@ class _TokenScores(torch.autograd.Function):
                     grad_entropy,
                     ctx.scale,
                     factors.dtype,
+                    ctx.cap,
                 )
                 del logits
                 grad_hidden += _product(grad, part)
@@ -232,4 +250,4 @@ class _TokenScores(torch.autograd.Function):
                     grad_weight[block] = grad.T @ factors
                 if grad_bias is not None:
                     grad_bias[block] = grad.sum(0, dtype=torch.float32)
-            return grad_hidden.to(hidden.dtype), grad_weight, grad_bias, None, None, None
+            return grad_hidden.to(hidden.dtype), grad_weight, grad_bias, None, None, None, None

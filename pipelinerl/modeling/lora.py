@@ -18,6 +18,7 @@ _FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _PARTS = (".lora_A.", ".lora_B.")
 _BASE = ".base_layer."
+_OF_MLP = ("gate_proj", "up_proj", "down_proj")
 
 Exact = Callable[[torch.Tensor], torch.Tensor]
 
@@ -33,7 +34,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
         raise ValueError(
             "finetune.lora.enabled=true needs the package peft; install the extra `lora`"
         ) from error
-    targets = lora.target_modules or "all-linear"
+    targets = lora.target_modules or _linear_layers(model)
     config = peft.LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # a fraction is as good
@@ -49,7 +50,9 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
         chosen = ", ".join(lora.target_modules) or "all linear layers"
         raise ValueError(f"finetune.lora.target_modules={chosen}: {str(error).splitlines()[0]}") from error
     for name, parameter in model.named_parameters():
-        if "lora_" in name and not (is_adapter(name) and parameter.ndim == 2):
+        inside = name.rpartition(_BASE)[2]  # a parameter that is no layer has a wrapper of its own
+        foreign = "lora_" in name and not (is_adapter(name) and parameter.ndim == 2)
+        if foreign or (_BASE in name and inside not in ("weight", "bias")):
             raise ValueError(
                 f"finetune.lora.target_modules: {name} is of no linear layer; name linear layers only"
             )
@@ -65,6 +68,19 @@ def _frozen_modules(model: PreTrainedModel) -> list[str]:
         if own and not any(one.requires_grad for one in own):
             found.append(name)
     return found
+
+
+def _linear_layers(model: PreTrainedModel) -> str | list[str]:
+    """All of them but the output head, as peft finds them; beside experts, those outside of gated MLPs.
+
+    Peft would put adapters around the parameters of experts and routers, too, also where names of an MLP's
+    layers are given; neither the engines' names nor the merged weights know those.
+    """
+    if not any(".experts." in name for name, _ in model.named_parameters()):
+        return "all-linear"
+    head = model.get_output_embeddings()
+    linear = [(name, one) for name, one in model.named_modules() if type(one) is nn.Linear]
+    return [name for name, one in linear if one is not head and name.rpartition(".")[2] not in _OF_MLP]
 
 
 def is_adapter(name: str) -> bool:

@@ -13,9 +13,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from pipelinerl.base.logs import REMARK
 from pipelinerl.config.finetune import Checkpointing
-from pipelinerl.modeling.activations import checkpoint_layers, compile_layers
-from pipelinerl.modeling.attention import ATTENTION_NAME, PER_TEXT_NAME
+from pipelinerl.modeling.activations import checkpoint_layers, compile_layers, decoder_layers
+from pipelinerl.modeling.attention import ATTENTION_NAME, PER_TEXT_NAME, tell_attention
+from pipelinerl.modeling.capped_attention import capped
 from pipelinerl.modeling.delta_net import delta_nets, use_packed_delta_nets
+from pipelinerl.modeling.layer_kinds import TRAINED, refusal, unknown_kinds
 from pipelinerl.modeling.loading import load_causal_lm
 from pipelinerl.modeling.lora import Exact, is_adapter, merged_name, merged_weight
 from pipelinerl.modeling.segments import Segments
@@ -23,6 +25,8 @@ from pipelinerl.modeling.segments import Segments
 _RANDOM = re.compile("^(?!classifier|summary).*(drop|jitter)")
 """Names of probabilities and widths with which modules draw in training: `resid_pdrop`, `hidden_dropout`,
 `layerdrop`, `router_jitter_noise`; a causal LM has no classifier and no summary."""
+_THRESHOLDS = ("PhimoeTopKRouter",)
+"""Modules whose jitter is a threshold in evaluation, which engines keep: 0 would make it another model."""
 _PROBED = 4
 """Tokens for which the model's own logits are compared with those that are computed here."""
 _DRAWS = 8
@@ -88,19 +92,14 @@ def prepare_model(
 def _refuse_layers(model: PreTrainedModel, attention: str) -> None:
     """Whatever else passes something on from token to token would pass it on from text to text."""
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
-    kinds = getattr(config, "layer_types", None)
-    others = sorted({*(kinds or ())} - {"full_attention"})
-    linear = (kinds or []).count("linear_attention")
-    with_state = linear > 0 and len(delta_nets(model)) == linear  # all of those layers are known
-    if with_state:
-        others.remove("linear_attention")
-    if kinds is None and getattr(config, "sliding_window", None):
-        others = [f"sliding_attention (sliding_window={config.sliding_window})"]
-    if not others and not with_state and getattr(model, "_is_stateful", False):
+    kinds: list[str] = getattr(config, "layer_types", None) or []
+    linear = kinds.count("linear_attention")
+    with_states = linear > 0 and len(delta_nets(model)) == linear  # all of those layers are known
+    others = unknown_kinds(kinds, with_states)
+    if not others and not with_states and getattr(model, "_is_stateful", False):
         others = ["a recurrent kind"]
     if others:
-        said = ", ".join(others)
-        raise ValueError(f"{name} has layers of {said}; only full_attention can be trained on packed rows")
+        raise ValueError(f"{name} {refusal(others)}")
     if config._attn_implementation != attention:  # transformers only warns
         raise ValueError(f"{name} cannot be given another attention, so it cannot be trained on packed rows")
 
@@ -128,13 +127,24 @@ def _stop_draws(model: PreTrainedModel) -> dict[str, float]:
     of the dropout. Some modules read their own attributes in a forward, some the configuration.
     """
     found: dict[str, float] = {}
+    thresholds = [one for one in model.modules() if type(one).__name__ in _THRESHOLDS]
+    for module in thresholds:
+        module.__class__ = type(type(module).__name__, (_Evaluated, type(module)), {})
     for module in model.modules():
         for owner in (getattr(module, "config", None), module):
             for name, value in _draws_of(owner):
+                if thresholds and "jitter" in name:
+                    continue
                 if owner is not module or value not in found.values():  # a name that people have written
                     found.setdefault(name, value)
                 setattr(owner, name, 0.0)
     return found
+
+
+class _Evaluated:
+    """A module that computes in training what it computes in evaluation, and draws nothing."""
+
+    training = property(lambda self: False, lambda self, mode: None)
 
 
 def _draws_of(owner: Any) -> list[tuple[str, float]]:
@@ -147,12 +157,32 @@ def _draws_of(owner: Any) -> list[tuple[str, float]]:
     ]
 
 
+def sliding_window(model: PreTrainedModel) -> int | None:
+    """Tokens that its layers with a window look at, the one itself included; None where no layer has one."""
+    config = model.config.get_text_config(decoder=True)
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return window if "sliding_attention" in kinds else None
+    # Without kinds all layers have it; Qwen's older configurations switch it off beside its size.
+    return window if getattr(config, "use_sliding_window", True) else None
+
+
 def hidden_states(
-    model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor, segments: Segments | None
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    segments: Segments | None,
+    **options: Any,
 ) -> torch.Tensor:
-    """Last hidden states `[B, L, D]` of int64 `[B, L]` ids; the output head is not applied."""
+    """Last hidden states `[B, L, D]` of int64 `[B, L]` ids; the output head is not applied.
+
+    options go to every layer's attention.
+    """
     decoder = model.get_decoder()
-    out = decoder(input_ids=input_ids, position_ids=position_ids, segments=segments, use_cache=False)
+    out = decoder(
+        input_ids=input_ids, position_ids=position_ids, segments=segments, use_cache=False, **options
+    )
     return out.last_hidden_state
 
 
@@ -171,25 +201,25 @@ def logit_scale(model: PreTrainedModel) -> float:
     return 1.0 if factor is None else factor
 
 
+def logit_cap(model: PreTrainedModel) -> float | None:
+    """Where the model's logits z become `cap * tanh(z / cap)`, as Gemma 2's; None where they do not."""
+    cap: float | None = getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
+    return cap
+
+
 @torch.no_grad()
 def _check_logits(model: PreTrainedModel) -> None:
     """Log-probabilities are computed from hidden states, without what the model does to its logits.
 
     That differs between architectures, so the model itself is asked, once. Raises ValueError.
     """
-    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
-    # Where logits are small, as a new model's are, a cap hardly shows.
-    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
-        raise ValueError(
-            f"{name} caps its logits (final_logit_softcapping={cap}), and the trainer does not; "
-            "give a model that has no cap"
-        )
+    name = type(model).__name__
     weight, bias = output_head(model)
     ids = torch.arange(_PROBED, device=weight.device)[None] % len(weight)
     training = model.training
     model.eval()  # no dropout, and no number drawn
     own = model(input_ids=ids, use_cache=False).logits
-    hidden = hidden_states(model, ids, torch.arange(_PROBED, device=weight.device)[None], None)
+    hidden = _told_layers(model, ids)
     model.train()
     difference, largest = _difference_in_training(model, ids, own), float(own.abs().max())
     model.train(training)
@@ -204,7 +234,7 @@ def _check_logits(model: PreTrainedModel) -> None:
             f"in {largest:.2g}) although its dropout is 0, so engines sample from another model; "
             "give another architecture"
         )
-    found = nn.functional.linear(hidden, weight, bias) * logit_scale(model)
+    found = capped(nn.functional.linear(hidden, weight, bias) * logit_scale(model), logit_cap(model))
     largest = max(float(own.abs().max()), float(found.abs().max()))
     difference = float((own - found).abs().max())
     if not difference <= _TOLERANCE * largest:  # not `>`: that would let NaN pass
@@ -212,6 +242,39 @@ def _check_logits(model: PreTrainedModel) -> None:
             f"{name} does more to its logits than is known here (a difference of {difference:.2g} in "
             f"{largest:.2g}), so its log-probabilities cannot be computed; give another architecture"
         )
+
+
+def _told_layers(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    """`hidden_states` of ids int64 `[1, L]`; every layer's attention must learn of the row and of its window.
+
+    Rows have no masks: an attention that is not told the texts of a row would attend from one to the next.
+    Raises ValueError.
+    """
+    config, positions = model.config.get_text_config(decoder=True), torch.arange(ids.shape[1]).to(ids)[None]
+    kinds: list[str] | None = getattr(config, "layer_types", None)
+    count = config.num_hidden_layers if kinds is None else sum(kind in TRAINED for kind in kinds)
+    seen: dict[int, int | None] = {}
+    hidden = hidden_states(model, ids, positions, None, windows_seen=seen)
+    if len(seen) < count:
+        tell_attention(decoder_layers(model))
+        hidden = hidden_states(model, ids, positions, None, windows_seen=seen)
+    if len(seen) < count:
+        raise ValueError(
+            f"{type(model).__name__} tells {len(seen)} of its {count} attention layers where samples of a "
+            "row begin, so it cannot be trained on packed rows; give another architecture"
+        )
+    window = sliding_window(model)
+    wrong = [
+        number
+        for number, told in sorted(seen.items())
+        if told != (window if kinds is None or kinds[number] == "sliding_attention" else None)
+    ]
+    if wrong:
+        raise ValueError(
+            f"{type(model).__name__} does not tell its attention the sliding window of its layers (layer "
+            f"{wrong[0]}: {seen[wrong[0]]}, its configuration: {window}); give another architecture"
+        )
+    return hidden
 
 
 def _difference_in_training(model: PreTrainedModel, ids: torch.Tensor, own: torch.Tensor) -> float:

@@ -4,8 +4,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from pipelinerl.modeling.capped_attention import capped
 from pipelinerl.modeling.logprobs import TokenScores, token_scores
-from pipelinerl.modeling.model import hidden_states, logit_scale, output_head
+from pipelinerl.modeling.model import hidden_states, logit_cap, logit_scale, output_head, sliding_window
 from pipelinerl.modeling.segments import Segments
 
 
@@ -15,6 +16,8 @@ class Policy(nn.Module):
     def __init__(self, model: PreTrainedModel, value_head: nn.Linear | None = None) -> None:
         super().__init__()
         self.model, self.value_head = model, value_head
+        self.window = sliding_window(model)
+        """Of its layers that have one, for the segments of rows."""
 
     def forward(
         self,
@@ -34,7 +37,9 @@ class Policy(nn.Module):
         # Not hidden[predictors], whose backward sorts the indices.
         chosen = hidden.flatten(0, 1).index_select(0, predictors)
         weight, bias = output_head(self.model)
-        scores = token_scores(chosen, weight, targets, temperature / logit_scale(self.model), bias)
+        scale, cap = temperature / logit_scale(self.model), logit_cap(self.model)
+        cap = None if cap is None else cap / temperature
+        scores = token_scores(chosen, weight, targets, scale, bias, cap=cap)
         if self.value_head is None:
             return scores, None
         head = self.value_head  # in float32 whatever it was loaded as
@@ -49,4 +54,5 @@ class Policy(nn.Module):
         hidden = hidden_states(self.model, input_ids, position_ids, None)[:, -1]
         weight, bias = output_head(self.model)
         logits = nn.functional.linear(hidden.to(weight.dtype), weight, bias)
-        return (logits.float() * logit_scale(self.model) + noise).argmax(-1)
+        own = capped(logits.float() * logit_scale(self.model), logit_cap(self.model))
+        return (own + noise).argmax(-1)

@@ -4,7 +4,8 @@ A row is a trie in depth-first order, so what reads a node's keys lies right beh
 itself; then, level by level, everything below a node attends to it, and the two results are merged by their
 log-sum-exps (Dao et al. 2022, appendix B.3). The kernel takes the merged result and its log-sum-exp for each
 part of the backward, as in ring attention (Liu et al. 2023), so no key is copied for its readers. A trie of
-many levels, or one whose keys few tokens read, is attended sequence by sequence instead, on gathered keys.
+many levels, or one whose keys few tokens read, is attended sequence by sequence instead, on gathered keys. So
+are layers whose window cuts a sequence: of its keys only those that some query sees are gathered.
 
 One operation whatever the row, so that compiled layers have one graph.
 """
@@ -39,10 +40,15 @@ class Level(NamedTuple):
 
 
 def prefix_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: Segments,
+    scale: float | None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """query `[L, H, D]`, key and value `[L, H_kv, D]`, bfloat16 or float16; returns `[L, H, D]`."""
-    keys, levels = segments.keys, segments.levels
+    keys, levels = segments.keys_within(window), segments.levels_within(window)
     assert keys is not None and levels is not None
     out, _ = _attend(
         query,
@@ -53,6 +59,7 @@ def prefix_attention(
         keys.max_length,
         [levels.offsets, levels.rows, levels.parts],
         scale,
+        window,
     )
     return out
 
@@ -67,11 +74,12 @@ def _attend(
     longest_known: int,
     levels: list[torch.Tensor],
     scale: float | None,
+    window: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     offsets, known, rows = whole[:3]
     if not (parts := _levels(levels)):
         spans = Spans(offsets, known, longest, longest_known)
-        return _forward(query, key[rows], value[rows], spans, True, scale)
+        return _forward(query, key[rows], value[rows], spans, True, scale, window)
     out, total = _forward(query, key, value, parts[0].spans, True, scale)
     for readers, read, spans in parts[1:]:
         more, other = _forward(query[readers], key[read], value[read], spans, False, scale)
@@ -93,12 +101,13 @@ def _attend_backward(
     longest_known: int,
     levels: list[torch.Tensor],
     scale: float | None,
+    window: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     offsets, known, rows, order, starts = whole
     if not (parts := _levels(levels)):
         spans = Spans(offsets, known, longest, longest_known)
         of_query, *of_keys = _backward(
-            gradient, query, key[rows], value[rows], out, total, spans, True, scale
+            gradient, query, key[rows], value[rows], out, total, spans, True, scale, window
         )
         summed = [torch.embedding_bag(one.flatten(1), order, starts)[0].view_as(key) for one in of_keys]
         return of_query, summed[0], summed[1]
@@ -131,18 +140,18 @@ def _(gradient: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, whole, longest, longest_known, levels, scale = inputs
+    query, key, value, whole, longest, longest_known, levels, scale, window = inputs
     ctx.save_for_backward(query, key, value, *output, *whole, *levels)
-    ctx.bounds, ctx.scale = (longest, longest_known), scale
+    ctx.bounds, ctx.options = (longest, longest_known), (scale, window)
 
 
 def _differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
     query, key, value, out, total, *others = ctx.saved_tensors
     whole, levels = others[:5], others[5:]
     found = _attend_backward(
-        gradient.contiguous(), query, key, value, out, total, whole, *ctx.bounds, levels, ctx.scale
+        gradient.contiguous(), query, key, value, out, total, whole, *ctx.bounds, levels, *ctx.options
     )
-    return *found, [None] * len(whole), None, None, [None] * len(levels), None
+    return *found, [None] * len(whole), None, None, [None] * len(levels), None, None
 
 
 _attend.register_autograd(_differentiate, setup_context=_save)
@@ -167,9 +176,11 @@ def _forward(
     spans: Spans,
     causal: bool,
     scale: float | None,
+    window: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Result `[n, H, D]` and float32 log-sum-exps `[H, n]`."""
-    found = _FORWARD(query, key, value, *spans, 0.0, causal, False, scale=scale)
+    causal, options = _visible(causal, window)
+    found = _FORWARD(query, key, value, *spans, 0.0, causal, False, scale=scale, **options)
     return found[0], found[1]
 
 
@@ -183,14 +194,23 @@ def _backward(
     spans: Spans,
     causal: bool,
     scale: float | None,
+    window: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key and value; without dropout the kernel does not look at its random state."""
     state = torch.empty(2, dtype=torch.uint64, device=query.device)
     unused = torch.empty(0, device=query.device)
+    causal, options = _visible(causal, window)
     found = _BACKWARD(
-        gradient, query, key, value, out, total, *spans, 0.0, causal, state, unused, scale=scale
+        gradient, query, key, value, out, total, *spans, 0.0, causal, state, unused, scale=scale, **options
     )
     return found[0], found[1], found[2]
+
+
+def _visible(causal: bool, window: int | None) -> tuple[bool, dict[str, int]]:
+    """What the kernel is told of the keys that a query sees; both ends of its window count."""
+    if window is None:
+        return causal, {}
+    return False, {"window_size_left": window - 1, "window_size_right": 0}
 
 
 def _merged(

@@ -1,5 +1,6 @@
 """Which tokens of a packed row attend to which: boundaries of its sequences, and the prefixes they share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,19 @@ class Levels:
 
 
 @dataclass(eq=False)
+class Near:
+    """What layers with a sliding window read of a row in which sequences share prefixes.
+
+    keys are those of `Segments.keys` that some token of their segment sees; levels are empty where the window
+    cuts any sequence, because readers of one level stand at different positions.
+    """
+
+    window: int
+    keys: SharedKeys
+    levels: Levels
+
+
+@dataclass(eq=False)
 class Segments:
     """Where each sequence of a packed row `[1, L]` starts and ends.
 
@@ -59,6 +73,7 @@ class Segments:
     max_length: an upper bound of the lengths, rounded up so that compiled code sees few different values.
     keys and levels: None where a segment attends to itself only; else a segment is the end of its sequence,
     and what comes before lies in other segments.
+    near: the same for layers with a sliding window, None for a model without them.
     """
 
     offsets: torch.Tensor
@@ -66,6 +81,19 @@ class Segments:
     max_length: int
     keys: SharedKeys | None = None
     levels: Levels | None = None
+    near: Near | None = None
+
+    def keys_within(self, window: int | None) -> SharedKeys | None:
+        """What a layer with this window, or none, has to gather; None where segments attend to themselves."""
+        near = self.near
+        return self.keys if window is None or near is None or near.window != window else near.keys
+
+    def levels_within(self, window: int | None) -> Levels | None:
+        """The levels that a layer with this window, or none, may take."""
+        if window is None or self.keys is None:
+            return self.levels
+        near = self.near
+        return near.levels if near is not None and near.window == window else _no_levels(self.offsets.device)
 
     @classmethod
     def from_offsets(cls, offsets: np.ndarray, device: torch.device | str = "cpu") -> "Segments":
@@ -73,21 +101,42 @@ class Segments:
         return cls(*_spans(offsets, device))
 
     @classmethod
-    def from_prefixes(cls, prefixes: Prefixes, device: torch.device | str = "cpu") -> "Segments":
-        """Build for the samples of a row; one that adds nothing to it is no segment."""
+    def from_prefixes(
+        cls, prefixes: Prefixes, device: torch.device | str = "cpu", window: int | None = None
+    ) -> "Segments":
+        """Build for the samples of a row; one that adds nothing to it is no segment.
+
+        window: of the model's layers with a sliding window, which it leaves fewer keys.
+        """
         lengths, new = np.diff(prefixes.boundaries), prefixes.new
         adds = new > 0
-        kept = prefixes.path[np.repeat(adds, lengths)]
-        row, keys = (np.concatenate([[0], np.cumsum(one[adds])]) for one in (new, lengths))
-        order = np.argsort(kept, kind="stable")
-        readers = np.bincount(kept)
-        shared = SharedKeys(
-            to_device(kept, device),
-            to_device(order, device),
-            to_device(np.cumsum(readers) - readers, device),
-            *_spans(keys, device),
-        )
-        return cls(*_spans(row, device), shared, _levels(prefixes, device))
+        shared, levels = _shared_keys(prefixes, lengths * adds, device), _levels(prefixes, device)
+        near = None
+        if window is not None:
+            kept = np.minimum(lengths, new + window - 1) * adds
+            cut = bool((lengths > window).any())
+            near = Near(
+                window,
+                _shared_keys(prefixes, kept, device) if cut else shared,
+                _no_levels(device) if cut else levels,
+            )
+        row = np.concatenate([[0], np.cumsum(new[adds])])
+        return cls(*_spans(row, device), shared, levels, near)
+
+
+def _shared_keys(prefixes: Prefixes, counts: np.ndarray, device: torch.device | str) -> SharedKeys:
+    """Of the last `counts` int `[n]` tokens of each sample; 0 leaves a sample out."""
+    lengths = np.diff(prefixes.boundaries)
+    before_end = np.repeat(prefixes.boundaries[1:], lengths) - np.arange(prefixes.boundaries[-1])
+    kept = prefixes.path[before_end <= np.repeat(counts, lengths)]
+    order = np.argsort(kept, kind="stable")
+    readers = np.bincount(kept)
+    return SharedKeys(
+        to_device(kept, device),
+        to_device(order, device),
+        to_device(np.cumsum(readers) - readers, device),
+        *_spans(np.concatenate([[0], np.cumsum(counts[counts > 0])]), device),
+    )
 
 
 def _levels(prefixes: Prefixes, device: torch.device | str) -> Levels:
@@ -109,12 +158,25 @@ def _levels(prefixes: Prefixes, device: torch.device | str) -> Levels:
             rows += [np.arange(*span) for span in zip(begin, end, strict=True)]
             sizes = (last - end).sum(), (end - begin).sum(), (last - end).max(), (end - begin).max()
             parts.append((len(level), *map(int, sizes)))
+    return _as_levels(offsets, rows, parts, device)
+
+
+def _as_levels(
+    offsets: Sequence[np.ndarray],
+    rows: Sequence[np.ndarray],
+    parts: Sequence[tuple[int, ...]],
+    device: torch.device | str,
+) -> Levels:
     table = np.zeros((1 + MOST_LEVELS, 5), np.int64)
     table[: len(parts)] = np.array(parts).reshape(-1, 5)
     # Never empty: code that is compiled for a size of 0 is compiled for that alone.
     filled = (np.concatenate([*one, np.zeros(2)]) for one in (offsets, rows))
     spans, indices = (to_device(one.astype(kind), device) for one, kind in zip(filled, (np.int32, np.int64)))
     return Levels(spans, indices, torch.from_numpy(table))
+
+
+def _no_levels(device: torch.device | str) -> Levels:
+    return _as_levels([], [], [], device)
 
 
 def _spans(offsets: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, tuple[int, ...], int]:

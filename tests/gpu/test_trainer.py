@@ -23,6 +23,7 @@ from pipelinerl.modeling import segments
 from pipelinerl.modeling.attention import varlen_attention
 from pipelinerl.modeling.logprobs import token_scores
 from pipelinerl.modeling.model import prepare_model
+from pipelinerl.modeling.prefixes import Prefixes
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.weights.transports.file import FileTransport
@@ -184,8 +185,12 @@ def test_the_loss_of_a_large_pack_stays_below_a_gigabyte() -> None:
     assert used <= 1e9
 
 
+@pytest.mark.parametrize("rule", [{}, {"sliding_window": 1}, {"sliding_window": 50}, {"softcap": 2.0}])
+@pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 4])
-def test_packed_attention_matches_float32_and_its_gradients(kv_heads: int) -> None:
+def test_packed_attention_matches_float32_and_its_gradients(
+    kv_heads: int, share: bool, rule: dict[str, Any]
+) -> None:
     generator = torch.Generator().manual_seed(1)
     offsets = np.array([0, 5, 6, 200, 333], np.int32)
     shapes = [(1, heads, 333, 64) for heads in (4, kv_heads, kv_heads)]
@@ -193,12 +198,16 @@ def test_packed_attention_matches_float32_and_its_gradients(kv_heads: int) -> No
     fast = [x.detach().cuda().bfloat16().requires_grad_() for x in plain]
     upstream = torch.randn(1, 333, 4, 64, generator=generator)
     module = torch.nn.Module()
-    expected, _ = varlen_attention(
-        module, plain[0], plain[1], plain[2], None, segments=Segments.from_offsets(offsets)
+    # Shared: the first sample's 200 tokens begin the second, whose other 133 are computed.
+    known = Prefixes(np.array([0, 200, 533]), np.array([0, 200], np.int32))
+    on_host, on_card = (
+        Segments.from_prefixes(known, device, rule.get("sliding_window"))
+        if share
+        else Segments.from_offsets(offsets, device)
+        for device in ("cpu", "cuda")
     )
-    found, _ = varlen_attention(
-        module, fast[0], fast[1], fast[2], None, segments=Segments.from_offsets(offsets, "cuda")
-    )
+    expected, _ = varlen_attention(module, plain[0], plain[1], plain[2], None, segments=on_host, **rule)
+    found, _ = varlen_attention(module, fast[0], fast[1], fast[2], None, segments=on_card, **rule)
     (expected * upstream).sum().backward()
     (found * upstream.cuda()).sum().backward()
     assert distance(found, expected) < 0.02

@@ -1,11 +1,12 @@
 """From the scheduler's plan to the tensors of one packed step, and attention over preallocated KV slots.
 
 Used by `model` and the forwards. A step is one packed row of T tokens: first one token for each decoding
-sequence, then pieces of prompts.
+sequence, then pieces of prompts. A slot keeps all keys of its sequence; a sliding window masks those
+before it.
 Shapes: T tokens of the step, S slots, C tokens per slot, H query heads, K key heads, D head size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from pipelinerl.engines.cpu.delta_net import Pieces, SlotStates
 from pipelinerl.engines.cpu.prefixes import Copies
 from pipelinerl.engines.cpu.scheduler import Plan
+from pipelinerl.modeling.capped_attention import Rule, capped, capped_attention, with_sinks
 
 
 class SlotCache:
@@ -102,6 +104,31 @@ class StepBatch:
     prefills: list[PrefillSegment]
     pieces: Pieces | None = None
     """Of a model that has states."""
+    windows: dict[int, tuple[Decodes | None, list[PrefillSegment]]] = field(default_factory=dict)
+    """Decodes and prefills with the masks of a window, made by the first layer that has it."""
+
+    def within(self, window: int) -> tuple[Decodes | None, list[PrefillSegment]]:
+        """Decodes and prefills of a layer that looks at `window` tokens, the one itself included."""
+        if window not in self.windows:
+            decodes = None if self.decodes is None else _decodes_within(self.decodes, window)
+            self.windows[window] = decodes, [_prefill_within(one, window) for one in self.prefills]
+        return self.windows[window]
+
+
+def _decodes_within(decodes: Decodes, window: int) -> Decodes:
+    if decodes.length <= window:
+        return decodes
+    last = decodes.mask.sum(-1, keepdim=True) - 1
+    return replace(decodes, mask=decodes.mask & (torch.arange(decodes.length) > last - window))
+
+
+def _prefill_within(segment: PrefillSegment, window: int) -> PrefillSegment:
+    if segment.stop <= window:
+        return segment
+    count = segment.end - segment.begin
+    first = segment.stop - count
+    mask = torch.ones(count, segment.stop, dtype=torch.bool).tril_(first).triu_(first - window + 1)
+    return replace(segment, mask=mask, causal=False)
 
 
 def pack(plan: Plan, cache: SlotCache) -> StepBatch:
@@ -175,16 +202,30 @@ def _decodes(slots: np.ndarray, positions: np.ndarray) -> Decodes:
     return Decodes(len(slots), span, mine, length, torch.from_numpy(mask)[:, None, None])
 
 
+_CAUSAL_ONLY = Rule()
+
+
 def attend(
-    query: torch.Tensor, layer: int, batch: StepBatch, segments: list[PrefillSegment], scaling: float | None
+    query: torch.Tensor,
+    layer: int,
+    batch: StepBatch,
+    segments: list[PrefillSegment],
+    scaling: float | None,
+    rule: Rule = _CAUSAL_ONLY,
 ) -> torch.Tensor:
-    """Attention of `query` [n, H, D], rows of the decodes first, then those of `segments`; same shape."""
+    """Attention of `query` [n, H, D], rows of the decodes first, then those of `segments`; same shape.
+
+    With a window `segments` are all of the batch.
+    """
     keys, values = batch.cache.keys[layer], batch.cache.values[layer]
+    decodes = batch.decodes
+    if rule.window is not None:
+        decodes, segments = batch.within(rule.window)
     parts = []
-    if batch.decodes is not None:
-        parts.append(_decode(query[: batch.decodes.count], keys, values, batch.decodes, scaling))
+    if decodes is not None:
+        parts.append(_decode(query[: decodes.count], keys, values, decodes, scaling, rule))
     for segment in segments:
-        parts.append(_prefill(query[segment.begin : segment.end], keys, values, segment, scaling))
+        parts.append(_prefill(query[segment.begin : segment.end], keys, values, segment, scaling, rule))
     # The last layer of a step that holds only inner pieces of prompts: no row is asked for.
     if not parts:
         return query
@@ -192,7 +233,12 @@ def attend(
 
 
 def _decode(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decodes: Decodes, scaling: float | None
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    decodes: Decodes,
+    scaling: float | None,
+    rule: Rule,
 ) -> torch.Tensor:
     """One query token per sequence, [n, H, D]; the H / K heads of a key head act as query positions."""
     _, heads, size = query.shape
@@ -203,16 +249,32 @@ def _decode(
         spread = query.new_zeros((span, heads, size))
         spread[decodes.slots] = query
         query = spread
-    output = scaled_dot_product_attention(
-        # Query heads of a key head stand where a kernel expects query positions: keys are not repeated for
-        # them.
-        query.reshape(span, keys.shape[2], -1, size),
-        keys[:span, :length].transpose(1, 2),
-        values[:span, :length].transpose(1, 2),
-        attn_mask=decodes.mask,
-        scale=scaling,
-    ).reshape(span, heads, size)
+    # Query heads of a key head stand where a kernel expects query positions: keys are not repeated for them.
+    grouped = query.reshape(span, keys.shape[2], -1, size)
+    known, told = (one[:span, :length].transpose(1, 2) for one in (keys, values))
+    if rule.has_kernel:
+        output = scaled_dot_product_attention(grouped, known, told, attn_mask=decodes.mask, scale=scaling)
+    else:
+        output = _weighted(grouped, known, told, decodes.mask, scaling, rule)
+    output = output.reshape(span, heads, size)
     return output if decodes.slots is None else output[decodes.slots]
+
+
+def _weighted(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float | None,
+    rule: Rule,
+) -> torch.Tensor:
+    """`_decode` where torch has no kernel: query [S, K, H / K, D], keys and values [S, K, C, D], as query."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = capped(query.float() @ keys.float().transpose(2, 3) * scale, rule.cap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    total = scores.logsumexp(-1)
+    total = with_sinks(total.flatten(1)[..., None], rule.sinks).view_as(total)
+    return ((scores - total[..., None]).exp() @ values.float()).to(query.dtype)
 
 
 def _prefill(
@@ -221,12 +283,17 @@ def _prefill(
     values: torch.Tensor,
     segment: PrefillSegment,
     scaling: float | None,
+    rule: Rule,
 ) -> torch.Tensor:
     """One piece of a prompt, [n, H, D], over everything its slot holds up to `stop`."""
+    query = query.transpose(0, 1)[None]
+    known, told = (one[segment.slot, : segment.stop].transpose(0, 1)[None] for one in (keys, values))
+    if not rule.has_kernel:
+        return capped_attention(query, known, told, scaling, *rule)[0].transpose(0, 1)
     output = scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        keys[segment.slot, : segment.stop].transpose(0, 1)[None],
-        values[segment.slot, : segment.stop].transpose(0, 1)[None],
+        query,
+        known,
+        told,
         attn_mask=segment.mask,
         is_causal=segment.causal,
         scale=scaling,

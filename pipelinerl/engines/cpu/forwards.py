@@ -12,10 +12,11 @@ from torch.nn.functional import silu
 from transformers import AttentionInterface
 
 from pipelinerl.engines.cpu.attention import StepBatch, attend, narrow
+from pipelinerl.modeling.capped_attention import Rule
 
 ATTENTION_NAME = "pipelinerl_slots"
 # Keyword arguments of attention functions that change the result and that `attend` does not compute.
-_UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask")
+_UNSUPPORTED = ("sinks", "head_mask")
 # What `FusedForward` computes, and whether queries and keys are normalised, which is all that differs.
 _NORMALISED = {"Qwen3ForCausalLM": True, "LlamaForCausalLM": False}
 # Kinds of rotation whose angles follow from the position alone; the others also look at how long a text is.
@@ -33,6 +34,9 @@ def _slot_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     step_batch: StepBatch | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention function for transformers: query [1, H, T, D], key and value [1, K, T, D] to [1, T, H, D]."""
@@ -43,7 +47,8 @@ def _slot_attention(
             raise ValueError(f"{type(module).__name__} needs attention with {name}, which is not supported")
     layer = module.layer_idx
     step_batch.cache.store(layer, step_batch.places, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    output = attend(query[0].transpose(0, 1), layer, step_batch, step_batch.prefills, scaling)
+    rule = Rule(sliding_window, softcap, s_aux)
+    output = attend(query[0].transpose(0, 1), layer, step_batch, step_batch.prefills, scaling, rule)
     return output[None], None
 
 
@@ -155,6 +160,7 @@ def fused_forward_applies(module: Any) -> bool:
     return (
         type(module).__name__ in _NORMALISED
         and config.hidden_act == "silu"
+        and "sliding_attention" not in (getattr(config, "layer_types", None) or ())
         and config.rope_parameters["rope_type"] in _FIXED_ROTATIONS
         # The fused matrices have no place for a bias.
         and not any(name.endswith(".bias") for name, _ in module.named_parameters())

@@ -7,6 +7,7 @@ with that before anything is served.
 import json
 import logging
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from pipelinerl.engines.cpu.sequence import Request
 from pipelinerl.engines.cpu.settings import EngineSettings
 from pipelinerl.engines.openai.protocol import SamplingFields
 from pipelinerl.modeling.delta_net import delta_nets, use_packed_delta_nets
+from pipelinerl.modeling.layer_kinds import TRAINED, unknown_kinds
 from pipelinerl.modeling.loading import load_causal_lm
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ SELF_CHECK_LIMITS = {torch.float32: 2e-5, torch.bfloat16: 0.25}
 # may be so many times as far from it as the model's own forward is.
 WIDER = {torch.float32: torch.float64, torch.bfloat16: torch.float32}
 ROUNDING_FACTOR = 3.0
+LONGEST_CHECK = 1024
+"""Tokens of the check at start of a model with sliding windows; their masks have tests of their own."""
 
 
 class UnsupportedModel(ValueError):
@@ -71,7 +75,7 @@ class PackedModel:
             self.pool_rows,
         )
         self.cache.states = slot_states(self.module, settings.max_num_seqs)
-        self._check(min(24, settings.max_model_len), settings)
+        self._check(_check_length(config, settings), settings)
 
     @property
     def forward_name(self) -> str:
@@ -95,6 +99,7 @@ class PackedModel:
         with torch.inference_mode():
             # Before a forward is chosen: both change the module, one its attention, the other where weights
             # lie.
+            _use_capping_attention(self.module)
             expected = self.module(torch.tensor([prompt]), use_cache=False).logits[0].float()
         if fused_forward_applies(self.module):
             self._forward = FusedForward(self.module, settings.max_model_len)
@@ -116,7 +121,7 @@ class PackedModel:
                 for chunk in (*piece.decodes, *piece.prefills)
                 if chunk.end > chunk.start
             ]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
             raise UnsupportedModel(f"{type(self.module).__name__} cannot use KV slots: {error}") from error
         difference, limit = _difference(torch.cat(found), expected), SELF_CHECK_LIMITS[self.dtype]
         # Not `>`: that would let NaN pass.
@@ -134,6 +139,7 @@ class PackedModel:
         # Loaded anew, because choosing a forward has changed the module; only such models pay for it.
         wider = load_causal_lm(settings.model, dtype=WIDER[self.dtype], local_files_only=True).eval()
         use_packed_delta_nets(wider)
+        _use_capping_attention(wider)
         with torch.inference_mode():
             exact = wider(torch.tensor([prompt]), use_cache=False).logits[0]
         error, rounding = _difference(found, exact), _difference(own, exact)
@@ -151,15 +157,27 @@ def _difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def _check_config(config: transformers.PreTrainedConfig, settings: EngineSettings, with_states: bool) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    # `attend` covers everything that a slot holds, so a sliding window would be ignored.
-    if kinds - {"full_attention", *(["linear_attention"] if with_states else [])}:
-        raise UnsupportedModel(f"layers of type {sorted(kinds)}: only full_attention is supported")
+    if unknown := unknown_kinds(getattr(config, "layer_types", None) or (), with_states):
+        raise UnsupportedModel(
+            f"layers of type {', '.join(unknown)}: only {' and '.join(TRAINED)} are supported"
+        )
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and settings.max_model_len > longest:
         raise UnsupportedModel(
             f"--max-model-len {settings.max_model_len} exceeds the model's {longest} positions; lower it"
         )
+
+
+def _check_length(config: transformers.PreTrainedConfig, settings: EngineSettings) -> int:
+    """Tokens of the check at start: beyond a sliding window, where that is not too long."""
+    window = getattr(config, "sliding_window", None) or 0
+    return min(settings.max_model_len, max(24, min(window + 8, LONGEST_CHECK)))
+
+
+def _use_capping_attention(module: Any) -> None:
+    """Of transformers' own attentions for a CPU only one caps scores; the others leave the cap out."""
+    if getattr(module.config, "attn_logit_softcapping", None) is not None:
+        module.set_attn_implementation("eager")
 
 
 def _eos_ids(settings: EngineSettings, config: transformers.PreTrainedConfig) -> frozenset[int]:

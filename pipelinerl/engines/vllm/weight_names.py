@@ -1,9 +1,10 @@
-"""Names of expert tensors for vLLM, where its model does not have those of transformers'.
+"""Names of tensors for vLLM, where its model does not have those of transformers'.
 
 transformers keeps all experts of a layer in `experts.gate_up_proj` and `experts.down_proj`, and Qwen's models
 in vLLM load these. The types below have other names there. Read in 0.26 and 0.33: `mixtral.py`, `phimoe.py`,
 `granitemoe.py`, and `RoutedExperts`, which calls both parts of a layer `w13` and `w2` where single experts
-have `w1`, `w2` and `w3`. Granite's own loop knows the names of its checkpoint only.
+have `w1`, `w2` and `w3`. Granite's own loop knows the names of its checkpoint only. GPT-NeoX's output head is
+`embed_out` in `gpt_neox.py`, as in its checkpoints.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ ENDINGS: Mapping[str, Endings] = {
     "phimoe": {**_STACKED, ".mlp.router.weight": ".block_sparse_moe.gate.weight"},
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE,
+    "gpt_neox": {"lm_head.weight": "embed_out.weight"},
 }
 """By model type: what a name ends with in the trainer, and in a version for vLLM. Shapes stay."""
 

@@ -13,6 +13,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.checks.dotted import dotted, signature_problem
 from pipelinerl.launcher.checks.imports import calls
+from pipelinerl.modeling.layer_kinds import refusal, unknown_kinds
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
 MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
@@ -102,7 +103,6 @@ def model_problems(cfg: Config) -> Iterator[str]:
             if "finetune" in cfg.debug.roles:
                 yield from _quantised(path, config)
                 yield from _layers(path, config)
-                yield from _capped(path, config)
     elif path.exists():
         yield f"model_path={path}: a file; give the folder that holds config.json"
     elif cfg.bootstrap.phases and path == Path(cfg.bootstrap_out):
@@ -144,13 +144,8 @@ def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
     """Kinds of layers that the trainer refuses once it has loaded the model; not every file has them."""
     kinds = _of_text(config).get("layer_types")
     types = {_of_text(config).get("model_type"), config.get("model_type")}
-    known = {"full_attention", *(["linear_attention"] if types & {*WITH_STATES} else [])}
-    others = sorted({*map(str, kinds)} - known) if isinstance(kinds, list) else []
-    if others:
-        yield (
-            f"model_path={path}: has layers of {', '.join(others)}; only full_attention can be trained on "
-            "packed rows; give a model that has no others"
-        )
+    if others := unknown_kinds(kinds if isinstance(kinds, list) else (), bool(types & {*WITH_STATES})):
+        yield f"model_path={path}: {refusal(others)}; give a model that has no others"
 
 
 def _quantised(path: Path, config: dict[str, Any]) -> Iterator[str]:
@@ -161,15 +156,6 @@ def _quantised(path: Path, config: dict[str, Any]) -> Iterator[str]:
         yield (
             f"model_path={path}: its weights are quantised ({method}), and training needs them in bfloat16; "
             "give a model in bfloat16, such as what transformers saves of this one once it is dequantised"
-        )
-
-
-def _capped(path: Path, config: dict[str, Any]) -> Iterator[str]:
-    cap = _of_text(config).get("final_logit_softcapping")
-    if cap is not None:
-        yield (
-            f"model_path={path}: caps its logits (final_logit_softcapping={cap}), and the trainer does not; "
-            "give a model that has no cap"
         )
 
 

@@ -13,10 +13,20 @@ from transformers import (
     BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from pipelinerl.engines.client import Generation, SamplingParams
@@ -165,11 +175,55 @@ async def test_logits_are_scaled_as_the_architecture_says(tmp_path: Path, dtype:
     assert found.max() <= TOLERANCE if dtype == "float32" else found.mean() < 0.1
 
 
+WINDOW: dict[str, Any] = {"sliding_window": 20, "num_key_value_heads": 2, "initializer_range": 0.15}
+WINDOW |= {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 512}
+LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
+CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 6.0, "head_dim": 16}
+WINDOWED: list[tuple[Any, Any, dict[str, Any]]] = [
+    (MistralConfig, MistralForCausalLM, {}),
+    (Gemma3TextConfig, Gemma3ForCausalLM, LAYERS | {"head_dim": 16}),
+    (Gemma2Config, Gemma2ForCausalLM, LAYERS | CAPS),
+    (Qwen3Config, Qwen3ForCausalLM, LAYERS | {"use_sliding_window": True, "head_dim": 16}),
+    (
+        GptOssConfig,
+        GptOssForCausalLM,
+        LAYERS | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    ),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("config", "family", "fields"), WINDOWED, ids=lambda one: getattr(one, "__name__", "")
+)
+async def test_windows_caps_and_sinks_give_the_models_own_logprobs(
+    config: Any, family: Any, fields: dict[str, Any], dtype: str, tmp_path: Path
+) -> None:
+    """Prompts and answers shorter and longer than the window, in pieces, many at a time."""
+    torch.manual_seed(0)
+    family(config(**SIZES | WINDOW | fields)).save_pretrained(tmp_path)
+    model = reference(tmp_path)
+    model.set_attn_implementation("eager")
+    async with running_engine(tmp_path, dtype=dtype, max_prefill_tokens=48) as engine:
+        runs = await asyncio.gather(
+            *(
+                engine.client.generate(
+                    random_prompt(length, seed=length),
+                    SamplingParams(max_tokens=30, temperature=0.7, seed=1, ignore_eos=True),
+                )
+                for length in (1, 5, 19, 20, 21, 100, 150)
+            )
+        )
+    for one in runs:
+        found = difference(one, model, 0.7)
+        assert found.max() <= TOLERANCE if dtype == "float32" else found.mean() < 0.3
+
+
 def test_an_architecture_that_cannot_be_served_right_is_refused_at_start(tmp_path: Path) -> None:
-    config = Gemma2Config(hidden_size=64, intermediate_size=96, num_key_value_heads=4, head_dim=16, **SIZES)
-    Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma2")
-    with pytest.raises(UnsupportedModel, match="only full_attention is supported"):
-        PackedModel(EngineSettings(model=tmp_path / "gemma2"))
+    linear = {"layer_types": ["linear_attention", "full_attention"], "num_experts": 2}
+    Qwen3NextForCausalLM(Qwen3NextConfig(hidden_size=64, **SIZES | linear)).save_pretrained(tmp_path / "next")
+    with pytest.raises(UnsupportedModel, match="linear_attention: only full_attention and sliding_attention"):
+        PackedModel(EngineSettings(model=tmp_path / "next"))
     config = BloomConfig(hidden_size=64, vocab_size=VOCAB, n_layer=2, n_head=4)
     BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
     with pytest.raises(UnsupportedModel, match=r"packed forward differs from the model.s own"):

@@ -307,22 +307,8 @@ def test_layers_that_mix_texts_are_refused_before_an_engine_starts(
         (model / "config.json").write_text(json.dumps({"text_config": text} if nested else text))
 
     write("linear_attention", "full_attention")
-    assert "layers of linear_attention; only full_attention" in refused()
-    write("full_attention")
-    placed()
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_model_that_caps_its_logits_is_refused_before_an_engine_starts(
-    refused: Refused, placed: Placed, model: Path, nested: bool
-) -> None:
-    def write(cap: float | None) -> None:
-        text = {"final_logit_softcapping": cap}
-        (model / "config.json").write_text(json.dumps({"text_config": text} if nested else text))
-
-    write(30.0)
-    assert f"model_path={model}: caps its logits (final_logit_softcapping=30.0)" in refused()
-    write(None)
+    assert "layers of linear_attention; only full_attention and sliding_attention can" in refused()
+    write("full_attention", "sliding_attention")
     placed()
 
 

@@ -98,8 +98,11 @@ SSM: dict[str, Any] = {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups
 @pytest.mark.parametrize(
     ("family", "fields", "said"),
     [
-        ("Gemma3", {"sliding_window": 4}, "layers of sliding_attention"),
-        ("Mistral", {"sliding_window": 4}, r"layers of sliding_attention \(sliding_window=4\)"),
+        (
+            "Llama",
+            {"layer_types": ["sliding_attention", "chunked_attention"]},
+            "layers of chunked_attention; only full_attention and sliding_attention can",
+        ),
         ("Mamba2", SSM, "layers of linear_attention"),
         ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "layers of conv"),
         ("Bloom", {"n_head": 2}, "cannot be given another attention"),
@@ -110,5 +113,3 @@ def test_layers_that_would_mix_texts_are_refused(family: str, fields: dict[str, 
     config = getattr(transformers, named)(**SMALL | fields)
     with pytest.raises(ValueError, match=f"^{family}ForCausalLM .*{said}.* packed rows$"):
         prepare_model(getattr(transformers, f"{family}ForCausalLM")(config))
-    window = transformers.MistralConfig(**SMALL, sliding_window=None)
-    prepare_model(transformers.MistralForCausalLM(window))

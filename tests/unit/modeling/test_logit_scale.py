@@ -32,6 +32,8 @@ SCALED: list[tuple[str, dict[str, Any], float]] = [
     ("Granite", {"logits_scaling": 6.0, **GRANITE}, 1 / 6),
     ("GraniteMoe", {"logits_scaling": 4.0, "num_local_experts": 2, **GRANITE}, 1 / 4),
     ("Cohere", {"logit_scale": 0.25}, 0.25),
+    ("NanoChat", {"final_logit_softcapping": 2.0}, 1.0),
+    ("Gemma2", {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 4.0, "head_dim": 8}, 1.0),
     ("Llama", {}, 1.0),
 ]
 
@@ -39,6 +41,7 @@ SCALED: list[tuple[str, dict[str, Any], float]] = [
 def random_model(family: str, **fields: Any) -> PreTrainedModel:
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**SMALL | fields)
+    config._attn_implementation = "eager"  # of transformers' others not every one caps
     model: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config)
     return model.eval()
 
@@ -84,11 +87,19 @@ def test_tokens_are_drawn_from_the_models_own_logits(
         assert torch.equal(policy.next_tokens(rows, noise), expected)
 
 
-def test_capped_logits_are_refused() -> None:
-    model = random_model("NanoChat", final_logit_softcapping=15.0)
-    with pytest.raises(ValueError, match=r"^NanoChatForCausalLM caps its logits \(final_logit_soft"):
-        prepare_model(model)
-    prepare_model(random_model("NanoChat", final_logit_softcapping=None))
+class Uncapped(transformers.LlamaForCausalLM):
+    """Its configuration names a cap that its logits, which are large, have not."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * 10
+        return output
+
+
+def test_a_cap_that_is_not_the_models_own_is_refused() -> None:
+    config = transformers.LlamaConfig(**SMALL, final_logit_softcapping=0.5, logits_scaling=0.1)
+    with pytest.raises(ValueError, match=r"^Uncapped does more to its logits than is known"):
+        prepare_model(Uncapped(config))
 
 
 class Louder(transformers.LlamaForCausalLM):

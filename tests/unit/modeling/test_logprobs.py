@@ -10,9 +10,15 @@ from pipelinerl.modeling.logprobs import token_scores
 
 
 def naive(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, t: float
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    t: float,
+    cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = (torch.nn.functional.linear(hidden, weight, bias) / t).log_softmax(-1)
+    logits = torch.nn.functional.linear(hidden, weight, bias) / t
+    logits = (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)
     return logits.gather(1, targets[:, None])[:, 0], -(logits.exp() * logits).sum(-1)
 
 
@@ -48,6 +54,7 @@ def test_nonsense_is_refused() -> None:
     scale=st.sampled_from([0.1, 1.0, 6.0]),
     with_bias=st.booleans(),
     used=st.sampled_from(["both", "logprobs", "entropy"]),
+    cap=st.sampled_from([None, None, 2.0, 30.0]),
     seed=st.integers(0, 1000),
 )
 def test_any_shape_equals_the_plain_softmax_in_float64(
@@ -59,6 +66,7 @@ def test_any_shape_equals_the_plain_softmax_in_float64(
     scale: float,
     with_bias: bool,
     used: str,
+    cap: float | None,
     seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -67,10 +75,10 @@ def test_any_shape_equals_the_plain_softmax_in_float64(
     bias = torch.randn(vocabulary, generator=generator).requires_grad_() if with_bias else None
     targets = torch.randint(0, vocabulary, (n,), generator=generator)
     upstream = torch.randn(2, n, generator=generator)
-    scores = token_scores(hidden, weight, targets, temperature, bias, chunk_rows * vocabulary)
+    scores = token_scores(hidden, weight, targets, temperature, bias, chunk_rows * vocabulary, cap)
     leaves = [hidden, weight] if bias is None else [hidden, weight, bias]
     exact = [x.detach().double().requires_grad_() for x in leaves]
-    plain, entropy = naive(exact[0], exact[1], exact[2] if with_bias else None, targets, temperature)
+    plain, entropy = naive(exact[0], exact[1], exact[2] if with_bias else None, targets, temperature, cap)
     tolerance = {"atol": 2e-4 * max(1.0, scale), "rtol": 1e-4}
     torch.testing.assert_close(scores.logprobs.double(), plain, **tolerance)
     torch.testing.assert_close(scores.entropy.double(), entropy, **tolerance)
@@ -101,7 +109,8 @@ def test_the_gradient_of_a_small_entropy_keeps_its_digits() -> None:
     torch.testing.assert_close(gradients[1], gradients[0], atol=2e-5, rtol=1e-4)
 
 
-def test_no_matrix_over_the_vocabulary_is_kept_for_the_backward() -> None:
+@pytest.mark.parametrize("cap", [None, 5.0])
+def test_no_matrix_over_the_vocabulary_is_kept_for_the_backward(cap: float | None) -> None:
     n, width, vocabulary = 64, 4, 512
     kept: list[int] = []
 
@@ -112,7 +121,9 @@ def test_no_matrix_over_the_vocabulary_is_kept_for_the_backward() -> None:
     hidden = torch.randn(n, width, requires_grad=True)
     weight = torch.randn(vocabulary, width, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        token_scores(hidden, weight, torch.zeros(n, dtype=torch.int64), chunk_elements=8 * vocabulary)
+        token_scores(
+            hidden, weight, torch.zeros(n, dtype=torch.int64), chunk_elements=8 * vocabulary, cap=cap
+        )
     assert max(kept) <= max(n * width, vocabulary * width) < n * vocabulary
 
 

@@ -26,12 +26,21 @@ def spans(offsets: torch.Tensor, known: torch.Tensor) -> Spans:
     return [(slice(a, b), slice(c, d)) for a, b, c, d in pairs]
 
 
-def scores(query: torch.Tensor, key: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
-    """[H, n, m], aligned at the lower right."""
+def scores(
+    query: torch.Tensor, key: torch.Tensor, causal: bool, scale: float, left: int, right: int
+) -> torch.Tensor:
+    """[H, n, m], aligned at the lower right; of a window both ends count, and -1 is none."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     found = torch.einsum("nhd,mhd->hnm", query, key) * scale
     if causal:
         hidden = torch.ones(found.shape[1:], dtype=torch.bool).triu(1 + found.shape[2] - found.shape[1])
+        found = found.masked_fill(hidden, -torch.inf)
+    behind = found.shape[2] - found.shape[1]
+    if left >= 0:
+        hidden = torch.ones(found.shape[1:], dtype=torch.bool).tril(behind - left - 1)
+        found = found.masked_fill(hidden, -torch.inf)
+    if right >= 0:
+        hidden = torch.ones(found.shape[1:], dtype=torch.bool).triu(behind + right + 1)
         found = found.masked_fill(hidden, -torch.inf)
     return found
 
@@ -49,11 +58,13 @@ def forward(
     _: bool,
     *,
     scale: float,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out, total = torch.empty_like(query), query.new_empty(query.shape[1], len(query))
     for rows, keys in spans(offsets, known):
         assert 0 < rows.stop - rows.start <= n and 0 < keys.stop - keys.start <= m
-        found = scores(query[rows], key[keys], causal, scale)
+        found = scores(query[rows], key[keys], causal, scale, window_size_left, window_size_right)
         total[:, rows] = found.logsumexp(-1)
         values = value[keys].repeat_interleave(query.shape[1] // value.shape[1], 1)
         out[rows] = torch.einsum("hnm,mhd->nhd", found.softmax(-1), values)
@@ -77,12 +88,17 @@ def backward(
     unused: Any,
     *,
     scale: float,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """From the result and the log-sum-exps that it is given, which may be of more keys than these."""
     sums = [torch.zeros_like(one) for one in (query, key, value)]
     shared = query.shape[1] // key.shape[1]
     for rows, keys in spans(offsets, known):
-        weights = (scores(query[rows], key[keys], causal, scale) - total[:, rows, None]).exp()
+        weights = (
+            scores(query[rows], key[keys], causal, scale, window_size_left, window_size_right)
+            - total[:, rows, None]
+        ).exp()
         values = value[keys].repeat_interleave(shared, 1)
         by_weight = torch.einsum("nhd,mhd->hnm", gradient[rows], values)
         constant = (gradient[rows] * out[rows]).sum(-1).T[..., None]
@@ -109,15 +125,18 @@ def row_of(texts: Sequence[Sequence[int]]) -> Prefixes:
     return Prefixes(np.cumsum([0, *map(len, ids)]), shared_with_previous(ids))
 
 
-def attended(segments: Segments, fast: bool, kv_heads: int) -> list[torch.Tensor]:
+def attended(segments: Segments, fast: bool, kv_heads: int, window: int | None = None) -> list[torch.Tensor]:
     """Result and gradients."""
     generator, length = torch.Generator().manual_seed(0), segments.offsets.tolist()[-1]
     shapes = [(1, heads, length, SIZE) for heads in (HEADS, kv_heads, kv_heads)]
     states = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+    query, key, value = states
     upstream = torch.randn(1, length, HEADS, SIZE, generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "_has_varlen_kernel", lambda query, value: fast)
-        out, _ = varlen_attention(torch.nn.Module(), *states, None, scaling=0.3, segments=segments)
+        out, _ = varlen_attention(
+            torch.nn.Module(), query, key, value, None, scaling=0.3, segments=segments, sliding_window=window
+        )
     (out * upstream).sum().backward()
     return [out.detach(), *(one.grad for one in states if one.grad is not None)]
 
@@ -126,10 +145,14 @@ TEXTS = st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=9), min_size=1
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(TEXTS, st.sampled_from([1, 2, 4]))
-def test_the_trie_gives_what_sequences_give(texts: list[list[int]], kv_heads: int) -> None:
-    segments = Segments.from_prefixes(row_of(texts))
-    for found, expected in zip(attended(segments, True, kv_heads), attended(segments, False, kv_heads)):
+@given(TEXTS, st.sampled_from([1, 2, 4]), st.sampled_from([None, 1, 2, 5, 9]), st.booleans())
+def test_the_trie_gives_what_sequences_give(
+    texts: list[list[int]], kv_heads: int, window: int | None, told: bool
+) -> None:
+    segments = Segments.from_prefixes(row_of(texts), window=window if told else None)
+    plain = Segments.from_prefixes(row_of(texts))
+    expectations = attended(plain, False, kv_heads, window)
+    for found, expected in zip(attended(segments, True, kv_heads, window), expectations):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -160,7 +183,7 @@ def test_keys_of_few_readers_are_gathered(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_one_operation_whatever_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled once for rows of levels and of none, and differentiable there."""
+    """Compiled once for rows of levels and of none, once more with a window, and differentiable there."""
     monkeypatch.setattr(symbolic_shapes, "use_duck_shape", False)  # as `compiled` does
     graphs = 0
 
@@ -169,12 +192,15 @@ def test_one_operation_whatever_the_row(monkeypatch: pytest.MonkeyPatch) -> None
         graphs += 1
         return module.forward
 
-    def layer(states: torch.Tensor, segments: Segments) -> torch.Tensor:
-        return prefix_attention.prefix_attention(states, states, states, segments, 0.3).square()
+    def layer(states: torch.Tensor, segments: Segments, windowed: bool) -> torch.Tensor:
+        window = 4 if windowed else None
+        return prefix_attention.prefix_attention(states, states, states, segments, 0.3, window).square()
 
     compiled = torch.compile(layer, dynamic=True, fullgraph=True, backend=counting)
-    for texts in ([[1, 1, 1, 2, n] for n in range(5)], COMB, COMB[:4], [[1, 2, 3], [4, 5, 6, 7]]):
-        segments = Segments.from_prefixes(row_of(texts))
-        states = torch.randn(int(segments.offsets[-1]), HEADS, SIZE, requires_grad=True)
-        torch.testing.assert_close(compiled(states, segments), layer(states, segments))
-    assert graphs == 1
+    for windowed in (False, True):
+        for texts in ([[1, 1, 1, 2, n] for n in range(5)], COMB, COMB[:4], [[1, 2, 3], [4, 5, 6, 7]]):
+            segments = Segments.from_prefixes(row_of(texts), window=4)
+            states = torch.randn(int(segments.offsets[-1]), HEADS, SIZE, requires_grad=True)
+            expected = layer(states, segments, windowed)
+            torch.testing.assert_close(compiled(states, segments, windowed), expected)
+        assert graphs == 1 + windowed
