@@ -25,8 +25,6 @@ from transformers import (
     MistralForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
 )
 
 from pipelinerl.engines.client import Generation, SamplingParams
@@ -220,10 +218,12 @@ async def test_windows_caps_and_sinks_give_the_models_own_logprobs(
 
 
 def test_an_architecture_that_cannot_be_served_right_is_refused_at_start(tmp_path: Path) -> None:
-    linear = {"layer_types": ["linear_attention", "full_attention"], "num_experts": 2}
-    Qwen3NextForCausalLM(Qwen3NextConfig(hidden_size=64, **SIZES | linear)).save_pretrained(tmp_path / "next")
-    with pytest.raises(UnsupportedModel, match="linear_attention: only full_attention and sliding_attention"):
-        PackedModel(EngineSettings(model=tmp_path / "next"))
+    chunks = {"layer_types": ["chunked_attention", "full_attention"], "intermediate_size": 64}
+    LlamaForCausalLM(LlamaConfig(hidden_size=64, **SIZES | chunks)).save_pretrained(tmp_path / "chunks")
+    with pytest.raises(
+        UnsupportedModel, match="chunked_attention: only full_attention and sliding_attention"
+    ):
+        PackedModel(EngineSettings(model=tmp_path / "chunks"))
     config = BloomConfig(hidden_size=64, vocab_size=VOCAB, n_layer=2, n_head=4)
     BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
     with pytest.raises(UnsupportedModel, match=r"packed forward differs from the model.s own"):
