@@ -220,7 +220,7 @@ async def test_windows_caps_and_sinks_give_the_models_own_logprobs(
 def test_an_architecture_that_cannot_be_served_right_is_refused_at_start(tmp_path: Path) -> None:
     chunks = {"layer_types": ["chunked_attention", "full_attention"], "intermediate_size": 64}
     LlamaForCausalLM(LlamaConfig(hidden_size=64, **SIZES | chunks)).save_pretrained(tmp_path / "chunks")
-    with pytest.raises(
+    with pytest.raises(UnsupportedModel, match="layers of type chunked_attention: only full_attention and"):
         UnsupportedModel, match="chunked_attention: only full_attention and sliding_attention"
     ):
         PackedModel(EngineSettings(model=tmp_path / "chunks"))
