@@ -164,6 +164,11 @@ class Config(OpenSection):
         """Samples that may be ahead of the last weight version under `max_lag`; None without a bound."""
         return self.derived.admitted(self.max_lag)
 
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that the trainer's ranks compute at a time, so partitions of `training_data`."""
+        return max(1, self.derived.trainer_ranks // self.finetune.seq_parallel)
+
     def total_texts(self, step: int = 0, texts: int = 0) -> int:
         """Samples of the whole run, `texts` of which were trained in `step` steps before a resume.
 

@@ -16,6 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipelinerl.modeling.prefix_attention import prefix_attention
 from pipelinerl.modeling.segments import Segments
+from pipelinerl.modeling.seq_parallel import over_ranks
 
 ATTENTION_NAME = "pipelinerl_varlen"
 PER_TEXT_NAME = "pipelinerl_per_text"
@@ -143,5 +144,5 @@ def _cuda_varlen(
     return varlen_attn(q, k, v, segments.offsets, segments.offsets, bound, bound, **options)[None]
 
 
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, varlen_attention)
-ALL_ATTENTION_FUNCTIONS.register(PER_TEXT_NAME, partial(varlen_attention, use_kernel=False))
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, over_ranks(varlen_attention))
+ALL_ATTENTION_FUNCTIONS.register(PER_TEXT_NAME, over_ranks(partial(varlen_attention, use_kernel=False)))

@@ -1,12 +1,16 @@
 """Which tokens of a packed row attend to which: boundaries of its sequences, and the prefixes they share."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from pipelinerl.modeling.prefixes import Prefixes
 from pipelinerl.modeling.tensors import to_device
+
+if TYPE_CHECKING:
+    from pipelinerl.modeling.seq_parallel import RowGroup
 
 MAX_LENGTH_GRANULARITY = 64
 MOST_LEVELS = 4
@@ -59,6 +63,7 @@ class Segments:
     max_length: an upper bound of the lengths, rounded up so that compiled code sees few different values.
     keys and levels: None where a segment attends to itself only; else a segment is the end of its sequence,
     and what comes before lies in other segments.
+    ranks: those that share the row, of which each computes a slice; None: this one computes all of it.
     """
 
     offsets: torch.Tensor
@@ -66,6 +71,7 @@ class Segments:
     max_length: int
     keys: SharedKeys | None = None
     levels: Levels | None = None
+    ranks: "RowGroup | None" = None
 
     @classmethod
     def from_offsets(cls, offsets: np.ndarray, device: torch.device | str = "cpu") -> "Segments":

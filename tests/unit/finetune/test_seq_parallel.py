@@ -1,0 +1,89 @@
+"""Ranks that share a row do what one rank does: gradients and metrics of every loss, and a whole training."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from pipelinerl.finetune.metrics import Hardware, StepStatistics, step_metrics
+from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.losses import Coefficients
+from tests.support.row_ranks import CASES, TEXTS, learner_of, model_of, run, step_of
+from tests.unit.finetune.test_ranks import DEADLINE_S, start_ranks
+
+RUN = [case for case in CASES if case != "adapters" or find_spec("peft")]
+OF_MICRO_BATCHES = ("rl/max_loss", "rl/min_loss")
+"""Metrics that depend on how texts are packed."""
+
+
+def tolerance(case: str) -> float:
+    return 0.05 if case == "bfloat16" else 1e-5
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(2, 2), (4, 4), (4, 2)],
+    ids=["2 ranks", "4 ranks", "2 rows of 2 ranks"],
+)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int, Path]:
+    """How many ranks there were, how many for each row, and where each case left what it found."""
+    count, size = request.param
+    folder = tmp_path_factory.mktemp("rows")
+    for case in RUN:
+        model_of(case).save_pretrained(folder / case / "model")
+    for code, said in start_ranks(folder, count, "row_ranks.py", cases=RUN, size=size):
+        assert code == 0, said[-3000:]
+    return count, size, folder
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+@pytest.mark.parametrize("case", RUN)
+def test_gradients_and_metrics_are_those_of_one_rank(
+    ranks: tuple[int, int, Path], case: str, tmp_path: Path
+) -> None:
+    count, size, folder = ranks
+    fields: dict[str, Any] = CASES[case]
+    (batches,) = step_of(case, 1)
+    assert len(batches) > 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CASES, case, {name: value for name, value in fields.items() if name != "use_fsdp"})
+        learner = learner_of(case, tmp_path, Ranks())
+    expected, measured = run(learner, batches, len(batches))
+    assert sum(bool(one.any()) for one in expected.values()) > len(expected) / 2
+    scale = max(float(one.abs().max()) for one in expected.values())
+    for rank in range(count):
+        found = load_file(folder / case / f"{rank}.safetensors")
+        assert found.keys() == expected.keys()
+        for name, gradient in expected.items():
+            difference = float((found[name] - gradient).abs().max())
+            assert difference <= tolerance(case) * scale, (rank, name, difference, scale)
+    assert_metrics(folder / case, count, size, [one.vector.tolist() for one in measured], tolerance(case))
+    if count == size:  # rows are the same ones then
+        texts = [one.texts_2S.tolist() for one in measured]
+        for rank in range(count):
+            own = [one for _, one in json.loads((folder / case / f"{rank}.json").read_text())]
+            for ours, theirs in zip(own, texts, strict=True):
+                np.testing.assert_allclose(ours, theirs, atol=tolerance(case), rtol=tolerance(case))
+
+
+def assert_metrics(
+    folder: Path, count: int, size: int, expected: list[list[float]], tolerance: float
+) -> None:
+    """Those of the step, from the ranks that count; every rank of a group has measured the same."""
+    vectors: list[list[float]] = []
+    for first in range(0, count, size):
+        group = [json.loads((folder / f"{first + one}.json").read_text()) for one in range(size)]
+        assert all(one == group[0] for one in group)
+        vectors += [vector for vector, _ in group[0]]
+    ours, theirs = (
+        step_metrics(StepStatistics(one, TEXTS), Coefficients(), 1, Hardware(16, 1, None))
+        for one in (vectors, expected)
+    )
+    assert ours.keys() == theirs.keys() and "rl/ess" in theirs
+    for name, value in theirs.items():
+        if name.startswith("rl/") and (name not in OF_MICRO_BATCHES or count == size):
+            assert ours[name] == pytest.approx(value, rel=10 * tolerance, abs=10 * tolerance), name
