@@ -16,7 +16,12 @@ from pipelinerl.launcher.cards import CardOf, card_memory
 from pipelinerl.launcher.decoder_shape import decoder_shape, has_experts, model_config
 from pipelinerl.launcher.memory_plan import ROOM
 from pipelinerl.launcher.memory_values import TrainerPlan
-from pipelinerl.launcher.trainer_memory import least_recomputed, reference_bytes, state_bytes
+from pipelinerl.launcher.trainer_memory import (
+    least_recomputed,
+    reference_bytes,
+    state_bytes,
+    tokens_of_rank,
+)
 
 GB = 1e9
 
@@ -111,10 +116,11 @@ def _checkpointing(
     if any(job.gpus for job in cfg.jobs_of("preprocessor")):  # scores a reference on the trainer's last card
         state += reference_bytes(shape)
     plain, compiled = (
-        least_recomputed(shape, compiled, tune.seq_length, state, room) for compiled in (False, True)
+        least_recomputed(shape, compiled, tokens_of_rank(tune), state, room) for compiled in (False, True)
     )
     sizes = f"{room / GB:.0f} GB of a card, weights and optimizer {state / GB:.0f} GB"
-    return plain, compiled, f"{sizes}, rows of {tune.seq_length} tokens"
+    over = f" over {tune.seq_parallel} ranks" if tune.seq_parallel > 1 else ""
+    return plain, compiled, f"{sizes}, rows of {tune.seq_length} tokens{over}"
 
 
 def _room(cfg: Config, devices: Sequence[str], memory_of: CardOf) -> float | None:

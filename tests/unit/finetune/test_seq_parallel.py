@@ -26,7 +26,7 @@ def tolerance(case: str) -> float:
 
 @pytest.fixture(
     scope="module",
-    params=[(2, 2), (4, 4), (4, 2)],
+    params=[(2, 2), *(pytest.param(one, marks=pytest.mark.slow) for one in ((4, 4), (4, 2)))],
     ids=["2 ranks", "4 ranks", "2 rows of 2 ranks"],
 )
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int, Path]:
