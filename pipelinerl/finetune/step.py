@@ -25,7 +25,7 @@ from pipelinerl.modeling.model import active_parameters, distinct_parameters
 from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.prefixes import distinct_pairs
 from pipelinerl.modeling.row import Row
-from pipelinerl.modeling.seq_parallel import Slice, filled_row, gathered
+from pipelinerl.modeling.row_slices import Slice, filled_row, gathered
 from pipelinerl.modeling.sharding import gathered_weights, is_sharded, reshard, whole
 from pipelinerl.modeling.tensors import to_device
 from pipelinerl.modeling.upcast import Float32Activations

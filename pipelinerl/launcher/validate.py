@@ -26,8 +26,9 @@ from pipelinerl.launcher.checks import (
     several_hosts,
     training,
 )
-from pipelinerl.launcher.decoder_shape import hub_silence, model_config
+from pipelinerl.launcher.decoder_shape import decoder_shape, hub_silence, model_config
 from pipelinerl.launcher.placement import derive, layout
+from pipelinerl.launcher.trainer_memory import undivided
 
 
 def checked(
@@ -80,6 +81,7 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from training.check(cfg, derived)
     if derived is not None:
         yield from _rounded_beyond_lag(cfg, derived)
+        yield from _rows_over_ranks(cfg, derived)
     if places is not None:
         yield from _more_than_there_are(cfg, len(places.engines))
     yield from unplaceable
@@ -117,6 +119,15 @@ def _rounded_beyond_lag(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
             f"max_lag={cfg.max_lag}: {derived.trainer_ranks} trainer ranks round an update up to {update} "
             f"texts, so that nothing would be sampled ahead; set {update} or more, or 0 for taking turns"
         )
+
+
+def _rows_over_ranks(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
+    """Rows that cannot be divided over the ranks; the trainer itself looks at models that are not known."""
+    size = cfg.finetune.seq_parallel
+    if size > 1 and "finetune" in cfg.debug.roles:
+        shape = decoder_shape(model_config(cfg.policy_path, ask_hub=False))
+        problem = undivided(size, derived.trainer_ranks, shape)
+        yield from [] if problem is None else [problem]
 
 
 def domain_problems(tree: DictConfig, domain: Domain) -> Iterator[str]:

@@ -1,16 +1,13 @@
 """Which tokens of a packed row attend to which: boundaries of its sequences, and the prefixes they share."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from pipelinerl.modeling.prefixes import Prefixes
+from pipelinerl.modeling.seq_parallel import RowGroup
 from pipelinerl.modeling.tensors import to_device
-
-if TYPE_CHECKING:
-    from pipelinerl.modeling.seq_parallel import RowGroup
 
 MAX_LENGTH_GRANULARITY = 64
 MOST_LEVELS = 4
@@ -71,7 +68,7 @@ class Segments:
     max_length: int
     keys: SharedKeys | None = None
     levels: Levels | None = None
-    ranks: "RowGroup | None" = None
+    ranks: RowGroup | None = None
 
     @classmethod
     def from_offsets(cls, offsets: np.ndarray, device: torch.device | str = "cpu") -> "Segments":

@@ -5,15 +5,12 @@ from importlib.util import find_spec
 
 from pipelinerl.config.machine import DerivedConfig
 from pipelinerl.config.tree import Config
-from pipelinerl.launcher.decoder_shape import decoder_shape, model_config
-from pipelinerl.launcher.trainer_memory import undivided
 
 
 def check(cfg: Config, derived: DerivedConfig | None) -> Iterator[str]:
     """Problems between the keys of trainer, preprocess and actor; `derived` is None if nothing was placed."""
     yield from _batches(cfg)
     if derived is not None:
-        yield from _rows_over_ranks(cfg, derived)
         yield from _sharding(cfg, derived)
         yield from _buffers(cfg, derived)
     yield from _actor(cfg)
@@ -69,15 +66,6 @@ def _batches(cfg: Config) -> Iterator[str]:
             "finetune.optim=adamw_8bit: the package torchao is not installed; install the extra `torchao`, "
             "or set finetune.optim=adamw_torch"
         )
-
-
-def _rows_over_ranks(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
-    if cfg.finetune.seq_parallel == 1 or "finetune" not in cfg.debug.roles:
-        return
-    shape = decoder_shape(model_config(cfg.policy_path, ask_hub=False))
-    problem = undivided(cfg.finetune.seq_parallel, derived.trainer_ranks, shape)
-    if problem is not None:
-        yield problem
 
 
 def _sharding(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
