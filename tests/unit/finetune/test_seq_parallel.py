@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from pipelinerl.finetune.metrics import Hardware, StepStatistics, step_metrics
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.modeling.seq_parallel import check_model, repeats
+from tests.support.policy import tiny_model
 from tests.support.row_ranks import CASES, TEXTS, learner_of, model_of, run, step_of
 from tests.unit.finetune.test_ranks import DEADLINE_S, start_ranks
 
@@ -87,3 +89,30 @@ def assert_metrics(
     for name, value in theirs.items():
         if name.startswith("rl/") and (name not in OF_MICRO_BATCHES or count == size):
             assert ours[name] == pytest.approx(value, rel=10 * tolerance, abs=10 * tolerance), name
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads"), [(16, 8), (32, 8), (12, 2), (14, 2), (12, 6), (8, 8), (8, 1)]
+)
+def test_a_rank_gets_the_keys_that_its_queries_read(heads: int, key_heads: int) -> None:
+    for ranks in (n for n in range(1, heads + 1) if heads % n == 0):
+        sent = np.repeat(np.arange(key_heads), repeats(heads, key_heads, ranks))
+        queries = np.arange(heads) * key_heads // heads  # which keys each query head reads
+        assert len(sent) % ranks == 0
+        for own_queries, own_keys in zip(np.split(queries, ranks), np.split(sent, ranks), strict=True):
+            read = np.repeat(own_keys, len(own_queries) // len(own_keys))  # as attention shares its heads
+            assert np.array_equal(read, own_queries)
+
+
+def test_a_model_that_cannot_be_divided_is_refused_in_one_line() -> None:
+    model = tiny_model()
+    check_model(model, 2)
+    with pytest.raises(
+        ValueError, match=r"^finetune.seq_parallel=3: does not divide the 2 attention heads .*$"
+    ):
+        check_model(model, 3)
+    model.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(
+        ValueError, match=r"^finetune.seq_parallel=2: layers of linear_attention pass .* set 1$"
+    ):
+        check_model(model, 2)
