@@ -7,8 +7,10 @@ gradients as they reached the optimizer, and what the micro-batches of its row m
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner, MicroStatistics
+from pipelinerl.modeling import activations
 from pipelinerl.modeling.sharding import whole
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from tests.support.builders import VALUE_HEAD, ready, trainer_config
@@ -54,6 +57,8 @@ CASES: dict[str, dict[str, Any]] = {
     "shared prefixes": _loss("gspo") | {"share_prefixes": True},
     "recomputed": _loss("ppo") | {"gradient_checkpointing": True},
     "in host memory": _loss("ppo") | {"gradient_checkpointing": "offload"},
+    "compiled": _loss("ppo") | {"compile": True},
+    "compiled, in host memory": _loss("ppo") | {"compile": True, "gradient_checkpointing": "offload"},
     "bfloat16": _loss("ppo") | {"load_as_bf16": True},
     "experts": _loss("ppo"),
     "one key head": _loss("ppo"),
@@ -125,7 +130,10 @@ def run(
 
 def learner_of(case: str, folder: Path, ranks: Ranks) -> Learner:
     torch.manual_seed(0)
-    learner = build_learner(config_of(case, folder), ranks, folder / "model")
+    # What a C compiler makes of the layers plays no part; that each is one graph does.
+    quick = partial(torch.compile, backend="aot_eager", fullgraph=True)
+    with patch.object(activations, "compiled", lambda function, dynamic: quick(function, dynamic=dynamic)):
+        learner = build_learner(config_of(case, folder), ranks, folder / "model")
     for name, parameter in learner.policy.named_parameters():
         if "lora_B" in name or "value_head" in name:  # both begin at 0, where gradients of others vanish
             torch.nn.init.constant_(parameter, 0.05)

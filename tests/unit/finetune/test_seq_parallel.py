@@ -17,7 +17,8 @@ from tests.support.policy import tiny_model
 from tests.support.row_ranks import CASES, TEXTS, learner_of, model_of, run, step_of
 from tests.unit.finetune.test_ranks import DEADLINE_S, start_ranks
 
-RUN = [case for case in CASES if case != "adapters" or find_spec("peft")]
+COMPILED = [case for case in CASES if case.startswith("compiled")]
+RUN = [case for case in CASES if case not in COMPILED and (case != "adapters" or find_spec("peft"))]
 OF_MICRO_BATCHES = ("rl/max_loss", "rl/min_loss")
 """Metrics that depend on how texts are packed."""
 
@@ -35,11 +36,23 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """How many ranks there were, how many for each row, and where each case left what it found."""
     count, size = request.param
     folder = tmp_path_factory.mktemp("rows")
-    for case in RUN:
-        model_of(case).save_pretrained(folder / case / "model")
-    for code, said in start_ranks(folder, count, "row_ranks.py", cases=RUN, size=size):
-        assert code == 0, said[-3000:]
+    start(folder, count, size, RUN)
     return count, size, folder
+
+
+def start(folder: Path, count: int, size: int, cases: list[str]) -> None:
+    for case in cases:
+        model_of(case).save_pretrained(folder / case / "model")
+    for code, said in start_ranks(folder, count, "row_ranks.py", cases=cases, size=size):
+        assert code == 0, said[-3000:]
+
+
+@pytest.mark.slow  # compilers take as long as all other cases together
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_compiled_layers_give_the_gradients_and_metrics_of_one_rank(tmp_path: Path) -> None:
+    start(tmp_path, 2, 2, COMPILED)
+    for case in COMPILED:
+        assert_as_one_rank(2, 2, tmp_path, case, tmp_path / f"{case} alone")
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
@@ -47,13 +60,16 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_gradients_and_metrics_are_those_of_one_rank(
     ranks: tuple[int, int, Path], case: str, tmp_path: Path
 ) -> None:
-    count, size, folder = ranks
+    assert_as_one_rank(*ranks, case, tmp_path)
+
+
+def assert_as_one_rank(count: int, size: int, folder: Path, case: str, alone: Path) -> None:
     fields: dict[str, Any] = CASES[case]
     (batches,) = step_of(case, 1)
     assert len(batches) > 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CASES, case, {name: value for name, value in fields.items() if name != "use_fsdp"})
-        learner = learner_of(case, tmp_path, Ranks())
+        learner = learner_of(case, alone, Ranks())
     expected, measured = run(learner, batches, len(batches))
     assert sum(bool(one.any()) for one in expected.values()) > len(expected) / 2
     scale = max(float(one.abs().max()) for one in expected.values())
