@@ -28,6 +28,7 @@ QWEN3 = {
     "0.6B": (1024, 28, 3072, 16, 8, 128),
     "1.7B": (2048, 28, 6144, 16, 8, 128),
     "4B": (2560, 36, 9728, 32, 8, 128),
+    "8B": (4096, 36, 12288, 32, 8, 128),
 }
 """As `SIZES` of `benchmarks.engine`."""
 
@@ -35,8 +36,13 @@ QWEN3 = {
 def model_config(size: str) -> Qwen3Config:
     """A Qwen3 of this size in bfloat16."""
     vocabulary = 2048 if size == "tiny" else 151_936
-    fields = {"architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16", "max_position_embeddings": 40960}
+    fields: dict[str, Any] = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "dtype": "bfloat16",
+        "max_position_embeddings": 40960,
+    }
     rope = {"rope_theta": 1000000.0, "rope_type": "default"}
+    fields["tie_word_embeddings"] = size != "8B"
     return qwen3(QWEN3[size], vocabulary, **fields, rope_parameters=rope)
 
 

@@ -2,9 +2,10 @@
 
     accelerate launch --num_processes 2 -m benchmarks.gpu.sharded [--size 4B] [--mode full] [--eager]
                       [--replicated] [--keep-gathered] [--save] [--micro-batches 1] [--rounds 5]
-                      [--cpu] [--out FILE]
+                      [--tokens 16384] [--text 2048] [--seq-parallel 1] [--cpu] [--out FILE]
 
-Each rank trains packs of its own as in `benchmarks.gpu.trainer`; with `--replicated` every rank holds
+Each rank trains packs of its own as in `benchmarks.gpu.trainer`, or `--seq-parallel` ranks one together, of
+`--tokens` tokens in texts of `--text`; with `--replicated` every rank holds
 everything and gradients are summed, for comparison: the step with sums in buckets beside the last backward
 pass (as the trainer makes it), with the same buckets behind it, with one blocking sum after the other, and
 without any sum, in turns, `--rounds` times. `--save` times the collection of a checkpoint as well.
@@ -21,6 +22,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from transformers import PreTrainedModel
 
 from benchmarks._figures import RESULTS, Figure, command_line, report
 from benchmarks._texts import RL, learner_for
@@ -28,8 +30,6 @@ from benchmarks.gpu.trainer import (
     CHECKPOINTING,
     PEAK_FLOPS,
     SIZES,
-    TEXT,
-    TOKENS,
     build,
     count,
     micro_batch,
@@ -95,13 +95,26 @@ def ways_compared(learner: Learner, step: Callable[[bool], None], rounds: int) -
     return figures + [Figure(f"peak memory, {way}", peak / 1e9, "GB") for way, peak in peaks.items()]
 
 
+def attended(model: PreTrainedModel) -> int:
+    """Numbers of a token's queries in all layers.
+
+    Attention forward and backward takes 6 times as many operations for each token of its text, of which a
+    token sees half on average.
+    """
+    config = model.config
+    return int(config.num_hidden_layers * config.num_attention_heads * config.head_dim)
+
+
 def main() -> int:
-    options = command_line(__doc__, size=SIZES, mode=CHECKPOINTING)
+    options = command_line(__doc__, size=(*SIZES, "8B"), mode=CHECKPOINTING)
     options.out = options.out or RESULTS / "gpu_sharded.json"
-    ranks, device = join_ranks(cpu=options.cpu), "cpu" if options.cpu else "cuda"
+    ranks = join_ranks(cpu=options.cpu, seq_parallel=options.seq_parallel)
+    device = "cpu" if options.cpu else "cuda"
     if not options.cpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    size, text, texts = ("tiny", 64, 2) if options.cpu else (options.size, TEXT, TOKENS // TEXT)
+    size, text, texts = options.size, options.text, options.tokens // options.text
+    if options.cpu:
+        size, text, texts = "tiny", 64, 2
     compiled = not (options.eager or options.cpu)
     model = prepare_model(build(size, device), device, CHECKPOINTING[options.mode], compile=compiled)
     parameters, batch = count(model), micro_batch(texts, text, model.config.vocab_size)
@@ -125,11 +138,14 @@ def main() -> int:
     micro, both = timed(step, 4), timed(whole, 3)
     publishing = timed(lambda: learner.prepare_publishing(), 3)
     peak = 0 if options.cpu else torch.cuda.max_memory_allocated()
-    tokens = texts * text
+    tokens = texts * text / options.seq_parallel  # of each GPU
+    products = 6 * parameters * tokens
+    attention = 6 * attended(model) * tokens * text
     figures = [
         Figure("tokens of each GPU", tokens / micro, "tok/s"),
         Figure("tokens of each GPU, optimizer included", options.micro_batches * tokens / both, "tok/s"),
-        Figure("MFU", 100 * 6 * parameters * tokens / micro / PEAK_FLOPS, "%"),
+        Figure("MFU", 100 * products / micro / PEAK_FLOPS, "%"),
+        Figure("MFU with attention", 100 * (products + attention) / micro / PEAK_FLOPS, "%"),
         Figure("peak memory of a GPU", peak / 1e9, "GB"),
         Figure("a micro-batch", 1e3 * micro, "ms"),
         Figure("an optimizer step", 1e3 * both, "ms"),

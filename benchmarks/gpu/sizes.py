@@ -10,10 +10,12 @@ the work is configured. Of each arm the JSON has the launcher's plan (bytes of a
 card), the peaks that the driver and torch's allocator showed, the first trained step, the pause of each
 update, MFU, row fill and parity with its limit. `--limit` seconds are for each arm; one that is stopped there
 keeps what it has shown. Arms that have a file in `--work` are not run again; `key=value` are for every run.
-`--hardware cpu` rehearses an arm at a tiny size with the embedded engine.
+`--hardware cpu` rehearses an arm at a tiny size with the embedded engine. Arms of long texts are steps of the
+trainer alone (`benchmarks.gpu.sharded`): one text a row, all recomputed, and what each GPU does of it.
 """
 
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -82,6 +84,24 @@ ARMS = {
     "4B shared": Arm("4B", 1, 64, {}, ("world.share_device=true",)),
     "1.7B on two": Arm("1.7B", 2, 128, {"pause": 60, "first": 100}),
     "1.7B on four": Arm("1.7B", 4, 256, {"pause": 60}),
+}
+
+
+@dataclass(frozen=True)
+class LongArm:
+    """Steps of the trainer alone on texts that fill a row."""
+
+    model: str
+    cards: int
+    tokens: int
+    words: tuple[str, ...] = ()
+    """Further options of `benchmarks.gpu.sharded`."""
+
+
+LONG = {
+    "32k: 8B on four": LongArm("8B", 4, 32_768),
+    "32k: 8B on four, inputs in host memory": LongArm("8B", 4, 32_768, ("--mode", "offload")),
+    "131k: 1.7B with seq_parallel=2 on two": LongArm("1.7B", 2, 131_072, ("--seq-parallel", "2")),
 }
 
 
@@ -213,7 +233,7 @@ def peaks(log: Path) -> dict[str, float]:
 
 def run_arm(name: str, options: Any, devices: Sequence[str]) -> dict[str, Any]:
     """Run one arm and read what it left; what it did not reach is missing from the row."""
-    arm, work, cpu = ARMS[name], options.work / name.replace(" ", "_"), options.hardware == "cpu"
+    arm, work, cpu = ARMS[name], options.work / _folder(name), options.hardware == "cpu"
     work.mkdir(parents=True, exist_ok=True)
     size = "tiny" if cpu else arm.model
     model = made_once(make_model, size, options.work / f"model_{size}")
@@ -244,6 +264,32 @@ def run_arm(name: str, options: Any, devices: Sequence[str]) -> dict[str, Any]:
     row |= read_run(out, begun) | {"peaks_mib": peaks(work / "cards.csv"), "said": run.said(6)}
     write_json(work / "row.json", row)
     return row
+
+
+def run_long(name: str, options: Any, devices: Sequence[str]) -> dict[str, Any]:
+    """Time one arm of long texts; its figures, or what it said instead."""
+    arm, cpu = LONG[name], options.hardware == "cpu"
+    work = options.work / _folder(name)
+    work.mkdir(parents=True, exist_ok=True)
+    used, out = devices[: arm.cards], work / "sharded.json"
+    start = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(arm.cards)]
+    words = ["--size", arm.model, "--tokens", arm.tokens, "--text", arm.tokens, *arm.words, "--out", out]
+    command = [sys.executable, "-m", *start, "-m", "benchmarks.gpu.sharded", *map(str, words)]
+    env = on_loopback() | ({} if cpu else {"CUDA_VISIBLE_DEVICES": ",".join(used)})
+    run = LimitedRun([*command, *(["--cpu"] if cpu else [])], work / "run.log", env)
+    try:
+        run.until(out.is_file, options.limit)
+        run.end(30.0)
+    finally:
+        run.stop()
+    row = {"arm": name, "cards": arm.cards, "model": arm.model, "tokens": arm.tokens, "machine": machine()}
+    row |= {"figures": json.loads(out.read_text())["figures"] if out.is_file() else {}, "said": run.said(6)}
+    write_json(work / "row.json", row)
+    return row
+
+
+def _folder(name: str) -> str:
+    return re.sub(r"[^\w.]+", "_", name)
 
 
 def _steps(out: Path) -> list[dict[str, Any]]:
@@ -297,6 +343,10 @@ def _engine_peak(row: Mapping[str, Any]) -> float:
 def figures_of(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
     """First step, pauses, MFU and row fill of each arm, and its predictions over what was seen."""
     for name, row in rows.items():
+        if name in LONG:
+            for label, one in row["figures"].items():
+                yield Figure(f"{name}: {label}", one["value"], one["unit"])
+            continue
         goals, steps = ARMS[name].goals, row["steps"]
         if row["first_step_s"] is not None:
             yield at_most(f"{name}: first trained step", row["first_step_s"], "s", goals.get("first"))
@@ -317,30 +367,32 @@ def figures_of(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
                 shown = max(values) if key.startswith("weights") else statistics.median(values)
                 goal = goals.get("mfu") if "mfu" in key else None
                 yield at_least(f"{name}: {label}", shown, unit, goal)
-    for cell in cells(rows):
+    for cell in cells({name: row for name, row in rows.items() if name in ARMS}):
         ratio = 100 * (cell["predicted_gib"] / cell["peak_gib"] - 1)
         yield at_most(f"{cell['arm']}: {cell['role']}'s card, planned above its peak", ratio, "%", 10)
 
 
 def main() -> int:
-    options = command_line(__doc__, only=ARMS)
+    arms = [*ARMS, *LONG]
+    options = command_line(__doc__, only=arms)
     options.work = options.work.absolute()
     runs.leave_in_order()
     devices = options.devices.split(",")
     out = options.out or (RESULTS if options.hardware == "gpu" else options.work) / "gpu_sizes.json"
-    for name in options.only or ARMS:
-        if not (options.work / name.replace(" ", "_") / "row.json").is_file():
+    for name in options.only or arms:
+        if not (options.work / _folder(name) / "row.json").is_file():
             with runs.survived(name):
-                run_arm(name, options, devices)
+                (run_long if name in LONG else run_arm)(name, options, devices)
     found = {
         name: json.loads(path.read_text())
-        for name in ARMS
-        if (path := options.work / name.replace(" ", "_") / "row.json").is_file()
+        for name in arms
+        if (path := options.work / _folder(name) / "row.json").is_file()
     }
     missed = report("gpu_sizes", list(figures_of(found)), {"context": options.context}, out)
-    whole = json.loads(out.read_text()) | {"cells": list(cells(found)), "rows": found}
+    whole_runs = {name: row for name, row in found.items() if name in ARMS}
+    whole = json.loads(out.read_text()) | {"cells": list(cells(whole_runs)), "rows": found}
     write_json(out, whole)
-    return 1 if missed or not set(options.only or ARMS) <= set(found) else 0
+    return 1 if missed or not set(options.only or arms) <= set(found) else 0
 
 
 if __name__ == "__main__":

@@ -50,11 +50,12 @@ CHECKPOINTING: dict[str, Checkpointing] = {
     "every-2": 2,
     "selective": "selective",
     "none": False,
+    "offload": "offload",
 }
 ROWS = (
     "sdpa",
     "trainer/eager/full",
-    *(f"trainer/compiled/{mode}" for mode in CHECKPOINTING),
+    *(f"trainer/compiled/{mode}" for mode in CHECKPOINTING if mode != "offload"),
     "trainer/compiled/selective/mixed",
 )
 MICRO_BATCHES = 2

@@ -120,9 +120,10 @@ def _linear(start: float, end: float | None, completed_steps: int, final_steps: 
     return start + (end - start) * min(1.0, progress)
 
 
-Checkpointing = bool | Literal["selective"] | Annotated[int, Field(ge=2)]
+Checkpointing = bool | Literal["selective", "offload"] | Annotated[int, Field(ge=2)]
 """False: keep every activation. True: keep each layer's input only. An integer n: the same for every n-th
-layer. "selective": keep attention and narrow matrix products, recompute the wide ones and what is cheap."""
+layer. "selective": keep attention and narrow matrix products, recompute the wide ones and what is cheap.
+"offload": recompute everything, and keep each layer's input in host memory."""
 
 
 COMPILE_WORTH_S = 300.0
@@ -224,8 +225,9 @@ class FinetuneConfig(Section):
     interrupt_train_steps: int = Field(-1, ge=-1)
     """Stop after so many steps without changing the schedule; -1 = off."""
     gradient_checkpointing: Checkpointing | Literal["auto"] = "auto"
-    """Recompute activations in the backward pass: of every layer, of every n-th (a number), or `selective`,
-    which keeps attention and the narrow matrix products of each layer. `auto`: as little as the GPU's memory
+    """Recompute activations in the backward pass: of every layer, of every n-th (a number), `selective`,
+    which keeps attention and the narrow matrix products of each layer, or `offload`, which recomputes every
+    layer from its input in page-locked host memory (GPU only). `auto`: as little as the GPU's memory
     allows; the launcher chooses."""
     compile: bool | Literal["auto"] = "auto"
     """Compile the decoder layers (GPU only). `auto`: once the steps that are left take minutes without."""
@@ -237,8 +239,9 @@ class FinetuneConfig(Section):
     """Pack several samples into one sequence."""
     share_prefixes: bool = True
     """Put samples that begin alike into one row and compute what they share once; with `seq_packing`."""
-    seq_parallel: Literal[1] = 1
-    """Sequence parallelism; only 1 is possible."""
+    seq_parallel: int = Field(1, ge=1)
+    """Ranks that compute each row together, a slice of its tokens each, so that rows may be longer than one
+    card holds. It has to divide the trainer's ranks and the attention heads."""
     save_checkpoint_steps: int = Field(100, ge=1)
     """Steps between two checkpoints."""
     also_save_steps: list[int] = []

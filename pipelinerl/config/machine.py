@@ -115,7 +115,8 @@ class DerivedConfig(Section):
     trainer_ranks: int = Field(ge=1)
     """Processes of the trainer."""
     texts_per_step: int = Field(ge=1)
-    """B: samples of one optimizer step, rounded up to a multiple of the ranks."""
+    """B: samples of one optimizer step, rounded up to a multiple of the ranks, or of their groups
+    where several compute a row (`finetune.seq_parallel`)."""
     texts_per_update: int = Field(ge=1)
     """Samples between two published weight versions: `weight_update_interval` rounded up to whole steps."""
     compile: bool | Literal["later"] = False

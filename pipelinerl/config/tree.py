@@ -170,6 +170,11 @@ class Config(OpenSection):
         """Samples that may be ahead of the last weight version; None without a bound."""
         return self.staleness.admitted(self.derived.texts_per_update)
 
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that the trainer's ranks compute at a time, so partitions of `training_data`."""
+        return max(1, self.derived.trainer_ranks // self.finetune.seq_parallel)
+
     def total_texts(self, step: int = 0, texts: int = 0) -> int:
         """Samples of the whole run, `texts` of which were trained in `step` steps before a resume.
 

@@ -29,7 +29,7 @@ def main() -> int:
 def _run(output_dir: Path) -> None:
     cfg = load(output_dir).model_copy(update={"output_dir": str(output_dir)})
     offload = cfg.sharding is not None and cfg.sharding.offload
-    ranks = join_ranks(cpu=cfg.hardware.kind == "cpu", offload=offload)
+    ranks = join_ranks(cfg.hardware.kind == "cpu", offload, cfg.finetune.seq_parallel)
     setup_logging(output_dir, "finetune", f"rank_{ranks.index}" if ranks.count > 1 else "")
     set_streams_backend(**stream_settings(cfg.streams))
     if ranks.count != cfg.derived.trainer_ranks:  # steps and streams were cut for that number

@@ -22,6 +22,7 @@ from pipelinerl.modeling.lora import add_adapters, load_adapters
 from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import load_model
 from pipelinerl.modeling.policy import Policy
+from pipelinerl.modeling.seq_parallel import check_model
 from pipelinerl.modeling.sharding import shard_policy
 from pipelinerl.modeling.value_head import build_value_head, load_value_head
 
@@ -46,6 +47,8 @@ def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path, resumes: bo
         compile=compiled,
         flash_attention=finetune.use_flash_attention,
     )
+    if ranks.row is not None:
+        check_model(model, ranks.row.count)
     if finetune.lora.enabled:
         add_adapters(model, finetune.lora)
         # The model of another run has adapters beside weights that contain them: they would count twice.

@@ -2,6 +2,7 @@
 
 Each rank has a partition of its own, so that no rank waits for what another one reads. The loop makes a
 `Feed` where the resume point says, and stores `position` in every checkpoint.
+Where several ranks compute a row together, the first of them reads for all (`Feed.group`, `Follower`).
 """
 
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 from pipelinerl.base.waits import Wait
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
+from pipelinerl.modeling.seq_parallel import RowGroup
 from pipelinerl.streams import SingleStreamSpec, read_stream
 
 IDLE_INTERVAL_S = 2.0
@@ -19,7 +21,8 @@ class Feed:
     """Reads one partition of `training_data`; a context manager.
 
     While nothing comes, `on_idle` runs every two seconds, so that other duties of the trainer go on. The
-    writer knows the reader as `name`. A recording has no writer: where it ends, nothing is waited for.
+    writer knows the reader as `name`. A recording has no writer: where it ends, nothing is waited for. What
+    it reads it hands to the `group` of ranks that compute it with this one.
     """
 
     def __init__(
@@ -30,10 +33,11 @@ class Feed:
         on_idle: Callable[[], None],
         name: str = "",
         recording: bool = False,
+        group: RowGroup | None = None,
     ) -> None:
         self._reader = read_stream(spec, offset, name)
         self._deadline_s, self._on_idle = deadline_s, on_idle
-        self._recording = recording
+        self._recording, self._group = recording, group
         # One record, read to see whether there is another; it counts as unread.
         self._ahead: tuple[Any] | None = None
         self.waited_s = 0.0
@@ -65,6 +69,8 @@ class Feed:
                     f"training_data holds step {batch.step} where step {step} was expected; "
                     "the stream belongs to another start of the run"
                 )
+            if self._group is not None:
+                self._group.share(batch)
             yield batch
             if batch.is_last:
                 return
@@ -90,3 +96,25 @@ class Feed:
 
     def close(self) -> None:
         self._reader.close()
+
+
+class Follower:
+    """The input of a rank whose group's first rank reads: the same micro-batches, and nothing of its own."""
+
+    position, unread, exhausted = 0, 0, False
+
+    def __init__(self, group: RowGroup) -> None:
+        self._group, self.waited_s = group, 0.0
+
+    def step(self, step: int) -> Iterator[PipelineBatchEncoding]:
+        """The micro-batches of one optimizer step, as soon as the first rank has them."""
+        while True:
+            started = time.monotonic()
+            batch: PipelineBatchEncoding = self._group.share(None)
+            self.waited_s += time.monotonic() - started
+            yield batch
+            if batch.is_last:
+                return
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -90,8 +90,15 @@ class GradientSums:
     lies, so that the last bit may differ from sums of single gradients.
     """
 
-    def __init__(self, ranks: Ranks, trained: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
-        """`trained`: parameters of the model, and the one that holds the gradient (itself, or its master)."""
+    def __init__(
+        self, ranks: Ranks, trained: Sequence[tuple[nn.Parameter, nn.Parameter]], beside: bool = True
+    ) -> None:
+        """`trained`: parameters of the model, and the one that holds the gradient (itself, or its master).
+
+        Without `beside` sums begin behind the backward pass: where that has collectives of its own, the order
+        of both would differ from rank to rank.
+        """
+        self._beside = beside
         self._ranks = ranks
         self._holders = [holder for _, holder in trained]
         self._plan: Plan | None = None
@@ -154,7 +161,7 @@ class GradientSums:
             self._fill(step, bucket, plan)
         # NCCL gives up on a rank after minutes, and samples may come later than that: before the other ranks
         # have theirs, nothing is launched.
-        while len(step.sums) in step.filled and step.others.is_completed():
+        while self._beside and len(step.sums) in step.filled and step.others.is_completed():
             self._launch(step, len(step.sums))
 
     @torch.no_grad()

@@ -29,7 +29,7 @@ from pipelinerl.finetune.collect import (
     fetch,
 )
 from pipelinerl.finetune.compile_later import LaterCompilation
-from pipelinerl.finetune.feed import Feed
+from pipelinerl.finetune.feed import Feed, Follower
 from pipelinerl.finetune.memory import MemoryDebug
 from pipelinerl.finetune.metrics import Hardware, StepStatistics, peak_flops, step_metrics
 from pipelinerl.finetune.ranks import Ranks
@@ -87,7 +87,8 @@ class Trainer:
         self._compilation = LaterCompilation(self.learner, cfg)
         self._memory = MemoryDebug(cfg.finetune.memory_debug, self.learner.device)
         peak = peak_flops(self.learner.device, self.learner.bfloat16)
-        self._hardware = Hardware(cfg.finetune.seq_length, self.learner.active_elements, peak)
+        sizes = cfg.finetune.seq_length, self.learner.active_elements, peak, cfg.finetune.seq_parallel
+        self._hardware = Hardware(*sizes)
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
         self._announcements: TrainerAnnouncements | None = None
@@ -97,12 +98,10 @@ class Trainer:
     def run(self) -> None:
         """Train to the last step; see the module for what is announced when."""
         spec = SingleStreamSpec(
-            self._recording or self.output_dir, self.finetune.input, partition=self.ranks.index
+            self._recording or self.output_dir, self.finetune.input, partition=self.ranks.partition
         )
         offset = self._first_record(spec)
-        name = "finetune" if self._follows_preprocess else ""
-        deadline_s = self.cfg.watchdog.input_deadline_s
-        feed = Feed(spec, offset, deadline_s, self._refresh, name, self._recording is not None)
+        feed = self._feed(spec, offset)
         with ExitStack() as stack:
             stack.enter_context(named_compilations())
             stack.callback(self._broadcaster.close)
@@ -129,6 +128,14 @@ class Trainer:
                 self._compilation.after_step(worked_s, left, batch)
             self._finish(feed)
 
+    def _feed(self, spec: SingleStreamSpec, offset: int) -> Feed | Follower:
+        row = self.ranks.row
+        if row is not None and not row.leads:
+            return Follower(row)
+        name = "finetune" if self._follows_preprocess else ""
+        deadline_s = self.cfg.watchdog.input_deadline_s
+        return Feed(spec, offset, deadline_s, self._refresh, name, self._recording is not None, row)
+
     @property
     def _complete(self) -> bool:
         """Whether the run has had its steps or its epochs; every rank finds the same."""
@@ -138,7 +145,7 @@ class Trainer:
             epochs is not None and counters.epoch >= epochs
         )
 
-    def _recording_ends(self, feed: Feed) -> bool:
+    def _recording_ends(self, feed: Feed | Follower) -> bool:
         """Whether some rank of a replaying trainer has nothing left; they end together."""
         if self._recording is None or not any(self.ranks.gather(feed.exhausted)):
             return False
@@ -148,7 +155,7 @@ class Trainer:
 
     def _first_record(self, spec: SingleStreamSpec) -> int:
         """Where to read on, and the session file that tells preprocess the same."""
-        saved = int(self._positions.get(str(self.ranks.index), 0))
+        saved = int(self._positions.get(str(self.ranks.partition), 0))
         offset = stream_end(spec) if self._follows_preprocess else saved
         if self.ranks.is_main:
             actor = SingleStreamSpec(self.output_dir, self.cfg.preprocess.input)
@@ -156,11 +163,13 @@ class Trainer:
             version, step = self.counters.samples, self.counters.completed_steps
             kept = replayed_texts(self.output_dir, version, step) if self._follows_preprocess else 0
             ResumePoint(version, step, position, kept).write(self.output_dir)
-        if self._follows_preprocess and offset > saved:
+        if self._follows_preprocess and offset > saved and self.ranks.leads:
             log.info("%d micro-batches after the checkpoint are not trained on", offset - saved)
         return offset
 
-    def _train_step(self, feed: Feed, rollout_log: RolloutLog) -> tuple[float, PipelineBatchEncoding]:
+    def _train_step(
+        self, feed: Feed | Follower, rollout_log: RolloutLog
+    ) -> tuple[float, PipelineBatchEncoding]:
         """One optimizer step over exactly B samples of all ranks.
 
         Gives the seconds that the slowest rank worked, and a micro-batch of this one.
@@ -181,9 +190,11 @@ class Trainer:
             targets = targets_of(batch, rl, announced, oldest)
             if self._follows_preprocess:  # a recording may be one of a run that came further
                 check_announced(batch, targets, announced)
-            measured.append((batch, targets, self.learner.accumulate(batch, targets, coefficients)))
-            rollouts.add(batch, targets)
-            count_batch(statistics, batch, targets)
+            micro = self.learner.accumulate(batch, targets, coefficients)
+            if self.ranks.leads:  # of the ranks that compute a row one counts it
+                measured.append((batch, targets, micro))
+                rollouts.add(batch, targets)
+                count_batch(statistics, batch, targets)
             self._say_samples(counters.samples + statistics.texts)
         counters.lr = self.learner.learning_rate  # behind `apply` it is the next step's
         grad_norm = self.learner.apply()
@@ -219,7 +230,7 @@ class Trainer:
             if self.ranks.is_main:
                 each.close(rollout_log)
 
-    def _micro_batches(self, feed: Feed) -> Iterator[PipelineBatchEncoding]:
+    def _micro_batches(self, feed: Feed | Follower) -> Iterator[PipelineBatchEncoding]:
         """The step's; with a sharded policy a rank that is done goes on with sentinels until all are."""
         step, texts = self.counters.completed_steps, self.cfg.derived.texts_per_step
         share = self.finetune.shares_prefixes
@@ -241,7 +252,7 @@ class Trainer:
             self._writer.log(values, counters.samples)
         self._update_metrics = {}
 
-    def _after_step(self, feed: Feed) -> None:
+    def _after_step(self, feed: Feed | Follower) -> None:
         finetune, counters = self.finetune, self.counters
         if finetune.cuda_empty_cache:
             torch.cuda.empty_cache()
@@ -276,10 +287,11 @@ class Trainer:
         if self._announcements is not None:
             self._announcements.samples_processed(samples)
 
-    def _save(self, feed: Feed, keep: bool, with_state: bool) -> None:
-        positions = dict(enumerate(self.ranks.gather(feed.position)))
+    def _save(self, feed: Feed | Follower, keep: bool, with_state: bool) -> None:
+        own = {str(self.ranks.partition): feed.position} if self.ranks.leads else {}
+        everyone = self.ranks.gather(own)
         extra = {
-            "positions": {str(rank): at for rank, at in positions.items()},
+            "positions": {partition: at for each in everyone for partition, at in each.items()},
             "accounting_end": log_size(self.output_dir, "finetune"),
         }
         if self.ranks.is_main and with_state:
@@ -300,7 +312,7 @@ class Trainer:
             deadline_s, shared = self.cfg.watchdog.input_deadline_s, self.cfg.several_hosts
             wait_for_snapshots(self.output_dir, roles, version, deadline_s, shared)
 
-    def _finish(self, feed: Feed) -> None:
+    def _finish(self, feed: Feed | Follower) -> None:
         self._save(feed, self.finetune.keep_intermediate_checkpoints, self.finetune.save_final_training_state)
         if self.ranks.is_main:
             for name, values in (("summary", self.counters.to_dict()), ("rl_summary", self._last_rl)):

@@ -42,12 +42,13 @@ def text_means(inputs: LossInputs, count_N: torch.Tensor, rl: RLConfig) -> torch
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """What throughput is compared with: tokens that a row has room for, numbers in the model that one token
-    passes through, and the operations per second of one device in the type that the model computes in (None:
-    not known)."""
+    passes through, the operations per second of one device in the type that the model computes in (None:
+    not known), and the ranks that compute a row together."""
 
     row: int
     parameters: int
     peak_flops: float | None
+    ranks_of_row: int = 1
 
 
 _PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "H20": 148e12, "A100": 312e12, "L40S": 362e12} | {
@@ -161,6 +162,10 @@ class Step:
         return float(sum(self.counts.tokens))
 
     @property
+    def rows_at_once(self) -> int:
+        return self.ranks // self.hardware.ranks_of_row
+
+    @property
     def batches(self) -> int:
         return max(len(self.counts.tokens), 1)
 
@@ -270,7 +275,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("throughput/samples_per_sec", STEP, lambda s: s.counts.texts / s.seconds),
     Metric("throughput/steps_per_sec", STEP, lambda s: 1 / s.seconds),
     Metric("throughput/sec_per_step", STEP, lambda s: s.seconds),
-    Metric("throughput/sec_per_pass", STEP, lambda s: s.counts.worked_s / s.batches * s.ranks),
+    Metric("throughput/sec_per_pass", STEP, lambda s: s.counts.worked_s / s.batches * s.rows_at_once),
     Metric("throughput/working_tokens_per_sec", STEP, lambda s: s.tokens / s.worked),
     Metric("throughput/mfu", STEP, lambda s: _mfu(s, s.tokens)),
     Metric("throughput/mfu_unique", STEP, lambda s: _mfu(s, s.counts.computed)),

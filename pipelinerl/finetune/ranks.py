@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from pipelinerl.modeling.seq_parallel import RowGroup, join_row
+
 T = TypeVar("T")
 HOST_DEADLINE = timedelta(hours=2)
 """How long a rank waits for the others' data; above any deadline of the data itself."""
@@ -24,10 +26,22 @@ class Ranks:
     count: int = 1
     local_index: int = 0
     """Among the ranks of its own host, which is the number of its card there."""
+    row: RowGroup | None = None
+    """The ranks that compute a row together (`finetune.seq_parallel`); None: each has rows of its own."""
 
     @property
     def is_main(self) -> bool:
         return self.index == 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank reads rows, and counts them for those that compute them with it."""
+        return self.row is None or self.row.leads
+
+    @property
+    def partition(self) -> int:
+        """Of `training_data`: that which this rank's rows come from."""
+        return self.index if self.row is None else self.index // self.row.count
 
     def gather(self, value: T) -> list[T]:
         """The value of every rank, in order, on every rank."""
@@ -59,7 +73,7 @@ class AccelerateRanks(Ranks):
     whose samples come late must not run into NCCL's short patience.
     """
 
-    def __init__(self, cpu: bool, offload: bool = False) -> None:
+    def __init__(self, cpu: bool, offload: bool = False, seq_parallel: int = 1) -> None:
         from accelerate import PartialState
 
         backend = {"backend": HOST_AND_CARD} if offload and not cpu else {}
@@ -68,6 +82,8 @@ class AccelerateRanks(Ranks):
         self.count = self._state.num_processes
         self.local_index = self._state.local_process_index
         self._hosts = dist.new_group(backend="gloo", timeout=HOST_DEADLINE)
+        if seq_parallel > 1:
+            self.row = join_row(self.index, self.count, seq_parallel, HOST_DEADLINE)
 
     def gather(self, value: T) -> list[T]:
         gathered: list[Any] = [None] * self.count
@@ -81,11 +97,14 @@ class AccelerateRanks(Ranks):
         self._state.destroy_process_group()
 
 
-def join_ranks(cpu: bool, offload: bool = False) -> Ranks:
+def join_ranks(cpu: bool, offload: bool = False, seq_parallel: int = 1) -> Ranks:
     """One rank, unless a distributed launcher started this process (it sets LOCAL_RANK).
 
     `offload`: the policy will be sharded with its states in host memory, whatever the number of ranks.
+    `seq_parallel` neighbours compute each row together; ValueError where that does not divide the ranks.
     """
     if "LOCAL_RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return AccelerateRanks(cpu, offload)
+        return AccelerateRanks(cpu, offload, seq_parallel)
+    if seq_parallel > 1:
+        raise ValueError(f"finetune.seq_parallel={seq_parallel}: there is one trainer rank; set 1")
     return LoneRank(cpu) if offload else Ranks()

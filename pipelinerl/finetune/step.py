@@ -31,6 +31,7 @@ from pipelinerl.modeling.model import active_parameters, distinct_parameters
 from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.prefixes import distinct_pairs
 from pipelinerl.modeling.row import Row
+from pipelinerl.modeling.row_slices import Slice, filled_row, gathered
 from pipelinerl.modeling.sharding import gathered_weights, is_sharded, reshard, whole
 from pipelinerl.modeling.tensors import to_device
 from pipelinerl.modeling.upcast import Float32Activations
@@ -82,7 +83,8 @@ class Learner:
         if self.ranks.count > 1 and not self.sharded:
             masters = dict(self.masters.pairs) if self.masters is not None else {}
             trained = [p for p in self.policy.parameters() if p.requires_grad]
-            self.sums = GradientSums(self.ranks, [(p, masters.get(p, p)) for p in trained])
+            held = [(p, masters.get(p, p)) for p in trained]
+            self.sums = GradientSums(self.ranks, held, beside=self.ranks.row is None)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -265,14 +267,7 @@ class Learner:
         predictors, labels = row.computed(targets.positions - 1), targets.labels
         if row.prefixes is not None:  # samples that agree up to a label and on it have one score for it
             predictors, labels, terms = distinct_pairs(predictors, labels)
-        scores, values = self.policy(
-            self._move(row.input_ids),
-            self._move(row.position_ids),
-            row.segments(self.device, self.policy.window),
-            self._move(predictors),
-            self._move(labels),
-            self.rl.temperature,
-        )
+        scores, values = self._scores(row, predictors, labels)
         if terms is not None:
             at = self._move(terms)
             scores = TokenScores(*(one.index_select(0, at) for one in scores))
@@ -293,18 +288,40 @@ class Learner:
             values_N=values,
         )
 
+    def _scores(
+        self, row: Row, predictors: np.ndarray, labels: np.ndarray
+    ) -> tuple[TokenScores, torch.Tensor | None]:
+        """What the policy says of a row's targets, on every rank that computes a slice of it (collective)."""
+        segments, group = row.segments(self.device, self.policy.window), self.ranks.row
+        segments.ranks = group
+        part = Slice.of(row, predictors, labels, group)
+        scores, values = self.policy(
+            self._move(part.input_ids),
+            self._move(part.position_ids),
+            segments,
+            self._move(part.predictors),
+            self._move(part.labels),
+            self.rl.temperature,
+        )
+        if group is None:
+            return scores, values
+        columns = scores if values is None else (*scores, values)
+        logprobs, entropy, *rest = gathered(
+            columns, self._move(part.places), self._move(part.own), part.most, group
+        )
+        return TokenScores(logprobs, entropy), rest[0] if rest else None
+
     def take_part(self, batch: PipelineBatchEncoding) -> None:
-        """A forward and backward whose gradients are 0 (collective if sharded)."""
+        """A forward and backward whose gradients are 0 (collective if sharded, or if rows are shared)."""
         row = self._row(batch)
-        input_ids, position_ids = self._move(row.input_ids), self._move(row.position_ids)
-        segments = row.segments(self.device, self.policy.window)
-        scores, values = self.policy(input_ids, position_ids, segments, position_ids[0, :2], input_ids[0, :2])
+        scores, values = self._scores(row, row.position_ids[0, :2], row.input_ids[0, :2])
         loss = scores.logprobs.sum() if values is None else scores.logprobs.sum() + values.sum()
         (0.0 * loss).backward()
 
-    @staticmethod
-    def _row(batch: PipelineBatchEncoding) -> Row:
-        return Row.of(batch.input_ids[0], batch.position_ids[0], batch.seq_boundaries, batch.prefixes)
+    def _row(self, batch: PipelineBatchEncoding) -> Row:
+        columns = batch.input_ids[0], batch.position_ids[0], batch.seq_boundaries, batch.prefixes
+        row = self.ranks.row
+        return Row.of(*columns) if row is None else filled_row(*columns, row.count)
 
     def _move(self, array: np.ndarray) -> torch.Tensor:
         return to_device(array, self.device)

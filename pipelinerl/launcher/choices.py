@@ -210,6 +210,9 @@ def _trainer(cfg: Config, why: Why, chosen: str) -> Row:
     because = f"deepspeed_config={cfg.deepspeed_config}" if cfg.use_deepspeed else why("use_fsdp", chosen)
     if sharding is not None and sharding.offload:
         because = "fsdp.cpu_offload=true"
+    if (together := cfg.finetune.seq_parallel) > 1:
+        shared += f", each row over {together}"
+        because += f"; finetune.seq_parallel={together}"
     return Row("trainer", f"{gpus} GPUs, {shared}", because, "use_fsdp=true|false")
 
 
@@ -230,6 +233,8 @@ def _layers(trainer: TrainerChoice, why: Why) -> Iterator[Row]:
 def _recomputed(mode: Checkpointing) -> str:
     if mode == "selective":
         return "selective"
+    if mode == "offload":
+        return "all, from inputs in host memory"
     if isinstance(mode, bool):
         return "all" if mode else "none"
     return f"one in {mode}"

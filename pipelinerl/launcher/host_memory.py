@@ -13,7 +13,7 @@ from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import GIB
 from pipelinerl.launcher.decoder_shape import DecoderShape
 from pipelinerl.launcher.memory_values import DoesNotFit, MemoryPlan
-from pipelinerl.launcher.trainer_memory import sharded_bytes
+from pipelinerl.launcher.trainer_memory import inputs_bytes, sharded_bytes
 from pipelinerl.weights.transports.kind import transport_kind
 
 MEMORY = Path("/proc/meminfo")
@@ -23,6 +23,7 @@ REMEDIES = {
     LOADING: "world.finetune_fraction to fewer ranks",
     "states of shards": "fsdp.cpu_offload=false",
     "copy for the engines": "more cards for the trainer (world.finetune_fraction), which then keep it",
+    "inputs of layers": "finetune.gradient_checkpointing=true",
     "versions in files": "weights.directory to a folder on a disk, or weights.transport=nccl",
 }
 
@@ -48,6 +49,8 @@ def host_bytes(cfg: Config, shape: DecoderShape, plan: MemoryPlan) -> dict[str, 
             parts["states of shards"] = sharded_bytes(cfg.finetune) * shape.parameters
         if trainer.whole_on_host:
             parts["copy for the engines"] = 2.0 * numbers
+    if cfg.finetune.gradient_checkpointing == "offload":
+        parts["inputs of layers"] = trainer.ranks * inputs_bytes(shape, cfg.finetune)
     if plan.engine is not None and cfg.updates_engines:
         version = (4.0 if engine_kind(cfg).dtype(cfg) == "float32" else 2.0) * numbers
         readers = plan.engines * plan.engine.cards if plan.engine.ahead else 0

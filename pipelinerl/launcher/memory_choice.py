@@ -232,6 +232,7 @@ def smallest_changes(cfg: Config, shape: DecoderShape, cards: Sequence[Card], as
     if cfg.finetune.gradient_checkpointing not in ("auto", True):
         key = "finetune.gradient_checkpointing"
         tried.append((f"{key}=auto", {"finetune": {"gradient_checkpointing": "auto"}}))
+    tried += _longer_rows(cfg)
     if cfg.finetune.optim == "adamw_torch":
         tried.append(("finetune.optim=adamw_8bit", {"finetune": {"optim": "adamw_8bit"}}))
     if shortest < cfg.finetune.seq_length:
@@ -249,6 +250,16 @@ def smallest_changes(cfg: Config, shape: DecoderShape, cards: Sequence[Card], as
     ):
         if _fits(cfg, change, shape, cards, asked):
             yield key
+
+
+def _longer_rows(cfg: Config) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Changes for which a row takes less of a card, and nothing of what is computed changes."""
+    key = "finetune.gradient_checkpointing=offload"
+    if cfg.finetune.gradient_checkpointing != "offload" and not cfg.finetune.reentrant_checkpointing:
+        yield key, {"finetune": {"gradient_checkpointing": "offload"}}
+    for ranks in (2, 4, 8):
+        if ranks > cfg.finetune.seq_parallel:
+            yield f"finetune.seq_parallel={ranks}", {"finetune": {"seq_parallel": ranks}}
 
 
 def _fits(

@@ -32,6 +32,8 @@ from pipelinerl.launcher.trainer_memory import (
     needed_bytes,
     reference_bytes,
     state_bytes,
+    tokens_of_rank,
+    undivided,
 )
 from pipelinerl.weights.transports.kind import transport_kind
 
@@ -94,7 +96,11 @@ class _Planner:
         problem: DoesNotFit | None = None
         for cards in self._cards_of_an_engine(total - trains):
             if free:
-                splits = [(used // cards, total - used) for used in range(cards, total - trains + 1, cards)]
+                splits = [
+                    (used // cards, total - used)
+                    for used in range(cards, total - trains + 1, cards)
+                    if (total - used) % self._cfg.finetune.seq_parallel == 0
+                ]
             else:
                 try:
                     splits = [self._as_asked(total, cards)]
@@ -114,7 +120,8 @@ class _Planner:
                     best = speed, plan
             if best is not None:
                 return best[1]
-        raise problem or DoesNotFit(f"{_cards(total)} of {self._card} leave none for an engine")
+        left = f"leave none for an engine beside {_cards(self._cfg.finetune.seq_parallel)} of the trainer"
+        raise problem or DoesNotFit(f"{_cards(total)} of {self._card} {left}")
 
     def _division(self, cards: int, engines: int, ranks: int, free: bool) -> MemoryPlan:
         """Engines of so many cards, and trainer ranks. Raises DoesNotFit."""
@@ -292,14 +299,17 @@ class _Planner:
         compiled_first: bool = False,
     ) -> dict[str, float]:
         cfg, shape = self._cfg, self._shape
-        state = state_bytes(shape, cfg.finetune, ranks, sharding, on_host)
         tune = cfg.finetune
-        rows = needed_bytes(shape, mode, True, tune.seq_length, 0.0) - OTHER
+        if problem := undivided(tune.seq_parallel, ranks, shape):
+            raise ConfigError(problem)
+        state = state_bytes(shape, tune, ranks, sharding, on_host)
+        tokens = tokens_of_rank(tune)
+        rows = needed_bytes(shape, mode, True, tokens, 0.0) - OTHER
         if (
             tune.compile is not True and not compiled_first
         ):  # the first steps are not compiled, and recompute all if need be
             plain = True if tune.gradient_checkpointing == "auto" else mode
-            rows = max(rows, needed_bytes(shape, plain, False, tune.seq_length, 0.0) - OTHER)
+            rows = max(rows, needed_bytes(shape, plain, False, tokens, 0.0) - OTHER)
         # No row is there while weights are gathered.
         state = max(state, gathering_bytes(shape, cfg.finetune, ranks, sharding) - rows - OTHER)
         reference = 0.0
@@ -308,7 +318,8 @@ class _Planner:
             reference = reference_bytes(shape)
         return {
             "weights, gradients, optimizer": state,
-            f"rows of {cfg.finetune.seq_length} tokens": rows,
+            f"rows of {tune.seq_length} tokens"
+            + (f" over {tune.seq_parallel}" if tune.seq_parallel > 1 else ""): rows,
             "log-probabilities": OTHER,
             "reference": reference,
         }

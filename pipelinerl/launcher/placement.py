@@ -295,7 +295,8 @@ def derive(cfg: Config, jobs: Sequence[Job]) -> DerivedConfig:
     finetune = cfg.finetune
     # One rank on each of its devices, or one on a host where it has none.
     ranks = sum(max(1, len(job.gpus)) for job in jobs if job.kind == "finetune") or 1
-    step = _round_up(finetune.train_batch_size * finetune.gradient_accumulation_passes, ranks)
+    rows_at_once = max(1, ranks // finetune.seq_parallel)
+    step = _round_up(finetune.train_batch_size * finetune.gradient_accumulation_passes, rows_at_once)
     update = _round_up(finetune.weight_update_interval, step)
     return DerivedConfig(trainer_ranks=ranks, texts_per_step=step, texts_per_update=update)
 

@@ -26,7 +26,12 @@ from pipelinerl.launcher.decoder_shape import (
 )
 from pipelinerl.launcher.memory_plan import ROOM
 from pipelinerl.launcher.memory_values import TrainerPlan
-from pipelinerl.launcher.trainer_memory import least_recomputed, reference_bytes, state_bytes
+from pipelinerl.launcher.trainer_memory import (
+    least_recomputed,
+    reference_bytes,
+    state_bytes,
+    tokens_of_rank,
+)
 
 GB = 1e9
 
@@ -129,13 +134,14 @@ def _checkpointing(
     state = state_bytes(shape, tune, ranks, cfg.sharding, planned is not None and planned.whole_on_host)
     if any(job.gpus for job in cfg.jobs_of("preprocessor")):  # scores a reference on the trainer's last card
         state += reference_bytes(shape)
-    plain = least_recomputed(shape, False, tune.seq_length, state, room)
+    plain = least_recomputed(shape, False, tokens_of_rank(tune), state, room)
     if planned is not None:
         compiled = planned.recomputed
     else:
-        compiled = least_recomputed(shape, True, tune.seq_length, state, room)
+        compiled = least_recomputed(shape, True, tokens_of_rank(tune), state, room)
     sizes = f"{room / GB:.0f} GB of a card, weights and optimizer {state / GB:.0f} GB"
-    return plain, compiled, f"{sizes}, rows of {tune.seq_length} tokens"
+    over = f" over {tune.seq_parallel} ranks" if tune.seq_parallel > 1 else ""
+    return plain, compiled, f"{sizes}, rows of {tune.seq_length} tokens{over}"
 
 
 def _room(cfg: Config, devices: Sequence[str], memory_of: CardOf) -> float | None:

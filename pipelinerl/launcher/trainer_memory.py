@@ -75,6 +75,8 @@ def kept_bytes(shape: DecoderShape, mode: Checkpointing, compiled: bool, linear:
         queries, keys = shape.linear.mixed + shape.linear.values, 0
     if mode is True:
         return inputs
+    if mode == "offload":
+        return 0.0  # in host memory, but for two layers' (`needed_bytes`)
     if mode == "selective":
         residuals = hidden if compiled else 2 * hidden
         return inputs + 2.0 * (2 * queries + 2 * keys + residuals)
@@ -90,7 +92,7 @@ def kept_bytes(shape: DecoderShape, mode: Checkpointing, compiled: bool, linear:
 def needed_bytes(
     shape: DecoderShape, mode: Checkpointing, compiled: bool, tokens: int, state: float
 ) -> float:
-    """Peak of a rank that works on rows of `tokens` tokens, with `state` bytes of weights and their kin."""
+    """Peak of a rank that works on `tokens` tokens of a row, with `state` bytes of weights and their kin."""
     linear = shape.linear.layers if shape.linear else 0
     activations = shape.attending * kept_bytes(shape, mode, compiled)
     activations += linear * kept_bytes(shape, mode, compiled, linear=True)
@@ -98,7 +100,35 @@ def needed_bytes(
     if mode is not False:
         kinds = (False, True) if linear else (False,)
         activations += 2 * max(kept_bytes(shape, False, compiled, kind) for kind in kinds)
+    if mode == "offload":
+        activations += 2 * kept_bytes(shape, True, compiled)
     return state + OTHER + tokens * activations
+
+
+def undivided(size: int, ranks: int, shape: DecoderShape | None) -> str | None:
+    """Why rows cannot be computed by `size` of `ranks` ranks each, in one line; None if they can."""
+    key = f"finetune.seq_parallel={size}"
+    if ranks % size:
+        return (
+            f"{key}: does not divide the {ranks} trainer ranks; set world.finetune_fraction to a multiple of "
+            "it, or finetune.seq_parallel=1"
+        )
+    if shape is not None and size > 1 and shape.linear is not None:
+        return f"{key}: layers of linear attention pass a state on along a row; set finetune.seq_parallel=1"
+    if shape is not None and shape.heads % size:
+        return f"{key}: does not divide the model's {shape.heads} attention heads; set a number that does"
+    return None
+
+
+def tokens_of_rank(tune: FinetuneConfig) -> int:
+    """Tokens of a row that one rank computes."""
+    return -(-tune.seq_length // tune.seq_parallel)
+
+
+def inputs_bytes(shape: DecoderShape, tune: FinetuneConfig) -> float:
+    """Host memory of one rank for the inputs of all layers; torch rounds each up to a power of two."""
+    one = int(tokens_of_rank(tune) * kept_bytes(shape, True, True))
+    return float(shape.layers * 2 ** max(0, one - 1).bit_length())
 
 
 def least_recomputed(

@@ -11,6 +11,7 @@ from pipelinerl.config.files import typed
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.installed import conf_dir
 from pipelinerl.config.keys import leaves
+from pipelinerl.config.machine import DerivedConfig
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, parts_of
 from pipelinerl.launcher import resumed
@@ -25,8 +26,9 @@ from pipelinerl.launcher.checks import (
     several_hosts,
     training,
 )
-from pipelinerl.launcher.decoder_shape import hub_silence, model_config
+from pipelinerl.launcher.decoder_shape import decoder_shape, hub_silence, model_config
 from pipelinerl.launcher.placement import derive, layout
+from pipelinerl.launcher.trainer_memory import undivided
 
 
 def checked(
@@ -80,6 +82,8 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     if derived is not None and cfg.updates_engines:
         asked = derive(cfg, []).texts_per_update
         yield from cfg.staleness.problems(asked, derived.texts_per_update, derived.trainer_ranks)
+    if derived is not None:
+        yield from _rows_over_ranks(cfg, derived)
     if places is not None:
         yield from _more_than_there_are(cfg, len(places.engines))
     yield from unplaceable
@@ -107,6 +111,15 @@ def _more_than_there_are(cfg: Config, engines: int) -> Iterator[str]:
     least = cfg.engine.min_alive
     if least > engines and "actor_llm" in cfg.debug.roles and not cfg.debug.use_existing_llms:
         yield f"engine.min_alive={least}: this run has {engines} in all; set {engines} or fewer"
+
+
+def _rows_over_ranks(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
+    """Rows that cannot be divided over the ranks; the trainer itself looks at models that are not known."""
+    size = cfg.finetune.seq_parallel
+    if size > 1 and "finetune" in cfg.debug.roles:
+        shape = decoder_shape(model_config(cfg.policy_path, ask_hub=False))
+        problem = undivided(size, derived.trainer_ranks, shape)
+        yield from [] if problem is None else [problem]
 
 
 def domain_problems(tree: DictConfig, domain: Domain) -> Iterator[str]:

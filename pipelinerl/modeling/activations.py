@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.modeling.compiling import compiled
+from pipelinerl.modeling.host_inputs import FromHost, HostInputs
 
 _KEPT = ("_varlen_attn", "prefix_attention", "_flash_attention_forward", "gated_delta", "_scaled_dot_product")
 
@@ -29,10 +30,15 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 def checkpoint_layers(model: PreTrainedModel, mode: Checkpointing, reentrant: bool = False) -> None:
     """Recompute activations of decoder layers in the backward pass, in place.
 
-    The layers' forwards are replaced, so copies of the model have to be made before. `selective` does not go
-    with reentrant checkpointing, which the launcher refuses.
+    The layers' forwards are replaced, so copies of the model have to be made before. `selective` and
+    `offload` do not go with reentrant checkpointing, which the launcher refuses.
     """
     if mode is False:
+        return
+    if mode == "offload":
+        inputs = HostInputs()
+        for layer in decoder_layers(model):
+            layer.forward = FromHost(layer.forward, inputs)
         return
     every = 1 if mode is True or mode == "selective" else mode
     options: dict[str, Any] = {"use_reentrant": reentrant}
@@ -53,6 +59,9 @@ def compile_layers(model: PreTrainedModel, dynamic: bool | None = True) -> None:
     """Compile the decoder layers, in place and after `checkpoint_layers`; all share one piece of code."""
     for layer in decoder_layers(model):
         # Of the forward alone: hooks of the module, such as those that gather its shards, stay outside.
+        if isinstance(layer.forward, FromHost):  # copies to the host and back stay outside
+            layer.forward.forward = compiled(layer.forward.forward, dynamic)
+            continue
         layer.forward = compiled(layer.forward, dynamic)
 
 

@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from pipelinerl.modeling.capped_attention import Rule, capped_attention
 from pipelinerl.modeling.prefix_attention import prefix_attention
 from pipelinerl.modeling.segments import Segments
+from pipelinerl.modeling.seq_parallel import over_ranks
 
 ATTENTION_NAME = "pipelinerl_varlen"
 PER_TEXT_NAME = "pipelinerl_per_text"
@@ -206,5 +207,5 @@ def _cuda_varlen(
     ]
 
 
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, varlen_attention)
-ALL_ATTENTION_FUNCTIONS.register(PER_TEXT_NAME, partial(varlen_attention, use_kernel=False))
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, over_ranks(varlen_attention))
+ALL_ATTENTION_FUNCTIONS.register(PER_TEXT_NAME, over_ranks(partial(varlen_attention, use_kernel=False)))

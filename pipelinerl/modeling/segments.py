@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from pipelinerl.modeling.prefixes import Prefixes
+from pipelinerl.modeling.seq_parallel import RowGroup
 from pipelinerl.modeling.tensors import to_device
 
 MAX_LENGTH_GRANULARITY = 64
@@ -74,6 +75,7 @@ class Segments:
     keys and levels: None where a segment attends to itself only; else a segment is the end of its sequence,
     and what comes before lies in other segments.
     near: the same for layers with a sliding window, None for a model without them.
+    ranks: those that share the row, of which each computes a slice; None: this one computes all of it.
     """
 
     offsets: torch.Tensor
@@ -82,6 +84,7 @@ class Segments:
     keys: SharedKeys | None = None
     levels: Levels | None = None
     near: Near | None = None
+    ranks: RowGroup | None = None
 
     def keys_within(self, window: int | None) -> SharedKeys | None:
         """What a layer with this window, or none, has to gather; None where segments attend to themselves."""

@@ -141,7 +141,7 @@ class Preprocess:
     @property
     def trainer_is_behind(self) -> bool:
         unprocessed = self.published - self._state.samples_processed
-        return unprocessed > self.cfg.preprocess.max_ready_samples_per_lead * self.cfg.derived.trainer_ranks
+        return unprocessed > self.cfg.preprocess.max_ready_samples_per_lead * self.cfg.rows_at_once
 
     @property
     def is_full(self) -> bool:
@@ -215,7 +215,7 @@ class Preprocess:
             samples,
             self.step,
             tune.seq_length,
-            derived.trainer_ranks,
+            self.cfg.rows_at_once,
             tune.seq_packing,
             tune.shares_prefixes,
         )
@@ -249,7 +249,7 @@ class Preprocess:
 
 def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> None:
     """Run until the trainer says that training is done."""
-    ranks = (0, cfg.derived.trainer_ranks)
+    ranks = (0, cfg.rows_at_once)
     out = StreamRangeSpec(output_dir, cfg.preprocess.output, partition_range=ranks)
     recording = cfg.streams_source("preprocessor")
     warn_about_role_weights(cfg.finetune.rl)

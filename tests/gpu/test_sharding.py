@@ -39,6 +39,9 @@ pytestmark = [
         SHARDED | {"optim": "adamw_8bit", "ends": [2, 4]},
         ON_HOST | {"optim": "adamw_8bit"},
         SHARDED | {"whole_on_host": True},
+        SHARDED | {"seq_parallel": 2, "ends": [2, 4]},
+        {"seq_parallel": 2, "compile": True},
+        SHARDED | {"seq_parallel": 2, "gradient_checkpointing": "offload"},
     ],
 )
 def test_two_gpus_equal_one(tmp_path: Path, fields: dict[str, Any]) -> None:
@@ -48,7 +51,8 @@ def test_two_gpus_equal_one(tmp_path: Path, fields: dict[str, Any]) -> None:
     if "optim" in fields:
         pytest.importorskip("torchao")
         hidden, alone["optim"] = 64, fields["optim"]  # moments of small matrices are float32
-    one, two = prepare(tmp_path / "one", 1, hidden), prepare(tmp_path / "two", 2, hidden)
+    partitions = 2 // fields.get("seq_parallel", 1)
+    one, two = prepare(tmp_path / "one", 1, hidden), prepare(tmp_path / "two", partitions, hidden)
     one_rank(one, **alone)
     for code, said in start_ranks(two, 2, **common, **fields):
         assert code == 0, said[-2000:]

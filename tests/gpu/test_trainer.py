@@ -255,3 +255,42 @@ def test_layers_compiled_between_two_steps_train_on(
     said = [record.message for record in caplog.records]
     assert len([line for line in said if line.startswith("compiling: the 2 steps left")]) == 1
     assert not [line for line in said if line.startswith("the layers stay uncompiled")]
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_inputs_in_host_memory_change_no_gradient_and_leave_the_card(tmp_path: Path, compile: bool) -> None:
+    """Two micro-batches behind one another; of eight layers the inputs of two lie on the card."""
+    found: dict[Checkpointing, list[torch.Tensor]] = {}
+    peaks: dict[Checkpointing, int] = {}
+    modes: tuple[Checkpointing, ...] = (True, "offload")
+    samples = [ready(seed, (-1.0) ** seed) for seed in range(400)]
+    batches = assemble_step(samples, 0, 4096)[0]
+    for mode in modes:
+        torch.manual_seed(0)
+        model = prepare_model(deep_model(), "cuda", mode, compile=compile)
+        one = learner(tmp_path / str(mode), model, load_as_bf16=True, hardware={"kind": "gpu"})
+        for _ in range(2):  # the first one warms up
+            one.optimiser.zero_grad(set_to_none=True)
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            for batch in batches:
+                one.accumulate(batch, targets_of(batch, RL), Coefficients(0.1, 0.01))
+            torch.cuda.synchronize()
+            peaks[mode] = torch.cuda.max_memory_allocated() - before
+        found[mode] = [p.grad for group in one.optimiser.param_groups for p in group["params"]]
+    for ours, expected in zip(found["offload"], found[True], strict=True):
+        assert distance(ours, expected) < 1e-2
+    row = max(batch.n_computed for batch in batches) * DEEP_WIDTH * 2
+    assert peaks["offload"] < peaks[True] - 3 * row
+
+
+DEEP_WIDTH = 512
+
+
+def deep_model() -> PreTrainedModel:
+    """Eight layers that are wide beside the vocabulary, so that their inputs are most of what is kept."""
+    config = copy.deepcopy(causal_lm(VOCAB, hidden=DEEP_WIDTH, heads=8, kv_heads=4, spread=0.05).config)
+    config.num_hidden_layers, config.layer_types = 8, ["full_attention"] * 8
+    torch.manual_seed(0)
+    return type(causal_lm(VOCAB))(config)

@@ -21,7 +21,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, fields = Path(sys.argv[1]), json.loads(sys.argv[2])
     offload = fields.get("fsdp", {}).get("cpu_offload", False)
-    ranks = join_ranks(cpu=fields.get("hardware", {}).get("kind") != "gpu", offload=offload)
+    on_cpu = fields.get("hardware", {}).get("kind") != "gpu"
+    ranks = join_ranks(on_cpu, offload, fields.get("seq_parallel", 1))
     found, told = (ranks.count, ranks.index, ranks.local_index), ("WORLD_SIZE", "RANK", "LOCAL_RANK")
     assert found == tuple(int(os.environ[name]) for name in told)
     ends: list[int] = fields.pop("ends", [4])

@@ -40,6 +40,10 @@ def _batches(cfg: Config) -> Iterator[str]:
         yield f"deepspeed_config={cfg.deepspeed_config}: names no stage; use one of stage1, stage2 or stage3"
     if tune.gradient_checkpointing == "selective" and tune.reentrant_checkpointing:
         yield "finetune.gradient_checkpointing=selective: needs finetune.reentrant_checkpointing=false"
+    if tune.gradient_checkpointing == "offload" and cfg.hardware.kind == "cpu":
+        yield "finetune.gradient_checkpointing=offload: a CPU run is in host memory; set true on a CPU"
+    elif tune.gradient_checkpointing == "offload" and tune.reentrant_checkpointing:
+        yield "finetune.gradient_checkpointing=offload: needs finetune.reentrant_checkpointing=false"
     may_recompute = tune.gradient_checkpointing != "auto" or cfg.hardware.kind == "gpu"
     recomputes = tune.gradient_checkpointing is not False and may_recompute
     if tune.lora.enabled and recomputes and tune.reentrant_checkpointing:

@@ -51,7 +51,6 @@ VALUES: dict[str, Any] = {
 
 FIXED = {
     "world.replicas": "one possible value",
-    "finetune.seq_parallel": "one possible value",
     "fsdp.param_dtype": "refused unless it says what finetune.load_as_bf16 says",
     "fsdp.buffer_dtype": "refused unless fp32",
     "finetune.config_name": "refused unless it is model_path",

@@ -49,7 +49,7 @@ MISSPELT = [
 WRONG_VALUES = [
     ("seed=abc", "seed='abc': input should be a valid integer"),
     ("finetune.model_class=vision2seq-language-modeling", "'causal-language-modeling'"),
-    ("finetune.seq_parallel=2", "input should be 1"),
+    ("finetune.seq_parallel=0", "greater than or equal to 1"),
     ("finetune.optim=cpuadam", "'adamw_torch'"),
     ("world.replicas=2", "input should be 1"),
     ("finetune.rl.role_weights={policy: 1/0}", "must be a number >= 0 or a fraction such as 1/9"),

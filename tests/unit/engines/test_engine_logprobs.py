@@ -221,8 +221,6 @@ def test_an_architecture_that_cannot_be_served_right_is_refused_at_start(tmp_pat
     chunks = {"layer_types": ["chunked_attention", "full_attention"], "intermediate_size": 64}
     LlamaForCausalLM(LlamaConfig(hidden_size=64, **SIZES | chunks)).save_pretrained(tmp_path / "chunks")
     with pytest.raises(UnsupportedModel, match="layers of type chunked_attention: only full_attention and"):
-        UnsupportedModel, match="chunked_attention: only full_attention and sliding_attention"
-    ):
         PackedModel(EngineSettings(model=tmp_path / "chunks"))
     config = BloomConfig(hidden_size=64, vocab_size=VOCAB, n_layer=2, n_head=4)
     BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")

@@ -113,7 +113,7 @@ SHARDED: dict[str, Any] = {"use_fsdp": True}
 SHARDED_GRADIENTS: dict[str, Any] = {"use_deepspeed": True, "deepspeed_config": "deepspeed_stage2_bf16"}
 ON_HOST: dict[str, Any] = {"fsdp": {"cpu_offload": True}}
 STATES: dict[str, Any] = {"states": True, "share_prefixes": False}
-ONLY_SHARDED = {*SHARDED, *SHARDED_GRADIENTS, *ON_HOST, "ends", "whole_on_host"}
+ONLY_SHARDED = {*SHARDED, *SHARDED_GRADIENTS, *ON_HOST, "ends", "whole_on_host", "seq_parallel"}
 CASES: dict[str, dict[str, Any]] = {
     "replicated": {},
     "sharded and resumed": SHARDED | {"ends": [2, 4]},
@@ -126,9 +126,10 @@ CASES: dict[str, dict[str, Any]] = {
     "sharded and resumed, with states and a part that sees": SHARDED | {**STATES, "ends": [2, 4]},
     "sharded and resumed adapters beside a part that sees": SHARDED
     | {**STATES, "lora": {"enabled": True, "r": 4}, "ends": [2, 4]},
+    "a row over both ranks, resumed": {"seq_parallel": 2, "ends": [2, 4]},
     "sharded and resumed moments in 8 bits": SHARDED | {"optim": "adamw_8bit", "ends": [2, 4]},
 }
-QUICK = ("sharded and resumed",)
+QUICK = ("sharded and resumed", "a row over both ranks, resumed")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,8 @@ def test_two_ranks_equal_one(tmp_path: Path, case: str) -> None:
     begin, states = fields.pop("begin", []), fields.pop("states", False)
     hidden = 64 if "optim" in fields else 16  # moments of small matrices are float32
     one = prepare(tmp_path / "one", 1, hidden, states, begin=begin)
-    two = prepare(tmp_path / "two", 2, hidden, states, begin=begin, share=bool(begin))
+    partitions = 2 // fields.get("seq_parallel", 1)
+    two = prepare(tmp_path / "two", partitions, hidden, states, begin=begin, share=bool(begin))
     alone = {name: value for name, value in fields.items() if name not in ONLY_SHARDED}
     for key, package in (("lora", "peft"), ("optim", "torchao")):
         if key in fields:

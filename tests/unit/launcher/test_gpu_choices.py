@@ -85,6 +85,13 @@ def test_a_context_is_made_to_fit_the_model_by_the_keys_that_are_named(
         assert (status, err) == (0, "")
 
 
+def test_rows_over_several_ranks_make_fewer_partitions(placed: Placed) -> None:
+    given = ("world.actor_fraction=4", "world.finetune_fraction=4", "finetune.seq_parallel=2")
+    cfg, out = placed(*ON_GPUS, "hardware.devices=8", *given, "finetune.gradient_accumulation_passes=7")
+    assert (cfg.derived.trainer_ranks, cfg.rows_at_once, cfg.derived.texts_per_step) == (4, 2, 8)
+    assert "nothing sharded, each row over │" in out and "known; finetune.seq_parallel=2 │" in out
+
+
 @pytest.mark.parametrize(
     ("sharding", "key"),
     [
@@ -142,6 +149,14 @@ def test_without_shards_every_optimizer_is_allowed(
         (
             ("hardware.devices=1", "world.share_device=true", TENSOR_PARALLEL),
             "an engine of 2 GPUs (tensor x pipeline x data) does not fit on one GPU",
+        ),
+        (
+            ("finetune.seq_parallel=3", "world.actor_fraction=4", "world.finetune_fraction=4"),
+            "finetune.seq_parallel=3: does not divide the 4 trainer ranks; set world.finetune_fraction to a",
+        ),
+        (
+            ("finetune.gradient_checkpointing=offload", "finetune.reentrant_checkpointing=true"),
+            "gradient_checkpointing=offload: needs finetune.reentrant_checkpointing=false",
         ),
         (
             ("+vllm_config.vllm_kwargs.model=other/model",),

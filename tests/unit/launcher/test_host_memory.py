@@ -36,6 +36,9 @@ def test_what_the_plan_puts_into_host_memory_is_summed() -> None:
     # Float32 weights, gradients and both moments in host memory.
     offloaded = parts("8B", 80, 2, fsdp={"cpu_offload": True})
     assert offloaded["states of shards"] == 16 * eight and offloaded["loading"] == 4 * eight
+    tune = {"gradient_checkpointing": "offload", "seq_length": 20_000}
+    # Of 36 layers on each of three ranks 20,000 x 4,096 numbers of 2 bytes, rounded up to a power of two.
+    assert parts("8B", 80, 4, finetune=tune)["inputs of layers"] == 3 * 36 * 2**28
     lean = {"optim": "adamw_8bit"}
     assert parts("8B", 80, 2, fsdp={"cpu_offload": True}, finetune=lean)["states of shards"] == pytest.approx(
         10.1 * eight

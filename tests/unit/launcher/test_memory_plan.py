@@ -212,9 +212,46 @@ def test_rows_are_shortened_where_only_those_fit_unless_the_user_says_how_long_t
     rows = found.tree.finetune.seq_length
     assert 12288 <= rows < 20000 and found.reasons["finetune.seq_length"] == "rows of 20000 tokens do not fit"
     with pytest.raises(
-        DoesNotFit, match=r"rows of 20000 tokens.*set finetune\.optim=adamw_8bit, or finetune"
+        DoesNotFit,
+        match=r"rows of 20000 tokens.*set finetune\.gradient_checkpointing=offload, or finetune\.op",
     ):
         chosen(model, 80, 2, *lengths, "finetune.seq_length=20000")
+
+
+def test_a_row_over_several_ranks_takes_less_of_each_card() -> None:
+    """What lies on a card of the row is that of a row of half the length, and ranks come in pairs."""
+    long, half = ({"seq_length": length, "gradient_checkpointing": True} for length in (131072, 65536))
+    plan = planned("1.5B", 80, 4, finetune=long | {"seq_parallel": 2})
+    assert plan.trainer is not None and plan.trainer.ranks == 2
+    alone = planned("1.5B", 80, 4, finetune=half, world={"actor_fraction": 2, "finetune_fraction": 2})
+    assert alone.trainer is not None
+    row = plan.trainer.parts["rows of 131072 tokens over 2"]
+    assert row == alone.trainer.parts["rows of 65536 tokens"] > 0
+    with pytest.raises(ConfigError, match="seq_parallel=3: does not divide the 4 trainer ranks; set world"):
+        planned("1.5B", 80, 8, finetune={"seq_parallel": 3}, debug={"mode": "finetune"})
+    with pytest.raises(ConfigError, match="seq_parallel=8: does not divide the model's 12 attention heads"):
+        planned("1.5B", 80, 16, finetune={"seq_parallel": 8}, debug={"mode": "finetune"})
+    with pytest.raises(DoesNotFit, match=r"leave none for an engine beside 2 cards of the trainer"):
+        planned("1.5B", 80, 2, finetune={"seq_parallel": 2})
+
+
+def test_a_row_that_is_too_long_may_lie_on_several_ranks_or_in_host_memory() -> None:
+    debug = {"mode": "finetune", "place_inference_workers": False}
+    cfg = configured(finetune={"seq_length": 300_000}, debug=debug, use_fsdp=True)
+    with pytest.raises(DoesNotFit):
+        memory_plan(cfg, shape("1.5B"), [card(80)] * 4, Asked(1024))
+    found = list(smallest_changes(cfg, shape("1.5B"), [card(80)] * 4, Asked(1024)))
+    assert "finetune.seq_parallel=2" in found and "finetune.seq_parallel=4" in found
+    assert "finetune.seq_parallel=8" not in found  # of four ranks
+
+
+def test_inputs_in_host_memory_are_not_on_the_card() -> None:
+    """By hand: 16 bit of the width for each token and layer, less the two layers that are in flight."""
+    sizes, tokens = shape("8B"), 32768
+    difference = needed_bytes(sizes, True, True, tokens, 0.0) - needed_bytes(
+        sizes, "offload", True, tokens, 0.0
+    )
+    assert difference == (36 - 2) * tokens * 2 * 4096
 
 
 def test_layers_are_compiled_before_the_first_step_where_only_that_fits(model: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.modeling import model as models
 from pipelinerl.modeling.activations import decoder_layers
+from pipelinerl.modeling.host_inputs import HostInputs
 from pipelinerl.modeling.model import hidden_states, prepare_model
 from pipelinerl.modeling.segments import Segments
 from tests.support.policy import VOCAB
@@ -41,7 +42,7 @@ def gradients(mode: Checkpointing, reentrant: bool = False) -> tuple[list[torch.
 
 @pytest.mark.parametrize(
     ("mode", "reentrant", "calls"),
-    [(True, False, 4), (True, True, 4), (2, False, 3), ("selective", False, 4)],
+    [(True, False, 4), (True, True, 4), (2, False, 3), ("selective", False, 4), ("offload", False, 4)],
 )
 def test_every_mode_gives_the_same_gradients(mode: Checkpointing, reentrant: bool, calls: int) -> None:
     plain, once, everything = gradients(False)
@@ -51,6 +52,21 @@ def test_every_mode_gives_the_same_gradients(mode: Checkpointing, reentrant: boo
     assert len(found) == len(plain)
     for ours, expected in zip(found, plain):
         torch.testing.assert_close(ours, expected)
+
+
+def test_inputs_of_two_layers_at_most_are_on_the_device() -> None:
+    inputs, given = HostInputs(), [torch.full((3,), float(n), requires_grad=True) for n in range(4)]
+    kept = [inputs.keep(one) for one in given]
+
+    def there() -> list[bool]:
+        return [one._there is not None for one in kept]
+
+    assert there() == [False, False, False, True]
+    for at in (3, 2, 1, 0):
+        found = kept[at].take()
+        assert torch.equal(found, given[at]) and found.requires_grad and found.grad_fn is None
+        assert there() == [one == at - 1 for one in range(4)]
+    assert torch.equal(kept[2].take(), given[2])  # a second backward of the same graph
 
 
 def test_layers_are_compiled_after_their_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
