@@ -17,6 +17,7 @@ from pipelinerl.finetune import build
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import LoneRank, Ranks
 from pipelinerl.finetune.step import Learner
+from pipelinerl.run_state.accounting import RolloutLog
 from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
 from tests.support.policy import VOCAB, tiny_model
 from tests.support.processes import free_port
@@ -95,6 +96,12 @@ def prepare(folder: Path, ranks: int, hidden: int = 16, states: bool = False, **
     return folder
 
 
+def trained(folder: Path) -> list[str]:
+    """Rollouts as often as they were written down; none has several texts here."""
+    with RolloutLog(folder, "finetune") as rollouts:
+        return sorted(name for entry in rollouts._entries() for name in entry.rollouts)
+
+
 def assert_same_state(found: Learner, expected: Learner, tolerance: float) -> None:
     """Both were loaded by one process: a checkpoint does not depend on the ranks that wrote it."""
     ours, theirs = (learner.optimiser.state_dict()["state"] for learner in (found, expected))
@@ -154,6 +161,7 @@ def test_two_ranks_equal_one(tmp_path: Path, case: str) -> None:
     (expected, summary), (found, other) = results(one), results(two)
     assert other["grad_norm"] == pytest.approx(summary["grad_norm"], rel=10 * tolerance)
     assert (other["samples"], other["completed_steps"]) == (24, 4)
+    assert trained(two) == trained(one)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, atol=tolerance, rtol=tolerance)
