@@ -126,6 +126,8 @@ class DerivedConfig(Section):
     """What it recomputes in compiled layers."""
     whole_on_host: bool = False
     """Whether the copy of sharded weights that is gathered for the engines lies in host memory in between."""
+    returns_routes: bool = False
+    """Whether engines say which experts each token went to."""
 
     def admitted(self, max_lag: int | None) -> int | None:
         """Samples that may exist or be under way beyond the last weight version; None without a bound.
