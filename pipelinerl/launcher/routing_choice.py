@@ -30,15 +30,17 @@ class RoutingChoice:
 
 
 def choose_routing(cfg: Config, dry_run: bool) -> RoutingChoice:
-    """For a placed run. Raises ConfigError where `replay` is wanted and cannot be.
+    """For a placed run. Raises ConfigError for what is wanted and cannot be.
 
     A dry run, perhaps on another machine, asks no hub for the model's configuration.
     """
     wanted = cfg.finetune.rl.routing
     config = model_config(cfg.policy_path, ask_hub=not dry_run)
     if config is not None and not has_experts(config):
-        if wanted == "replay":
-            raise ConfigError([f"{KEY}=replay: the model at {cfg.policy_path} has no experts; leave it out"])
+        aux = cfg.finetune.rl.router_aux_loss_coef
+        if wanted == "replay" or aux:
+            given = f"{KEY}=replay" if wanted == "replay" else f"finetune.rl.router_aux_loss_coef={aux:g}"
+            raise ConfigError([f"{given}: the model at {cfg.policy_path} has no experts; leave it out"])
         return RoutingChoice(False, False, "a dense model")
     mixture = config is not None
     if wanted == "free":
