@@ -21,7 +21,7 @@ from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
 from tests.support.policy import VOCAB, tiny_model
 from tests.support.processes import free_port
 from tests.support.recorder import Recorder
-from tests.support.tiny_model import causal_lm
+from tests.support.tiny_model import causal_lm, mixture_lm
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 300
@@ -97,7 +97,8 @@ def one_rank(folder: Path, ranks: Ranks | None = None, **fields: Any) -> None:
 def prepare(folder: Path, ranks: int, hidden: int = 16, **rows: Any) -> Path:
     folder.mkdir()
     write_steps(folder, 4, 6, ranks=ranks, **rows)
-    causal_lm(VOCAB, hidden=hidden).save_pretrained(folder / "model")
+    model = mixture_lm(VOCAB) if rows.get("mixture") else causal_lm(VOCAB, hidden=hidden)
+    model.save_pretrained(folder / "model")
     return folder
 
 
@@ -125,6 +126,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gradients sharded, bfloat16": SHARDED_GRADIENTS | {"load_as_bf16": True},
     "sharded, with a value head": SHARDED | {"model_class": VALUE_HEAD},
     "sharded, with shared prefixes": SHARDED | {"begin": [1, 2, 3, 4, 5]},
+    "sharded mixture, with replayed experts": SHARDED | {"mixture": True, "learning_rate": 1e-3},
     "sharded and resumed adapters": SHARDED | {"lora": {"enabled": True, "r": 4}, "ends": [2, 4]},
     "sharded, the engines' copy in host memory": SHARDED | {"whole_on_host": True},
     "states in host memory and resumed": ON_HOST | {"ends": [2, 4]},
@@ -138,10 +140,10 @@ QUICK = ("sharded and resumed",)
 )
 def test_two_ranks_equal_one(tmp_path: Path, case: str) -> None:
     fields = dict(CASES[case])
-    begin = fields.pop("begin", [])
+    begin, mixture = fields.pop("begin", []), fields.pop("mixture", False)
     hidden = 64 if "optim" in fields else 16  # moments of small matrices are float32
-    one = prepare(tmp_path / "one", 1, hidden, begin=begin)
-    two = prepare(tmp_path / "two", 2, hidden, begin=begin, share=bool(begin))
+    one = prepare(tmp_path / "one", 1, hidden, begin=begin, mixture=mixture)
+    two = prepare(tmp_path / "two", 2, hidden, begin=begin, share=bool(begin), mixture=mixture)
     alone = {name: value for name, value in fields.items() if name not in ONLY_SHARDED}
     for key, package in (("lora", "peft"), ("optim", "torchao")):
         if key in fields:

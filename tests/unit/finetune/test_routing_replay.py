@@ -18,7 +18,7 @@ from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.model import prepare_model
 from pipelinerl.streams.records import HEADER_SIZE, encode_record, parse_header, record_decoder
-from tests.support.builders import ready, record
+from tests.support.builders import ready, record, some_routes
 from tests.support.policy import VOCAB, learner
 from tests.support.tiny_model import causal_lm, mixture_lm
 
@@ -35,13 +35,6 @@ def trainer(rl: RLConfig = RL, model: PreTrainedModel | None = None) -> Learner:
     return one
 
 
-def routes(tokens: int, seed: int, layers: int = 4) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return np.array([rng.permutation(8)[:2] for _ in range(tokens * layers)], np.uint8).reshape(
-        tokens, layers, 2
-    )
-
-
 def sample(seed: int, ids: list[int] | None = None, **fields: Any) -> Sample:
     """A sample with a record of all tokens but the last, as engines give it."""
     one = ready(seed, 1.0 if seed % 2 else -1.0, **fields)
@@ -51,7 +44,7 @@ def sample(seed: int, ids: list[int] | None = None, **fields: Any) -> Sample:
         one.input_ids, one.labels = np.array(ids, np.int32), labels
         one.old_logprobs = one.ref_logprobs = np.full(2, -1.0, np.float32)
         one.weight_versions = [(0, 0, 2)]
-    one.routed_experts = routes(len(one.input_ids) - 1, seed)
+    one.routed_experts = some_routes(len(one.input_ids) - 1, seed)
     return one
 
 
@@ -189,7 +182,7 @@ def test_records_of_samples_and_rows_hold_them_as_they_are() -> None:
         found: dict[str, Any] = record_decoder()(parse_header(data), data[HEADER_SIZE:])
         return found
 
-    given = {**record("g", 0, 0, 0.5, 3), "routed_experts": (r := routes(5, 1))}
+    given = {**record("g", 0, 0, 0.5, 3), "routed_experts": (r := some_routes(5, 1))}
     one = Sample.from_record(through(given))
     np.testing.assert_array_equal(one.routed_experts, r)
     row = encode([sample(1), sample(2)], 0, 2)
@@ -212,7 +205,7 @@ def test_a_record_that_does_not_fit_its_tokens_names_the_sample(wrong: Any) -> N
 
 def test_replay_of_another_models_routes_is_refused() -> None:
     one = sample(1)
-    one.routed_experts = routes(len(one.input_ids) - 1, 0, layers=3)
+    one.routed_experts = some_routes(len(one.input_ids) - 1, 0, layers=3)
     with pytest.raises(ValueError, match="routes of 3 layers with 2 experts each, but the policy has 4"):
         gradients(trainer(), [encode([one], 0, 1)])
     with pytest.raises(ValueError, match="in one row"):
