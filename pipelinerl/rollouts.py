@@ -43,6 +43,8 @@ def _routes(value: Any) -> np.ndarray | None:
     if value is None:
         return None
     array = np.asarray(value)
+    if isinstance(value, list) and array.size and array.dtype.kind == "i" and array.min() >= 0:  # from JSON
+        array = array.astype(np.uint8 if array.max() <= 255 else np.uint16)
     if array.ndim != 3 or array.dtype not in (np.uint8, np.uint16):
         raise ValueError(
             f"expected uint8 or uint16 of [tokens, layers, active], got {array.dtype} of shape {array.shape}"
@@ -50,7 +52,8 @@ def _routes(value: Any) -> np.ndarray | None:
     return np.ascontiguousarray(array)
 
 
-Routes = Annotated[np.ndarray | None, BeforeValidator(_routes)]
+_listed_routes = PlainSerializer(lambda array: None if array is None else array.tolist(), when_used="json")
+Routes = Annotated[np.ndarray | None, BeforeValidator(_routes), _listed_routes]
 """Experts that each token went to, uint8 or uint16 `[tokens, layers, active]`; None where nobody knows."""
 OptionalStr = Annotated[str | None, BeforeValidator(_none_if_nan)]
 VersionSpan = tuple[int, int, int]
