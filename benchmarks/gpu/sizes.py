@@ -201,8 +201,10 @@ def _steps(out: Path) -> list[dict[str, Any]]:
 def read_run(out: Path, begun: float) -> dict[str, Any]:
     """What the run planned and showed: the table of choices, each step, each update."""
     steps = _steps(out)
-    begins = ("throughput/", "weights/", "memory/", "stats/completed_steps", "stats/samples", "rl/ess")
-    begins += ("routing/", "rl/mean_abs_log_ratio_new_old")
+    begins = (
+        *("throughput/", "weights/", "memory/", "stats/completed_steps", "stats/samples", "rl/ess"),
+        *("routing/", "rl/mean_abs_log_ratio_new_old"),
+    )
     choices = out / CHOICES
     return {
         "plan": json.loads(choices.read_text()) if choices.is_file() else [],

@@ -1,7 +1,9 @@
 """Routes on their way from samples to gradients: packed once, replayed, measured."""
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,8 @@ from pipelinerl.finetune.rl.sample import BadSample, Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.model import prepare_model
+from pipelinerl.preprocess.snapshots import Held
+from pipelinerl.run_state.snapshots import Snapshots
 from pipelinerl.streams.records import HEADER_SIZE, encode_record, parse_header, record_decoder
 from tests.support.builders import ready, record, some_routes
 from tests.support.policy import VOCAB, learner
@@ -192,6 +196,15 @@ def test_records_of_samples_and_rows_hold_them_as_they_are() -> None:
     row.routes = row.routes[:-1] if row.routes is not None else None
     with pytest.raises(ValueError, match="column routes has shape"):
         row.check()
+
+
+def test_what_preprocess_held_is_held_again_with_its_routes(tmp_path: Path) -> None:
+    held = Held(4, [(0, [sample(1)])], [ready(2)], 7)
+    snapshots = Snapshots(tmp_path, "preprocess", 2)
+    snapshots.save(4, msgspec.structs.asdict(held))
+    found = snapshots.restore(4, Held)
+    assert found is not None and found.buffered[0].routed_experts is None
+    np.testing.assert_array_equal(found.ahead[0][1][0].routed_experts, sample(1).routed_experts)
 
 
 @pytest.mark.parametrize(
