@@ -20,6 +20,7 @@ from pipelinerl.engines.llm_call import Prompt
 from pipelinerl.engines.llm_engine import EngineLLM
 from pipelinerl.engines.requests import WHOLE_ANSWER, SamplingParams, scoring_body
 from pipelinerl.engines.vllm.options import (
+    OLDEST,
     PLUGIN_GROUP,
     SERVE_MODULE,
     SERVER_MODULE,
@@ -54,7 +55,9 @@ OPTIONAL_ROUTES = ("GET /weight_info",)
 # Nobody asks for it; whether one is there says that weights can be checked by their sums.
 NOTED_ROUTES = ("POST /weight_checker",)
 REQUEST = ("token_ids", "sampling_params", "request_id", "stream", "cache_salt")
-ANSWER = ("index", "token_ids", "finish_reason", "logprobs")
+ANSWER = ("index", "token_ids", "finish_reason", "logprobs", "routed_experts")
+RUNNERS = ("vllm/v1/worker/gpu_model_runner.py", "vllm/v1/worker/gpu/model_runner.py")
+"""vLLM's first and second model runner."""
 RENDEZVOUS = ("master_address", "master_port", "world_size")
 PER_UPDATE = ("names", "dtype_names", "shapes")
 # Parameters of routes, by the functions that answer them.
@@ -110,12 +113,14 @@ def argv_of(release: str) -> list[str]:
         kwargs=VllmConfig().vllm_kwargs | dict.fromkeys(BARE_FLAGS, "") | dict.fromkeys(VALUED_FLAGS, 1),
         api_server_count=2,
         trust_remote_code=True,
+        routes=True,
     )
     return [word for word in serve_argv(options) if word.startswith("--")]
 
 
 def variables() -> list[str]:
-    return [name for name in serve_env([]) if name.startswith("VLLM_")]
+    given = serve_env([], VllmVersion(*OLDEST))
+    return [name for name in given if name.startswith("VLLM_")]
 
 
 def routes() -> list[str]:
@@ -276,6 +281,12 @@ def _read_requests(wheel: Wheel) -> Iterator[tuple[str, Any]]:
     sampling = wheel.at("vllm/sampling_params.py").classes()
     for name in sampling_fields():
         yield f"field SamplingParams.{name}", name in sampling["SamplingParams"].fields
+    served = wheel.text("vllm/entrypoints/scale_out/token_in_token_out/serving.py")
+    # As numpy writes an array, in base64: in the route itself, later by a function of that name.
+    yield "routed experts are an array of numpy", "np.save(" in served or "numpy2base64(" in served
+    for number, path in enumerate(RUNNERS, 1):
+        said = wheel.text(path) if path in wheel.names else ""
+        yield f"routed experts of model runner {number}", "routed_experts" in said or "aux_output" in said
     yield "value RequestOutputKind.FINAL_ONLY", sampling["RequestOutputKind"].values["FINAL_ONLY"]
     chat = wheel.at("vllm/entrypoints/openai/chat_completion/protocol.py").classes()["ChatCompletionRequest"]
     for name in chat_fields():

@@ -54,12 +54,17 @@ def disagreements(release: str, facts: Facts) -> list[str]:
         *(f"query {name} {word}" for name, words in uses.QUERIES.items() for word in words if name != LABEL),
         *(f"module {SERVE_MODULE}", f"module {SERVER_MODULE}", f"plug-ins {PLUGIN_GROUP}"),
         *("sleep level 0 is the pause alone", "wake_up has the tag scheduling", "pause has the mode keep"),
-        "a cleared cache is that of running requests too",
+        *("a cleared cache is that of running requests too", "routed experts are an array of numpy"),
     ]
     lines = [f"vLLM {release} lacks: {name}" for name in wanted if not facts[name]]
     for constant, says, has in (
         ("SCALE_OUT_SINCE", version.has_scale_out, facts["flag --enable-scale-out"] is not None),
         ("SPANS_SINCE", version.reports_versions, facts["field answer.weight_versions"]),
+        (
+            "ROUTES_OF_FIRST_UNTIL, ROUTES_OF_SECOND_SINCE",
+            version.routes_runners,
+            tuple(facts[f"routed experts of model runner {number}"] for number in (1, 2)),
+        ),
         (
             "PACKED_AT_INIT_SINCE",
             version.packed_at_init,

@@ -107,6 +107,7 @@ def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:
         logprobs=TokenLogprobs(generation.token_ids, generation.logprobs) if llm.collect_logprobs else [],
         prompt_token_ids=generation.prompt_ids,
         weight_versions=generation.versions,
+        routed_experts=generation.routed_experts,
     )
 
 
@@ -172,6 +173,7 @@ def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
         output_tokens=len(output_ids),
         weight_versions=llm_call.weight_versions,
         metadata=metadata,
+        routed_experts=llm_call.routed_experts,
         group_id=None if origin is None else origin.group_id,
     )
 

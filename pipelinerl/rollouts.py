@@ -37,6 +37,24 @@ def _none_if_nan(value: Any) -> Any:
 
 
 OptionalFloat = Annotated[float | None, BeforeValidator(_none_if_nan)]
+
+
+def _routes(value: Any) -> np.ndarray | None:
+    if value is None:
+        return None
+    array = np.asarray(value)
+    if isinstance(value, list) and array.size and array.dtype.kind == "i" and array.min() >= 0:  # from JSON
+        array = array.astype(np.uint8 if array.max() <= 255 else np.uint16)
+    if array.ndim != 3 or array.dtype not in (np.uint8, np.uint16):
+        raise ValueError(
+            f"expected uint8 or uint16 of [tokens, layers, active], got {array.dtype} of shape {array.shape}"
+        )
+    return np.ascontiguousarray(array)
+
+
+_listed_routes = PlainSerializer(lambda array: None if array is None else array.tolist(), when_used="json")
+Routes = Annotated[np.ndarray | None, BeforeValidator(_routes), _listed_routes]
+"""Experts that each token went to, uint8 or uint16 `[tokens, layers, active]`; None where nobody knows."""
 OptionalStr = Annotated[str | None, BeforeValidator(_none_if_nan)]
 VersionSpan = tuple[int, int, int]
 """(version, start, end): output tokens start..end-1 were sampled by weights of that version."""
@@ -80,6 +98,8 @@ class TrainingText(BaseModel):
     padding_value: OptionalFloat = None
     padding_reward: OptionalFloat = None
     finish_reason: OptionalStr = None
+    routed_experts: Routes = None
+    """Of the first tokens of `input_ids`: the last sampled one went nowhere."""
 
     @property
     def prompt_text(self) -> str:
@@ -94,6 +114,8 @@ class TrainingText(BaseModel):
         record = dict(self.__dict__)
         record["weight_versions"] = [list(span) for span in self.weight_versions]
         record["metadata"] = plain(self.metadata, "metadata")
+        if self.routed_experts is None:
+            del record["routed_experts"]
         return record
 
     @classmethod

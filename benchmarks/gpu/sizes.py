@@ -81,6 +81,7 @@ ARMS = {
     "hybrid on two": Arm(
         "hybrid", 2, 64, {"mfu": 30, "pause": 100}, ("+vllm_config.vllm_kwargs.language-model-only=true",)
     ),
+    "experts free": Arm("experts", 2, 64, {}, ("finetune.rl.routing=free",)),  # beside the arm above
     "4B shared": Arm("4B", 1, 64, {}, ("world.share_device=true",)),
     "1.7B on two": Arm("1.7B", 2, 128, {"pause": 60, "first": 100}),
     "1.7B on four": Arm("1.7B", 4, 256, {"pause": 60}),
@@ -299,7 +300,10 @@ def _steps(out: Path) -> list[dict[str, Any]]:
 def read_run(out: Path, begun: float) -> dict[str, Any]:
     """What the run planned and showed: the table of choices, each step, each update."""
     steps = _steps(out)
-    begins = ("throughput/", "weights/", "memory/", "stats/completed_steps", "stats/samples", "rl/ess")
+    begins = (
+        *("throughput/", "weights/", "memory/", "stats/completed_steps", "stats/samples", "rl/ess"),
+        *("routing/", "rl/mean_abs_log_ratio_new_old"),
+    )
     choices = out / CHOICES
     return {
         "plan": json.loads(choices.read_text()) if choices.is_file() else [],
@@ -361,6 +365,10 @@ def figures_of(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
             ("throughput/row_fill", "rows are full", "%", 100),
             ("weights/parity_mean_abs", "parity, mean", "nats", 1),
             ("weights/parity_limit", "parity, limit", "nats", 1),
+            ("rl/mean_abs_log_ratio_new_old", "log ratio, mean size", "nats", 1),
+            ("routing/replayed_share", "tokens with replayed experts", "%", 100),
+            ("routing/differing_share", "choices of experts that differ", "%", 100),
+            ("routing/bytes_per_token", "record of experts of a token", "bytes", 1),
         ):
             values = [scale * step[key] for step in (later if "mfu" in key else steps) if key in step]
             if values:

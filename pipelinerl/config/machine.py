@@ -129,6 +129,8 @@ class DerivedConfig(Section):
     """Whether the copy of sharded weights that is gathered for the engines lies in host memory in between."""
     with_states: bool = False
     """Whether layers of the policy have a state, with which the samples of a row share no prefixes."""
+    returns_routes: bool = False
+    """Whether engines say which experts each token went to."""
 
 
 class StreamsConfig(Section):

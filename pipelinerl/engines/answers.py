@@ -1,9 +1,11 @@
 """From the bytes of an engine's answer to values that may be trained on, or a refusal. Called by `client`.
 
 Until 0.31 vLLM names the id beside a log-probability `token: "token_id:N"`, later versions and the embedded
-engine `token_id: N`; version spans exist from 0.32 on.
+engine `token_id: N`; version spans exist from 0.32 on. An engine that was started with
+`--enable-return-routed-experts` says the experts of each token, in one form throughout.
 """
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +47,9 @@ class Generation:
     """From sending the successful request to its decoded answer."""
     tries: int = 1
     """Requests it took, counting those that an engine lost."""
+    routed_experts: np.ndarray | None = None
+    """uint8 or uint16 [n, layers, active], experts of the first n <= P + T tokens; None where none are said.
+    The last sampled token went to none."""
     message: dict[str, Any] | None = None
     """The engine's reading of the ids (`role`, `content`, `tool_calls`), from its chat route alone."""
 
@@ -71,6 +76,8 @@ class _Choice(msgspec.Struct):
     stop_reason: int | str | None = None
     logprobs: _Logprobs | None = None
     weight_versions: list[_Span] | None = None
+    routed_experts: bytes | None = None
+    """An array as numpy writes it, in base64."""
     message: dict[str, Any] | None = None
 
 
@@ -167,8 +174,24 @@ def _generation(choice: _Choice, prompt_ids: np.ndarray, announced_version: int 
         exact_versions=exact,
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
+        routed_experts=_routes(choice.routed_experts, len(prompt_ids) + len(token_ids)),
         message=choice.message,
     )
+
+
+def _routes(data: bytes | None, tokens: int) -> np.ndarray | None:
+    if data is None:
+        return None
+    try:
+        found = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise InvalidAnswer(f"routed_experts cannot be read: {error}") from None
+    if found.ndim != 3 or found.dtype not in (np.uint8, np.uint16) or len(found) > tokens:
+        raise InvalidAnswer(
+            f"routed_experts is {found.dtype} of shape {found.shape}, expected uint8 or uint16 of at most "
+            f"{tokens} tokens"
+        )
+    return np.ascontiguousarray(found)
 
 
 def _entry_id(entry: _Entry) -> int:

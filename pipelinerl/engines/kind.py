@@ -37,6 +37,8 @@ class EngineStart:
     """Its GPUs as `CUDA_VISIBLE_DEVICES` of that host names them."""
     ahead: bool
     """Whether it receives weights while it generates."""
+    routes: bool = False
+    """Whether its answers say which experts each token went to."""
 
 
 class EngineKind(Variant):
@@ -84,6 +86,10 @@ class EngineKind(Variant):
     def command(self, start: EngineStart) -> tuple[list[str], dict[str, str]]:
         """The command line of its server, and what it adds to the environment."""
         raise NotImplementedError
+
+    def routes_problem(self, cfg: Config) -> str | None:
+        """Why its engines cannot say the experts of tokens, and what to do; None where they can."""
+        return f"engine.kind={self.name} does not say the experts of tokens; use another kind"
 
     def choice(self, cfg: Config, shown: str, why: Why) -> tuple[str, str, str]:
         """Its row of the table: what was chosen, because, change with. `shown` are number and size."""

@@ -11,7 +11,7 @@ from uuid import uuid4
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from pipelinerl.rollouts import Int32Array, VersionSpan
+from pipelinerl.rollouts import Int32Array, Routes, VersionSpan
 
 
 # The ids of an answer are an array and come back in the next prompt of a dialogue; pydantic takes lists.
@@ -108,6 +108,8 @@ class LLMCall(BaseModel):
     prompt_token_ids: Int32Array = Field(default_factory=lambda: np.empty(0, np.int32))
     """The ids the engine saw."""
     weight_versions: list[VersionSpan] = Field(default_factory=list)
+    routed_experts: Routes = Field(default=None, exclude=True)
+    """Experts of the prompt's and the sampled tokens, where the engine says them."""
 
     @property
     def output_token_ids(self) -> np.ndarray:

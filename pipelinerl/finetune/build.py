@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from pipelinerl.base.logs import REMARK
 from pipelinerl.config import Config
-from pipelinerl.config.finetune import Sharding
+from pipelinerl.config.finetune import RLConfig, Sharding
 from pipelinerl.finetune.optimiser import build_optimiser
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.schedulers import build_scheduler
@@ -22,6 +23,7 @@ from pipelinerl.modeling.lora import add_adapters, load_adapters
 from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import load_model
 from pipelinerl.modeling.policy import Policy
+from pipelinerl.modeling.routing import Routers
 from pipelinerl.modeling.seq_parallel import check_model
 from pipelinerl.modeling.sharding import shard_policy
 from pipelinerl.modeling.value_head import build_value_head, load_value_head
@@ -66,6 +68,7 @@ def learner_of(
     """Sharding, optimizer, scheduler (horizon `max_train_steps`) and compute type of a float32 policy."""
     finetune = cfg.finetune
     policy = Policy(model, value_head)
+    routers = _routers(model, finetune.rl)
     sharding = sharding_of(cfg, ranks)
     on_host = sharding is not None and sharding.offload
     if sharding is not None:
@@ -100,7 +103,28 @@ def learner_of(
         finetune.load_as_bf16,
         cfg.derived_ is not None and cfg.derived_.whole_on_host,
         _device(cfg, ranks) if on_host else None,
+        routers,
     )
+
+
+def _routers(model: PreTrainedModel, rl: RLConfig) -> Routers | None:
+    """The routers of a mixture of experts. Raises ValueError where a key asks for what they cannot do."""
+    try:
+        routers = Routers.of(model)
+    except ValueError as error:
+        if rl.routing == "replay" or rl.router_aux_loss_coef:
+            key = "routing=replay" if rl.routing == "replay" else "router_aux_loss_coef"
+            raise ValueError(f"finetune.rl.{key}: {error}; leave the key out") from None
+        log.warning("%s: the trainer chooses its experts by itself", error, extra=REMARK)
+        return None
+    if routers is not None and rl.router_aux_loss_coef:
+        if not routers.may_balance:
+            raise ValueError(
+                f"finetune.rl.router_aux_loss_coef={rl.router_aux_loss_coef:g}: routers of "
+                f"{type(model).__name__} choose by scores that are no probabilities; set 0"
+            )
+        routers.keep_scores(True)
+    return routers
 
 
 def sharding_of(cfg: Config, ranks: Ranks) -> Sharding | None:

@@ -14,6 +14,7 @@ from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.labels import TextStatistics, label_statistics
 from pipelinerl.finetune.rl.targets import Targets
 from pipelinerl.finetune.step import MicroStatistics
+from pipelinerl.modeling.routing import Routers
 from pipelinerl.run_state.accounting import Outcome, RolloutLog, rollout_id
 from pipelinerl.run_state.announcements import discarded_stream
 from pipelinerl.run_state.resume_point import stream_end
@@ -94,9 +95,15 @@ def count_batch(statistics: StepStatistics, batch: PipelineBatchEncoding, target
     statistics.versions += [int(versions.min()), int(versions.max())] if len(versions) else []
 
 
-def fetch(statistics: StepStatistics, measured: list[Measured]) -> None:
+def fetch(statistics: StepStatistics, measured: list[Measured], routers: Routers | None = None) -> None:
     """Bring what the micro-batches measured to the host, once per step."""
     for batch, targets, micro in measured:
+        if micro is not None and micro.routing is not None and routers is not None:
+            counts = routers.counts(micro.routing)
+            if counts.replayed and batch.routes is not None:
+                counts.disagreeing = batch.disagreeing
+                counts.record_bytes = counts.replayed * batch.routes[0].nbytes
+            statistics.routing = [sum(statistics.routing, counts)]
         if micro is not None:
             statistics.vectors.append(micro.vector.tolist())
             kl_S, advantage_S = micro.texts_2S.cpu().numpy()

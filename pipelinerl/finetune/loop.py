@@ -198,7 +198,7 @@ class Trainer:
             self._say_samples(counters.samples + statistics.texts)
         counters.lr = self.learner.learning_rate  # behind `apply` it is the next step's
         grad_norm = self.learner.apply()
-        fetch(statistics, measured)
+        fetch(statistics, measured, self.learner.routers)
         statistics.waited_s = feed.waited_s
         statistics.worked_s = time.monotonic() - started - feed.waited_s
         statistics.queued = feed.unread

@@ -6,7 +6,7 @@ The learner asks `token_statistics` of each micro-batch; the loop merges the cou
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from pipelinerl.finetune.ratios import ratio_histogram, ratio_quantiles
 from pipelinerl.finetune.rl.labels import TextStatistics, capped_families
 from pipelinerl.finetune.rl.losses import policy_loss
 from pipelinerl.finetune.rl.losses.base import Coefficients, LossInputs, kl_N
+from pipelinerl.modeling.routing import RoutingCounts
 from pipelinerl.observe.metrics import histogram
 
 
@@ -102,6 +103,8 @@ class StepStatistics:
     epoch: int = field(default_factory=int, metadata={"merge": max})
     versions: list[int] = field(default_factory=list)
     lags: Counter[int] = field(default_factory=Counter)
+    routing: list[RoutingCounts] = field(default_factory=list)
+    """One of each rank that trains a mixture of experts."""
     labels: dict[str, TextStatistics] = field(default_factory=dict, metadata={"merge": _labels})
     memory: dict[str, float] = field(default_factory=dict, metadata={"merge": _largest})
     waited_s: float = field(default_factory=float, metadata={"merge": max})
@@ -169,6 +172,12 @@ class Step:
     def batches(self) -> int:
         return max(len(self.counts.tokens), 1)
 
+    @property
+    def routing(self) -> RoutingCounts | None:
+        """Of all ranks; None for a dense model."""
+        each = self.counts.routing
+        return sum(each[1:], each[0]) if each else None
+
 
 class Metric(NamedTuple):
     """A row of METRICS. `of` takes Tokens and gives `[N]` values, or with Reducer.STEP takes Step and gives a
@@ -208,6 +217,16 @@ def _lag_histogram(step: Step) -> dict[str, list[float]] | None:
     edges = np.unique(np.concatenate([[0, 1], np.geomspace(1, max(2, values.max() + 1), 16).astype(int)]))
     edges = np.append(edges, max(int(edges[-1]), int(values.max())) + 1)
     return histogram(values, edges, counts)
+
+
+def _of_routing(value: Callable[[RoutingCounts], float | None]) -> Callable[[Step], float | None]:
+    return lambda step: None if (counts := step.routing) is None else value(counts)
+
+
+def _load(counts: RoutingCounts) -> float | None:
+    """Mean over layers of the busiest expert's tokens over the mean expert's."""
+    means = counts.loads.mean(1)
+    return float((counts.loads.max(1) / means).mean()) if means.all() else None
 
 
 SUM, TEXT_MEAN, MAX, MIN, STEP = Reducer
@@ -285,6 +304,24 @@ METRICS: tuple[Metric, ...] = (
     Metric("throughput/sequences_per_micro_batch", STEP, lambda s: _mean(s.counts.sequences)),
     Metric("throughput/min_sequences_per_micro_batch", STEP, lambda s: min(s.counts.sequences, default=None)),
     Metric("throughput/max_sequences_per_micro_batch", STEP, lambda s: max(s.counts.sequences, default=None)),
+    Metric("routing/replayed_share", STEP, _of_routing(lambda r: r.replayed / max(r.tokens, 1))),
+    Metric(
+        "routing/differing_share",
+        STEP,
+        _of_routing(lambda r: r.differing / r.choices if r.choices else None),
+    ),
+    Metric(
+        "routing/disagreeing_share",
+        STEP,
+        _of_routing(lambda r: r.disagreeing / r.replayed if r.replayed else None),
+    ),
+    Metric(
+        "routing/bytes_per_token",
+        STEP,
+        _of_routing(lambda r: r.record_bytes / r.replayed if r.replayed else None),
+    ),
+    Metric("routing/load_max_over_mean", STEP, _of_routing(_load)),
+    Metric("routing/aux_loss", STEP, _of_routing(lambda r: _mean(r.aux))),
     Metric("stats/queue/batches", STEP, lambda s: s.counts.queued),
     Metric(
         "stats/multi_version_share", STEP, lambda s: s.counts.multi_version_texts / max(s.counts.texts, 1)
@@ -360,5 +397,5 @@ def step_metrics(
     return out
 
 
-def _mean(values: list[int]) -> float | None:
+def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None

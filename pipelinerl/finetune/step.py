@@ -7,7 +7,7 @@ Legend of tensor names: N labelled tokens of a micro-batch, S samples, P tokens 
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,7 @@ from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import active_parameters, distinct_parameters
 from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.prefixes import distinct_pairs
+from pipelinerl.modeling.routing import Routers
 from pipelinerl.modeling.row import Row
 from pipelinerl.modeling.row_slices import Slice, filled_row, gathered
 from pipelinerl.modeling.sharding import gathered_weights, is_sharded, reshard, whole
@@ -44,6 +45,8 @@ class MicroStatistics:
 
     vector: torch.Tensor
     texts_2S: torch.Tensor
+    routing: torch.Tensor | None = None
+    """Of a mixture of experts, `Routers.measured` and behind it the auxiliary loss."""
 
 
 @dataclass(slots=True)
@@ -69,6 +72,8 @@ class Learner:
     computes_on: torch.device | None = None
     """Where the policy computes; None: where its parameters lie."""
 
+    routers: Routers | None = None
+    """Of a mixture of experts."""
     probe: np.ndarray | None = None
     """Ids on which engines and this policy are compared, int32 `[N, P]`; drawn at the first use."""
     sums: GradientSums | None = field(default=None, init=False)
@@ -120,15 +125,40 @@ class Learner:
             if self.sharded:
                 self.take_part(batch)
             return None
-        inputs = self._loss_inputs(batch, targets)
-        loss = total_loss(inputs, self.rl, coefficients)
-        if self.sums is not None and batch.is_last:
-            self.sums.begin()
-        # Sharded, gradients are averaged over ranks; the objective is their sum.
-        (loss * self.ranks.count if self.sharded else loss).backward()
+        with self._routed(batch):  # the backward may compute layers again
+            inputs = self._loss_inputs(batch, targets)
+            loss = total_loss(inputs, self.rl, coefficients)
+            balance, routing = self._balance(batch)
+            if self.sums is not None and batch.is_last:
+                self.sums.begin()
+            whole_loss = loss if balance is None else loss + balance
+            # Sharded, gradients are averaged over ranks; the objective is their sum.
+            (whole_loss * self.ranks.count if self.sharded else whole_loss).backward()
         count = self._move(targets.count)
         vector = token_statistics(inputs, count, loss.detach(), self.rl, batch.n_tokens)
-        return MicroStatistics(vector, text_means(inputs, count, self.rl))
+        return MicroStatistics(vector, text_means(inputs, count, self.rl), routing)
+
+    def _routed(self, batch: PipelineBatchEncoding) -> AbstractContextManager[None]:
+        """In which tokens go to the experts that their engine sent them to, if that is wanted and known."""
+        if self.routers is None:
+            return nullcontext()
+        routes = None if self.rl.routing == "free" else batch.routes
+        return self.routers.replaying(routes, batch.unrouted, self.device)
+
+    def _balance(self, batch: PipelineBatchEncoding) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The weighted auxiliary loss of the forward that is done, and what its routers did."""
+        if self.routers is None:
+            return None, None
+        self.routers.settle()
+        measured = self.routers.measured()
+        if measured is None:  # of compiled layers
+            return None, None
+        if not self.rl.router_aux_loss_coef:
+            return None, torch.cat([measured, measured.new_full((1,), np.nan)])
+        # A mean over tokens; micro-batches of a step count by their texts.
+        loss = self.routers.balance_loss()
+        weight = self.rl.router_aux_loss_coef * batch.n_texts / batch.step_texts
+        return weight * loss, torch.cat([measured, loss.detach()[None]])
 
     def apply(self) -> float:
         """Sum gradients over ranks, clip, step optimizer and scheduler; returns the norm before clipping.

@@ -26,6 +26,7 @@ from pipelinerl.launcher.host_memory import listed as in_host
 from pipelinerl.launcher.host_memory import most_at_once
 from pipelinerl.launcher.memory_choice import AHEAD, FSDP, PREFIXES, ROWS, SIZED, STATES, UTILIZATION
 from pipelinerl.launcher.plan import NO_ADDRESS, RunPlan
+from pipelinerl.launcher.routing_choice import KEY as ROUTING
 from pipelinerl.launcher.trainer_choice import TrainerChoice
 from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.observe.wandb_run import wandb_mode
@@ -112,6 +113,9 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
     if cfg.trainer_on_gpu and cfg.jobs_of("finetune"):
         yield _trainer(cfg, why, reasons.get(FSDP, "default"))
         yield from _layers(plan.trainer, why)
+    if plan.routing.mixture:
+        shown = "replayed from the engines" if plan.routing.returned else "chosen by the trainer"
+        yield Row("experts", shown, why(ROUTING, plan.routing.because), f"{ROUTING}=replay|free")
     yield _lag(cfg, why)
     yield _evaluation(cfg, why)
 

@@ -173,6 +173,7 @@ class _Run:
             host=self._hosts[job.node_rank],
             gpus=self._gpus(job),
             ahead=weights_ahead(cfg),
+            routes=cfg.derived_ is not None and cfg.derived_.returns_routes,
         )
         argv, env = kind.command(start)
         env = env | control_environment(self._output_dir, job.hostname)

@@ -24,6 +24,7 @@ REMEDIES = {
     "states of shards": "fsdp.cpu_offload=false",
     "copy for the engines": "more cards for the trainer (world.finetune_fraction), which then keep it",
     "inputs of layers": "finetune.gradient_checkpointing=true",
+    "records of experts": "max_lag to fewer samples, or finetune.rl.routing=free",
     "versions in files": "weights.directory to a folder on a disk, or weights.transport=nccl",
 }
 
@@ -55,6 +56,11 @@ def host_bytes(cfg: Config, shape: DecoderShape, plan: MemoryPlan) -> dict[str, 
         version = (4.0 if engine_kind(cfg).dtype(cfg) == "float32" else 2.0) * numbers
         readers = plan.engines * plan.engine.cards if plan.engine.ahead else 0
         parts["versions in files"] = transport_kind(cfg).host_bytes(cfg, version, readers)
+    if plan.engine is not None and shape.experts and cfg.finetune.rl.routing != "free":
+        # Of samples in flight and of those that wait, each as long as a context.
+        samples = plan.engines * plan.engine.requests + (cfg.max_lag or 0)
+        token = shape.layers * shape.active_experts * (1 if shape.experts <= 256 else 2)
+        parts["records of experts"] = 1.0 * samples * cfg.engine.max_model_len * token
     return parts
 
 

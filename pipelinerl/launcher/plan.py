@@ -29,6 +29,7 @@ from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.memory_choice import Chosen, choose_memory
 from pipelinerl.launcher.memory_values import MemoryPlan
 from pipelinerl.launcher.placement import STREAMS_SERVICE, derive, place
+from pipelinerl.launcher.routing_choice import RoutingChoice, choose_routing
 from pipelinerl.launcher.services import is_spread
 from pipelinerl.launcher.supervision import ChildSpec
 from pipelinerl.launcher.trainer_choice import TrainerChoice, choose_trainer
@@ -71,6 +72,7 @@ class RunPlan:
     memory: MemoryPlan | None
     """Bytes of each card; None where nothing is known of model or cards."""
     trainer: TrainerChoice
+    routing: RoutingChoice
     services: tuple[ServiceSpec, ...]
     """Servers that the launcher starts for the domain."""
     facts: Facts
@@ -152,7 +154,8 @@ def plan(
     ]
     placed = cfg.model_copy(update={"jobs": jobs, "derived_": derived})
     trainer = _trainer(placed, hosts, memory, facts.dry_run)
-    choices += trainer.choices
+    routing = choose_routing(placed, facts.dry_run)
+    choices += [*trainer.choices, routing.choice]
     tree = with_choices(composed, choices)
     OmegaConf.set_readonly(tree, True)
     return RunPlan(
@@ -163,6 +166,7 @@ def plan(
         cfg=typed(tree),
         memory=memory,
         trainer=trainer,
+        routing=routing,
         services=tuple(services),
         facts=facts,
     )

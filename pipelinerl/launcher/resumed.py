@@ -25,7 +25,7 @@ MAY_CHANGE = (
         "zero_advantage_epsilon", "filter_zero_advantage_groups", "batch_size_normalization", "kl_coef",
         "final_kl_coef", "entropy_bonus", "final_entropy_bonus", "relu_log_p_weights",
         "clamp_log_ratio_ref_new_value", "group_normalization", "overlong_filtering", "value_loss_coef",
-        "temperature",
+        "temperature", "routing", "router_aux_loss_coef",
     )),
     # How the trainer computes, and what it keeps.
     *(f"finetune.{name}" for name in (

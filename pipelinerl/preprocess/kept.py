@@ -44,7 +44,9 @@ class KeptRollouts(Closing):
             if texts and (not ENDS <= share < 1 - ENDS or self._of_version[version] < self._per_version):
                 self._of_version[version] += 1
                 self._ids.add(str(texts[0].get("group_id")))
-                self._stream.write({"texts": list(texts)})
+                # Nobody reads a token's experts.
+                shown = [{k: v for k, v in text.items() if k != "routed_experts"} for text in texts]
+                self._stream.write({"texts": shown})
 
     def step(self, step: int, published: int, samples: Iterable[Sample]) -> None:
         """Write what an optimizer step made of the samples that were kept."""

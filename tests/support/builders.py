@@ -111,8 +111,12 @@ def write_steps(
     ranks: int = 1,
     share: bool = False,
     begin: Sequence[int] = (),
+    mixture: bool = False,
 ) -> None:
-    """Record a `training_data` stream of `steps` optimizer steps; every text begins with the ids `begin`."""
+    """Record a `training_data` stream of `steps` optimizer steps; every text begins with the ids `begin`.
+
+    Of a `mixture` (`tiny_model.mixture_lm`) with the experts of all tokens but the last of a text.
+    """
     with write_to_streams(StreamRangeSpec(output_dir, "training_data", 0, (0, ranks))) as stream:
         for step in range(steps):
             first = step * texts_per_step
@@ -121,9 +125,18 @@ def write_steps(
                 sample.input_ids = np.concatenate([np.array(begin, np.int32), sample.input_ids])
                 masked = np.full(len(begin), MASKED_TOKEN_ID, np.int32)
                 sample.labels = np.concatenate([masked, sample.labels])
+                if mixture:
+                    sample.routed_experts = some_routes(len(sample.input_ids) - 1, len(sample.input_ids))
             for rank, batches in enumerate(assemble_step(chosen, step, seq_length, ranks, share=share)):
                 for batch in batches:
                     stream.write(batch.to_record(), rank)
+
+
+def some_routes(tokens: int, seed: int, layers: int = 4) -> np.ndarray:
+    """Two of eight experts for each token and layer, uint8 `[tokens, layers, 2]`."""
+    rng = np.random.default_rng(seed)
+    rows = [rng.permutation(8)[:2] for _ in range(tokens * layers)]
+    return np.array(rows, np.uint8).reshape(tokens, layers, 2)
 
 
 VALUE_HEAD = "causal-language-modeling-with-value-head"

@@ -112,6 +112,11 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="compute a beginning that several requests have once, as long as the weights stay",
     )
+    parser.add_argument(
+        "--enable-return-routed-experts",
+        action="store_true",
+        help="say which experts each token went to, for a trainer that replays them",
+    )
     for name in ("--max-num-seqs", "--max-prefill-tokens", "--max-waiting", "--threads"):
         parser.add_argument(name, type=int)
     return parser

@@ -21,6 +21,8 @@ from pipelinerl.modeling.capped_attention import Rule, capped, capped_attention,
 class SlotCache:
     """Keys and values of all slots, allocated once: per layer two tensors [S, C, K, D].
 
+    Of a mixture of experts that records them also the experts of each token, [S * C + pool, layers * active].
+
     Behind the slots, in the same memory, lies the pool of the prefix cache: `pool` rows [K, D].
     """
 
@@ -33,7 +35,9 @@ class SlotCache:
         head_size: int,
         dtype: torch.dtype,
         pool: int = 0,
+        routes: tuple[int, int, torch.dtype] | None = None,
     ) -> None:
+        """`routes`: layers, active experts and type of the experts that are recorded."""
         # Keys stored transposed or by head, huge pages and blocks of slots were tried: none gave 5 % of a
         # step (`docs/engine.md`).
         shape = (slots, capacity, heads, head_size)
@@ -45,6 +49,10 @@ class SlotCache:
         self.values = [one[:rows].view(shape) for one in self._rows[layers:]]
         self.states: dict[int, SlotStates] = {}
         """Of layers that have a state instead; their keys and values are never written to."""
+        self.routes: torch.Tensor | None = None
+        if routes is not None:
+            self.routes = torch.zeros((rows + pool, routes[0], routes[1]), dtype=routes[2])
+            self._rows.append(self.routes)
 
     def store(self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write `keys` and `values` [T, K, D] to `places` (slot * C + position, int64 [T])."""
@@ -52,7 +60,7 @@ class SlotCache:
         self.values[layer].flatten(0, 1).index_copy_(0, places, values)
 
     def copy(self, copies: Copies) -> None:
-        """Copy rows, keys and values of all layers, between slots and pool."""
+        """Copy rows, keys and values of all layers and experts, between slots and pool."""
         if not copies.sources:
             return
         sources, targets = map(torch.from_numpy, copies.rows())

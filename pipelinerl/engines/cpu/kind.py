@@ -39,7 +39,12 @@ class Embedded(EngineKind):
         for name, value in options.items():
             argv += [f"--{name}", str(value)]
         argv.append(f"--{'' if prefix_cache(start.cfg) else 'no-'}enable-prefix-caching")
+        if start.routes:
+            argv.append("--enable-return-routed-experts")
         return argv, {}
+
+    def routes_problem(self, cfg: Config) -> str | None:
+        return None
 
     def choice(self, cfg: Config, shown: str, why: Why) -> tuple[str, str, str]:
         return super().choice(cfg, shown + ("" if prefix_cache(cfg) else ", no prefix cache"), why)

@@ -28,6 +28,7 @@ from pipelinerl.engines.openai.protocol import SamplingFields
 from pipelinerl.modeling.delta_net import delta_nets, use_packed_delta_nets
 from pipelinerl.modeling.layer_kinds import TRAINED, unknown_kinds
 from pipelinerl.modeling.loading import load_causal_lm
+from pipelinerl.modeling.routing import Routers
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class PackedModel:
             _use_float32_head(self.module)
         # A beginning is of use only with the state behind it, and a slot has only that of its last token.
         self.pool_rows = 0 if delta_nets(self.module) else settings.pool_rows
+        self.routers = _routers(self.module) if settings.enable_return_routed_experts else None
         # Not every configuration names these; where one does, `head_dim` need not be width / heads.
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -73,6 +75,7 @@ class PackedModel:
             head_size,
             self.dtype,
             self.pool_rows,
+            None if self.routers is None else _recorded_type(self.routers),
         )
         self.cache.states = slot_states(self.module, settings.max_num_seqs)
         self._check(_check_length(config, settings), settings)
@@ -88,7 +91,16 @@ class PackedModel:
         # In this order: a slot that is to be saved may be loaded into, and what is loaded may just be saved.
         self.cache.copy(plan.saves)
         self.cache.copy(plan.loads)
-        return self._forward(pack(plan, self.cache), list(rows)).float()
+        batch = pack(plan, self.cache)
+        if self.routers is None or self.cache.routes is None:
+            return self._forward(batch, list(rows)).float()
+        with self.routers.noting():
+            logits = self._forward(batch, list(rows)).float()
+            chosen = self.routers.recorded().to(self.cache.routes.dtype)
+            self.cache.routes.index_copy_(0, batch.places, chosen)
+        for chunk in plan.chunks:
+            _note_routes(chunk, self.cache)
+        return logits
 
     def _check(self, length: int, settings: EngineSettings) -> None:
         """Choose the forward, and refuse a model whose packed, chunked logits differ from its own."""
@@ -148,6 +160,40 @@ class PackedModel:
             *(type(self.module).__name__, error, WIDER[self.dtype], rounding),
         )
         return error <= ROUNDING_FACTOR * rounding
+
+
+def _routers(module: transformers.PreTrainedModel) -> Routers:
+    try:
+        routers = Routers.of(module)
+    except ValueError as error:
+        raise UnsupportedModel(f"--enable-return-routed-experts: {error}") from None
+    if routers is None:
+        raise UnsupportedModel(
+            f"--enable-return-routed-experts: {type(module).__name__} has no experts; leave the option out"
+        )
+    return routers
+
+
+def _recorded_type(routers: Routers) -> tuple[int, int, torch.dtype]:
+    # As vLLM: the narrowest type that holds every id.
+    return routers.layers, routers.active, torch.uint8 if routers.experts <= 256 else torch.int16
+
+
+def _note_routes(chunk: Chunk, cache: SlotCache) -> None:
+    """Keep with the sequence what is new of its experts; those that a prefix cache had lie in the slot too.
+
+    Tokens that are computed again, under new weights, keep the experts under which the next one was sampled.
+    """
+    sequence = chunk.sequence
+    assert cache.routes is not None
+    if sequence.routes is None:
+        kind = np.uint8 if cache.routes.dtype == torch.uint8 else np.uint16
+        sequence.routes = np.zeros((len(sequence.tokens), *cache.routes.shape[1:]), kind)
+    if chunk.end > sequence.routed:
+        first = sequence.slot * cache.capacity
+        new = cache.routes[first + sequence.routed : first + chunk.end].numpy()
+        sequence.routes[sequence.routed : chunk.end] = new
+        sequence.routed = chunk.end
 
 
 def _difference(logits: torch.Tensor, reference: torch.Tensor) -> float:

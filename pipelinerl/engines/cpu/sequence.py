@@ -44,6 +44,10 @@ class Sequence:
     """The most likely id of each position, where `logprobs: 1` asks for it."""
     spans: list[list] = field(default_factory=list)
     """[version, start, end] over output positions."""
+    routes: np.ndarray | None = None
+    """Experts of the tokens, uint8 or uint16 [prompt + max_tokens, layers, active], if they are recorded."""
+    routed: int = 0
+    """First tokens whose experts are there."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     output: OutputText | None = None
@@ -104,6 +108,10 @@ class Sequence:
             stop_reason=self.stop_reason,
             first=start == 0,
             likeliest=self.likeliest[start:],
+            # Of a stream nobody trains, and each of its pieces would repeat the prompt's.
+            routed_experts=None
+            if self.routes is None or self.request.streams
+            else self.routes[: self.routed],
         )
 
 

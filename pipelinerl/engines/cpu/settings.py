@@ -30,6 +30,8 @@ class EngineSettings:
     """Threads of one forward pass."""
     enable_prefix_caching: bool = True
     """Beginnings that requests share are computed once, as long as the weights stay."""
+    enable_return_routed_experts: bool = False
+    """Answers say which experts each token went to; for mixtures of experts alone."""
 
     @property
     def pool_rows(self) -> int:

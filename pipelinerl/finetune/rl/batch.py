@@ -12,6 +12,7 @@ import numpy as np
 
 from pipelinerl.finetune.rl.packing import balance, pack
 from pipelinerl.finetune.rl.prefix_packing import pack_prefixes
+from pipelinerl.finetune.rl.routes import routes_of_row
 from pipelinerl.finetune.rl.sample import UNSAMPLED, Sample
 from pipelinerl.modeling.prefixes import Prefixes, shared_with_previous
 from pipelinerl.rollouts import MASKED_TOKEN_ID
@@ -27,6 +28,9 @@ class PipelineBatchEncoding:
     is the 0-based optimizer step, step_texts the samples of that step over all ranks (B); is_last marks the
     last micro-batch of a step for its rank. shared int32 `[n]`: the first tokens of each sample that are
     those of the sample before it, which are computed once (0 for the first); None: every token is computed.
+    routes: experts of the U tokens that are computed, uint8 or uint16 `[U, layers, active]`, where engines
+    said any; `unrouted` int32 `[m]` are those of the U that have none, and `disagreeing` counts shared tokens
+    that were sent to other experts for some of their samples than for the first.
     """
 
     input_ids: np.ndarray
@@ -55,6 +59,9 @@ class PipelineBatchEncoding:
     padding: int = 0
     is_packed: bool = True
     shared: np.ndarray | None = None
+    routes: np.ndarray | None = None
+    unrouted: np.ndarray | None = None
+    disagreeing: int = 0
     attention_mask: np.ndarray | None = None
     pixel_values: None = None
     image_grid_thw: None = None
@@ -109,6 +116,11 @@ class PipelineBatchEncoding:
             )
         if self.shared is not None:
             self._check_shared()
+        if self.routes is not None and (self.routes.ndim != 3 or len(self.routes) != self.n_computed):
+            raise ValueError(
+                f"training_data column routes has shape {self.routes.shape}, expected "
+                f"({self.n_computed}, layers, active)"
+            )
 
     def _check_shared(self) -> None:
         assert self.shared is not None
@@ -219,6 +231,7 @@ def encode(
     }
     expanded = np.repeat(np.array([*columns.values()], np.float32), lengths, axis=1)
     sampled = versions[versions != UNSAMPLED]
+    shared = shared_with_previous([sample.input_ids for sample in samples]) if share else None
     return PipelineBatchEncoding(
         input_ids=np.concatenate([sample.input_ids for sample in samples])[None],
         labels=labels[None],
@@ -234,7 +247,8 @@ def encode(
         step=step,
         step_texts=step_texts,
         model_version=int(sampled.min()) if len(sampled) else 0,
-        shared=shared_with_previous([sample.input_ids for sample in samples]) if share else None,
+        shared=shared,
+        **routes_of_row(samples, boundaries, shared),
         **dict(zip(columns, expanded[:, None, :], strict=True)),
     )
 

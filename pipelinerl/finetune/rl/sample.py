@@ -56,6 +56,8 @@ class Sample(Labels, kw_only=True, eq=False):
     output_tokens: int = 0
     exact_versions: bool = True
     """False where the engine reported no versions and the spans are lower bounds."""
+    routed_experts: np.ndarray | None = None
+    """Experts of the first n <= L tokens, uint8 or uint16 `[n, layers, active]`; None: not known."""
     shown: dict[str, Any] = {}  # noqa: RUF012 (a Struct copies it)
     """What people read and training does not: text, metadata. Stays with the actor's record."""
 
@@ -108,7 +110,9 @@ class Sample(Labels, kw_only=True, eq=False):
         """The record of the streams `actor` and `actor_test`: a dump of `TrainingText`, field by field."""
         own = msgspec.structs.asdict(self) | self.shown
         own |= {"logprobs": self.old_logprobs, "position": "pool" if self.pooled else "end"}
-        return {name: own[name] for name in TrainingText.model_fields}
+        if self.routed_experts is None:  # as of every dense model
+            del own["routed_experts"]
+        return {name: own[name] for name in TrainingText.model_fields if name in own}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Sample":
@@ -128,6 +132,8 @@ class Sample(Labels, kw_only=True, eq=False):
         except (KeyError, TypeError, ValueError, OverflowError, struct.error) as error:
             raise BadSample("malformed", f"sample {name}: {type(error).__name__} {error}") from None
         _check(ids, labels, old_logprobs, spans, reward, name)
+        routes = record.get("routed_experts")
+        _check_routes(routes, len(ids), name)
         try:
             said = read_labels(record, metadata, name)
         except ValueError as error:
@@ -144,6 +150,7 @@ class Sample(Labels, kw_only=True, eq=False):
             reward=float(reward),
             finished=bool(record.get("finished")),
             finish_reason=None if absent(reason) else str(reason),
+            routed_experts=routes,
             **said,
         )
 
@@ -187,6 +194,7 @@ def samples_of(
             text.reward,
             f"{rollout}/{step}",
         )
+        _check_routes(text.routed_experts, len(text.input_ids), f"{rollout}/{step}")
         record = text.to_record()
         samples.append(
             Sample(
@@ -204,6 +212,7 @@ def samples_of(
                 prompt_tokens=text.prompt_tokens,
                 output_tokens=text.output_tokens,
                 exact_versions=text.metadata.get("exact_versions") is not False,
+                routed_experts=text.routed_experts,
                 shown={name: record[name] for name in _SHOWN},
                 **msgspec.structs.asdict(labels),
             )
@@ -339,4 +348,18 @@ def _check(
     if spans and end != count:
         raise BadSample(
             "bad_versions", f"sample {name}: weight_versions cover {end} of {count} output tokens"
+        )
+
+
+def _check_routes(routes: Any, tokens: int, name: str) -> None:
+    """Whether a record of routed experts, if there is one, can be that of these tokens; raises BadSample."""
+    if routes is None:
+        return
+    fits = isinstance(routes, np.ndarray) and routes.ndim == 3 and routes.dtype in (np.uint8, np.uint16)
+    if not fits or len(routes) > tokens or 0 in routes.shape[1:]:
+        found = f"{routes.dtype} {routes.shape}" if isinstance(routes, np.ndarray) else type(routes).__name__
+        raise BadSample(
+            "bad_routes",
+            f"sample {name}: routed_experts is {found}, expected uint8 or uint16 of at most {tokens} tokens, "
+            "[tokens, layers, active]",
         )

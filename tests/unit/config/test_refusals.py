@@ -57,6 +57,8 @@ WRONG_VALUES = [
     ("finetune.adam_beta1=1", "finetune.adam_beta1=1: input should be less than 1"),
     ("finetune.adam_beta2=-0.1", "finetune.adam_beta2=-0.1: input should be greater than or equal to 0"),
     ("finetune.adam_epsilon=0", "finetune.adam_epsilon=0: input should be greater than 0"),
+    ("finetune.rl.routing=replays", "input should be 'auto', 'replay' or 'free'"),
+    ("finetune.rl.router_aux_loss_coef=-1", "input should be greater than or equal to 0"),
     ("engine.port=70000", "less than or equal to 65535"),
     ("actor.on_rollout_error=ignore", "'drop_rollout'"),
     ("debug.mode=everything", "'open_loop'"),
@@ -217,6 +219,10 @@ def test_a_bad_override_is_refused_with_its_remedy(
                 ("sft", "use_advantages=false"),
                 ("sft", "relu_log_p_weights=true"),
             )
+        ),
+        *(
+            (["finetune.rl.router_aux_loss_coef=0.01", f"finetune.{key}=true"], f"set finetune.{key}=false")
+            for key in ("compile", "reentrant_checkpointing")
         ),
         *(
             (["finetune=actor_critic", f"finetune.rl.{setting}"], "the advantage is reward minus value; set")

@@ -22,7 +22,7 @@ from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
 from tests.support.policy import VOCAB, tiny_model
 from tests.support.processes import free_port
 from tests.support.recorder import Recorder
-from tests.support.tiny_model import causal_lm, hybrid_lm
+from tests.support.tiny_model import causal_lm, hybrid_lm, mixture_lm
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 300
@@ -91,7 +91,10 @@ def one_rank(folder: Path, ranks: Ranks | None = None, **fields: Any) -> None:
 def prepare(folder: Path, ranks: int, hidden: int = 16, states: bool = False, **rows: Any) -> Path:
     folder.mkdir()
     write_steps(folder, 4, 6, ranks=ranks, **rows)
-    model = hybrid_lm("qwen3_5", VOCAB, sees=True) if states else causal_lm(VOCAB, hidden=hidden)
+    if states:
+        model = hybrid_lm("qwen3_5", VOCAB, sees=True)
+    else:
+        model = mixture_lm(VOCAB) if rows.get("mixture") else causal_lm(VOCAB, hidden=hidden)
     model.save_pretrained(folder / "model")
     return folder
 
@@ -127,6 +130,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gradients sharded, bfloat16": SHARDED_GRADIENTS | {"load_as_bf16": True},
     "sharded, with a value head": SHARDED | {"model_class": VALUE_HEAD},
     "sharded, with shared prefixes": SHARDED | {"begin": [1, 2, 3, 4, 5]},
+    "sharded mixture, with replayed experts": SHARDED | {"mixture": True, "learning_rate": 1e-3},
     "sharded and resumed adapters": SHARDED | {"lora": {"enabled": True, "r": 4}, "ends": [2, 4]},
     "sharded, the engines' copy in host memory": SHARDED | {"whole_on_host": True},
     "states in host memory and resumed": ON_HOST | {"ends": [2, 4]},
@@ -145,10 +149,12 @@ QUICK = ("sharded and resumed", "a row over both ranks, resumed")
 def test_two_ranks_equal_one(tmp_path: Path, case: str) -> None:
     fields = dict(CASES[case])
     begin, states = fields.pop("begin", []), fields.pop("states", False)
+    mixture = fields.pop("mixture", False)
     hidden = 64 if "optim" in fields else 16  # moments of small matrices are float32
-    one = prepare(tmp_path / "one", 1, hidden, states, begin=begin)
+    one = prepare(tmp_path / "one", 1, hidden, states, begin=begin, mixture=mixture)
     partitions = 2 // fields.get("seq_parallel", 1)
-    two = prepare(tmp_path / "two", partitions, hidden, states, begin=begin, share=bool(begin))
+    shared = bool(begin)
+    two = prepare(tmp_path / "two", partitions, hidden, states, begin=begin, share=shared, mixture=mixture)
     alone = {name: value for name, value in fields.items() if name not in ONLY_SHARDED}
     for key, package in (("lora", "peft"), ("optim", "torchao")):
         if key in fields:

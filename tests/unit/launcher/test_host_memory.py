@@ -52,6 +52,17 @@ def test_files_of_versions_lie_in_shared_memory_unless_a_folder_is_given(tmp_pat
     assert parts("0.5B", 80, 1, weights=on_disk) == {"versions in files": (1 + 1) * one}
 
 
+def test_records_of_experts_are_those_of_samples_in_flight_and_of_those_that_wait() -> None:
+    """Of 30B-A3B a token has 48 layers of 8 experts, a byte each; a dense model has none."""
+    plan = planned("30B-A3B", 141, 8, max_lag=1000)
+    assert plan.engine is not None
+    samples = 1000 + plan.engines * plan.engine.requests
+    assert parts("30B-A3B", 141, 8, max_lag=1000)["records of experts"] == samples * 10000 * 48 * 8
+    free = {"rl": {"routing": "free"}}
+    assert "records of experts" not in parts("30B-A3B", 141, 8, max_lag=1000, finetune=free)
+    assert "records of experts" not in parts("8B", 80, 4)
+
+
 def test_loading_and_what_comes_after_are_not_there_together() -> None:
     assert most_at_once({"loading": 9.0, "states of shards": 4.0, "versions in files": 3.0}) == 9.0
     assert most_at_once({"loading": 5.0, "states of shards": 4.0, "versions in files": 3.0}) == 7.0

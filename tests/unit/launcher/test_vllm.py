@@ -14,7 +14,6 @@ import pipelinerl
 from pipelinerl.config.serving import VllmConfig
 from pipelinerl.engines.vllm.compile_once import DECORATORS, LOOK
 from pipelinerl.engines.vllm.options import (
-    STARTED_AT,
     VllmOptions,
     VllmVersion,
     api_servers,
@@ -23,11 +22,11 @@ from pipelinerl.engines.vllm.options import (
     packing,
     pause_routes,
     register_plugins,
-    say_when_it_started,
     serve_argv,
     serve_env,
     trainer_endpoint,
 )
+from pipelinerl.engines.vllm.start import STARTED_AT, say_when_it_started
 
 
 def options(version: str, **changes: Any) -> VllmOptions:

@@ -39,6 +39,23 @@ def test_neighbouring_spans_of_a_version_are_one():
     assert joined([first, second])[0].weight_versions == [(0, 0, 1), (4, 1, 3)]
 
 
+def test_each_token_has_the_experts_of_the_call_that_computed_it_first():
+    def routes(tokens: int, expert: int) -> np.ndarray:
+        return np.full((tokens, 2, 1), expert, np.uint8)
+
+    first = text([1, 2], [3, 4], routed_experts=routes(3, 5))
+    second = text([1, 2, 3, 4, 5], [6], routed_experts=routes(5, 6))
+    third = text([1, 2, 3, 4, 5, 6, 7], [8])
+    (one,) = joined([first, second])
+    assert one.routed_experts is not None and one.routed_experts[:, 0, 0].tolist() == [5, 5, 5, 6, 6]
+    (all_three,) = joined([first, second, third])  # the last call says nothing: its tokens have no record
+    np.testing.assert_array_equal(all_three.routed_experts, one.routed_experts)
+    assert joined([text([1], [2]), text([1, 2, 3], [4])])[0].routed_experts is None
+    again = TrainingText.model_validate_json(one.model_dump_json())
+    np.testing.assert_array_equal(again.routed_experts, one.routed_experts)
+    assert again.routed_experts is not None and again.routed_experts.dtype == np.uint8
+
+
 def test_texts_that_do_not_append_exactly_stay_apart():
     other_ids, older = text([1, 2, 4], [5]), text([1, 2, 3], [4])
     assert len(joined([text([1, 2], [3]), other_ids])) == 2
