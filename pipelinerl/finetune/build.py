@@ -68,7 +68,8 @@ def learner_of(
     """Sharding, optimizer, scheduler (horizon `max_train_steps`) and compute type of a float32 policy."""
     finetune = cfg.finetune
     policy = Policy(model, value_head)
-    routers = _routers(model, finetune.rl)
+    # Ranks that compute a row together choose freely, each for its slice.
+    routers = _routers(model, finetune.rl) if finetune.seq_parallel == 1 else None
     sharding = sharding_of(cfg, ranks)
     on_host = sharding is not None and sharding.offload
     if sharding is not None:

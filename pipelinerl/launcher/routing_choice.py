@@ -47,7 +47,7 @@ def choose_routing(cfg: Config, dry_run: bool) -> RoutingChoice:
         return RoutingChoice(mixture, False, "given")
     if not cfg.jobs_of("actor_llm") or cfg.debug.evaluates_only:
         return RoutingChoice(mixture, False, "no engine of this run samples for a trainer")
-    if reason := engine_kind(cfg).routes_problem(cfg):
+    if reason := _divided(cfg) or engine_kind(cfg).routes_problem(cfg):
         if wanted == "replay":
             raise ConfigError([f"{KEY}=replay: {reason}, or set {KEY}=free"])
         return RoutingChoice(mixture, False, reason)
@@ -60,3 +60,8 @@ def choose_routing(cfg: Config, dry_run: bool) -> RoutingChoice:
             True, False, f"policy_loss={cfg.finetune.rl.policy_loss} compares with no engine"
         )
     return RoutingChoice(True, True, "so that engine and trainer agree")
+
+
+def _divided(cfg: Config) -> str:
+    size = cfg.finetune.seq_parallel
+    return f"finetune.seq_parallel={size} divides rows and not their experts; set it to 1" if size > 1 else ""

@@ -54,6 +54,10 @@ def test_a_mixture_replays_by_default_and_its_engine_is_asked(placed: Placed) ->
     [
         (["finetune.rl.routing=free"], "given"),
         (["finetune.rl.policy_loss=sft"], "policy_loss=sft compares with no engine"),
+        (
+            ["finetune.seq_parallel=2"],
+            "finetune.seq_parallel=2 divides rows and not their experts; set it to 1",
+        ),
     ],
 )
 def test_a_mixture_that_is_free_says_why(placed: Placed, overrides: list[str], because: str) -> None:
