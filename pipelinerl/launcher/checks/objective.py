@@ -32,8 +32,9 @@ def check(cfg: Config) -> Iterator[str]:
         )
     if rl.router_aux_loss_coef and cfg.finetune.seq_parallel > 1:
         yield (
-            f"finetune.rl.router_aux_loss_coef={rl.router_aux_loss_coef:g}: balances the experts of whole rows, "
-            f"which finetune.seq_parallel={cfg.finetune.seq_parallel} divides; set finetune.seq_parallel=1"
+            f"finetune.rl.router_aux_loss_coef={rl.router_aux_loss_coef:g}: balances the experts of whole "
+            f"rows, which finetune.seq_parallel={cfg.finetune.seq_parallel} divides; "
+            "set finetune.seq_parallel=1"
         )
     yield from _value_head(cfg)
     yield from _ineffective(cfg)

@@ -224,6 +224,7 @@ def test_a_bad_override_is_refused_with_its_remedy(
             (["finetune.rl.router_aux_loss_coef=0.01", f"finetune.{key}=true"], f"set finetune.{key}=false")
             for key in ("compile", "reentrant_checkpointing")
         ),
+        (["finetune.rl.router_aux_loss_coef=0.01", "finetune.seq_parallel=2"], "set finetune.seq_parallel=1"),
         *(
             (["finetune=actor_critic", f"finetune.rl.{setting}"], "the advantage is reward minus value; set")
             for setting in (
