@@ -24,6 +24,11 @@ class Staleness:
         return self.max_lag is not None
 
     @property
+    def waiting(self) -> int:
+        """Samples that may wait to be trained; 0 without a bound, where nobody knows."""
+        return self.max_lag or 0
+
+    @property
     def synchronous(self) -> bool:
         """Whether rollouts take turns with updates, so that a run can be repeated bit for bit."""
         return self.max_lag == 0

@@ -58,7 +58,7 @@ def host_bytes(cfg: Config, shape: DecoderShape, plan: MemoryPlan) -> dict[str, 
         parts["versions in files"] = transport_kind(cfg).host_bytes(cfg, version, readers)
     if plan.engine is not None and shape.experts and cfg.finetune.rl.routing != "free":
         # Of samples in flight and of those that wait, each as long as a context.
-        samples = plan.engines * plan.engine.requests + (cfg.max_lag or 0)
+        samples = plan.engines * plan.engine.requests + cfg.staleness.waiting
         token = shape.layers * shape.active_experts * (1 if shape.experts <= 256 else 2)
         parts["records of experts"] = 1.0 * samples * cfg.engine.max_model_len * token
     return parts

@@ -185,7 +185,7 @@ def test_the_loss_of_a_large_pack_stays_below_a_gigabyte() -> None:
     assert used <= 1e9
 
 
-@pytest.mark.parametrize("rule", [{}, {"sliding_window": 1}, {"sliding_window": 50}, {"softcap": 2.0}])
+@pytest.mark.parametrize("rule", [{}, {"sliding_window": 2}, {"sliding_window": 50}, {"softcap": 2.0}])
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_packed_attention_matches_float32_and_its_gradients(
@@ -259,12 +259,16 @@ def test_layers_compiled_between_two_steps_train_on(
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_inputs_in_host_memory_change_no_gradient_and_leave_the_card(tmp_path: Path, compile: bool) -> None:
-    """Two micro-batches behind one another; of eight layers the inputs of two lie on the card."""
+    """Two micro-batches behind one another; of eight layers the inputs of two lie on the card.
+
+    A row's inputs are many times a layer's gradients, which come into being while inputs go.
+    """
     found: dict[Checkpointing, list[torch.Tensor]] = {}
     peaks: dict[Checkpointing, int] = {}
     modes: tuple[Checkpointing, ...] = (True, "offload")
-    samples = [ready(seed, (-1.0) ** seed) for seed in range(400)]
-    batches = assemble_step(samples, 0, 4096)[0]
+    samples = [ready(seed, (-1.0) ** seed) for seed in range(4000)]
+    batches = assemble_step(samples, 0, 16_384)[0]
+    assert len(batches) > 1
     for mode in modes:
         torch.manual_seed(0)
         model = prepare_model(deep_model(), "cuda", mode, compile=compile)
@@ -285,12 +289,12 @@ def test_inputs_in_host_memory_change_no_gradient_and_leave_the_card(tmp_path: P
     assert peaks["offload"] < peaks[True] - 3 * row
 
 
-DEEP_WIDTH = 512
+DEEP_WIDTH = 128
 
 
 def deep_model() -> PreTrainedModel:
     """Eight layers that are wide beside the vocabulary, so that their inputs are most of what is kept."""
-    config = copy.deepcopy(causal_lm(VOCAB, hidden=DEEP_WIDTH, heads=8, kv_heads=4, spread=0.05).config)
+    config = copy.deepcopy(causal_lm(VOCAB, hidden=DEEP_WIDTH, heads=2, kv_heads=1, spread=0.05).config)
     config.num_hidden_layers, config.layer_types = 8, ["full_attention"] * 8
     torch.manual_seed(0)
     return type(causal_lm(VOCAB))(config)

@@ -263,7 +263,7 @@ def test_a_record_has_the_fields_of_a_text_in_their_order_and_gives_the_sample_b
     given = text(situation="S", role="policy", padding_value=0.5, loss_weight=2.0, finish_reason="length")
     (sample,) = samples_of([given], ORIGIN)
     record = sample.to_record()
-    assert list(record) == list(TrainingText.model_fields)
+    assert list(record) == [name for name in TrainingText.model_fields if name != "routed_experts"]
     again = TrainingText.from_record(record)
     assert again.to_record() == {**record, "weight_versions": [[8, 0, 1]]}
     read = Sample.from_record(record)

@@ -46,7 +46,8 @@ def watchdog(folder: Path, progress_s: float, started: tuple[str, ...]) -> tuple
         jobs_of=lambda kind: [job for job in jobs if job.kind == kind],
         watchdog=SimpleNamespace(progress_deadline_s=progress_s),
     )
-    plan: Any = SimpleNamespace(cfg=cfg, children=[SimpleNamespace(name=name) for name in started])
+    children = [SimpleNamespace(name=name) for name in started]
+    plan: Any = SimpleNamespace(cfg=cfg, children=children, output_dir=folder)
     supervisor: Any = Recorded()
     return Watchdog(plan, supervisor), supervisor
 
@@ -108,7 +109,7 @@ def test_the_last_evaluation_may_take_longer_than_a_rollout(tmp_path: Path) -> N
         actor=SimpleNamespace(rollout_deadline_s=0.3),
         jobs_of=lambda kind: [SimpleNamespace(name=kind)] if kind in ("finetune", "actor") else [],
     )
-    plan: Any = SimpleNamespace(cfg=cfg)
+    plan: Any = SimpleNamespace(cfg=cfg, output_dir=tmp_path)
     supervisor: Any = Recorded()
     supervisor.done = {"finetune"}
     completion = Completion(plan, supervisor)
