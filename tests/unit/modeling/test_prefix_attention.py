@@ -182,9 +182,9 @@ def test_keys_of_few_readers_are_gathered(monkeypatch: pytest.MonkeyPatch) -> No
         assert levels is not None and bool(levels.parts.any()) == expected
 
 
-def test_one_operation_whatever_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+@symbolic_shapes.patch(use_duck_shape=False)  # as `compiled` does; pytest's own patch would leave it deleted
+def test_one_operation_whatever_the_row() -> None:
     """Compiled once for rows of levels and of none, once more with a window, and differentiable there."""
-    monkeypatch.setattr(symbolic_shapes, "use_duck_shape", False)  # as `compiled` does
     graphs = 0
 
     def counting(module: torch.fx.GraphModule, examples: Any) -> Any:
