@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pipelinerl.config import Config, RLConfig
 from pipelinerl.finetune.build import build_learner
@@ -61,15 +61,33 @@ CASES: dict[str, dict[str, Any]] = {
     "compiled, in host memory": _loss("ppo") | {"compile": True, "gradient_checkpointing": "offload"},
     "bfloat16": _loss("ppo") | {"load_as_bf16": True},
     "experts": _loss("ppo"),
+    "windows and caps": _loss("gspo") | {"share_prefixes": True},
+    "sinks": _loss("ppo"),
+    "layers that are told of the row": _loss("ppo"),
     "one key head": _loss("ppo"),
     "one label": _loss("ppo"),
 }
 """Fields of `trainer_config`."""
 
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "windows and caps": ("gemma2", {"sliding_window": 3}),
+    "sinks": ("gpt_oss", {"sliding_window": 3, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "layers that are told of the row": ("stablelm", {}),
+}
+"""Types of other models than the tiny Qwen, and what their configurations have of their own."""
+
 
 def model_of(case: str) -> PreTrainedModel:
     if case == "experts":
         return mixture_lm(VOCAB)
+    if case in OTHERS:
+        torch.manual_seed(0)
+        kind, more = OTHERS[case]
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "head_dim": 8}
+        config = AutoConfig.for_model(
+            kind, vocab_size=VOCAB, num_hidden_layers=2, num_key_value_heads=2, **sizes, **more
+        )
+        return AutoModelForCausalLM.from_config(config)  # type: ignore[no-any-return]
     key_heads = 1 if case == "one key head" else 2
     return causal_lm(VOCAB, hidden=32, heads=4, kv_heads=key_heads)
 
@@ -82,7 +100,7 @@ def config_of(case: str, folder: Path) -> Config:
 
 def _text(case: str, seed: int) -> Sample:
     text = ready(seed, (-1.0) ** seed * (1 + seed % 3))
-    if case == "shared prefixes":
+    if CASES[case].get("share_prefixes"):
         begin = np.array(BEGIN[: 4 + seed % 4], np.int32)
         text.input_ids = np.concatenate([begin, text.input_ids])
         text.labels = np.concatenate([np.full(len(begin), MASKED_TOKEN_ID, np.int32), text.labels])
@@ -92,7 +110,7 @@ def _text(case: str, seed: int) -> Sample:
 def step_of(case: str, rows_at_once: int) -> list[list[PipelineBatchEncoding]]:
     """By group of ranks the micro-batches of one step, of the same texts whatever the groups."""
     texts = [_text(case, seed) for seed in range(TEXTS)]
-    plan = assemble_step(texts, 0, ROW, rows_at_once, share=case == "shared prefixes")
+    plan = assemble_step(texts, 0, ROW, rows_at_once, share=bool(CASES[case].get("share_prefixes")))
     if case == "one label":  # all ranks but one have nothing to score
         for batches in plan:
             batches[:] = [_last_label(batch) for batch in batches]
