@@ -85,7 +85,7 @@ def compose(
     domain_file = _config_file(roots, "domain", domain) if domain else None
     brought = brought_keys(_load(domain_file), domain_file) if domain_file else []
     asked = _Asked(config_name, f"hardware={hardware}", groups, layers, [o.key_or_group for o in values])
-    tree, of_file, notices, layers = _from_files(roots, asked)
+    tree, of_file, notices, written = _from_files(roots, asked)
     brought += [key for key in of_file if key not in brought]
     if config_name != asked_for:
         notices.append(
@@ -108,7 +108,7 @@ def compose(
         datasets_named=named,
         notices=tuple(notices),
         choices=choices,
-        layers=tuple(layers),
+        layers=tuple(written),
     )
 
 
