@@ -86,7 +86,7 @@ def compose(
     domain_file = _config_file(roots, "domain", domain) if domain else None
     brought = brought_keys(_load(domain_file), domain_file) if domain_file else []
     asked = _Asked(config_name, f"hardware={hardware}", groups, layers, [o.key_or_group for o in values])
-    tree, of_file, notices, found = _from_files(roots, asked)
+    tree, of_file, notices, written = _from_files(roots, asked)
     brought += [key for key in of_file if key not in brought]
     if config_name != asked_for:
         notices.append(
@@ -109,7 +109,7 @@ def compose(
         datasets_named=named,
         notices=tuple(notices),
         choices=choices,
-        layers=tuple(found),
+        layers=tuple(written),
     )
 
 

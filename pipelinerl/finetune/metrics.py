@@ -1,7 +1,6 @@
 """The metrics of one optimizer step: METRICS has a row for each, with how its values are put together.
 
-The learner asks `token_statistics` of each micro-batch; the loop merges the counts of all ranks and asks
-`step_metrics` once.
+The learner asks `token_statistics` of each micro-batch; the loop merges the ranks and asks `step_metrics`.
 """
 
 import operator

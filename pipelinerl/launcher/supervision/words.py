@@ -44,6 +44,8 @@ def last_words(spec: ChildSpec, since: tuple[int, int]) -> str:
     """
     err, out = (list(_lines(path, start)) for path, start in zip((spec.stderr, spec.stdout), since))
     last = next((line for line in reversed(err or out) if line.strip()), "")
+    if last.strip() and not last.strip("=-_ "):
+        last = _of_ranks(err or out) or last
     if spec.stages and (_ELSEWHERE.search(last) or not _ERROR.match(_PREFIX.sub("", last))):
         last = _last_error(err) or _last_error(out) or last
     return printable(last)
@@ -53,6 +55,16 @@ def _lines(path: Path, start: int) -> Iterator[str]:
     with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(max(start, path.stat().st_size - MOST_READ))
         yield from file.read().decode(errors="replace").splitlines()
+
+
+def _of_ranks(lines: list[str]) -> str:
+    """Of torch's report on ranks, which ends in a rule: the rank that ended first, and how."""
+    start = next(
+        (at for at in range(len(lines) - 1, -1, -1) if lines[at].startswith("Root Cause")), len(lines)
+    )
+    found = (re.match(r"\s+(rank|exitcode)\s+: (.*)", line) for line in lines[start:])
+    told = {match[1]: match[2].split(" (local")[0] for match in found if match}
+    return f"rank {told['rank']} ended first, exit code {told['exitcode']}" if len(told) == 2 else ""
 
 
 def _last_error(lines: list[str]) -> str:

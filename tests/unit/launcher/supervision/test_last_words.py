@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.launcher.supervision import ChildFailed, HealthCheck, Supervisor, core
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor, core
+from pipelinerl.launcher.supervision.words import last_words
 from tests.support.processes import DEADLINE_S, free_port
 from tests.unit.launcher.supervision.test_processes import STAGES, script
 
@@ -75,3 +76,14 @@ def test_an_engine_that_fails_twice_in_the_same_words_is_not_started_a_third_tim
     said = "in two starts with the same words, not started again: RuntimeError: no kernel"
     assert said in str(failure.value)
     assert sum("started (pid" in line for line in lines) == 2
+
+
+def test_the_report_of_torch_on_ranks_is_read_for_the_rank_that_ended_first(tmp_path: Path) -> None:
+    """Its last line is a rule."""
+    rule, told = "=" * 54, "  rank      : {} (local_rank: {})\n  exitcode  : {} (pid: 9)  ({})\n"
+    first, second = told.format(0, 0, -15, "SIGTERM"), told.format(1, 1, -9, "SIGKILL")
+    spec = ChildSpec(name="finetune", argv=["x"], log_dir=tmp_path)
+    spec.stderr.write_text(
+        f"{rule}\nFailures:\n[1]:\n{first}---\nRoot Cause (first observed failure):\n[0]:\n{second}{rule}\n"
+    )
+    assert last_words(spec, (0, 0)) == "rank 1 ended first, exit code -9 (pid: 9)  (SIGKILL)"
