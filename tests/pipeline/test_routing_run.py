@@ -46,6 +46,7 @@ def test_a_mixture_trains_with_the_experts_of_its_engine(start: Start, mixture: 
     assert any(row.shared is not None and row.shared.any() for row in rows)
 
 
+@pytest.mark.slow  # what a free choice asks of an engine, `test_routing_choice.py` knows without a run
 def test_with_free_routing_the_engine_is_not_asked(start: Start, mixture: Path) -> None:
     run = start(*GUESSING, f"model_path={mixture}", "finetune.rl.routing=free", name="free")
     assert run.wait() == 0, run.err

@@ -39,7 +39,7 @@ def chosen(
     ("overrides", "devices", "number", "because"),
     [
         ((f"{BATCH}=256",), 2, 256, "256 samples of an update for 1 engines"),
-        ((f"{BATCH}=256",), 8, 64, "256 samples of an update for 6 engines, at least 64"),
+        ((f"{BATCH}=256",), 8, 64, "258 samples of an update for 5 engines, at least 64"),
         ((f"{BATCH}=128", "max_lag=256"), 2, 384, "384 samples of max_lag=256 for 1 engines"),
         (
             (f"{BATCH}=256", "max_lag=1024"),
