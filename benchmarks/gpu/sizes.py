@@ -81,7 +81,7 @@ ARMS = {
     "hybrid on two": Arm(
         "hybrid", 2, 64, {"mfu": 30, "pause": 100}, ("+vllm_config.vllm_kwargs.language-model-only=true",)
     ),
-    "experts free": Arm("experts", 2, 64, {}, ("finetune.rl.routing=free",)),  # beside the arm above
+    "experts replayed": Arm("experts", 2, 64, {}, ("finetune.rl.routing=replay",)),  # beside the arm above
     "4B shared": Arm("4B", 1, 64, {}, ("world.share_device=true",)),
     "1.7B on two": Arm("1.7B", 2, 128, {"pause": 60, "first": 100}),
     "1.7B on four": Arm("1.7B", 4, 256, {"pause": 60}),

@@ -61,6 +61,8 @@ class EngineKind(Variant):
     """Whether the memory plan of `launcher/memory_plan.py`, which is that of vLLM, holds for it on GPUs."""
     batches: bool = True
     """Whether more requests at the same time give more tokens a second."""
+    routes_unproven: str = ""
+    """Why experts of tokens are not asked of it unless `finetune.rl.routing=replay` says so."""
     stages: tuple[tuple[str, str], ...] = ()
     """Texts in its log while it starts, and what each begins."""
 

@@ -56,7 +56,7 @@ def host_bytes(cfg: Config, shape: DecoderShape, plan: MemoryPlan) -> dict[str, 
         version = (4.0 if engine_kind(cfg).dtype(cfg) == "float32" else 2.0) * numbers
         readers = plan.engines * plan.engine.cards if plan.engine.ahead else 0
         parts["versions in files"] = transport_kind(cfg).host_bytes(cfg, version, readers)
-    if plan.engine is not None and shape.experts and cfg.finetune.rl.routing != "free":
+    if plan.engine is not None and shape.experts and cfg.finetune.rl.routing == "replay":
         # Of samples in flight and of those that wait, each as long as a context.
         samples = plan.engines * plan.engine.requests + cfg.staleness.waiting
         token = shape.layers * shape.active_experts * (1 if shape.experts <= 256 else 2)

@@ -59,6 +59,8 @@ def choose_routing(cfg: Config, dry_run: bool) -> RoutingChoice:
         return RoutingChoice(
             True, False, f"policy_loss={cfg.finetune.rl.policy_loss} compares with no engine"
         )
+    if reason := engine_kind(cfg).routes_unproven:
+        return RoutingChoice(True, False, reason)
     return RoutingChoice(True, True, "so that engine and trainer agree")
 
 

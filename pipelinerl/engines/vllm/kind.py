@@ -32,6 +32,7 @@ class Vllm(EngineKind):
     """vLLM. What depends on its version is in `options.py`."""
 
     name = "vllm"
+    routes_unproven = "with vLLM no card has replayed experts yet"
     length_key = "vllm_config.vllm_kwargs.max_model_len"
     requests_key = "vllm_config.vllm_kwargs.max-num-seqs"
     ignores: Mapping[str, str] = {

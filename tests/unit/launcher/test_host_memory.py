@@ -54,12 +54,13 @@ def test_files_of_versions_lie_in_shared_memory_unless_a_folder_is_given(tmp_pat
 
 def test_records_of_experts_are_those_of_samples_in_flight_and_of_those_that_wait() -> None:
     """Of 30B-A3B a token has 48 layers of 8 experts, a byte each; a dense model has none."""
-    plan = planned("30B-A3B", 141, 8, max_lag=1000)
+    replayed = {"rl": {"routing": "replay"}}
+    plan = planned("30B-A3B", 141, 8, max_lag=1000, finetune=replayed)
     assert plan.engine is not None
     samples = 1000 + plan.engines * plan.engine.requests
-    assert parts("30B-A3B", 141, 8, max_lag=1000)["records of experts"] == samples * 10000 * 48 * 8
-    free = {"rl": {"routing": "free"}}
-    assert "records of experts" not in parts("30B-A3B", 141, 8, max_lag=1000, finetune=free)
+    found = parts("30B-A3B", 141, 8, max_lag=1000, finetune=replayed)
+    assert found["records of experts"] == samples * 10000 * 48 * 8
+    assert "records of experts" not in parts("30B-A3B", 141, 8, max_lag=1000)
     assert "records of experts" not in parts("8B", 80, 4)
 
 

@@ -87,7 +87,10 @@ def test_vllm_runs_the_model_runner_that_says_them(placed: Placed, version: str,
     assert FLAG in argv and env.get(RUNNER) == runner
     argv, env = started(cfg, False)
     assert FLAG not in argv and RUNNER not in env
-    assert choose_routing(cfg, dry_run=True).returned
+    chosen = choose_routing(cfg, dry_run=True)
+    assert not chosen.returned and "no card has replayed experts yet" in chosen.because
+    asked = placed(f"vllm_config.version={version}", "finetune.rl.routing=replay", hardware="gpu")
+    assert choose_routing(asked, dry_run=True).returned
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,8 @@ def test_what_vllm_cannot_do_is_said_and_refused_where_it_is_wanted(
 
 def test_a_cpu_build_says_them_until_vllm_leaves_its_first_runner(placed: Placed) -> None:
     kind = "engine.kind=vllm"
-    assert choose_routing(placed(kind, "vllm_config.version=0.30.0"), dry_run=True).returned
+    asked = placed(kind, "vllm_config.version=0.30.0", "finetune.rl.routing=replay")
+    assert choose_routing(asked, dry_run=True).returned
     chosen = choose_routing(placed(kind, "vllm_config.version=0.32.0"), dry_run=True)
     assert "vLLM 0.32 says experts of tokens on GPUs alone" in chosen.because
 
