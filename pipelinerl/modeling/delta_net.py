@@ -297,6 +297,13 @@ def _kernel() -> Kernel:
     return chunk_gated_delta_rule  # type: ignore[no-any-return]
 
 
+def _by_kernel(given: Sequence[torch.Tensor], offsets: torch.Tensor) -> torch.Tensor:
+    """`[1, T, H, V]` of Delta's five, each with a first dimension of 1."""
+    query, key, value, decay, beta = given
+    options = {"use_qk_l2norm_in_kernel": True, "cu_seqlens": offsets}
+    return _kernel()(query, key, value, g=decay, beta=beta, **options)[0]
+
+
 # One operation whatever the row, so that compiled layers have one graph. Its backward computes the forward
 # once more: that takes only public names of the package, and nothing but the arguments is kept.
 @torch.library.custom_op(NAME, mutates_args=())
@@ -309,10 +316,7 @@ def _attend(
     offsets: torch.Tensor,
 ) -> torch.Tensor:
     """As Delta, each with a first dimension of 1; offsets int32 `[texts + 1]`. Returns `[1, T, H, V]`."""
-    out: torch.Tensor = _kernel()(
-        query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True, cu_seqlens=offsets
-    )[0]
-    return out
+    return _by_kernel((query, key, value, decay, beta), offsets)
 
 
 @torch.library.custom_op(f"{NAME}_backward", mutates_args=())
@@ -327,13 +331,8 @@ def _attend_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     with torch.enable_grad():
         # The kernel is one autograd function, and only such are recorded inside of an operation.
-        query, key, value, decay, beta = given = tuple(
-            one.detach().requires_grad_() for one in (query, key, value, decay, beta)
-        )
-        out = _kernel()(
-            query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True, cu_seqlens=offsets
-        )[0]
-        found = torch.autograd.grad(out, given, gradient)
+        given = [one.detach().requires_grad_() for one in (query, key, value, decay, beta)]
+        found = torch.autograd.grad(_by_kernel(given, offsets), given, gradient)
     return found[0], found[1], found[2], found[3], found[4]
 
 

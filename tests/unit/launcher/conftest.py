@@ -18,6 +18,15 @@ Placed = Callable[..., tuple[Config, str]]
 Refused = Callable[..., str]
 Validate = Callable[..., tuple[int, str]]
 ROOT = Path(__file__).resolve().parents[3]
+QWEN_1_7B = {
+    "num_hidden_layers": 28,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
 ON_GPUS = (
     *("hardware=gpu", "llm.parameters.max_tokens=64", "test_llm.parameters.max_tokens=64"),
     "vllm_config.version=0.32.0",

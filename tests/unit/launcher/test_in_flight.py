@@ -10,20 +10,11 @@ from pipelinerl.launcher.cards import GIB, Card
 from pipelinerl.launcher.memory_choice import IN_FLIGHT as KEY
 from pipelinerl.launcher.memory_choice import choose_memory
 from tests.support.one_host import one_host
-from tests.unit.launcher.conftest import ON_GPUS, Placed
+from tests.unit.launcher.conftest import ON_GPUS, QWEN_1_7B, Placed
 
 BATCH, LENGTH = "finetune.gradient_accumulation_passes", "vllm_config.vllm_kwargs.max_model_len"
 H200, A10 = (Card(total=n * GIB, free=n * GIB) for n in (140, 24))
-SIZES = {
-    "num_hidden_layers": 28,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-}
+SIZES = QWEN_1_7B | {"tie_word_embeddings": True}
 
 
 def chosen(

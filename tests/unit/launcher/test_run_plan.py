@@ -20,20 +20,12 @@ from pipelinerl.config.keys import leaves
 from pipelinerl.domain import BaseDomain, ServiceSpec
 from pipelinerl.launcher.plan import Facts, RunPlan, plan
 from tests.support.one_host import one_host
+from tests.unit.launcher.conftest import QWEN_1_7B
 
 GPUS = ("hardware=gpu", "vllm_config.version=0.32.0")
 SEVERAL = ("hardware=cpu", "world.backend=ray")
 DRY = Facts(dry_run=True, password="p" * 16)
-SIZES = {
-    "num_hidden_layers": 28,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 16384,
-}
+SIZES = QWEN_1_7B | {"max_position_embeddings": 16384}
 
 
 class Searching(BaseDomain):
