@@ -1,4 +1,4 @@
-"""Every row of `docs/guarantees.md` names tests that exist, and says which of them `make test` leaves out."""
+"""Guarantees and answers to questions name tests that exist, and say which of them `make test` leaves out."""
 
 import ast
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+QUESTIONS = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`( \*)?")
 
 
@@ -32,6 +33,15 @@ def test_every_row_names_tests_that_exist() -> None:
             assert name in slow_by_name(path), f"{row}: {path} has no {name}"
 
 
+def test_every_answer_names_tests_that_exist_and_where_a_run_shows_it() -> None:
+    answers = re.split(r"^## ", QUESTIONS, flags=re.MULTILINE)[1:]
+    for answer in answers:
+        named = TEST.findall(answer)
+        assert named and len(named) == answer.count("::") and "\n- In a run: " in answer, answer
+        for path, name, _ in named:
+            assert name in slow_by_name(path), f"{answer}: {path} has no {name}"
+
+
 def test_defects_are_numbered_without_a_gap() -> None:
     """Others refer to them by these numbers."""
     numbers = [int(number) for number in re.findall(r"^\| (\d+) \| ", PAGE, re.MULTILINE)]
@@ -40,5 +50,5 @@ def test_defects_are_numbered_without_a_gap() -> None:
 
 def test_a_slow_test_is_marked() -> None:
     """Whoever runs `make test` must not believe that it held all of them."""
-    for path, name, star in TEST.findall(PAGE):
+    for path, name, star in TEST.findall(PAGE + QUESTIONS):
         assert slow_by_name(path)[name] == bool(star), f"{path}::{name}"
