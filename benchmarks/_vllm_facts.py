@@ -19,11 +19,13 @@ from pipelinerl.config.serving import VllmConfig
 from pipelinerl.engines.llm_call import Prompt
 from pipelinerl.engines.llm_engine import EngineLLM
 from pipelinerl.engines.requests import WHOLE_ANSWER, SamplingParams, scoring_body
+from pipelinerl.engines.vllm.installed import PLUGIN_GROUP
 from pipelinerl.engines.vllm.options import (
     OLDEST,
-    PLUGIN_GROUP,
     SERVE_MODULE,
     SERVER_MODULE,
+    STATES_BACKEND,
+    TRITON,
     VllmOptions,
     VllmVersion,
     pause_routes,
@@ -110,7 +112,10 @@ def argv_of(release: str) -> list[str]:
         max_model_len=1,
         transport="nccl",
         version=VllmVersion.parse(release),
-        kwargs=VllmConfig().vllm_kwargs | dict.fromkeys(BARE_FLAGS, "") | dict.fromkeys(VALUED_FLAGS, 1),
+        kwargs=VllmConfig().vllm_kwargs
+        | dict.fromkeys(BARE_FLAGS, "")
+        | dict.fromkeys(VALUED_FLAGS, 1)
+        | {STATES_BACKEND: TRITON},
         api_server_count=2,
         trust_remote_code=True,
         routes=True,
@@ -206,14 +211,18 @@ def read(wheel: Wheel) -> Iterator[tuple[str, Any]]:
 
 def _read_flags(wheel: Wheel) -> Iterator[tuple[str, Any]]:
     where: dict[str, str] = {}
+    kernels: set[str] = set()
     for module in (*wheel.below("vllm/entrypoints/", "cli_args.py"), wheel.at("vllm/engine/arg_utils.py")):
         for call in module.calls("add_argument"):
-            where |= {word: module.path for word in strings(call) if word.startswith("--")}
+            words = strings(call)
+            where |= {word: module.path for word in words if word.startswith("--")}
+            kernels |= words if f"--{STATES_BACKEND}" in words else set()
         if module.path.endswith("cli_args.py"):  # their fields become flags
             names = (name for one in module.classes().values() for name in one.fields)
             where |= {"--" + name.replace("_", "-"): module.path for name in names}
     for flag in dict.fromkeys(argv_of("0.26.0") + argv_of("999.0")):
         yield f"flag {flag}", where.get(flag)
+    yield "gated DeltaNets have the kernel triton for prompts", TRITON in kernels
     known = wheel.at("vllm/envs.py").texts()
     for name in variables():
         yield f"variable {name}", name in known

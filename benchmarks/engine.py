@@ -43,7 +43,8 @@ from benchmarks._figures import RESULTS, command_line, write_json
 from benchmarks._processes import Server, started
 from pipelinerl.engines.client import Generation, SamplingParams
 from pipelinerl.engines.fleet import Fleet
-from pipelinerl.engines.vllm.options import has_command, serve_words
+from pipelinerl.engines.vllm.installed import has_command
+from pipelinerl.engines.vllm.options import serve_words
 from pipelinerl.engines.wire import weights_directory
 from pipelinerl.weights.publisher import Publisher
 from pipelinerl.weights.transports.file import FileTransport

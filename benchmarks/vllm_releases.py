@@ -18,14 +18,8 @@ from benchmarks._figures import RESULTS, command_line, write_json
 from benchmarks._vllm_facts import Facts
 from benchmarks._vllm_wheel import Wheel, releases
 from pipelinerl.engines.requests import WHOLE_ANSWER
-from pipelinerl.engines.vllm.options import (
-    OLDEST,
-    PLUGIN_GROUP,
-    SERVE_MODULE,
-    SERVER_MODULE,
-    VllmVersion,
-    packing,
-)
+from pipelinerl.engines.vllm.installed import PLUGIN_GROUP
+from pipelinerl.engines.vllm.options import OLDEST, SERVE_MODULE, SERVER_MODULE, VllmVersion, packing
 
 PACKAGE = "vllm"
 # Takes the label of weights where there is a route that says it.
@@ -55,6 +49,7 @@ def disagreements(release: str, facts: Facts) -> list[str]:
         *(f"module {SERVE_MODULE}", f"module {SERVER_MODULE}", f"plug-ins {PLUGIN_GROUP}"),
         *("sleep level 0 is the pause alone", "wake_up has the tag scheduling", "pause has the mode keep"),
         *("a cleared cache is that of running requests too", "routed experts are an array of numpy"),
+        "gated DeltaNets have the kernel triton for prompts",
     ]
     lines = [f"vLLM {release} lacks: {name}" for name in wanted if not facts[name]]
     for constant, says, has in (

@@ -53,7 +53,8 @@ from benchmarks.gpu.served import (
     vllm_server,
 )
 from benchmarks.gpu.updates import TrainerSide, random_model, update_figures
-from pipelinerl.engines.vllm.options import api_servers, installed_version
+from pipelinerl.engines.vllm.installed import installed_version
+from pipelinerl.engines.vllm.options import api_servers
 
 ROWS = ("parity", "update", "throughput", "failure")
 

@@ -17,7 +17,8 @@ from transformers import Qwen3Config
 from benchmarks._figures import ROOT
 from benchmarks._processes import Child, Server, started
 from benchmarks.engine import qwen3
-from pipelinerl.engines.vllm.options import VllmOptions, VllmVersion, installed_version, serve_argv, serve_env
+from pipelinerl.engines.vllm.installed import installed_version
+from pipelinerl.engines.vllm.options import VllmOptions, VllmVersion, serve_argv, serve_env
 
 TOKENIZER = ROOT / "domains/guessing/checkpoint"
 PYTHON = os.environ.get("VLLM_PYTHON")

@@ -9,14 +9,14 @@ as many sampled, in groups of 8. An arm is a model and the number of cards it ge
 the work is configured. Of each arm the JSON has the launcher's plan (bytes of an engine's and of a trainer's
 card), the peaks that the driver and torch's allocator showed, the first trained step, the pause of each
 update, MFU, row fill and parity with its limit. `--limit` seconds are for each arm; one that is stopped there
-keeps what it has shown. Arms that have a file in `--work` are not run again; `key=value` are for every run.
-`--hardware cpu` rehearses an arm at a tiny size with the embedded engine. Arms of long texts are steps of the
-trainer alone (`benchmarks.gpu.sharded`): one text a row, all recomputed, and what each GPU does of it.
+keeps what it has shown. Arms that have a file in `--work` are not run again, and rows of other arms that
+`--out` has stay there; `key=value` are for every run. `--hardware cpu` rehearses an arm with a tiny model of
+its kind and the embedded engine. Arms of long texts are steps of the trainer alone
+(`benchmarks.gpu.sharded`): one text a row, all recomputed, and what each GPU does of it.
 """
 
 import json
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -30,35 +30,13 @@ from typing import Any
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, machine, report, write_json
 from benchmarks.gpu import runs
 from benchmarks.gpu.runs import LimitedRun
-from benchmarks.gpu.served import TOKENIZER
+from benchmarks.gpu.shapes import make_model
 from benchmarks.gpu.steady import numbers
 from benchmarks.gpu.trl import made_once, on_loopback
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.report_page import CHOICES
 
 GROUP = 8
-DENSE = {
-    # layers, hidden, mlp, heads, key heads, head size, whether embedding and head are one
-    "1.7B": (28, 2048, 6144, 16, 8, 128, True),
-    "4B": (36, 2560, 9728, 32, 8, 128, True),
-    "8B": (36, 4096, 12288, 32, 8, 128, False),
-    "tiny": (2, 64, 128, 4, 2, 16, True),
-}
-EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
-SLICE = (6, 2048, 6144, 32, 4, 128, False)
-"""Six layers of Qwen3-30B-A3B."""
-HYBRID = (32, 2560, 9216, 16, 4, 256, True)
-"""Qwen3.5-4B: gated DeltaNets in three of four layers, beside a part that sees. vLLM serves its decoder in no
-other class; texts alone need no processor of pictures."""
-SIGHT = {
-    "depth": 24,
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_heads": 16,
-    "num_position_embeddings": 2304,
-    "out_hidden_size": 2560,
-    "patch_size": 16,
-}
 
 
 @dataclass(frozen=True)
@@ -70,19 +48,26 @@ class Arm:
     texts: int
     """Of an optimizer step."""
     goals: Mapping[str, float]
-    """Least MFU in percent, largest pause of an update in milliseconds, latest first step in seconds."""
+    """MFU in percent and trained steps at least, an update's pause in ms and the first step in s at most."""
     overrides: tuple[str, ...] = ()
+    on_cards: tuple[str, ...] = ()
+    """Further ones, which a rehearsal does without."""
 
 
+REPLAYED, WIDTH = "experts replayed", "experts' width, dense"
+"""The log ratio of the first is to be no larger than that of the second."""
+TEN_STEPS = {"mfu": 30, "pause": 100, "steps": 10}
 ARMS = {
     "8B on four": Arm("8B", 4, 192, {"mfu": 42, "pause": 60, "first": 200}),
     "4B on two": Arm("4B", 2, 64, {"pause": 60}),
-    "experts on two": Arm("experts", 2, 64, {"mfu": 25, "pause": 100}),
+    "experts on two": Arm("experts", 2, 64, {"mfu": 25, "pause": 100}, ("finetune.rl.routing=free",)),
+    REPLAYED: Arm("experts", 2, 64, {}, ("finetune.rl.routing=replay",)),
+    WIDTH: Arm("slice", 2, 64, {}),
     "hybrid on two": Arm(
-        "hybrid", 2, 64, {"mfu": 30, "pause": 100}, ("+vllm_config.vllm_kwargs.language-model-only=true",)
+        "hybrid", 2, 64, TEN_STEPS, on_cards=("+vllm_config.vllm_kwargs.language-model-only=true",)
     ),
-    "experts replayed": Arm("experts", 2, 64, {}, ("finetune.rl.routing=replay",)),  # beside the arm above
-    "4B shared": Arm("4B", 1, 64, {}, ("world.share_device=true",)),
+    "Gemma-3-4B's shape on two cards": Arm("windows", 2, 64, TEN_STEPS),
+    "4B shared": Arm("4B", 1, 64, {}, on_cards=("world.share_device=true",)),
     "1.7B on two": Arm("1.7B", 2, 128, {"pause": 60, "first": 100}),
     "1.7B on four": Arm("1.7B", 4, 256, {"pause": 60}),
 }
@@ -104,81 +89,6 @@ LONG = {
     "32k: 8B on four, inputs in host memory": LongArm("8B", 4, 32_768, ("--mode", "offload")),
     "131k: 1.7B with seq_parallel=2 on two": LongArm("1.7B", 2, 131_072, ("--seq-parallel", "2")),
 }
-
-
-def model_config(size: str) -> Any:
-    """The configuration of one of the shapes, in bfloat16."""
-    from transformers import Qwen3Config, Qwen3MoeConfig
-
-    if size == "hybrid":
-        return hybrid_config()
-    layers, hidden, mlp, heads, keys, head, tied = SLICE if size == "experts" else DENSE[size]
-    kind, name = (Qwen3MoeConfig, "Qwen3Moe") if size == "experts" else (Qwen3Config, "Qwen3")
-    return kind(
-        num_hidden_layers=layers,
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_attention_heads=heads,
-        num_key_value_heads=keys,
-        head_dim=head,
-        vocab_size=2048 if size == "tiny" else 151_936,
-        tie_word_embeddings=tied,
-        max_position_embeddings=40960,
-        rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"},
-        architectures=[f"{name}ForCausalLM"],
-        dtype="bfloat16",
-        **(EXPERTS if size == "experts" else {}),
-    )
-
-
-def hybrid_config() -> Any:
-    """The configuration of Qwen3.5-4B, in bfloat16."""
-    from transformers import Qwen3_5Config
-
-    layers, hidden, mlp, heads, keys, head, tied = HYBRID
-    text = {
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": mlp,
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys,
-        "head_dim": head,
-        "vocab_size": 248_320,
-        "tie_word_embeddings": tied,
-        "max_position_embeddings": 262_144,
-        "mamba_ssm_dtype": "float32",
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10_000_000.0,
-            "partial_rotary_factor": 0.25,
-            "mrope_interleaved": True,
-            "mrope_section": [11, 11, 10],
-        },
-    }
-    return Qwen3_5Config(
-        text_config=text | {"dtype": "bfloat16"},
-        vision_config=SIGHT,
-        tie_word_embeddings=tied,
-        architectures=["Qwen3_5ForConditionalGeneration"],
-        dtype="bfloat16",
-    )
-
-
-def make_model(size: str, folder: Path) -> None:
-    """Random weights with the small tokenizer, in `folder`."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    config = model_config(size)
-    sees = "vision_config" in config.to_dict()
-    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = auto.from_config(config)
-    model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(TOKENIZER / name, folder)
 
 
 def overrides(arm: Arm, model: Path, context: int, cpu: bool) -> list[str]:
@@ -236,12 +146,13 @@ def run_arm(name: str, options: Any, devices: Sequence[str]) -> dict[str, Any]:
     """Run one arm and read what it left; what it did not reach is missing from the row."""
     arm, work, cpu = ARMS[name], options.work / _folder(name), options.hardware == "cpu"
     work.mkdir(parents=True, exist_ok=True)
-    size = "tiny" if cpu else arm.model
-    model = made_once(make_model, size, options.work / f"model_{size}")
+    size, steps = "tiny_" * cpu + arm.model, max(options.steps, int(arm.goals.get("steps", 0)))
+    model = made_once(make_model, (arm.model, cpu), options.work / f"model_{size}")
     out, used = runs.fresh(work / "run"), devices[: arm.cards]
     words = [
         *overrides(arm, model, options.context, cpu),
-        *(() if cpu else arm.overrides),
+        *arm.overrides,
+        *(() if cpu else arm.on_cards),
         *options.overrides,
     ]
     env = on_loopback() | ({} if cpu else {"CUDA_VISIBLE_DEVICES": ",".join(used)})
@@ -249,7 +160,7 @@ def run_arm(name: str, options: Any, devices: Sequence[str]) -> dict[str, Any]:
     with memory_watch(work / "cards.csv", used):
         run = LimitedRun(runs.launcher(out, words), work / "run.log", env)
         try:
-            run.until(lambda: len(_steps(out)) >= options.steps, options.limit)
+            run.until(lambda: len(_steps(out)) >= steps, options.limit)
         finally:
             ended = run.process.poll()
             run.stop()
@@ -302,7 +213,7 @@ def read_run(out: Path, begun: float) -> dict[str, Any]:
     steps = _steps(out)
     begins = (
         *("throughput/", "weights/", "memory/", "stats/completed_steps", "stats/samples", "rl/ess"),
-        *("routing/", "rl/mean_abs_log_ratio_new_old"),
+        *("routing/", "stats/lag", "rl/mean_abs_log_ratio_new_old"),
     )
     choices = out / CHOICES
     return {
@@ -344,6 +255,13 @@ def _engine_peak(row: Mapping[str, Any]) -> float:
     return float(row["peaks_mib"][min(row["peaks_mib"], key=int)])
 
 
+def without_lag(row: Mapping[str, Any]) -> float | None:
+    """Mean size of the log ratio where every token was sampled by the weights that are trained, in nats."""
+    key = "rl/mean_abs_log_ratio_new_old"
+    found = [step[key] for step in row["steps"] if step.get("stats/lag_max") == 0 and key in step]
+    return statistics.median(found) if found else None
+
+
 def figures_of(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
     """First step, pauses, MFU and row fill of each arm, and its predictions over what was seen."""
     for name, row in rows.items():
@@ -359,6 +277,11 @@ def figures_of(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
             median = statistics.median(pauses[1:])
             yield at_most(f"{name}: update's pause, median", median, "ms", goals.get("pause"))
             yield Figure(f"{name}: first pause", pauses[0], "ms")
+        if "steps" in goals:
+            yield at_least(f"{name}: trained steps", len(steps), "steps", goals["steps"])
+        if (ratio := without_lag(row)) is not None:
+            goal = without_lag(rows[WIDTH]) if name == REPLAYED and WIDTH in rows else None
+            yield at_most(f"{name}: log ratio at no lag, mean size", ratio, "nats", goal)
         later = steps[1:] or steps
         for key, label, unit, scale in (
             ("throughput/mfu_unique", "MFU of computed tokens", "%", 100),
@@ -391,7 +314,8 @@ def main() -> int:
         if not (options.work / _folder(name) / "row.json").is_file():
             with runs.survived(name):
                 (run_long if name in LONG else run_arm)(name, options, devices)
-    found = {
+    kept = json.loads(out.read_text())["rows"] if out.is_file() else {}
+    found = kept | {
         name: json.loads(path.read_text())
         for name in arms
         if (path := options.work / _folder(name) / "row.json").is_file()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pipelinerl.config.choice import Choice
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
@@ -93,6 +94,10 @@ class EngineKind(Variant):
     def routes_problem(self, cfg: Config) -> str | None:
         """Why its engines cannot say the experts of tokens, and what to do; None where they can."""
         return f"engine.kind={self.name} does not say the experts of tokens; use another kind"
+
+    def of_states(self, cfg: Config) -> Iterator[Choice]:
+        """Keys that it needs for a model whose layers have a state, where nobody has set them, and why."""
+        return iter(())
 
     def choice(self, cfg: Config, shown: str, why: Why) -> tuple[str, str, str]:
         """Its row of the table: what was chosen, because, change with. `shown` are number and size."""

@@ -98,7 +98,7 @@ def choose_memory(
         config = model_config(cfg.policy_path, ask_hub=not dry_run) if known else None
         if has_states(config):
             refused = _refused_with_states(cfg, composition.user_keys)
-            choices.append(Choice(PREFIXES, False, STATES))
+            choices += [Choice(PREFIXES, False, STATES), *engine_kind(cfg).of_states(cfg)]
             cfg = _changed(cfg, {"finetune": {"share_prefixes": False}})
         texts, one_host = _texts(cfg, derive(cfg, [])), len(hosts) == 1
         asked = Asked(texts, _given_requests(tree), one_host, partial(_placed, cfg, hosts))

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from benchmarks.gpu.cards import nccl_cards
 from benchmarks.gpu.served import engine_argv, model_folder, serving
 from pipelinerl.base.ports import is_free
-from pipelinerl.engines.vllm.options import installed_version
+from pipelinerl.engines.vllm.installed import installed_version
 from pipelinerl.modeling.model import distinct_parameters
 from pipelinerl.weights.engine_update import PublishDeadlines
 from pipelinerl.weights.parity import ParityLimits, check_parity, probe_ids

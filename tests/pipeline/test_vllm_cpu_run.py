@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.runs import LimitedRun, launcher, values
-from pipelinerl.engines.vllm.options import VllmVersion, installed_version
+from pipelinerl.engines.vllm.installed import installed_version
+from pipelinerl.engines.vllm.options import VllmVersion
 from pipelinerl.observe.history import read_metrics
 from tests.pipeline.conftest import ROOT
 from tests.support.contract.live_vllm import Installation, plug_in

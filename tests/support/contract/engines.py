@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from benchmarks.gpu.cards import nccl_cards
 from pipelinerl.base.http import CallFailed, call
 from pipelinerl.engines.client import EngineClient, Generation
-from pipelinerl.engines.vllm.options import VllmVersion, installed_version
+from pipelinerl.engines.vllm.installed import installed_version
+from pipelinerl.engines.vllm.options import VllmVersion
 from pipelinerl.weights.engine_update import PublishDeadlines
 from pipelinerl.weights.publisher import KvPolicy, Publisher
 from pipelinerl.weights.transports.base import NamedTensor, StagedUpdate, Transport

@@ -15,14 +15,8 @@ from typing import Any
 from benchmarks._processes import stop
 from benchmarks.gpu.served import named_vllm
 from pipelinerl.base.http import CallFailed, call
-from pipelinerl.engines.vllm.options import (
-    VllmOptions,
-    VllmVersion,
-    has_command,
-    installed_version,
-    serve_argv,
-    serve_env,
-)
+from pipelinerl.engines.vllm.installed import has_command, installed_version
+from pipelinerl.engines.vllm.options import VllmOptions, VllmVersion, serve_argv, serve_env
 from tests.support.contract.models import CONTEXT
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,7 +10,7 @@ import pytest
 
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import load, load_tree
-from pipelinerl.engines.vllm.options import installed_version
+from pipelinerl.engines.vllm.installed import installed_version
 from pipelinerl.launch import main
 from pipelinerl.launcher.choices import table
 from pipelinerl.launcher.folder import RunFolder

@@ -12,6 +12,7 @@ from pipelinerl.launcher.decoder_defaults import DEFAULTS, TEXT_PART
 from pipelinerl.launcher.decoder_shape import has_states
 from tests.unit.launcher.conftest import Placed
 from tests.unit.launcher.hub_configs import HUB
+from tests.unit.launcher.test_vllm_elsewhere import interpreter
 
 ON_CARDS = ("hardware=gpu", "hardware.devices=2xH200-141GB")
 
@@ -75,3 +76,52 @@ def test_other_layers_that_are_called_linear_have_no_known_state() -> None:
         {"model_type": "minimax", "num_hidden_layers": 2, "layer_types": 2 * ["linear_attention"]}
     )
     assert not has_states({}) and not has_states(None)
+
+
+TRITON = "--gdn-prefill-backend triton"
+
+
+@pytest.fixture
+def beside_vllm(tmp_path: Path) -> Callable[[bool], str]:
+    """An override that names an interpreter with a vLLM, with flashinfer or without."""
+
+    def made(flashinfer: bool) -> str:
+        folder = tmp_path / f"flashinfer_{flashinfer}"
+        folder.mkdir(exist_ok=True)
+        return f"vllm_config.python={interpreter(folder, '0.33.0', True, 'vllm', flashinfer)}"
+
+    return made
+
+
+def started(folder: Path) -> str:
+    """How a dry run would start its first engine."""
+    return (folder / "run/actor_vllm_0/start.sh").read_text()
+
+
+def test_engines_without_flashinfer_get_the_kernel_that_every_vllm_has(
+    model: Path, placed: Placed, beside_vllm: Callable[[bool], str], tmp_path: Path
+) -> None:
+    (model / "config.json").write_text(json.dumps(HUB["Qwen/Qwen3.5-4B"]))
+    said = placed(*ON_CARDS, beside_vllm(False))[1]
+    assert "prompts through triton │ vLLM without flashinfer" in said
+    assert TRITON in started(tmp_path)
+    said = placed(*ON_CARDS, beside_vllm(True))[1]
+    assert "prompts through" not in said and "gdn-prefill" not in started(tmp_path)
+
+
+def test_a_kernel_that_was_asked_for_stays(
+    model: Path, placed: Placed, beside_vllm: Callable[[bool], str], tmp_path: Path
+) -> None:
+    (model / "config.json").write_text(json.dumps(HUB["Qwen/Qwen3.5-4B"]))
+    given = "+vllm_config.vllm_kwargs.gdn_prefill_backend=cutedsl"
+    said = placed(*ON_CARDS, beside_vllm(False), given)[1]
+    assert "prompts through cutedsl" in said and "flashinfer" not in said
+    assert "--gdn-prefill-backend cutedsl" in started(tmp_path) and TRITON not in started(tmp_path)
+
+
+def test_engines_of_a_model_of_attention_alone_get_no_such_flag(
+    model: Path, placed: Placed, beside_vllm: Callable[[bool], str], tmp_path: Path
+) -> None:
+    (model / "config.json").write_text(json.dumps(HUB["Qwen/Qwen3-8B"]))
+    placed(*ON_CARDS, beside_vllm(False))
+    assert "gdn-prefill" not in started(tmp_path)

