@@ -62,8 +62,6 @@ class EngineKind(Variant):
     """Whether the memory plan of `launcher/memory_plan.py`, which is that of vLLM, holds for it on GPUs."""
     batches: bool = True
     """Whether more requests at the same time give more tokens a second."""
-    routes_unproven: str = ""
-    """Why experts of tokens are not asked of it unless `finetune.rl.routing=replay` says so."""
     stages: tuple[tuple[str, str], ...] = ()
     """Texts in its log while it starts, and what each begins."""
 
@@ -94,6 +92,10 @@ class EngineKind(Variant):
     def routes_problem(self, cfg: Config) -> str | None:
         """Why its engines cannot say the experts of tokens, and what to do; None where they can."""
         return f"engine.kind={self.name} does not say the experts of tokens; use another kind"
+
+    def routes_unproven(self, cfg: Config) -> str:
+        """Why experts of tokens are not asked of it unless `finetune.rl.routing=replay` says so; empty if they are."""
+        return ""
 
     def of_states(self, cfg: Config) -> Iterator[Choice]:
         """Keys that it needs for a model whose layers have a state, where nobody has set them, and why."""

@@ -59,7 +59,7 @@ def choose_routing(cfg: Config, dry_run: bool) -> RoutingChoice:
         return RoutingChoice(
             True, False, f"policy_loss={cfg.finetune.rl.policy_loss} compares with no engine"
         )
-    if reason := engine_kind(cfg).routes_unproven:
+    if reason := engine_kind(cfg).routes_unproven(cfg):
         return RoutingChoice(True, False, reason)
     return RoutingChoice(True, True, "so that engine and trainer agree")
 

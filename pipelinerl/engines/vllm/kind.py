@@ -41,7 +41,6 @@ class Vllm(EngineKind):
     """vLLM. What depends on its version is in `options.py`."""
 
     name = "vllm"
-    routes_unproven = "with vLLM no card has replayed experts yet"
     length_key = "vllm_config.vllm_kwargs.max_model_len"
     requests_key = "vllm_config.vllm_kwargs.max-num-seqs"
     ignores: Mapping[str, str] = {
@@ -124,6 +123,11 @@ class Vllm(EngineKind):
                 f"vLLM {version} says experts of tokens with its prefix cache alone; set true"
             )
         return None
+
+    def routes_unproven(self, cfg: Config) -> str:
+        """What was run on cards is the record that the second model runner keeps beside its prefix cache."""
+        version = _version(cfg)
+        return f"with vLLM {version} no card has replayed experts" if version.routes_runners[0] else ""
 
     def of_states(self, cfg: Config) -> Iterator[Choice]:
         open_on_cards = cfg.hardware.kind == "gpu" and _states_backend(cfg) is None
