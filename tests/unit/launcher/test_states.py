@@ -10,7 +10,7 @@ from pipelinerl.launcher import memory_choice, memory_plan, trainer_choice
 from pipelinerl.launcher.checks.data import WITH_STATES
 from pipelinerl.launcher.decoder_defaults import DEFAULTS, TEXT_PART
 from pipelinerl.launcher.decoder_shape import has_states
-from tests.unit.launcher.conftest import Placed
+from tests.unit.launcher.conftest import QWEN_1_7B, Placed
 from tests.unit.launcher.hub_configs import HUB
 from tests.unit.launcher.test_vllm_elsewhere import interpreter
 
@@ -122,6 +122,6 @@ def test_a_kernel_that_was_asked_for_stays(
 def test_engines_of_a_model_of_attention_alone_get_no_such_flag(
     model: Path, placed: Placed, beside_vllm: Callable[[bool], str], tmp_path: Path
 ) -> None:
-    (model / "config.json").write_text(json.dumps(HUB["Qwen/Qwen3-8B"]))
+    (model / "config.json").write_text(json.dumps(QWEN_1_7B))
     placed(*ON_CARDS, beside_vllm(False))
     assert "gdn-prefill" not in started(tmp_path)
