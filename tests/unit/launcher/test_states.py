@@ -8,8 +8,8 @@ import pytest
 
 from pipelinerl.launcher import memory_choice, memory_plan, trainer_choice
 from pipelinerl.launcher.checks.data import WITH_STATES
-from pipelinerl.launcher.decoder_defaults import DEFAULTS, TEXT_PART
 from pipelinerl.launcher.decoder_shape import has_states
+from pipelinerl.modeling.decoder_defaults import DEFAULTS, TEXT_PART
 from tests.unit.launcher.conftest import QWEN_1_7B, Placed
 from tests.unit.launcher.hub_configs import HUB
 from tests.unit.launcher.test_vllm_elsewhere import interpreter
