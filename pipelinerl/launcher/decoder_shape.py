@@ -1,6 +1,5 @@
 """Sizes of a policy's layers, read from its `config.json` without torch: what memory and time follow from."""
 
-import importlib.util
 import json
 import socket
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
 ATTEND = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that have keys and values of the usual size."""
 LINEAR = "linear_attention"
-NO_KERNEL = "layers with a state, without flash-linear-attention"
 _SIZED_OTHERWISE = (
     "hybrid_override_pattern",  # Nemotron-H
     "kv_lora_rank",  # latent attention
@@ -219,11 +217,6 @@ def has_states(config: dict[str, Any] | None) -> bool:
         return _is_delta_net(text) and LINEAR in _kinds(text, int(text["num_hidden_layers"]))
     except (KeyError, TypeError, ValueError, ZeroDivisionError):  # the checks name it
         return False
-
-
-def kernel_installed() -> bool:
-    """Whether the package is there that computes such layers on cards."""
-    return importlib.util.find_spec("fla") is not None
 
 
 def _is_delta_net(text: dict[str, Any]) -> bool:

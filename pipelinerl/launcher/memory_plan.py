@@ -11,7 +11,7 @@ from pipelinerl.config.finetune import Checkpointing, Sharding
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import GIB, Card
-from pipelinerl.launcher.decoder_shape import DecoderShape, kernel_installed
+from pipelinerl.launcher.decoder_shape import DecoderShape
 from pipelinerl.launcher.engine_memory import (
     FIXED,
     MOST_SHARE,
@@ -35,6 +35,7 @@ from pipelinerl.launcher.trainer_memory import (
     tokens_of_rank,
     undivided,
 )
+from pipelinerl.modeling.delta_kernel import kernel_missing
 from pipelinerl.weights.transports.kind import transport_kind
 
 FEWEST, MOST = 64, 512
@@ -272,7 +273,7 @@ class _Planner:
             and tune.load_as_bf16
             and tune.use_flash_attention
             and not self._shape.experts
-            and (self._shape.linear is None or kernel_installed())
+            and (self._shape.linear is None or kernel_missing(self._card.hopper) is None)
         )
 
     def _ways_of_sharding(self, ranks: int) -> Iterator[tuple[Sharding | None, bool]]:
