@@ -54,7 +54,7 @@ def test_files_of_versions_lie_in_shared_memory_unless_a_folder_is_given(tmp_pat
 
 def test_records_of_experts_are_those_of_samples_and_of_all_tokens_in_the_engines_caches() -> None:
     """Of 30B-A3B a token has 48 layers of 8 experts, a byte each, and keys and values of 4 heads of 128 in
-    each layer; a dense model has no experts.
+    each layer; a dense model has no experts."""
     replayed = {"rl": {"routing": "replay"}}
     plan = planned("30B-A3B", 141, 8, max_lag=1000, finetune=replayed)
     assert plan.engine is not None
