@@ -6,6 +6,7 @@ Each takes a function that reads a result by its file's name and returns what th
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,53 @@ def optimum(read: Read) -> Any:
     return found
 
 
+ON_CARDS = ("gpu_sizes", "gpu_sizes_newest", "gpu_models")
+"""What `benchmarks.gpu.sizes` writes; the last appears with the first run for it."""
+MODELS = {
+    "slice": ("Qwen3", "six layers of the width of 30B-A3B"),
+    "1.7B": ("Qwen3", "1.7B"),
+    "4B": ("Qwen3", "4B"),
+    "8B": ("Qwen3", "8B"),
+    "experts": ("Qwen3Moe", "six layers of 30B-A3B"),
+    "hybrid": ("Qwen3_5", "4B"),
+    "windows": ("Gemma3", "4B"),
+}
+"""Shapes of `benchmarks.gpu.shapes`, smaller ones first: architecture and size."""
+
+
+def on_cards(read: Read) -> Any:
+    """By architecture: the cards it was trained on, the largest size and the longest text of a run there."""
+    ran: dict[str, list[tuple[int, int, int, str]]] = {}
+    for name in ON_CARDS:
+        with suppress(FileNotFoundError):
+            for row in read(name)["rows"].values():
+                if row.get("steps") or row.get("figures"):
+                    card = row["machine"]["cards"][0].removeprefix("NVIDIA ")
+                    one = ([*MODELS].index(row["model"]), row["cards"], row.get("tokens", 0), card)
+                    ran.setdefault(MODELS[row["model"]][0], []).append(one)
+    tried = [
+        *(row["name"] for row in read("architectures")["rows"]),
+        *(family for family, _ in MODELS.values()),
+    ]
+    return {family: _on_cards(ran.get(family, [])) for family in tried}
+
+
+def _on_cards(rows: list[tuple[int, int, int, str]]) -> dict[str, str]:
+    """Of rows with the place of their shape, number of cards, tokens of a long text or 0, and card."""
+    sizes = [size for _, size in MODELS.values()]
+    whole, long = ([row for row in rows if bool(row[2]) is is_long] for is_long in (False, True))
+    said = [f"{sizes[shape]} on {cards}" for shape, cards, *_ in ([max(whole)] if whole else [])]
+    if long:
+        shape, cards, tokens, _ = max(long, key=lambda row: (row[2], row[0]))
+        said.append(f"a text of {tokens:,} tokens, {sizes[shape]} on {cards}")
+    names = ", ".join(sorted({card for *_, card in rows}))
+    return {
+        "cards": names,
+        "largest": "; ".join(said),
+        "said": f"{'; '.join(said)} {names}" if rows else "no run yet",
+    }
+
+
 VALUES: Mapping[str, Callable[[Read], Any]] = {
     one.__name__: one
     for one in (
@@ -195,5 +243,6 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         tier,
         highest_tenths,
         optimum,
+        on_cards,
     )
 }

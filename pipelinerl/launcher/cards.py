@@ -23,6 +23,7 @@ _KINDS = {
     "L4": (121e12, 0.3e12),
     "A10": (125e12, 0.6e12),
 }
+_HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 _USABLE_MIB = {24: 23028, 40: 40960, 48: 46068, 80: 81559, 96: 97871, 141: 143771, 180: 183359}
 """What the driver reports of cards that are sold with so many GB."""
 _IMAGINED = re.compile(r"(?P<count>\d+)x(?P<name>[A-Za-z0-9]+)-(?P<gb>\d+)GB", re.IGNORECASE)
@@ -44,6 +45,11 @@ class Card:
         Only their ratio matters, to divide cards between engines and trainer.
         """
         return next((speed for kind, speed in _KINDS.items() if kind in self.name.upper()), _KINDS["H100"])
+
+    @property
+    def hopper(self) -> bool:
+        """Whether it is known to be one of Hopper's."""
+        return any(kind in self.name.upper() for kind in _HOPPER)
 
     def __str__(self) -> str:
         return f"{self.name or 'GPU'}, {self.total / GIB:.0f} GiB"

@@ -232,6 +232,8 @@ def _layers(trainer: TrainerChoice, why: Why) -> Iterator[Row]:
     key = "finetune.gradient_checkpointing"
     because = trainer.because_checkpointing or why(key)
     yield Row("recomputation", shown, because, f"{key}=WAY")
+    if (missing := trainer.missing) is not None:
+        yield Row("layers with a state", "torch's own form, slow", missing.because, missing.remedy)
 
 
 def _recomputed(mode: Checkpointing) -> str:

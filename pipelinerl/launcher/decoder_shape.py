@@ -1,6 +1,5 @@
 """Sizes of a policy's layers, read from its `config.json` without torch: what memory and time follow from."""
 
-import importlib.util
 import json
 import socket
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from pipelinerl.launcher.decoder_defaults import (
+from pipelinerl.modeling.decoder_defaults import (
     DEFAULTS,
     FOUR_NORMS,
     POLICY_SEES,
@@ -19,6 +18,7 @@ from pipelinerl.launcher.decoder_defaults import (
     TEXT_PART,
     UNCOUNTED,
     UNGATED,
+    decoder_config,
 )
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -26,7 +26,6 @@ _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
 ATTEND = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that have keys and values of the usual size."""
 LINEAR = "linear_attention"
-NO_KERNEL = "layers with a state, without flash-linear-attention"
 _SIZED_OTHERWISE = (
     "hybrid_override_pattern",  # Nemotron-H
     "kv_lora_rank",  # latent attention
@@ -211,32 +210,13 @@ def _of_hub(name: str, ask: bool) -> str | None:
         return None
 
 
-def _decoder(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a configuration that describes the text decoder; models that also see have several.
-
-    What it leaves out are the defaults of its type.
-    """
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        return {**DEFAULTS.get(str(config.get("model_type")), {}), **config}
-    kind = text.get("model_type") or TEXT_PART.get(str(config.get("model_type")))
-    key = "tie_word_embeddings"  # may be said for the whole model
-    above = {key: config[key]} if key in config else {}
-    return {**DEFAULTS.get(str(kind), {}), **above, **text, "model_type": kind}
-
-
 def has_states(config: dict[str, Any] | None) -> bool:
     """Whether layers are gated DeltaNets of a type that can be trained."""
     try:
-        text = _decoder(config or {})
+        text = decoder_config(config or {})
         return _is_delta_net(text) and LINEAR in _kinds(text, int(text["num_hidden_layers"]))
     except (KeyError, TypeError, ValueError, ZeroDivisionError):  # the checks name it
         return False
-
-
-def kernel_installed() -> bool:
-    """Whether the package is there that computes such layers on cards."""
-    return importlib.util.find_spec("fla") is not None
 
 
 def _is_delta_net(text: dict[str, Any]) -> bool:
@@ -245,7 +225,7 @@ def _is_delta_net(text: dict[str, Any]) -> bool:
 
 def has_experts(config: dict[str, Any]) -> bool:
     """Whether layers choose between experts."""
-    return _experts(_decoder(config)) > 1
+    return _experts(decoder_config(config)) > 1
 
 
 def _experts(config: dict[str, Any]) -> int:
@@ -257,7 +237,7 @@ def decoder_shape(config: dict[str, Any] | None) -> DecoderShape | None:
     are missing."""
     if config is None:
         return None
-    whole, config = config, _decoder(config)
+    whole, config = config, decoder_config(config)
     kind = str(config.get("model_type"))
     if {kind, whole.get("model_type")} & {*UNCOUNTED} or any(config.get(key) for key in _SIZED_OTHERWISE):
         return None

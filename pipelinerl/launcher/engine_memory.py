@@ -18,6 +18,8 @@ FIXED = 1.5 * GIB
 """Inside the share: workspaces and CUDA graphs."""
 USUAL_LENGTH = 0.5
 """Share of the longest request that a request holds in the cache on average."""
+STEPS_AT_ONCE = 2
+"""Of vLLM with asynchronous scheduling."""
 PROCESS_S = 48e-6
 """Seconds of the engine's own process for a sampled token while requests come and go (`docs/gpu.md`)."""
 
@@ -40,6 +42,8 @@ class EngineWork:
     """Whether layers with a window keep that alone (vLLM's hybrid cache manager), not the whole request."""
     states: int = 2
     """Of a request in each linear layer: its own, and with prefix caching that of its last full block."""
+    routes: bool = False
+    """Whether it says the experts of tokens."""
 
 
 def weight_bytes(shape: DecoderShape, work: EngineWork) -> float:
@@ -91,7 +95,24 @@ def step_bytes(shape: DecoderShape, work: EngineWork, requests: int) -> float:
         mixer = max(mixer, 2 * shape.linear.mixed + 3 * shape.linear.values)
     layer = work.bytes_per_number * (4.0 * shape.hidden + (mixer + 3 * wide) / work.cards)
     logits = 3 * 4.0 * shape.vocabulary * requests
-    return work.batched_tokens * layer + logits
+    routes = 0.0
+    if work.routes:  # what layers write, in 4 bytes, and a copy of each step on its way to the host
+        routes = 4.0 * shape.layers * shape.active_experts + STEPS_AT_ONCE * route_bytes(shape)
+    return work.batched_tokens * (layer + routes) + logits
+
+
+def route_bytes(shape: DecoderShape) -> int:
+    """The record of one token's experts."""
+    return shape.layers * shape.active_experts * (1 if shape.experts <= 256 else 2)
+
+
+def route_store_bytes(shape: DecoderShape, work: EngineWork, cache_bytes: float) -> float:
+    """Records in host memory of all tokens whose keys and values fit into a cache of so many bytes of a card.
+
+    vLLM keeps one for every token of its cache, from 0.31 on in a store and before in one array.
+    """
+    token = request_bytes(shape, work, work.max_model_len) / work.max_model_len
+    return cache_bytes / token * route_bytes(shape)
 
 
 def cache_room(shape: DecoderShape, work: EngineWork, share_bytes: float, requests: int) -> float:

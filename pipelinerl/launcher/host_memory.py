@@ -12,7 +12,9 @@ from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import GIB
 from pipelinerl.launcher.decoder_shape import DecoderShape
+from pipelinerl.launcher.engine_memory import route_bytes
 from pipelinerl.launcher.memory_values import DoesNotFit, MemoryPlan
+from pipelinerl.launcher.routing_choice import may_replay
 from pipelinerl.launcher.trainer_memory import inputs_bytes, sharded_bytes
 from pipelinerl.weights.transports.kind import transport_kind
 
@@ -56,11 +58,11 @@ def host_bytes(cfg: Config, shape: DecoderShape, plan: MemoryPlan) -> dict[str, 
         version = (4.0 if engine_kind(cfg).dtype(cfg) == "float32" else 2.0) * numbers
         readers = plan.engines * plan.engine.cards if plan.engine.ahead else 0
         parts["versions in files"] = transport_kind(cfg).host_bytes(cfg, version, readers)
-    if plan.engine is not None and shape.experts and cfg.finetune.rl.routing == "replay":
+    if plan.engine is not None and shape.experts and may_replay(cfg):
         # Of samples in flight and of those that wait, each as long as a context.
         samples = plan.engines * plan.engine.requests + cfg.staleness.waiting
-        token = shape.layers * shape.active_experts * (1 if shape.experts <= 256 else 2)
-        parts["records of experts"] = 1.0 * samples * cfg.engine.max_model_len * token
+        parts["records of experts"] = 1.0 * samples * cfg.engine.max_model_len * route_bytes(shape)
+        parts["records of experts"] += plan.engines * plan.engine.records
     return parts
 
 

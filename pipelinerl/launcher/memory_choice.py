@@ -22,11 +22,9 @@ from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import GIB, Card, CardOf, card_memory, imagined_cards
 from pipelinerl.launcher.decoder_shape import (
-    NO_KERNEL,
     DecoderShape,
     decoder_shape,
     has_states,
-    kernel_installed,
     model_config,
 )
 from pipelinerl.launcher.engine_memory import MOST_SHARE
@@ -35,6 +33,7 @@ from pipelinerl.launcher.memory_plan import FEWEST, MOST, memory_plan, wanted_re
 from pipelinerl.launcher.memory_values import Asked, DoesNotFit, MemoryPlan
 from pipelinerl.launcher.placement import Place, derive, layout
 from pipelinerl.launcher.sharing import engine_share, without_sizes
+from pipelinerl.modeling.delta_kernel import kernel_missing
 from pipelinerl.weights.transports.kind import transport_kind, transport_named
 
 UTILIZATION = "vllm_config.vllm_kwargs.gpu-memory-utilization"
@@ -97,7 +96,8 @@ def choose_memory(
         known = cards or Path(cfg.policy_path).is_dir()
         config = model_config(cfg.policy_path, ask_hub=not dry_run) if known else None
         if has_states(config):
-            refused = _refused_with_states(cfg, composition.user_keys)
+            hopper = any(card.hopper for card in cards)
+            refused = _refused_with_states(cfg, composition.user_keys, hopper)
             choices += [Choice(PREFIXES, False, STATES), *engine_kind(cfg).of_states(cfg)]
             cfg = _changed(cfg, {"finetune": {"share_prefixes": False}})
         texts, one_host = _texts(cfg, derive(cfg, [])), len(hosts) == 1
@@ -124,13 +124,14 @@ def choose_memory(
     return Chosen(configuration=composition, choices=tuple(choices), memory=plan)
 
 
-def _refused_with_states(cfg: Config, given_keys: Collection[str]) -> str:
+def _refused_with_states(cfg: Config, given_keys: Collection[str], hopper: bool) -> str:
     """What was asked for and cannot be where layers have a state; empty if nothing was."""
     if PREFIXES in given_keys and cfg.finetune.shares_prefixes:
         return f"{PREFIXES}=true: {STATES}, which is of one text; set {PREFIXES}=false"
-    if cfg.hardware.kind == "gpu" and cfg.finetune.compile is True and not kernel_installed():
-        remedy = "install the extra `linear`, or set finetune.compile=auto"
-        return f"finetune.compile=true: {NO_KERNEL}, are not compiled; {remedy}"
+    missing = kernel_missing(hopper) if cfg.hardware.kind == "gpu" else None
+    if cfg.finetune.compile is True and missing is not None:
+        said = f"layers with a state are not compiled without their kernel ({missing.because})"
+        return f"finetune.compile=true: {said}; {missing.remedy}, or set finetune.compile=auto"
     return ""
 
 

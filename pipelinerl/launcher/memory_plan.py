@@ -11,7 +11,7 @@ from pipelinerl.config.finetune import Checkpointing, Sharding
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import GIB, Card
-from pipelinerl.launcher.decoder_shape import DecoderShape, kernel_installed
+from pipelinerl.launcher.decoder_shape import DecoderShape
 from pipelinerl.launcher.engine_memory import (
     FIXED,
     MOST_SHARE,
@@ -19,6 +19,7 @@ from pipelinerl.launcher.engine_memory import (
     EngineWork,
     copy_bytes,
     requests_held,
+    route_store_bytes,
     seconds_per_token,
     step_bytes,
     weight_bytes,
@@ -26,6 +27,7 @@ from pipelinerl.launcher.engine_memory import (
 )
 from pipelinerl.launcher.memory_values import Asked, DoesNotFit, EnginePlan, MemoryPlan, TrainerPlan
 from pipelinerl.launcher.placement import split_devices
+from pipelinerl.launcher.routing_choice import may_replay
 from pipelinerl.launcher.trainer_memory import (
     OTHER,
     gathering_bytes,
@@ -35,6 +37,7 @@ from pipelinerl.launcher.trainer_memory import (
     tokens_of_rank,
     undivided,
 )
+from pipelinerl.modeling.delta_kernel import kernel_missing
 from pipelinerl.weights.transports.kind import transport_kind
 
 FEWEST, MOST = 64, 512
@@ -174,6 +177,7 @@ class _Planner:
             cache_bytes_per_number=1 if "fp8" in str(self._kwargs.get("kv-cache-dtype")) else 2,
             bounded=not self._kwargs.get("disable-hybrid-kv-cache-manager"),
             states=2 if self._kwargs.get("enable-prefix-caching") else 1,
+            routes=self._shape.experts > 0 and may_replay(self._cfg),
         )
 
     def engine(self, cards: int, engines: int, beside: float = 0.0) -> EnginePlan:
@@ -198,7 +202,9 @@ class _Planner:
                     "keys and values": share * card.total - weights - steps,
                     "outside vLLM's share": UNCOUNTED,
                 }
-                found.append(EnginePlan(cards, share, ahead, held * self._copies, parts))
+                cache = parts["keys and values"]
+                records = self._copies * route_store_bytes(shape, work, cache) if work.routes else 0.0
+                found.append(EnginePlan(cards, share, ahead, held * self._copies, parts, records))
         if not found:
             raise self._engine_too_small(work, beside)
         # Without a second copy an update pauses longer, which costs less than half of the requests does.
@@ -272,7 +278,7 @@ class _Planner:
             and tune.load_as_bf16
             and tune.use_flash_attention
             and not self._shape.experts
-            and (self._shape.linear is None or kernel_installed())
+            and (self._shape.linear is None or kernel_missing(self._card.hopper) is None)
         )
 
     def _ways_of_sharding(self, ranks: int) -> Iterator[tuple[Sharding | None, bool]]:

@@ -25,6 +25,8 @@ class EnginePlan(NamedTuple):
     """Requests of the usual length that its cache holds, at most those that are wanted."""
     parts: Mapping[str, float]
     """Bytes of a card by what they are for."""
+    records: float = 0.0
+    """Bytes of host memory in which it keeps the experts of tokens."""
 
 
 class TrainerPlan(NamedTuple):

@@ -43,14 +43,16 @@ def choose_routing(cfg: Config, dry_run: bool) -> RoutingChoice:
             raise ConfigError([f"{given}: the model at {cfg.policy_path} has no experts; leave it out"])
         return RoutingChoice(False, False, "a dense model")
     mixture = config is not None
+    if wanted == "replay" and (reason := _divided(cfg)):  # also of records that were made before
+        raise ConfigError([f"{KEY}=replay: {reason}, or set {KEY}=free"])
     if wanted == "free":
         return RoutingChoice(mixture, False, "given")
     if not cfg.jobs_of("actor_llm") or cfg.debug.evaluates_only:
         return RoutingChoice(mixture, False, "no engine of this run samples for a trainer")
-    if reason := _divided(cfg) or engine_kind(cfg).routes_problem(cfg):
+    if problem := _divided(cfg) or engine_kind(cfg).routes_problem(cfg):
         if wanted == "replay":
-            raise ConfigError([f"{KEY}=replay: {reason}, or set {KEY}=free"])
-        return RoutingChoice(mixture, False, reason)
+            raise ConfigError([f"{KEY}=replay: {problem}, or set {KEY}=free"])
+        return RoutingChoice(mixture, False, problem)
     if wanted == "replay":
         return RoutingChoice(mixture, True, "given")
     if not mixture:
@@ -62,6 +64,12 @@ def choose_routing(cfg: Config, dry_run: bool) -> RoutingChoice:
     if reason := engine_kind(cfg).routes_unproven(cfg):
         return RoutingChoice(True, False, reason)
     return RoutingChoice(True, True, "so that engine and trainer agree")
+
+
+def may_replay(cfg: Config) -> bool:
+    """Whether engines of a mixture will say the experts of tokens, as far as keys alone tell."""
+    wanted = cfg.finetune.rl.routing
+    return wanted == "replay" or (wanted == "auto" and not engine_kind(cfg).routes_unproven)
 
 
 def _divided(cfg: Config) -> str:

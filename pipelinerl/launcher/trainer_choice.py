@@ -15,13 +15,11 @@ from pipelinerl.config.choice import Choice
 from pipelinerl.config.finetune import COMPILE_WORTH_S, Checkpointing
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
-from pipelinerl.launcher.cards import CardOf, card_memory
+from pipelinerl.launcher.cards import Card, CardOf, card_memory
 from pipelinerl.launcher.decoder_shape import (
-    NO_KERNEL,
     decoder_shape,
     has_experts,
     has_states,
-    kernel_installed,
     model_config,
 )
 from pipelinerl.launcher.memory_plan import ROOM
@@ -32,8 +30,10 @@ from pipelinerl.launcher.trainer_memory import (
     state_bytes,
     tokens_of_rank,
 )
+from pipelinerl.modeling.delta_kernel import Missing, kernel_missing
 
 GB = 1e9
+NO_KERNEL = "layers with a state, without their kernel"
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class TrainerChoice:
     because_checkpointing: str
     whole_on_host: bool = False
     with_states: bool = False
+    missing: Missing | None = None
+    """Why layers with a state go without their kernel on a card."""
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -83,17 +85,22 @@ def choose_trainer(
         return NO_TRAINER
     known = cfg.trainer_on_gpu or Path(cfg.policy_path).is_dir()
     config = model_config(cfg.policy_path, ask_hub=not dry_run) if known else None
-    compiles, because_compile = _compile(cfg, config)
+    cards = _cards(cfg, devices, memory_of)
+    hopper = any(card is not None and card.hopper for card in cards)
+    missing = kernel_missing(hopper) if cfg.trainer_on_gpu and has_states(config) else None
+    compiles, because_compile = _compile(cfg, config, missing)
     if planned is not None and planned.compiled_first:
         compiles, because_compile = True, "the first steps would not fit without"
-    eager, compiled, because = _checkpointing(cfg, config, _room(cfg, devices, memory_of), planned)
+    eager, compiled, because = _checkpointing(cfg, config, _room(cfg, cards), planned, missing)
     whole_on_host = planned is not None and planned.whole_on_host
     return TrainerChoice(
-        compiles, eager, compiled, because_compile, because, whole_on_host, has_states(config)
+        compiles, eager, compiled, because_compile, because, whole_on_host, has_states(config), missing
     )
 
 
-def _compile(cfg: Config, config: dict[str, Any] | None) -> tuple[bool | Literal["later"], str]:
+def _compile(
+    cfg: Config, config: dict[str, Any] | None, missing: Missing | None
+) -> tuple[bool | Literal["later"], str]:
     tune = cfg.finetune
     if tune.compile != "auto":
         return tune.compile, ""
@@ -103,13 +110,17 @@ def _compile(cfg: Config, config: dict[str, Any] | None) -> tuple[bool | Literal
         return False, "attention goes sample by sample"
     if config is not None and has_experts(config):
         return False, "layers with experts"
-    if has_states(config) and not kernel_installed():
+    if missing is not None:
         return False, NO_KERNEL
     return "later", f"if {COMPILE_WORTH_S / 60:.0f} minutes of work are left after two steps"
 
 
 def _checkpointing(
-    cfg: Config, config: dict[str, Any] | None, room: float | None, planned: TrainerPlan | None
+    cfg: Config,
+    config: dict[str, Any] | None,
+    room: float | None,
+    planned: TrainerPlan | None,
+    missing: Missing | None,
 ) -> tuple[Checkpointing, Checkpointing, str]:
     """What is recomputed in layers as they are and in compiled ones, and why."""
     tune = cfg.finetune
@@ -120,7 +131,7 @@ def _checkpointing(
         return False, False, "on a CPU"
     if tune.reentrant_checkpointing:
         return True, True, "finetune.reentrant_checkpointing=true"
-    if has_states(config) and not kernel_installed():
+    if missing is not None:
         return True, True, NO_KERNEL
     shape = decoder_shape(config)
     if not tune.load_as_bf16 or not tune.use_flash_attention:
@@ -144,15 +155,20 @@ def _checkpointing(
     return plain, compiled, f"{sizes}, rows of {tune.seq_length} tokens{over}"
 
 
-def _room(cfg: Config, devices: Sequence[str], memory_of: CardOf) -> float | None:
-    """Bytes that each rank may plan with, None if some card does not tell."""
+def _cards(cfg: Config, devices: Sequence[str], memory_of: CardOf) -> list[Card | None]:
+    """The trainer's cards on one of its hosts, None for one that does not tell; none on a CPU."""
     if not cfg.trainer_on_gpu:
-        return None
+        return []
     trainer = cfg.jobs_of("finetune")[0]  # on each of its hosts the trainer has as many
-    found = [memory_of(devices[index]) if index < len(devices) else None for index in trainer.gpus]
+    return [memory_of(devices[index]) if index < len(devices) else None for index in trainer.gpus]
+
+
+def _room(cfg: Config, found: Sequence[Card | None]) -> float | None:
+    """Bytes that each rank may plan with, None if some card does not tell."""
     cards = [card for card in found if card is not None]
-    if len(cards) < len(found):
+    if not cards or len(cards) < len(found):
         return None
+    trainer = cfg.jobs_of("finetune")[0]
     free = min(card.free for card in cards)
     for job in cfg.jobs_of("actor_llm"):
         if job.node_rank == trainer.node_rank and set(job.gpus) & set(trainer.gpus):

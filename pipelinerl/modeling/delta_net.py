@@ -5,8 +5,6 @@ The embedded engine uses the same parts with the states of its slots. T tokens o
 value heads, G key heads, K and V sizes of a head's key and value, W width of the convolution, M its channels.
 """
 
-import importlib.metadata
-import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -19,6 +17,8 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from pipelinerl.base.logs import REMARK
+from pipelinerl.modeling import delta_kernel
+from pipelinerl.modeling.delta_kernel import Missing
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.modeling.tensors import to_device
 
@@ -27,8 +27,6 @@ CHUNK = 32
 NAME = "pipelinerl::gated_delta"
 _KINDS = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
 _NORM_EPS = 1e-6
-_WRONG_ON_HOPPER = ((3, 4, 0), (3, 7, 1))
-"""Versions of Triton, half-open, that compile a wrong backward of the kernel for Hopper cards."""
 
 log = logging.getLogger(__name__)
 
@@ -274,21 +272,11 @@ def _say_slow() -> None:
     log.warning(line, CHUNK, kernel_missing(), extra=REMARK)
 
 
-def kernel_missing() -> str | None:
+def kernel_missing() -> Missing | None:
     """Why this host cannot use the kernel of flash-linear-attention on its cards; None if it can."""
-    if not torch.cuda.is_available() or any(
-        importlib.util.find_spec(one) is None for one in ("fla", "triton")
-    ):
-        return "flash-linear-attention is not installed (extra `linear`)"
-    found = tuple(int(part) for part in importlib.metadata.version("triton").split("+")[0].split(".")[:3])
-    first, end = _WRONG_ON_HOPPER
-    hopper = torch.cuda.get_device_capability()[0] == 9
-    if hopper and first <= found < end and importlib.util.find_spec("tilelang") is None:
-        version = ".".join(map(str, found))
-        return (
-            f"its gradients are wrong on Hopper cards with Triton {version}; install tilelang or Triton 3.7.1"
-        )
-    return None
+    if not torch.cuda.is_available():
+        return Missing("there is no GPU", "torch's form is for CPUs")
+    return delta_kernel.kernel_missing(hopper=torch.cuda.get_device_capability()[0] == 9)
 
 
 def _kernel() -> Kernel:

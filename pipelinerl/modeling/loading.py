@@ -1,11 +1,17 @@
 """Loading a model that is whole: nothing is invented for a tensor that is missing or has another shape."""
 
+import json
 import logging
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers.utils import cached_file
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +39,45 @@ def load_causal_lm(path: str | Path, **options: Any) -> PreTrainedModel:
         report.removeFilter(_no_table)
     _refuse(path, info)
     return model  # type: ignore[no-any-return]
+
+
+def left_out(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Tensors in the folder of a model for which its class has no module, as they are there.
+
+    transformers knows their names and passes over them without a word: predictors of further tokens
+    (`mtp.*` of Qwen3-Next and Qwen3.5, the last layer of DeepSeek V3), with which engines may speculate. Of a
+    layer that the model has nothing is taken, whatever it is called in the folder.
+    """
+    patterns = [re.compile(one) for one in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    modules = {name for name, _ in model.named_modules()}
+    found: dict[str, torch.Tensor] = {}
+    for file in _weight_files(model.name_or_path) if patterns and model.name_or_path else ():
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - no mapping
+                if any(one.search(name) for one in patterns) and _owner(name) not in modules:
+                    found[name] = tensors.get_tensor(name)
+    return found
+
+
+def _owner(name: str) -> str:
+    """The layer that a tensor belongs to, or the outermost module."""
+    layer = re.match(r".*?\.\d+(?=\.)", name)
+    return layer[0] if layer else name.partition(".")[0]
+
+
+def _weight_files(path: str) -> Iterator[Path]:
+    """The safetensors files of a folder or of a model in the hub's cache; none where there are none."""
+
+    def at(name: str) -> Path | None:
+        known = {"_raise_exceptions_for_missing_entries": False, "local_files_only": True}
+        found = cached_file(path, name, **known)
+        return None if found is None else Path(found)
+
+    if (index := at("model.safetensors.index.json")) is not None:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        yield from (one for name in names if (one := at(name)) is not None)
+    elif (whole := at("model.safetensors")) is not None:
+        yield whole
 
 
 def _auto_class(path: str | Path, options: dict[str, Any]) -> Any:

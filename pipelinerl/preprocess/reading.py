@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelinerl.finetune.rl.sample import BadSample, Sample, identity_of, metadata_of, settle_group
+from pipelinerl.modeling.decoder_defaults import decoder_config
 from pipelinerl.run_state.accounting import rollout_id
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def model_vocabulary(model_path: str) -> Vocabulary:
         text = config.get("text_config") or config  # of a model that also sees
         eos = text.get("eos_token_id", config.get("eos_token_id"))
         ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        return Vocabulary(int(text["vocab_size"]), tuple(int(i) for i in ids))
+        return Vocabulary(int(decoder_config(config)["vocab_size"]), tuple(int(i) for i in ids))
     except (OSError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: no model configuration with a vocab_size ({error})") from error
 

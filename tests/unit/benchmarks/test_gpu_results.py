@@ -13,9 +13,9 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from benchmarks import async_sync
+from benchmarks import async_sync, derived
 from benchmarks._figures import Figure
-from benchmarks.gpu import updates
+from benchmarks.gpu import shapes, sizes, updates
 from benchmarks.gpu.runs import ENDED, LimitedRun, fresh, keep, seconds_per_step
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
@@ -142,3 +142,63 @@ def test_the_preset_plays_the_small_models_game(hardware: str) -> None:
     assert tree.privacy_hopqa.training_reward_mode == "hop_step_situational"
     assert tree.vllm_config.vllm_kwargs.max_model_len == tree.engine.max_model_len == 1024
     assert tree.engine.kind == ("vllm" if hardware == "gpu" else "embedded")
+
+
+def run_on(model: str, cards: int, **more: Any) -> dict[str, Any]:
+    return {"model": model, "cards": cards, "machine": {"cards": ["NVIDIA H100"]}, "steps": [{}], **more}
+
+
+def test_pages_name_the_largest_shape_and_the_longest_text_that_ran() -> None:
+    files: dict[str, Any] = {
+        "architectures": {"rows": [{"name": name} for name in ("Llama", "Qwen3", "Gemma3")]},
+        "gpu_sizes": {
+            "rows": {"a": run_on("1.7B", 4), "b": run_on("8B", 2), "c": run_on("windows", 2, steps=[])}
+        },
+        "gpu_sizes_newest": {"rows": {"d": run_on("8B", 4, steps=[], figures={"MFU": {}}, tokens=32768)}},
+    }
+
+    def read(name: str) -> Any:
+        if name not in files:
+            raise FileNotFoundError(name)
+        return files[name]
+
+    found = derived.on_cards(read)
+    assert found["Qwen3"]["largest"] == "8B on 2; a text of 32,768 tokens, 8B on 4"
+    assert found["Qwen3"]["cards"] == "H100"
+    assert (
+        found["Llama"]
+        == found["Gemma3"]
+        == found["Qwen3_5"]
+        == {"cards": "", "largest": "", "said": "no run yet"}
+    )
+    files["gpu_models"] = {"rows": {"e": run_on("hybrid", 2)}}
+    assert derived.on_cards(read)["Qwen3_5"]["said"] == "4B on 2 H100"
+    assert (
+        {*derived.MODELS}
+        == {*shapes.SHAPES}
+        >= {one.model for one in (*sizes.ARMS.values(), *sizes.LONG.values())}
+    )
+
+
+def test_the_log_ratio_of_replayed_experts_is_held_against_a_dense_model_at_no_lag() -> None:
+    key = "rl/mean_abs_log_ratio_new_old"
+
+    def row(*ratios: tuple[float, float]) -> dict[str, Any]:
+        steps = [{key: ratio, "stats/lag_max": lag} for ratio, lag in ratios]
+        return {"first_step_s": None, "steps": steps, "plan": [], "peaks_mib": {}, "cards": 2}
+
+    rows = {sizes.REPLAYED: row((0.02, 0), (0.5, 64)), sizes.WIDTH: row((0.01, 0), (0.7, 64))}
+    found = by_name(sizes.figures_of(rows))[f"{sizes.REPLAYED}: log ratio at no lag, mean size"]
+    assert (found.value, found.goal, found.met) == (0.02, 0.01, False)
+    steps = by_name(sizes.figures_of({"hybrid on two": row(*9 * [(0.1, 64)])}))[
+        "hybrid on two: trained steps"
+    ]
+    assert (steps.value, steps.met) == (9, False)
+
+
+@pytest.mark.parametrize("size", shapes.SHAPES)
+def test_a_tiny_model_has_the_layers_of_its_shape(size: str) -> None:
+    whole, tiny = (shapes.model_config(size, tiny).get_text_config(decoder=True) for tiny in (False, True))
+    assert type(whole) is type(tiny) and tiny.hidden_size < 100
+    kinds = [{*(getattr(one, "layer_types", None) or ())} for one in (whole, tiny)]
+    assert kinds[0] == kinds[1]

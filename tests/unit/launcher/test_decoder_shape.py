@@ -7,8 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from pipelinerl.launcher.decoder_defaults import DEFAULTS, TEXT_PART
 from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, has_experts
+from pipelinerl.modeling.decoder_defaults import DEFAULTS, TEXT_PART
 from tests.unit.launcher.hub_configs import HUB
 
 SIZES = {

@@ -52,14 +52,17 @@ def test_files_of_versions_lie_in_shared_memory_unless_a_folder_is_given(tmp_pat
     assert parts("0.5B", 80, 1, weights=on_disk) == {"versions in files": (1 + 1) * one}
 
 
-def test_records_of_experts_are_those_of_samples_in_flight_and_of_those_that_wait() -> None:
-    """Of 30B-A3B a token has 48 layers of 8 experts, a byte each; a dense model has none."""
+def test_records_of_experts_are_those_of_samples_and_of_all_tokens_in_the_engines_caches() -> None:
+    """Of 30B-A3B a token has 48 layers of 8 experts, a byte each, and keys and values of 4 heads of 128 in
+    each layer; a dense model has no experts."""
     replayed = {"rl": {"routing": "replay"}}
     plan = planned("30B-A3B", 141, 8, max_lag=1000, finetune=replayed)
     assert plan.engine is not None
     samples = 1000 + plan.engines * plan.engine.requests
     found = parts("30B-A3B", 141, 8, max_lag=1000, finetune=replayed)
-    assert found["records of experts"] == samples * 10000 * 48 * 8
+    cached = plan.engine.cards * plan.engine.parts["keys and values"] / (48 * 2 * 4 * 128 * 2)
+    expected = (samples * 10000 + plan.engines * cached) * 48 * 8
+    assert found["records of experts"] == pytest.approx(expected, rel=1e-9)
     assert "records of experts" not in parts("30B-A3B", 141, 8, max_lag=1000)
     assert "records of experts" not in parts("8B", 80, 4)
 

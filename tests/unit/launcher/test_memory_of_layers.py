@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipelinerl.launcher.cards import GIB
-from pipelinerl.launcher.engine_memory import EngineWork, request_bytes
+from pipelinerl.launcher.engine_memory import EngineWork, request_bytes, step_bytes
 from pipelinerl.launcher.trainer_memory import needed_bytes
 from tests.unit.launcher.test_memory_plan import planned, shape
 
@@ -31,6 +31,18 @@ def test_a_request_holds_states_and_windows_instead_of_all_keys() -> None:
     assert request_bytes(windows, engine_work(), 5000, 3000) == layer * (5 * 5000 + 30 * 4024)
     assert request_bytes(windows, engine_work(), 700) == layer * 35 * 700
     assert request_bytes(windows, engine_work(bounded=False), 5000) == layer * 34 * 5000
+
+
+def test_an_engine_that_says_experts_has_a_buffer_for_those_of_its_largest_step() -> None:
+    """Of 30B-A3B 48 layers of 8 experts, in 4 bytes where layers write, and twice in one on the way out."""
+    mixture, tokens = shape("30B-A3B"), 4096
+    plain, saying = (
+        step_bytes(mixture, engine_work(batched_tokens=tokens, routes=routes), 64) for routes in (False, True)
+    )
+    assert saying - plain == tokens * 48 * 8 * (4 + 2)
+    many = replace(mixture, experts=512)
+    wide = step_bytes(many, engine_work(batched_tokens=tokens, routes=True), 64)
+    assert wide - saying == tokens * 48 * 8 * 2
 
 
 def test_flags_that_change_what_a_request_holds_are_planned_with() -> None:

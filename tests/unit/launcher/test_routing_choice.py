@@ -113,6 +113,18 @@ def test_what_vllm_cannot_do_is_said_and_refused_where_it_is_wanted(
         choose_routing(refused, dry_run=True)
 
 
+@pytest.mark.parametrize("jobs", ["with an engine", "of recorded samples"])
+def test_rows_over_several_ranks_replay_nothing_and_are_refused_where_they_should(
+    placed: Placed, jobs: str
+) -> None:
+    cfg = placed("finetune.rl.routing=replay", "finetune.seq_parallel=2")
+    if jobs == "of recorded samples":
+        cfg = cfg.model_copy(update={"jobs": []})
+    said = r"^finetune\.rl\.routing=replay: finetune\.seq_parallel=2 divides rows and not their experts"
+    with pytest.raises(ConfigError, match=said):
+        choose_routing(cfg, dry_run=True)
+
+
 def test_a_cpu_build_says_them_until_vllm_leaves_its_first_runner(placed: Placed) -> None:
     kind = "engine.kind=vllm"
     asked = placed(kind, "vllm_config.version=0.30.0", "finetune.rl.routing=replay")

@@ -73,3 +73,11 @@ def test_experts_that_are_modules_of_their_own(chosen: int | None, expected: int
         config.num_experts_per_tok = chosen
     model.config = config
     assert active_parameters(model) == expected
+
+
+def test_a_window_changes_nothing_of_the_work_that_is_counted() -> None:
+    """Products of queries and keys are not counted, so a shorter window is no lower utilisation."""
+    fields = {"head_dim": 4, "layer_types": ["sliding_attention", "full_attention"]}
+    counts = {active_parameters(mixture("gemma3_text", sliding_window=w, **fields)) for w in (4, 4096)}
+    full = mixture("gemma3_text", head_dim=4, layer_types=2 * ["full_attention"])
+    assert counts == {active_parameters(full)}

@@ -1,16 +1,25 @@
 """Of a model that also sees the part of text is trained; the rest stays as it is and goes along."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedModel
+from safetensors.torch import load_file, save_file
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    PreTrainedModel,
+)
 
 from pipelinerl.config import RLConfig
 from pipelinerl.config.finetune import LoraConfig
-from pipelinerl.modeling.loading import load_causal_lm
+from pipelinerl.finetune.checkpoints import save_checkpoint
+from pipelinerl.finetune.types import TrainingMetrics
+from pipelinerl.modeling.loading import left_out, load_causal_lm
 from pipelinerl.modeling.lora import add_adapters
 from pipelinerl.modeling.model import active_parameters, distinct_parameters, load_model
 from tests.support.policy import learner
@@ -21,7 +30,7 @@ SEES = ("visual.", "vision_tower.", "multi_modal_projector.")
 
 def gemma() -> PreTrainedModel:
     torch.manual_seed(0)
-    text = {
+    text: dict[str, Any] = {
         "vocab_size": 60,
         "hidden_size": 16,
         "num_hidden_layers": 2,
@@ -81,6 +90,58 @@ def test_a_step_changes_the_text_and_a_checkpoint_has_all_of_it(folder: Path, tm
     assert saved.keys() == first.keys()
     again = dict(distinct_parameters(load_causal_lm(tmp_path / "saved", dtype=torch.float32)))
     assert all(torch.equal(again[name], tensor) for name, tensor in after.items())
+
+
+def with_predictors(folder: Path, prefix: str = "mtp.") -> dict[str, torch.Tensor]:
+    """Puts tensors into a folder that transformers passes over, as published ones have."""
+    more = {
+        f"{prefix}fc.weight": torch.arange(6.0).bfloat16().reshape(2, 3),
+        f"{prefix}layers.0.mlp.down_proj.weight": torch.ones(3, dtype=torch.bfloat16),
+    }
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | more, file, {"format": "pt"})
+    return more
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_predictors_of_further_tokens_go_from_checkpoint_to_checkpoint(family: str, tmp_path: Path) -> None:
+    """The second checkpoint is that of a policy which was loaded from the first, as after a resume."""
+    hybrid_lm(family, 60, sees=family != "qwen3_next").save_pretrained(tmp_path / "first")
+    more = with_predictors(tmp_path / "first")
+    source, names = tmp_path / "first", set(load_file(tmp_path / "first/model.safetensors"))
+    for root in (tmp_path / "one", tmp_path / "one"):
+        trained = learner(RLConfig(), load_model(source))
+        save_checkpoint(root, trained, TrainingMetrics(), {})
+        source = root / "current"
+        saved = load_file(source / "model.safetensors")
+        assert saved.keys() == names
+        assert all(
+            torch.equal(saved[name], one) and saved[name].dtype == one.dtype for name, one in more.items()
+        )
+
+
+def test_predictors_are_found_in_any_file_of_a_folder(tmp_path: Path) -> None:
+    hybrid_lm("qwen3_5", 60, sees=True).save_pretrained(tmp_path)
+    more = with_predictors(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    parts = {"a": tensors.keys() - more.keys(), "b": more.keys()}
+    for part, names in parts.items():
+        save_file({name: tensors[name] for name in names}, tmp_path / f"{part}.safetensors", {"format": "pt"})
+    files = {name: f"{part}.safetensors" for part, names in parts.items() for name in names}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    found = left_out(load_causal_lm(tmp_path, dtype=torch.float32))
+    assert found.keys() == more.keys()
+
+
+def test_what_is_passed_over_in_a_layer_of_the_model_stays_out(tmp_path: Path) -> None:
+    """Old checkpoints of GPT-NeoX have masks there, which transformers ignores as well."""
+    config = GPTNeoXConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    GPTNeoXForCausalLM(config).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    masks = {"gpt_neox.layers.0.attention.masked_bias": torch.zeros(1)}
+    save_file(load_file(file) | masks, file, {"format": "pt"})
+    assert left_out(load_causal_lm(tmp_path, dtype=torch.float32)) == {}
 
 
 def test_adapters_are_put_into_the_part_of_text(folder: Path) -> None:

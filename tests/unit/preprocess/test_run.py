@@ -1,11 +1,13 @@
 """Preprocess and trainer together on real streams: from groups to a finished run."""
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from transformers import PreTrainedModel
 
 from pipelinerl.base.waits import WaitExpired
@@ -159,6 +161,17 @@ def test_waiting_for_groups_has_a_name_and_a_deadline(tmp_path: Path, model: Pre
         chosen = run_config(tmp_path, {}, 3, data_deadline_s=0.2)
         with pytest.raises(WaitExpired, match="groups of rollouts for step 0"):
             run(chosen, tmp_path)
+
+
+@pytest.mark.parametrize("whole", ["Gemma3Config", "Qwen3_5Config", "Qwen3_5MoeConfig"])
+def test_a_vocabulary_that_is_left_out_is_that_of_the_model_type(tmp_path: Path, whole: str) -> None:
+    """Published configurations leave out what is the default of their class."""
+    config = getattr(transformers, whole)()
+    config.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    written["text_config"].pop("vocab_size", None)
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert model_vocabulary(str(tmp_path)).size == config.get_text_config(decoder=True).vocab_size
 
 
 def test_the_vocabulary_comes_from_the_model_folder(tmp_path: Path, model: PreTrainedModel) -> None:

@@ -1,8 +1,9 @@
 """Sizes that a `config.json` may leave out: the defaults of its model type, as transformers has them.
 
 Configurations on the hub are saved without what equals the default of their class: Gemma 3's 4B says neither
-how many heads it has nor how large they are. `decoder_shape` reads this table because the launcher imports no
-torch, which transformers' own classes may; a test compares each number with those classes.
+how many heads it has nor how large they are, and may not say its vocabulary. Launcher and preprocess
+read this table because they import no torch, which transformers' own classes do; a test compares each number
+with them.
 """
 
 from collections.abc import Mapping
@@ -168,3 +169,17 @@ QWEN_VISION = {
     "out_hidden_size": 3584,
     "num_position_embeddings": 2304,
 }
+
+
+def decoder_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that describes the text decoder; models that also see have several.
+
+    What it leaves out are the defaults of its type.
+    """
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return {**DEFAULTS.get(str(config.get("model_type")), {}), **config}
+    kind = text.get("model_type") or TEXT_PART.get(str(config.get("model_type")))
+    key = "tie_word_embeddings"  # may be said for the whole model
+    above = {key: config[key]} if key in config else {}
+    return {**DEFAULTS.get(str(kind), {}), **above, **text, "model_type": kind}
