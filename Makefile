@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without files of bytecode each of hundreds of processes would compile what it imports, pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup test test-all bench experiments environments quickstart lint format clean
+.PHONY: setup test test-all bench experiments environments quickstart lint style types format clean
 
 setup: $(STAMP)
 
@@ -31,9 +31,13 @@ $(STAMP): setup.py constraints.txt | $(PY)
 	rm -f $(VENV)/.installed-*
 	touch $@
 
-lint: setup
+lint: style types
+
+style: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+
+types: setup
 	$(PY) -m mypy
 	$(PY) -m benchmarks.documents --check
 
@@ -41,9 +45,12 @@ format: setup
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+# Types are checked beside the tests, which leave a core idle now and then; both are heard to their ends.
 # The folder of all: of each that is named here xdist's controller would import the conftest, some of them torch.
-test: lint
-	$(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu' --ignore=tests/gpu tests
+test: style
+	@$(MAKE) --no-print-directory types & types=$$!; \
+	$(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu' --ignore=tests/gpu tests; tests=$$?; \
+	wait $$types || { echo "types: refused, see above"; exit 1; }; exit $$tests
 
 test-all: lint
 	$(PY) -m pytest -q -n 2 --dist worksteal tests

@@ -32,15 +32,18 @@ def _compositions_are_remembered() -> Iterator[None]:
     from omegaconf import base
 
     from pipelinerl.config import choice, compose
-    from pipelinerl.launcher import start
+    from pipelinerl.launcher import plan, start
     from pipelinerl.launcher.checks import imports
-    from tests.support.compositions import copied, loaded_once, remembered
+    from tests.support.compositions import copied, loaded_once, remembered, resolved_once
     from tests.support.rehearsals import imports_of_bundled_domains, looks_at_bundled_domains
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose", remembered(compose._compose))
+        patch.setattr(compose, "file_order", remembered(compose.file_order))
         patch.setattr(compose, "_load", loaded_once(compose._load))
         patch.setattr(choice, "deepcopy", copied)
+        patch.setattr(plan, "resolved", once := resolved_once(plan.resolved))
+        patch.setattr(start, "resolved", once)
         patch.setattr(base, "parse", cache(base.parse))  # of `${...}`: what it returns is only read
         patch.setattr(start, "look", looks_at_bundled_domains(start.look))
         patch.setattr(imports, "check", imports_of_bundled_domains(imports.check))

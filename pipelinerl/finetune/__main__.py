@@ -1,9 +1,12 @@
 """Command of the trainer role: `python -m pipelinerl.finetune OUTPUT_DIR --job IDX`."""
 
+import gc
+
 from pipelinerl.base.child import die_with_agent
-from pipelinerl.streams.kind import stream_settings
 
 die_with_agent()  # before the imports below, which take seconds
+if __name__ == "__main__":
+    gc.disable()  # what is imported stays: to look for garbage in it took a fifth of a start
 # ruff: noqa: E402
 import os
 import sys
@@ -17,6 +20,7 @@ from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import join_ranks
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.streams import set_streams_backend
+from pipelinerl.streams.kind import stream_settings
 
 
 def main() -> int:
@@ -45,4 +49,6 @@ def _run(output_dir: Path) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()
+    gc.enable()
     sys.exit(main())

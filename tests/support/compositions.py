@@ -3,24 +3,28 @@
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.config import compose
 from pipelinerl.config.installed import conf_dir
 
+Made = TypeVar("Made")
 
-def remembered(from_files: Callable[..., DictConfig]) -> Callable[..., DictConfig]:
-    """`compose._compose`, once for each choice of bundled files."""
+
+def remembered(from_files: Callable[..., Made]) -> Callable[..., Made]:
+    """`compose._compose` or `compose.file_order`, once for each choice of bundled files."""
     known: dict[str, bytes] = {}
 
-    def made(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
+    def made(roots: Sequence[Path], config_name: str, overrides: list[str]) -> Made:
         if not all(root == conf_dir() or _offers_nothing(root, config_name) for root in roots):
             return from_files(roots, config_name, overrides)
         key = " ".join([config_name, *overrides])
         if key not in known:
             known[key] = pickle.dumps(from_files(roots, config_name, overrides))
-        return _copy(known[key])
+        copy: Made = pickle.loads(known[key])
+        return copy
 
     return made
 
@@ -35,6 +39,20 @@ def loaded_once(load: Callable[[Path], DictConfig]) -> Callable[[Path], DictConf
         if path not in known:
             known[path] = pickle.dumps(load(path))
         return _copy(known[path])
+
+    return made
+
+
+def resolved_once(resolved: Callable[[DictConfig], DictConfig]) -> Callable[[DictConfig], DictConfig]:
+    """`plan.resolved`, which a launch asks three times in a row for trees of the same values."""
+    last = b"", b""
+
+    def made(tree: DictConfig) -> DictConfig:
+        nonlocal last
+        values = pickle.dumps(OmegaConf.to_container(tree, resolve=True))
+        if values != last[0]:
+            last = values, pickle.dumps(resolved(tree))
+        return _copy(last[1])
 
     return made
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.base.digests import digests
-from pipelinerl.config.files import typed
+from pipelinerl.config.files import as_yaml, typed
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.checks import imports
 from pipelinerl.launcher.checks.rehearsal import Looked, looked_at
@@ -45,7 +45,7 @@ def looks_at_bundled_domains(elsewhere: Look) -> Look:
         if not str(tree.dataset_loader).startswith("domains."):
             return elsewhere(tree, deadline_s)
         output_dir, model = str(tree.get("output_dir") or ""), str(tree.get("model_path") or "")
-        text = OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(tree, resolve=True)))
+        text = as_yaml(OmegaConf.to_container(tree, resolve=True))
         for path, name in ((model, "MODEL"), (output_dir, "RUN")):
             text = text.replace(path, name) if path else text
         if tempfile.gettempdir() in text:

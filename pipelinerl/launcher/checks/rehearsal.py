@@ -22,7 +22,7 @@ from pipelinerl.actor.problems import Problem, load_problems, payload
 from pipelinerl.base.child import die_with_parent
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.base.tokenizing import encode, load_tokenizer, render_chat
-from pipelinerl.config.files import typed
+from pipelinerl.config.files import as_yaml, typed
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.engines.kind import engine_kind
@@ -54,7 +54,7 @@ def look(tree: DictConfig, deadline_s: float) -> Looked:
     cfg = typed(tree)
     if "actor" not in cfg.debug.roles:
         return Looked()
-    given = OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(tree, resolve=True)))
+    given = as_yaml(OmegaConf.to_container(tree, resolve=True))
     child = subprocess.Popen(
         [sys.executable, "-m", __name__, str(os.getpid())],
         stdin=subprocess.PIPE,

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
-from pipelinerl.config import Config, ConfigError, load, load_tree, save, typed
+from pipelinerl.config import Config, ConfigError, files, load, load_tree, save, typed
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.keys import leaves
 
@@ -211,6 +212,42 @@ def test_a_bundled_model_is_found_from_any_directory(
 def test_gpu_profiles_of_the_domains_ask_for_a_model(composed: Compose) -> None:
     with pytest.raises(ConfigError, match="model_path: missing; set model_path=VALUE"):
         typed(composed("+domain=privacy_hopqa", "hardware=gpu").tree)
+
+
+ODD_TEXTS = [
+    *(
+        "",
+        " a ",
+        "a: b",
+        "# a",
+        "- a",
+        "'a'",
+        '"a"',
+        "a\nb\n",
+        "a\r\nb",
+        "\t",
+        "\x07",
+        "é",
+        "👩‍👩‍👧",
+        "x" * 300,
+    ),
+    *("word " * 60, "[1]", "{a: 1}", "&a", "*a", "!a", "%a", "@a", "=", "<<", "y", "No", "ON", "true", "~"),
+    *("null", "1", "-1", "1_000", "1e5", "1e-06", "1.", ".5", "nan", "+.inf", "0x1f", "0o7", "1:30"),
+    *("2024-01-01", "2024-01-01 10:00:00"),
+]
+
+
+@pytest.mark.parametrize("with_libyaml", [True, False])
+def test_values_that_are_written_are_read_as_they_were(
+    with_libyaml: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not with_libyaml:
+        slow = type("Slow", (yaml.Dumper,), {})
+        slow.add_representer(str, files._text)
+        monkeypatch.setattr(files, "_Dumper", slow)
+    for text in ODD_TEXTS:
+        values = {"text": text, "of_list": [text, {"a": text}], text or "empty": 1e-06, "none": None}
+        assert OmegaConf.create(files.as_yaml(values)) == values, repr(text)
 
 
 def test_saving_and_loading_keeps_the_tree_and_says_who_reads_it(composed: Compose, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -41,25 +43,27 @@ def start_ranks(
 
     `apart`: each rank is on a host of its own.
     """
-    script = str(ROOT / "tests/support" / program)
+    support = ROOT / "tests/support"
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count)}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(folder), json.dumps(fields)],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(0 if apart else rank)},
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
+    shared |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # what is imported before a fork may ask for cards
+    words = [str(count), "apart" if apart else "together", str(support / program), str(folder)]
+    process = subprocess.Popen(
+        [sys.executable, str(support / "forked_ranks.py"), *words, json.dumps(fields)],
+        env=os.environ | shared,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        return [(p.wait(DEADLINE_S), p.stderr.read() if p.stderr else "") for p in processes]
+        out, _ = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0
+        return [(code, said) for code, said in json.loads(out.splitlines()[-1])]
     finally:
-        for process in processes:
-            process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_rank_takes_the_card_of_its_number_on_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:

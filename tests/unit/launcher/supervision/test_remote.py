@@ -119,13 +119,15 @@ def test_a_lost_host_ends_the_run_by_the_name_of_what_it_had(
     how: str, agent: HostAgent, tmp_path: Path
 ) -> None:
     wire = Wire(agent)
-    other = RemoteHost("host 1 (b, 10.0.0.2)", wire, lost_after_s=3.0)
+    other = RemoteHost("host 1 (b, 10.0.0.2)", wire)
     with Supervisor([served("engine", tmp_path, free_port())], others={1: other}) as supervisor:
         supervisor.start()
         pid = supervisor.pids()["engine"]
         setattr(wire, how, True)
+        other._lost_after_s = 0.5  # now that it runs: on a busy machine a start is slower than that
         with pytest.raises(ChildFailed, match=r"engine: host 1 \(b, 10\.0\.0\.2\) is lost: "):
             supervisor.watch()
+    agent._abandoned_after_s = 0.5
     # Nobody polls any more: the agent does not wait for somebody to come back.
     until(lambda: not alive(pid), "the end of what was left there")
 
@@ -192,6 +194,7 @@ def test_an_agent_without_a_launcher_kills_its_children(agent: HostAgent, tmp_pa
         return (tmp_path / "engine/stdout.log").read_text()
 
     until(lambda: said() == "None INFO\n", "its environment")
+    agent._abandoned_after_s = 0.5
     until(lambda: not alive(pid), "its end")
 
 
