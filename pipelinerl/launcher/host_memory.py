@@ -14,7 +14,7 @@ from pipelinerl.launcher.cards import GIB
 from pipelinerl.launcher.decoder_shape import DecoderShape
 from pipelinerl.launcher.memory_values import DoesNotFit, MemoryPlan
 from pipelinerl.launcher.trainer_memory import inputs_bytes, sharded_bytes
-from pipelinerl.weights.transports.kind import transport_kind
+from pipelinerl.weights.transports.base import transport_kind
 
 MEMORY = Path("/proc/meminfo")
 LOADING = "loading"

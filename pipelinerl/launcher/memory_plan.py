@@ -35,7 +35,7 @@ from pipelinerl.launcher.trainer_memory import (
     tokens_of_rank,
     undivided,
 )
-from pipelinerl.weights.transports.kind import transport_kind
+from pipelinerl.weights.transports.base import transport_kind
 
 FEWEST, MOST = 64, 512
 """Requests in flight at an engine: fewer leave its card idle, more were not measured."""
