@@ -11,7 +11,7 @@ from pipelinerl.config.finetune import Checkpointing, Sharding
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import GIB, Card
-from pipelinerl.launcher.decoder_shape import DecoderShape, kernel_installed
+from pipelinerl.launcher.decoder_shape import DecoderShape
 from pipelinerl.launcher.engine_memory import (
     FIXED,
     MOST_SHARE,
@@ -30,6 +30,7 @@ from pipelinerl.launcher.trainer_memory import (
     OTHER,
     gathering_bytes,
     needed_bytes,
+    never_compiled,
     reference_bytes,
     state_bytes,
     tokens_of_rank,
@@ -241,11 +242,7 @@ class _Planner:
         """Ranks of a trainer; `beside` bytes of each card are an engine's. Raises DoesNotFit."""
         room = self._card.free - beside
         ways = list(self._ways_of_sharding(ranks))
-        modes: tuple[Checkpointing, ...] = (False, "selective", True)
-        if self._cfg.finetune.gradient_checkpointing != "auto":
-            modes = (self._cfg.finetune.gradient_checkpointing,)
-        elif self._shape.experts:
-            modes = (True,)  # what experts keep was not measured
+        modes = self._modes
         # As little recomputation as fits decides first, then the simpler way of keeping states.
         for mode in modes:
             for sharding, on_host in ways:
@@ -265,14 +262,19 @@ class _Planner:
             f"({listed}); {FITS * room / GIB:.0f} GiB can be used"
         )
 
+    @property
+    def _modes(self) -> tuple[Checkpointing, ...]:
+        """What may be recomputed, the least first."""
+        given = self._cfg.finetune.gradient_checkpointing
+        if given != "auto":
+            return (given,)
+        # What experts keep was not measured.
+        return (True,) if self._shape.experts else (False, "selective", True)
+
     def _may_compile(self) -> bool:
-        tune = self._cfg.finetune
-        return (
-            tune.compile == "auto"
-            and tune.load_as_bf16
-            and tune.use_flash_attention
-            and not self._shape.experts
-            and (self._shape.linear is None or kernel_installed())
+        tune, shape = self._cfg.finetune, self._shape
+        return tune.compile == "auto" and not never_compiled(
+            tune, shape.experts > 0, shape.linear is not None
         )
 
     def _ways_of_sharding(self, ranks: int) -> Iterator[tuple[Sharding | None, bool]]:
@@ -326,17 +328,12 @@ class _Planner:
 
     def shared(self) -> MemoryPlan:
         """Engine and trainer on one card: the trainer's part first, the engine has the rest."""
-        cfg, card = self._cfg, self._card
+        card = self._card
         if (given := self._kwargs.get("gpu-memory-utilization")) is not None:
             trainer = self.trainer(1, float(given) * card.total + UNCOUNTED)
             engine = self.engine(1, 1, sum(trainer.parts.values()))
             return MemoryPlan(card=card, engines=1, engine=engine, trainer=trainer, shared=True)
-        wanted = self._wanted(1)
-        modes: tuple[Checkpointing, ...] = (False, "selective", True)
-        if cfg.finetune.gradient_checkpointing != "auto":
-            modes = (cfg.finetune.gradient_checkpointing,)
-        elif self._shape.experts:
-            modes = (True,)
+        wanted, modes = self._wanted(1), self._modes
         sharding = next(one for one, _ in self._ways_of_sharding(1))
         problem: DoesNotFit | None = None
         for mode in modes:

@@ -28,6 +28,7 @@ from pipelinerl.launcher.memory_plan import ROOM
 from pipelinerl.launcher.memory_values import TrainerPlan
 from pipelinerl.launcher.trainer_memory import (
     least_recomputed,
+    never_compiled,
     reference_bytes,
     state_bytes,
     tokens_of_rank,
@@ -99,12 +100,9 @@ def _compile(cfg: Config, config: dict[str, Any] | None) -> tuple[bool | Literal
         return tune.compile, ""
     if not cfg.trainer_on_gpu:
         return False, "on a CPU"
-    if not (tune.load_as_bf16 and tune.use_flash_attention):
-        return False, "attention goes sample by sample"
-    if config is not None and has_experts(config):
-        return False, "layers with experts"
-    if has_states(config) and not kernel_installed():
-        return False, NO_KERNEL
+    experts = config is not None and has_experts(config)
+    if reason := never_compiled(tune, experts, has_states(config)):
+        return False, reason
     return "later", f"if {COMPILE_WORTH_S / 60:.0f} minutes of work are left after two steps"
 
 

@@ -4,7 +4,7 @@ Estimates lie 0 to 14 % above what was measured (`docs/gpu.md`, "Measured").
 """
 
 from pipelinerl.config.finetune import Checkpointing, FinetuneConfig, Sharding
-from pipelinerl.launcher.decoder_shape import DecoderShape
+from pipelinerl.launcher.decoder_shape import NO_KERNEL, DecoderShape, kernel_installed
 
 OPTIMISER_BYTES = {"adamw_torch": 8.0, "adamw_8bit": 2.1, "lion": 4.0, "adafactor": 1.0}
 """State of a weight; in 8 bits each block of 256 has a scale of its own."""
@@ -118,6 +118,18 @@ def undivided(size: int, ranks: int, shape: DecoderShape | None) -> str | None:
     if shape is not None and shape.heads % size:
         return f"{key}: does not divide the model's {shape.heads} attention heads; set a number that does"
     return None
+
+
+def never_compiled(tune: FinetuneConfig, experts: bool, states: bool) -> str:
+    """Why `finetune.compile=auto` compiles no layers on cards; empty where it may.
+
+    `experts` and `states`: whether the model has layers with them.
+    """
+    if not (tune.load_as_bf16 and tune.use_flash_attention):
+        return "attention goes sample by sample"
+    if experts:
+        return "layers with experts"
+    return NO_KERNEL if states and not kernel_installed() else ""
 
 
 def tokens_of_rank(tune: FinetuneConfig) -> int:

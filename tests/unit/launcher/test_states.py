@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.launcher import memory_choice, memory_plan, trainer_choice
+from pipelinerl.launcher import memory_choice, trainer_choice, trainer_memory
 from pipelinerl.launcher.checks.data import WITH_STATES
 from pipelinerl.launcher.decoder_defaults import DEFAULTS, TEXT_PART
 from pipelinerl.launcher.decoder_shape import has_states
@@ -25,7 +25,7 @@ def name(request: pytest.FixtureRequest, model: Path) -> str:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def installed(there: bool) -> None:
-        for module in (trainer_choice, memory_plan, memory_choice):
+        for module in (trainer_choice, trainer_memory, memory_choice):
             monkeypatch.setattr(module, "kernel_installed", lambda: there)
 
     return installed
