@@ -7,6 +7,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 NULL_IS_64 = BeforeValidator(lambda value: 64 if value is None else value)
 """Of a number of requests that the launcher chooses where it is null, before it reads the tree for a run."""
 
+KEPT = "kept over a resume"
+"""Marks a key that checkpoint, buffers or numbers of problems are about: `Annotated[TYPE, KEPT]`. A resume
+may change every other key of the schema."""
+
 
 class Section(BaseModel):
     """A closed group of keys. The docstring under each field is its documentation."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from pipelinerl.config.base import Section
+from pipelinerl.config.base import KEPT, Section
 
 Normalisation = Literal["training_texts", "rollouts", "rollout_mean"]
 
@@ -41,11 +41,11 @@ class RLConfig(Section):
     """Drop groups in which every advantage is zero."""
     batch_size_normalization: Normalisation = "training_texts"
     """What counts once in the loss: a sample, or a rollout."""
-    loss_scale_scope: Literal["chunk", "batch"] = "batch"
+    loss_scale_scope: Annotated[Literal["chunk", "batch"], KEPT] = "batch"
     """Samples over which that normalisation is taken."""
-    role_weights: dict[str, float] = {}
+    role_weights: Annotated[dict[str, float], KEPT] = {}
     """Weight of each role's objective, a number or a fraction such as `1/9`; empty = off."""
-    role_lengths: dict[str, Annotated[float, Field(gt=0)]] = {}
+    role_lengths: Annotated[dict[str, Annotated[float, Field(gt=0)]], KEPT] = {}
     """Constant length normalisation: what each token's loss is divided by, for every role; empty = 1."""
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL to the reference at the first step."""
@@ -175,28 +175,28 @@ class FsdpConfig(Section):
 class LoraConfig(Section):
     """Low-rank adapters instead of all weights (needs the extra `lora`)."""
 
-    enabled: bool = False
+    enabled: Annotated[bool, KEPT] = False
     """Train adapters; engines receive merged weights."""
-    r: int = Field(16, ge=1)
+    r: Annotated[int, KEPT] = Field(16, ge=1)
     """Rank."""
-    alpha: float = Field(16.0, gt=0)
+    alpha: Annotated[float, KEPT] = Field(16.0, gt=0)
     """The adapters' product is scaled by alpha / r."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout before the adapters."""
-    target_modules: list[str] = []
+    target_modules: Annotated[list[str], KEPT] = []
     """Names of linear layers, such as `q_proj`; empty = all of the decoder."""
 
 
 class FinetuneConfig(Section):
     """Model, optimiser, batch, checkpoints and loss of the trainer."""
 
-    model_class: Literal["causal-language-modeling", "causal-language-modeling-with-value-head"] = (
-        "causal-language-modeling"
-    )
+    model_class: Annotated[
+        Literal["causal-language-modeling", "causal-language-modeling-with-value-head"], KEPT
+    ] = "causal-language-modeling"
     """Model family; a value head replaces group baselines by reward minus value."""
-    config_name: str | None = None
+    config_name: Annotated[str | None, KEPT] = None
     """Folder or name of the policy's weights; `model_path`."""
-    optim: Literal["adamw_torch", "adamw_8bit", "adafactor", "lion"] = "adamw_torch"
+    optim: Annotated[Literal["adamw_torch", "adamw_8bit", "adafactor", "lion"], KEPT] = "adamw_torch"
     """Optimiser; `adamw_8bit` keeps its moments in 8 bits (extra `torchao`)."""
     load_as_bf16: bool = True
     """Compute and send in bfloat16; master weights stay float32."""
@@ -270,7 +270,7 @@ class FinetuneConfig(Section):
     """Samples between two weight updates, rounded up to whole optimizer steps; 1 = every step."""
     attempts: int = Field(8, ge=1)
     """Rollouts per training problem."""
-    input: str = "training_data"
+    input: Annotated[str, KEPT] = "training_data"
     """Topic that is read."""
     lora: LoraConfig = LoraConfig()
     """Adapters."""

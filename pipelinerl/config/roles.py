@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipelinerl.config.base import NULL_IS_64, OpenSection, Section
+from pipelinerl.config.base import KEPT, NULL_IS_64, OpenSection, Section
 
 
 class DifficultyPenaltyConfig(Section):
@@ -21,7 +21,7 @@ class DifficultyPenaltyConfig(Section):
 class ActorConfig(OpenSection):
     """Rollouts: what runs, how many at once, what happens to failures."""
 
-    rollout_policy: str | None = None
+    rollout_policy: Annotated[str | None, KEPT] = None
     """Dotted path of `async f(cfg, llm, problem, session) -> RolloutResult`."""
     llm_max_rollouts: Annotated[int, NULL_IS_64] = Field(64, ge=1)
     """Most active rollouts per engine; null, the default on GPUs: the launcher chooses (docs/gpu.md)."""
@@ -39,7 +39,7 @@ class ActorConfig(OpenSection):
     """System message, for policies that use it."""
     task_template: str = ""
     """Template of the user message, for policies that use it."""
-    domain_rollouts: dict[str, str] = {}
+    domain_rollouts: Annotated[dict[str, str], KEPT] = {}
     """Rollout policy of each domain, for the dispatcher."""
     domain_mix: dict[str, float] | None = None
     """Weight of each domain when problems are drawn; null = uniform over problems."""
@@ -62,9 +62,9 @@ class ActorConfig(OpenSection):
 class PreprocessConfig(Section):
     """From groups of samples to packed micro-batches."""
 
-    input: str = "actor"
+    input: Annotated[str, KEPT] = "actor"
     """Topic that is read."""
-    output: str = "training_data"
+    output: Annotated[str, KEPT] = "training_data"
     """Topic that is written."""
     n_workers: int = Field(8, ge=1)
     """Samples that are scored at the same time at each reference engine."""

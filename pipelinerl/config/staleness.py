@@ -6,6 +6,8 @@ out tokens by it, the launcher checks and shows it; none of them knows how the b
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,12 @@ class Staleness:
         # Versions come in steps of an update, so a bound between two of them admits no more than the lower.
         return None if self.max_lag is None else (self.max_lag // update + 1) * update
 
-    def oldest(self, version: int) -> int | None:
-        """The oldest version whose tokens may be trained when `version` is the last one; None: any."""
-        return None if self.max_lag is None else version - self.max_lag
+    def too_old(self, lag: Any) -> Any:
+        """Whether a token may not be trained that is so many samples behind the last version; also of arrays.
+
+        Preprocess asks it of a sample's newest token, the trainer of each token.
+        """
+        return lag > (inf if self.max_lag is None else self.max_lag)
 
     def problems(self, asked: int, update: int, ranks: int) -> Iterator[str]:
         """What is wrong with an update of `asked` samples that `ranks` trainer ranks round up to `update`."""

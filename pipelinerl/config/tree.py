@@ -1,12 +1,12 @@
 """The whole configuration tree as one typed model."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from pipelinerl.base.errors import ConfigError, suggestion
-from pipelinerl.config.base import OpenSection
+from pipelinerl.config.base import KEPT, OpenSection
 from pipelinerl.config.bootstrap import BootstrapConfig
 from pipelinerl.config.finetune import FinetuneConfig, FsdpConfig, Sharding
 from pipelinerl.config.machine import (
@@ -47,9 +47,9 @@ class Config(OpenSection):
     """Folder of the run; `results/<domain>/<date-time>` when null."""
     validate_: bool = Field(False, alias="validate")
     """Stop after validation."""
-    seed: int = 42
+    seed: Annotated[int, KEPT] = 42
     """Seed of data order, sampling of problems and the trainer."""
-    model_path: str = "Qwen/Qwen2.5-7B"
+    model_path: Annotated[str, KEPT] = "Qwen/Qwen2.5-7B"
     """Folder or hub name of the policy that training starts from."""
     fp32_layer_prefix: str | None = "lm_head"
     """Modules with this prefix compute in float32."""
@@ -65,7 +65,7 @@ class Config(OpenSection):
     """Samples by which a trained token may be older than the last weight version; null = no bound."""
     attempts: int = Field(8, ge=1)
     """Rollouts per training problem."""
-    train_subset: SubsetConfig | None = None
+    train_subset: Annotated[SubsetConfig | None, KEPT] = None
     """Slice of the training problems."""
     environment: EnvironmentSpec | None = None
     """One environment server, as a `_target_` object."""
@@ -73,17 +73,17 @@ class Config(OpenSection):
     """Several environment servers."""
     environment_key: str | None = None
     """Environment used where a problem names none."""
-    dataset_loader: str | None = None
+    dataset_loader: Annotated[str | None, KEPT] = None
     """Dotted path of `load_problems(dataset_names, **params) -> list[dict]`."""
     dataset_loader_params: dict[str, Any] = {}
     """Further arguments of the loader."""
-    train_dataset_names: list[str] = ["train"]
+    train_dataset_names: Annotated[list[str], KEPT] = ["train"]
     """Names given to the loader for training."""
     test_dataset_names: list[str] = ["test"]
     """Names given to the loader for evaluation; none if only training names are given."""
     domain_name: str | None = None
     """Name chosen with `+domain=NAME`."""
-    domain_hooks: str | list[str] | None = None
+    domain_hooks: Annotated[str | list[str] | None, KEPT] = None
     """Dotted path of a `pipelinerl.domain.Domain` object, or of several; null = none."""
     domain_keys: list[str] = []
     """Keys that the domain's own file brought into open groups."""

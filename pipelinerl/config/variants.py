@@ -1,10 +1,11 @@
-"""The registries of variants: each name that a key may have, and where its object lies, one line per variant.
+"""The registries of variants: each name that a key may have, and where its object lies.
 
 Names are here because the schema checks them. Objects lie in rooms above this one and are found when they are
 asked for; all of them can be imported without torch and vLLM, because the launcher asks them.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import GetCoreSchemaHandler
@@ -67,11 +68,13 @@ ENGINE_KINDS = Variants(
         "vllm": "pipelinerl.engines.vllm.kind.VLLM",
     },
 )
+_TRANSPORTS = Path(__file__).parents[1] / "weights" / "transports"
 TRANSPORTS = Variants(
     "weights.transport",
-    {
-        "file": "pipelinerl.weights.transports.file.FILE",
-        "nccl": "pipelinerl.weights.transports.nccl.NCCL",
+    {  # a file each, whose object is called like it
+        path.stem: f"pipelinerl.weights.transports.{path.stem}.{path.stem.upper()}"
+        for path in sorted(_TRANSPORTS.glob("*.py"))
+        if path.stem not in ("__init__", "base")
     },
 )
 STREAM_BACKENDS = Variants(

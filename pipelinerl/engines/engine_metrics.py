@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from pipelinerl.base.waits import StallDetector
 
+GENERATED = "vllm:generation_tokens_total"
+
 
 def parse_prometheus(text: str) -> dict[str, float]:
     """Samples of the Prometheus text format: by name with labels, and summed over labels by bare name."""
@@ -27,7 +29,7 @@ def parse_prometheus(text: str) -> dict[str, float]:
 def running_and_tokens(metrics: Mapping[str, float]) -> tuple[float, float]:
     """Requests that run now, and tokens processed since the start."""
     # Prompts count as well: an engine that computes long ones gets on without sampling anything.
-    tokens = metrics.get("vllm:generation_tokens_total", 0.0) + metrics.get("vllm:prompt_tokens_total", 0.0)
+    tokens = metrics.get(GENERATED, 0.0) + metrics.get("vllm:prompt_tokens_total", 0.0)
     return metrics.get("vllm:num_requests_running", 0.0), tokens
 
 

@@ -2,9 +2,8 @@
 
 The launcher asks it (checks, choices, memory, commands), the trainer (type and names of the weights) and the
 advice after the first steps; nobody compares `engine.kind` with a name. Neither torch nor vLLM may be
-imported by the file of a kind. Its server speaks the routes of `docs/engine.md`, of which rollouts use
-`/inference/v1/generate`, and counts what `engines/engine_metrics.py` reads under vLLM's names, so that
-client, fleet and supervision know no kinds. Who answers `/version` is taken for vLLM and paused by `/sleep`.
+imported by the file of a kind. `docs/engine.md` lists the routes and counters that its server needs, so that
+client, fleet, publisher and supervision know no kinds.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -94,7 +93,7 @@ class EngineKind(Variant):
         return f"engine.kind={self.name} does not say the experts of tokens; use another kind"
 
     def routes_unproven(self, cfg: Config) -> str:
-        """Why experts of tokens are not asked of it unless `finetune.rl.routing=replay` says so; empty if they are."""
+        """Why experts of tokens are asked of it only with `finetune.rl.routing=replay`; empty if always."""
         return ""
 
     def of_states(self, cfg: Config) -> Iterator[Choice]:

@@ -21,7 +21,7 @@ from pipelinerl.run_state.replacements import ask_for_replacement
 from pipelinerl.weights.parity import ParityLimits, check_loaded, check_parity, mean_limit
 from pipelinerl.weights.publisher import RENDEZVOUS, Publisher
 from pipelinerl.weights.refusals import Failure, same_words
-from pipelinerl.weights.transports.kind import transport_kind
+from pipelinerl.weights.transports.base import transport_kind
 from pipelinerl.weights.version_update import UpdateReport, WeightUpdateError
 
 log = logging.getLogger(__name__)

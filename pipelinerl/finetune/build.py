@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 from pipelinerl.base.logs import REMARK
 from pipelinerl.config import Config
 from pipelinerl.config.finetune import RLConfig, Sharding
-from pipelinerl.finetune.optimiser import build_optimiser
+from pipelinerl.finetune.optimiser import build_optimiser, build_scheduler
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.lora import FOLDER as ADAPTER_FOLDER
 from pipelinerl.modeling.lora import add_adapters, load_adapters
@@ -79,18 +78,8 @@ def learner_of(
         cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(cores // 2, torch.get_num_threads()))
     # The optimizer comes after sharding: it must hold the shards, not the whole parameters.
-    optimiser = build_optimiser(
-        policy,
-        finetune.optim,
-        finetune.learning_rate,
-        finetune.weight_decay,
-        (finetune.adam_beta1, finetune.adam_beta2),
-        finetune.adam_epsilon,
-        on_host,
-    )
-    scheduler = build_scheduler(
-        optimiser, finetune.lr_scheduler_type, finetune.num_warmup_steps, finetune.max_train_steps
-    )
+    optimiser = build_optimiser(policy, finetune, on_host)
+    scheduler = build_scheduler(optimiser, finetune)
     masters = MasterWeights(model) if finetune.load_as_bf16 and sharding is None else None
     threshold = finetune.gradient_clipping_threshold
     return Learner(

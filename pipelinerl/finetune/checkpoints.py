@@ -3,14 +3,15 @@
 Both are written beside (`~name`) and renamed. A crash between the renames leaves two complete folders of
 the newer step under whatever names; `settle` finds the newest step of which both parts exist.
 
-The loop saves one after an update and loads the last at its start. Streams and the other roles' snapshots are
-not in it: `run_state/resume_point.py` and `run_state/snapshots.py` say how those are found again.
+The loop saves one after an update and loads the last at its start. `state.py` lists what the learner keeps in
+it. Streams and the other roles' snapshots are not in it: `run_state/resume_point.py` and
+`run_state/snapshots.py` say how those are found again.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,14 +25,14 @@ from pipelinerl.base import faults
 from pipelinerl.base.digests import damaged_file, digests
 from pipelinerl.base.files import let_others_read
 from pipelinerl.base.tokenizing import copy_tokenizer
-from pipelinerl.finetune.optimiser import OwnStates
+from pipelinerl.finetune.state import PARTS
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.modeling.loading import left_out
 from pipelinerl.modeling.lora import FOLDER as ADAPTER_FOLDER
 from pipelinerl.modeling.lora import adapter_tensors, save_adapters
 from pipelinerl.modeling.model import distinct_parameters, persistent_buffers
-from pipelinerl.modeling.sharding import shard_like, whole
+from pipelinerl.modeling.sharding import whole
 from pipelinerl.modeling.value_head import save_value_head
 from pipelinerl.run_state.saved_steps import COUNTERS, MARKER, MODEL, STATE, candidates, step_of
 
@@ -128,7 +129,7 @@ def save_checkpoint(
     faults.hit("finetune:mid_checkpoint")
     if with_state:
         state = _fresh(root / f"~{STATE}")
-        _save_state(state, tensors.optimiser, learner, counters, extra)
+        _save_state(state, tensors.state, learner, counters, extra)
         _mark(state, step)
         # Both parts are whole beside the old ones; a kill between the two renames is mended by `settle`.
         _swap(root, MODEL)
@@ -149,12 +150,12 @@ class CheckpointTensors:
     model: dict[str, torch.Tensor]
     adapters: dict[str, torch.Tensor]
     value_head: dict[str, torch.Tensor]
-    optimiser: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor]
 
 
 @torch.no_grad()
 def collect_tensors(learner: Learner, with_state: bool = True) -> CheckpointTensors:
-    """Float32 masters of the model (adapters merged) and its buffers, adapters, value head, optimizer state.
+    """Float32 masters of the model (adapters merged) and its buffers, adapters, value head, training state.
 
     Collective with a sharded policy: each tensor is put together on all ranks, and kept on the main one's
     host.
@@ -167,119 +168,50 @@ def collect_tensors(learner: Learner, with_state: bool = True) -> CheckpointTens
     def kept(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         return {name: tensor.cpu() if learner.sharded else tensor for name, tensor in named if main}
 
-    head = learner.value_head
+    head, parts = learner.value_head, PARTS if with_state else ()
     return CheckpointTensors(
         # Sharding leaves buffers whole.
         kept(chain(distinct_parameters(learner.model, exact), persistent_buffers(learner.model))),
         kept(adapter_tensors(learner.model, exact).items()),
         kept((name, exact(p)) for name, p in ([] if head is None else head.named_parameters())),
-        kept(_whole_states(learner) if with_state else ()),
+        kept((name, whole(one)) for part in parts for name, one in part.tensors(learner)),
     )
 
 
-def _whole_states(learner: Learner) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and whole tensors of the optimizer's state, one after the other (collective with shards)."""
-    parameters = _parameters(learner)
-    for index, values in learner.optimiser.state_dict()["state"].items():
-        if isinstance(learner.optimiser, OwnStates):
-            values = learner.optimiser.plain_state(parameters[index], values)
-        for name, value in values.items():
-            yield f"optimiser.{index}.{name}", whole(value)
-
-
-def _parameters(learner: Learner) -> list[torch.Tensor]:
-    """In the order in which an optimizer's state numbers them."""
-    return [p for group in learner.optimiser.param_groups for p in group["params"]]
-
-
 def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[str, Any]]:
-    """Restore optimizer, schedule position and random state; returns counters and the extra values.
+    """Restore the training state (`state.py`); returns counters and the extra values.
 
-    Hyperparameters such as the learning rate are those of the configuration, so that a resumed run may
-    change them. Raises ValueError when the state is damaged, or that of another version, optimizer or model.
+    Raises ValueError, in one line, when the files are damaged, or of another version, optimizer or model.
     """
-    tensors, described = _read_state(folder)
-    saved, ours = described["optimiser"], _described_optimiser(learner)
-    if saved != ours:
-        raise ValueError(
-            f"{folder}: saved with {saved}, this run trains with {ours}; set finetune.optim and "
-            "finetune.model_class as before, or force_restart=true"
-        )
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for key, tensor in tensors.items():
-        if key.startswith("optimiser."):
-            _, index, name = key.split(".", 2)
-            state.setdefault(int(index), {})[name] = tensor
-    groups = learner.optimiser.state_dict()["param_groups"]  # the configuration's, not the saved ones
-    parameters = _parameters(learner)
-    for number, values in state.items():
-        if isinstance(learner.optimiser, OwnStates):
-            state[number] = learner.optimiser.own_state(parameters[number], values)
-        else:
-            state[number] = {name: shard_like(value, parameters[number]) for name, value in values.items()}
-    learner.optimiser.load_state_dict({"state": state, "param_groups": groups})
-    _restore_schedule(learner, int(described["completed_schedule_steps"]))
-    torch.set_rng_state(tensors["rng.cpu"])
-    if "rng.cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["rng.cuda"])
-    return TrainingMetrics.from_dict(described["counters"]), described["extra"]
-
-
-_DESCRIBED = ("optimiser", "completed_schedule_steps", "counters", "extra")
-
-
-def _read_state(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The two files of a state; ValueError, in one line, for what this version would not have written."""
     try:
         tensors = load_file(folder / "tensors.safetensors")
         described = json.loads((folder / COUNTERS).read_text())
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{folder}: damaged ({error}); train anew with force_restart=true") from error
-    missing = [name for name in _DESCRIBED if name not in described]
-    missing += [name for name in ("rng.cpu",) if name not in tensors]
+    try:
+        missing = [part.name for part in PARTS if not part.restored(learner, described, tensors)]
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}, or force_restart=true") from error
+    missing += [name for name in ("counters", "extra") if name not in described]
     if missing:
         raise ValueError(
             f"{folder}: has no {' and no '.join(missing)}, so another version saved it; "
             "train anew with force_restart=true"
         )
-    return tensors, described
-
-
-def _described_optimiser(learner: Learner) -> str:
-    """What a saved state must agree with: the state of another optimizer or model would not fit."""
-    groups = learner.optimiser.param_groups
-    tensors = " + ".join(str(len(group["params"])) for group in groups)
-    return f"{type(learner.optimiser).__name__} over {tensors} tensors"
-
-
-def _restore_schedule(learner: Learner, completed: int) -> None:
-    scheduler = learner.scheduler
-    scheduler.last_epoch = completed
-    for group, base, factor in zip(learner.optimiser.param_groups, scheduler.base_lrs, scheduler.lr_lambdas):
-        if isinstance(group["lr"], torch.Tensor):  # that compiled steps read
-            group["lr"].fill_(base * factor(completed))
-        else:
-            group["lr"] = base * factor(completed)
+    return TrainingMetrics.from_dict(described["counters"]), described["extra"]
 
 
 def _save_state(
     folder: Path,
-    optimiser: dict[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
     learner: Learner,
     counters: TrainingMetrics,
     extra: Mapping[str, Any],
 ) -> None:
-    tensors = {name: value.contiguous().clone() for name, value in optimiser.items()}
-    tensors["rng.cpu"] = torch.get_rng_state()
-    if learner.device.type == "cuda":
-        tensors["rng.cuda"] = torch.cuda.get_rng_state(learner.device)
-    save_file(tensors, folder / "tensors.safetensors")
-    described = {
-        "optimiser": _described_optimiser(learner),
-        "completed_schedule_steps": learner.scheduler.last_epoch,
-        "counters": counters.to_dict(),
-        "extra": dict(extra),
-    }
+    copies = {name: value.contiguous().clone() for name, value in tensors.items()}
+    save_file(copies, folder / "tensors.safetensors")
+    described = {part.name: part.value(learner) for part in PARTS if part.value is not None}
+    described |= {"counters": counters.to_dict(), "extra": dict(extra)}
     (folder / COUNTERS).write_text(json.dumps(described, indent=1))
 
 

@@ -185,9 +185,8 @@ class Trainer:
         self._memory.begin()
         feed.waited_s, started = 0.0, time.monotonic()
         announced = counters.last_broadcasted_version
-        oldest = self.cfg.staleness.oldest(announced)
         for batch in self._micro_batches(feed):
-            targets = targets_of(batch, rl, announced, oldest)
+            targets = targets_of(batch, rl, announced, self.cfg.staleness)
             if self._follows_preprocess:  # a recording may be one of a run that came further
                 check_announced(batch, targets, announced)
             micro = self.learner.accumulate(batch, targets, coefficients)

@@ -30,7 +30,7 @@ from pipelinerl.launcher.routing_choice import KEY as ROUTING
 from pipelinerl.launcher.trainer_choice import TrainerChoice
 from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.observe.wandb_run import wandb_mode
-from pipelinerl.weights.transports.kind import weights_ahead
+from pipelinerl.weights.transports.base import weights_ahead
 
 STEP_KEYS = (
     "finetune.attempts",

@@ -19,7 +19,7 @@ from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
 from pipelinerl.launcher.streams_server import server_child, server_job
 from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, HeartbeatCheck
 from pipelinerl.observe import wandb_run
-from pipelinerl.weights.transports.kind import weights_ahead
+from pipelinerl.weights.transports.base import weights_ahead
 
 ROLE_MODULES = {
     "actor": "pipelinerl.actor",

@@ -20,8 +20,8 @@ from pipelinerl.modeling.decoder_defaults import (
     UNGATED,
     decoder_config,
 )
+from pipelinerl.modeling.layer_kinds import EXPERTS
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
 ATTEND = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that have keys and values of the usual size."""
@@ -229,7 +229,7 @@ def has_experts(config: dict[str, Any]) -> bool:
 
 
 def _experts(config: dict[str, Any]) -> int:
-    return max(int(config.get(name) or 0) for name in _EXPERTS)
+    return max(int(config.get(name) or 0) for name in EXPERTS)
 
 
 def decoder_shape(config: dict[str, Any] | None) -> DecoderShape | None:

@@ -16,7 +16,7 @@ from pipelinerl.launcher.engine_memory import route_bytes
 from pipelinerl.launcher.memory_values import DoesNotFit, MemoryPlan
 from pipelinerl.launcher.routing_choice import may_replay
 from pipelinerl.launcher.trainer_memory import inputs_bytes, sharded_bytes
-from pipelinerl.weights.transports.kind import transport_kind
+from pipelinerl.weights.transports.base import transport_kind
 
 MEMORY = Path("/proc/meminfo")
 LOADING = "loading"

@@ -34,7 +34,7 @@ from pipelinerl.launcher.memory_values import Asked, DoesNotFit, MemoryPlan
 from pipelinerl.launcher.placement import Place, derive, layout
 from pipelinerl.launcher.sharing import engine_share, without_sizes
 from pipelinerl.modeling.delta_kernel import kernel_missing
-from pipelinerl.weights.transports.kind import transport_kind, transport_named
+from pipelinerl.weights.transports.base import transport_kind, transport_named
 
 UTILIZATION = "vllm_config.vllm_kwargs.gpu-memory-utilization"
 TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size"

@@ -32,13 +32,14 @@ from pipelinerl.launcher.trainer_memory import (
     OTHER,
     gathering_bytes,
     needed_bytes,
+    never_compiled,
     reference_bytes,
     state_bytes,
     tokens_of_rank,
     undivided,
 )
 from pipelinerl.modeling.delta_kernel import kernel_missing
-from pipelinerl.weights.transports.kind import transport_kind
+from pipelinerl.weights.transports.base import transport_kind
 
 FEWEST, MOST = 64, 512
 """Requests in flight at an engine: fewer leave its card idle, more were not measured."""
@@ -247,11 +248,7 @@ class _Planner:
         """Ranks of a trainer; `beside` bytes of each card are an engine's. Raises DoesNotFit."""
         room = self._card.free - beside
         ways = list(self._ways_of_sharding(ranks))
-        modes: tuple[Checkpointing, ...] = (False, "selective", True)
-        if self._cfg.finetune.gradient_checkpointing != "auto":
-            modes = (self._cfg.finetune.gradient_checkpointing,)
-        elif self._shape.experts:
-            modes = (True,)  # what experts keep was not measured
+        modes = self._modes
         # As little recomputation as fits decides first, then the simpler way of keeping states.
         for mode in modes:
             for sharding, on_host in ways:
@@ -271,15 +268,19 @@ class _Planner:
             f"({listed}); {FITS * room / GIB:.0f} GiB can be used"
         )
 
+    @property
+    def _modes(self) -> tuple[Checkpointing, ...]:
+        """What may be recomputed, the least first."""
+        given = self._cfg.finetune.gradient_checkpointing
+        if given != "auto":
+            return (given,)
+        # What experts keep was not measured.
+        return (True,) if self._shape.experts else (False, "selective", True)
+
     def _may_compile(self) -> bool:
-        tune = self._cfg.finetune
-        return (
-            tune.compile == "auto"
-            and tune.load_as_bf16
-            and tune.use_flash_attention
-            and not self._shape.experts
-            and (self._shape.linear is None or kernel_missing(self._card.hopper) is None)
-        )
+        tune, shape = self._cfg.finetune, self._shape
+        without = shape.linear is not None and kernel_missing(self._card.hopper) is not None
+        return tune.compile == "auto" and not never_compiled(tune, shape.experts > 0, without)
 
     def _ways_of_sharding(self, ranks: int) -> Iterator[tuple[Sharding | None, bool]]:
         """Whole or sharded, and where sharded with the gathered copy on the card or in host memory."""
@@ -332,17 +333,12 @@ class _Planner:
 
     def shared(self) -> MemoryPlan:
         """Engine and trainer on one card: the trainer's part first, the engine has the rest."""
-        cfg, card = self._cfg, self._card
+        card = self._card
         if (given := self._kwargs.get("gpu-memory-utilization")) is not None:
             trainer = self.trainer(1, float(given) * card.total + UNCOUNTED)
             engine = self.engine(1, 1, sum(trainer.parts.values()))
             return MemoryPlan(card=card, engines=1, engine=engine, trainer=trainer, shared=True)
-        wanted = self._wanted(1)
-        modes: tuple[Checkpointing, ...] = (False, "selective", True)
-        if cfg.finetune.gradient_checkpointing != "auto":
-            modes = (cfg.finetune.gradient_checkpointing,)
-        elif self._shape.experts:
-            modes = (True,)
+        wanted, modes = self._wanted(1), self._modes
         sharding = next(one for one, _ in self._ways_of_sharding(1))
         problem: DoesNotFit | None = None
         for mode in modes:

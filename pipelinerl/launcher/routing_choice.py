@@ -69,7 +69,7 @@ def choose_routing(cfg: Config, dry_run: bool) -> RoutingChoice:
 def may_replay(cfg: Config) -> bool:
     """Whether engines of a mixture will say the experts of tokens, as far as keys alone tell."""
     wanted = cfg.finetune.rl.routing
-    return wanted == "replay" or (wanted == "auto" and not engine_kind(cfg).routes_unproven)
+    return wanted == "replay" or (wanted == "auto" and not engine_kind(cfg).routes_unproven(cfg))
 
 
 def _divided(cfg: Config) -> str:

@@ -25,7 +25,9 @@ from pipelinerl.launcher.decoder_shape import (
 from pipelinerl.launcher.memory_plan import ROOM
 from pipelinerl.launcher.memory_values import TrainerPlan
 from pipelinerl.launcher.trainer_memory import (
+    NO_KERNEL,
     least_recomputed,
+    never_compiled,
     reference_bytes,
     state_bytes,
     tokens_of_rank,
@@ -33,7 +35,6 @@ from pipelinerl.launcher.trainer_memory import (
 from pipelinerl.modeling.delta_kernel import Missing, kernel_missing
 
 GB = 1e9
-NO_KERNEL = "layers with a state, without their kernel"
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,9 @@ def _compile(
         return tune.compile, ""
     if not cfg.trainer_on_gpu:
         return False, "on a CPU"
-    if not (tune.load_as_bf16 and tune.use_flash_attention):
-        return False, "attention goes sample by sample"
-    if config is not None and has_experts(config):
-        return False, "layers with experts"
-    if missing is not None:
-        return False, NO_KERNEL
+    experts = config is not None and has_experts(config)
+    if reason := never_compiled(tune, experts, missing is not None):
+        return False, reason
     return "later", f"if {COMPILE_WORTH_S / 60:.0f} minutes of work are left after two steps"
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 TRAINED = ("full_attention", "sliding_attention")
 """As `layer_types` of a configuration names them. A sliding window is cut inside of each sample."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Names of configurations for the experts of a layer."""
 
 
 def unknown_kinds(kinds: Iterable[str], with_states: bool = False) -> list[str]:

@@ -22,11 +22,11 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from pipelinerl.modeling.activations import decoder_layers
+from pipelinerl.modeling.layer_kinds import EXPERTS
 from pipelinerl.modeling.tensors import to_device
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
-"""Names of configurations for the experts of a layer, and for those that one token goes to."""
+"""Names of configurations for the experts that one token goes to."""
 MOST_EXPERTS = 2**15
 """Expert ids travel to a device as 16 bits with a sign."""
 _ROUTERS = ("gate", "router")

@@ -20,7 +20,7 @@ from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config
 from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.finetune.rl.loss_scale import apply_scales
-from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.finetune.rl.sample import UNSAMPLED, Sample
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.preprocess.accounting import SampleAccounting
@@ -185,9 +185,14 @@ class Preprocess:
 
     def _drop_stale(self) -> None:
         """Samples of which every token will be beyond the lag bound; the trainer checks per token again."""
-        if (oldest := self.cfg.staleness.oldest(self._version_when_trained)) is None:
-            return
-        self._drop(self.buffer.remove(lambda sample: 0 <= sample.newest_version < oldest), "stale")
+        staleness, last = self.cfg.staleness, self._version_when_trained
+
+        def stale(sample: Sample) -> bool:
+            newest = sample.newest_version
+            return newest != UNSAMPLED and bool(staleness.too_old(last - newest))
+
+        if staleness.bounded:
+            self._drop(self.buffer.remove(stale), "stale")
 
     @property
     def _version_when_trained(self) -> int:

@@ -10,11 +10,9 @@ from typing import Any
 
 from pipelinerl.base.http import CallFailed, call, get_or_none
 from pipelinerl.base.threads import in_thread
-from pipelinerl.engines.engine_metrics import STARTED, parse_prometheus
+from pipelinerl.engines.engine_metrics import GENERATED, STARTED, parse_prometheus
 from pipelinerl.engines.vllm.options import PauseRoutes, pause_routes
 from pipelinerl.weights.transports.base import Member
-
-GENERATED = "vllm:generation_tokens_total"
 
 
 @dataclass(slots=True)

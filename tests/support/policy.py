@@ -3,15 +3,16 @@
 import torch
 from transformers import PreTrainedModel
 
-from pipelinerl.config import RLConfig
+from pipelinerl.config import FinetuneConfig, RLConfig
+from pipelinerl.finetune.optimiser import build_scheduler
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.policy import Policy
 from tests.support.tiny_model import causal_lm
 
 VOCAB = 31
+CONSTANT = FinetuneConfig(lr_scheduler_type="constant")
 
 
 def tiny_model(seed: int = 0, tied: bool = True) -> PreTrainedModel:
@@ -28,4 +29,4 @@ def learner(
     """Plain gradient descent at a constant rate, on the tiny model unless another is given."""
     policy = Policy(tiny_model() if model is None else model, value_head)
     optimiser = torch.optim.SGD(policy.parameters(), lr=learning_rate)
-    return Learner(policy, optimiser, build_scheduler(optimiser, "constant", 0, 1), rl, Ranks())
+    return Learner(policy, optimiser, build_scheduler(optimiser, CONSTANT), rl, Ranks())

@@ -126,7 +126,10 @@ class Vllm(EngineKind):
 
     def routes_unproven(self, cfg: Config) -> str:
         """What was run on cards is the record that the second model runner keeps beside its prefix cache."""
-        version = _version(cfg)
+        try:
+            version = _version(cfg)
+        except ValueError as error:  # said among the problems of this run
+            return str(error)
         return f"with vLLM {version} no card has replayed experts" if version.routes_runners[0] else ""
 
     def of_states(self, cfg: Config) -> Iterator[Choice]:

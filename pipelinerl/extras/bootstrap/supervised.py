@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from pipelinerl.config.finetune import FinetuneConfig
 from pipelinerl.extras.bootstrap.model import precision
 from pipelinerl.extras.bootstrap.packs import PackedBatch
-from pipelinerl.finetune.optimiser import build_optimiser
-from pipelinerl.finetune.schedulers import build_scheduler
+from pipelinerl.finetune.optimiser import build_optimiser, build_scheduler
 from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.segments import Segments
@@ -89,8 +89,16 @@ def train_supervised(
     device = torch.device(device)
     on_gpu = device.type == "cuda"
     policy = Policy(prepare_model(model, device, compile=on_gpu))
-    optimiser = build_optimiser(model, learning_rate=learning_rate, weight_decay=weight_decay, betas=BETAS)
-    scheduler = build_scheduler(optimiser, "cosine", num_warmup_steps, steps)
+    finetune = FinetuneConfig(
+        learning_rate=learning_rate,
+        num_warmup_steps=num_warmup_steps,
+        max_train_steps=steps,
+        weight_decay=weight_decay,
+        adam_beta1=BETAS[0],
+        adam_beta2=BETAS[1],
+    )
+    optimiser = build_optimiser(model, finetune)
+    scheduler = build_scheduler(optimiser, finetune)
     parts = {"model": model, "optimiser": optimiser, "scheduler": scheduler}
     if resumable is not None:
         resumable.restore(**parts)

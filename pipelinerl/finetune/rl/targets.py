@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.config.staleness import Staleness
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.sample import UNSAMPLED
 from pipelinerl.rollouts import MASKED_TOKEN_ID
@@ -50,20 +51,23 @@ class Targets:
 
 
 def targets_of(
-    batch: PipelineBatchEncoding, rl: RLConfig, last_version: int = 0, oldest: int | None = None
+    batch: PipelineBatchEncoding,
+    rl: RLConfig,
+    last_version: int = 0,
+    staleness: Staleness = Staleness(None),  # noqa: B008 - frozen
 ) -> Targets:
     """Select the labelled tokens; the first token of a sample has no predictor and is never one of them.
 
     The token weight is 1/B, or 1/group_tokens with `group_normalization`, times the loss scale, times
-    (1 - overflow) with `overlong_filtering`. Tokens of a version older than `oldest` (a count of
-    samples, None: no bound) get weight 0.
+    (1 - overflow) with `overlong_filtering`. Tokens that are too old when `last_version` is the last
+    announced one get weight 0.
     """
     labels = batch.labels[0]
     at = np.flatnonzero((labels != MASKED_TOKEN_ID) & (batch.position_ids[0] > 0))
     sample = batch.segment_ids[0][at].astype(np.int64)
     versions = batch.token_versions[0][at].astype(np.int64)
     lag = np.where(versions == UNSAMPLED, 0, last_version - versions)
-    stale = lag > last_version - oldest if oldest is not None else np.zeros(len(at), bool)
+    stale = staleness.too_old(lag)
     weight = ~stale / (batch.group_tokens[0][at] if rl.group_normalization else np.float32(batch.step_texts))
     if rl.overlong_filtering:
         weight = weight * (1 - batch.overflow[0][at])

@@ -10,7 +10,7 @@ from pipelinerl.domain import Domain
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.finetune.rl.losses import declared
 from pipelinerl.launcher.checks.dotted import as_written
-from pipelinerl.weights.transports.kind import not_ahead, weights_ahead
+from pipelinerl.weights.transports.base import not_ahead, weights_ahead
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,15 @@ from pipelinerl.engines.wire import (
     weights_directory,
     write_version,
 )
-from pipelinerl.weights.transports.base import Member, NamedTensor, StagedUpdate, Transport, TransportError
-from pipelinerl.weights.transports.kind import TransportKind, weights_ahead
+from pipelinerl.weights.transports.base import (
+    Member,
+    NamedTensor,
+    StagedUpdate,
+    Transport,
+    TransportError,
+    TransportKind,
+    weights_ahead,
+)
 
 if TYPE_CHECKING:
     import torch

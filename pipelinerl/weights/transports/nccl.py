@@ -20,8 +20,15 @@ from pipelinerl.base.ports import LOOPBACK, ReservedPorts
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.vllm.options import VllmVersion, packing, trainer_endpoint
 from pipelinerl.engines.wire import PermanentUpdateError, lacks_memory, packets
-from pipelinerl.weights.transports.base import Member, NamedTensor, StagedUpdate, Transport, TransportError
-from pipelinerl.weights.transports.kind import TransportKind, weights_ahead
+from pipelinerl.weights.transports.base import (
+    Member,
+    NamedTensor,
+    StagedUpdate,
+    Transport,
+    TransportError,
+    TransportKind,
+    weights_ahead,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""The page that follows one sample says what the code does: functions, calls, and their order."""
+"""The page that follows a key and a sample says what the code does: functions, calls, and their order."""
 
 import ast
 import re
@@ -12,7 +12,8 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 HOP = re.compile(
     r"^\d+\. `(?P<path>[\w/]+\.py)::(?P<name>\w+)`(?: → (?P<calls>`\w+`(?:,\s+`\w+`)*))?", re.MULTILINE
 )
-MOST_FILES = 30
+KEY, SAMPLE = "One key", "One sample"
+MOST_FILES, MOST_FILES_OF_A_KEY = 30, 16
 FIRST = "domains/guessing/stepwise.py"
 BY_NAME = {
     "generate_guessing_rollout": "conf/domain/guessing.yaml",
@@ -31,8 +32,8 @@ class Hop:
     first: bool
 
 
-def hops() -> list[Hop]:
-    section = PAGE.partition("## One sample\n")[2].partition("\n## ")[0]
+def hops(title: str) -> list[Hop]:
+    section = PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
     found = []
     for process in section.split("\n### ")[1:]:
         for number, line in enumerate(HOP.finditer(process)):
@@ -50,6 +51,8 @@ def functions(path: str) -> dict[str, set[str]]:
             names = {call.attr for call in calls if isinstance(call, ast.Attribute)}
             names |= {call.id for call in calls if isinstance(call, ast.Name)}
             found.setdefault(node.name, set()).update(names)
+        elif isinstance(node, ast.ClassDef):  # who calls it makes an object
+            found.setdefault(node.name, set()).add("__init__")
     return found
 
 
@@ -73,16 +76,17 @@ def is_called(hop: Hop, known: set[str]) -> bool:
     return name in BY_NAME and name in (ROOT / BY_NAME[name]).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("hop", hops(), ids=lambda hop: f"{hop.path}::{hop.name}")
+@pytest.mark.parametrize("hop", [*hops(KEY), *hops(SAMPLE)], ids=lambda hop: f"{hop.path}::{hop.name}")
 def test_each_function_is_there_and_calls_what_the_page_says(hop: Hop) -> None:
     here = functions(hop.path)
     assert hop.name in here, f"{hop.path} has no function {hop.name}"
     assert set(hop.calls) - here[hop.name] == set()
 
 
-def test_each_function_is_called_by_an_earlier_one_of_its_process() -> None:
+@pytest.mark.parametrize("title", [KEY, SAMPLE])
+def test_each_function_is_called_by_an_earlier_one_of_its_process(title: str) -> None:
     known: set[str] = set()
-    for hop in hops():
+    for hop in hops(title):
         if hop.first:
             known = set()
         assert hop.first or is_called(hop, known), f"nothing before {hop.path}::{hop.name} calls it"
@@ -90,7 +94,11 @@ def test_each_function_is_called_by_an_earlier_one_of_its_process() -> None:
 
 
 def test_the_way_from_a_domain_to_a_gradient_is_short() -> None:
-    paths = [hop.path for hop in hops()]
+    paths = [hop.path for hop in hops(SAMPLE)]
     files = dict.fromkeys(paths[paths.index(FIRST) :])
     assert len(paths) >= 20 and paths[-1].startswith("pipelinerl/finetune/")
     assert len(files) <= MOST_FILES, sorted(files)
+
+
+def test_the_way_of_a_key_is_short() -> None:
+    assert len(dict.fromkeys(hop.path for hop in hops(KEY))) <= MOST_FILES_OF_A_KEY

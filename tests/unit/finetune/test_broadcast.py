@@ -14,8 +14,8 @@ from pipelinerl.finetune import broadcast
 from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster
 from pipelinerl.run_state.lost_engines import tell_lost
 from pipelinerl.weights.parity import ParityLimits, ParityResult
+from pipelinerl.weights.transports.base import transport_kind
 from pipelinerl.weights.transports.file import FileTransport
-from pipelinerl.weights.transports.kind import transport_kind
 from pipelinerl.weights.transports.nccl import NcclTransport
 from pipelinerl.weights.version_update import UpdateReport
 

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import FinetuneConfig
 from pipelinerl.finetune.lion import Lion
-from pipelinerl.finetune.optimiser import OwnStates, build_optimiser
-from pipelinerl.finetune.schedulers import learning_rate_factor
+from pipelinerl.finetune.optimiser import OwnStates, build_optimiser, learning_rate_factor
 from tests.support.builders import VALUE_HEAD
 from tests.support.policy import VOCAB
 from tests.support.tiny_model import causal_lm
@@ -28,7 +27,7 @@ from tests.support.training import SAVED, assert_resumes_bit_for_bit, saved, tra
 def test_decay_skips_norms_and_biases(model: PreTrainedModel, name: str) -> None:
     if name == "adamw_8bit":
         pytest.importorskip("torchao")
-    optimiser = build_optimiser(model, name, weight_decay=0.1)
+    optimiser = build_optimiser(model, FinetuneConfig(optim=name, weight_decay=0.1))
     decayed, plain = optimiser.param_groups
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
     assert all(p.dim() == 2 for p in decayed["params"]) and all(p.dim() == 1 for p in plain["params"])
@@ -66,8 +65,10 @@ def test_moments_in_8_bits_are_those_of_adamw_but_for_their_rounding(
     layers = [torch.nn.Linear(96, 80, bias=False) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
     start = layers[0].weight.detach().clone()
+    tune = FinetuneConfig(learning_rate=1e-2, weight_decay=0.1, adam_beta1=betas[0], adam_beta2=betas[1])
     names = ("adamw_8bit", "adamw_torch")
-    both = [build_optimiser(layer, name, 1e-2, 0.1, betas) for layer, name in zip(layers, names)]
+    chosen = [tune.model_copy(update={"optim": name}) for name in names]
+    both = [build_optimiser(layer, one) for layer, one in zip(layers, chosen)]
     exact = {name: torch.zeros(80, 96, dtype=torch.float64) for name in width}
     bound = {name: torch.zeros(80 * 96 // 256, dtype=torch.float64) for name in width}
     for step in range(steps):
@@ -103,7 +104,7 @@ def test_saved_moments_in_8_bits_are_shared_out_over_any_number_of_ranks(count: 
     """Two rows of 384 numbers are three blocks; of 40 rows 3 ranks have 14, 14 and 12, and 8 have 5 each."""
     pytest.importorskip("torchao")
     layer = torch.nn.Linear(384, 40, bias=False)
-    optimiser = build_optimiser(layer, "adamw_8bit")
+    optimiser = build_optimiser(layer, FinetuneConfig(optim="adamw_8bit"))
     layer.weight.grad = torch.randn(40, 384)
     optimiser.step()
     states = optimiser.state[layer.weight]

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.finetune import checkpoints
-from pipelinerl.finetune.checkpoints import resume_step, save_checkpoint, settle
+from pipelinerl.finetune.checkpoints import load_state, resume_step, save_checkpoint, settle
+from pipelinerl.finetune.state import Part
 from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
 from pipelinerl.run_state.snapshots import Snapshots
 from tests.support.training import Deadly, Killed, train, trainer
@@ -120,3 +122,28 @@ def test_a_checkpoint_waits_for_the_snapshots_that_belong_to_it(tmp_path: Path) 
             path.write_text("{}")
     run()
     assert settle(tmp_path / "finetune") == 4
+
+
+@pytest.mark.parametrize("may_lack", [True, False])
+def test_a_part_more_is_kept_and_an_older_checkpoint_lacks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_lack: bool
+) -> None:
+    one, taken_up = trainer(tmp_path), []
+    part = Part(
+        "mean_reward",
+        lambda _, value, tensors: taken_up.append((value, tensors["mean_reward.by_task"].tolist())),
+        lambda _: {"count": 3},
+        lambda _: [("mean_reward.by_task", torch.tensor([0.5, -2.0]))],
+        may_lack,
+    )
+    save_checkpoint(tmp_path / "older", one.learner, one.counters, {})
+    monkeypatch.setattr(checkpoints, "PARTS", (*checkpoints.PARTS, part))
+    save_checkpoint(tmp_path / "newer", one.learner, one.counters, {})
+    load_state(tmp_path / "newer" / "training_state", one.learner)
+    assert taken_up == [({"count": 3}, [0.5, -2.0])]
+    if may_lack:
+        load_state(tmp_path / "older" / "training_state", one.learner)
+        assert len(taken_up) == 1
+    else:
+        with pytest.raises(ValueError, match="has no mean_reward, so another version saved it"):
+            load_state(tmp_path / "older" / "training_state", one.learner)

@@ -55,7 +55,7 @@ def sample(seed: int, ids: list[int] | None = None, **fields: Any) -> Sample:
 def gradients(one: Learner, batches: list[PipelineBatchEncoding]) -> dict[str, torch.Tensor]:
     one.model.zero_grad()
     for batch in batches:
-        one.accumulate(batch, targets_of(batch, one.rl, 0, None), Coefficients())
+        one.accumulate(batch, targets_of(batch, one.rl), Coefficients())
     return {name: p.grad.clone() for name, p in one.model.named_parameters() if p.grad is not None}
 
 
@@ -157,7 +157,7 @@ def test_replay_keeps_the_log_ratio_of_a_router_that_rounds_otherwise() -> None:
 def metrics_of(one: Learner, rows: list[PipelineBatchEncoding]) -> dict[str, Any]:
     counts, measured = StepStatistics(), []
     for row in rows:
-        targets = targets_of(row, one.rl, 0, None)
+        targets = targets_of(row, one.rl)
         measured.append((row, targets, one.accumulate(row, targets, Coefficients())))
         counts.texts += row.n_texts
     fetch(counts, measured, one.routers)

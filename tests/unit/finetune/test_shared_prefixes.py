@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from pipelinerl.config.finetune import LoraConfig, RLConfig
+from pipelinerl.config.staleness import Staleness
 from pipelinerl.finetune.metrics import METRICS, Reducer
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step
 from pipelinerl.finetune.rl.losses import Coefficients
@@ -96,7 +97,7 @@ def trained(
     value_head: bool = False,
     lora: bool = False,
     experts: bool = False,
-    oldest: int | None = None,
+    max_lag: int | None = None,
 ) -> tuple[dict[str, torch.Tensor], np.ndarray]:
     """Gradients of a step, and the sums of its statistics."""
     model = prepare_model(expert_lm()) if experts else tiny_model()
@@ -111,7 +112,10 @@ def trained(
         torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(2))
     one = learner(rl, model, value_head=head)
     coefficients = Coefficients(0.1, 0.02)
-    found = [one.accumulate(batch, targets_of(batch, rl, NEWEST, oldest), coefficients) for batch in batches]
+    found = [
+        one.accumulate(batch, targets_of(batch, rl, NEWEST, Staleness(max_lag)), coefficients)
+        for batch in batches
+    ]
     vectors = [measured.vector.numpy() for measured in found if measured is not None]
     gradients = {name: p.grad for name, p in one.policy.named_parameters() if p.grad is not None}
     return gradients, np.sum([vector[SUMMED] for vector in vectors] or [np.zeros(len(SUMMED))], axis=0)
@@ -179,9 +183,9 @@ def test_stale_overlong_and_weighted_samples_equal_unshared(loss: str, ranks: in
         value_loss_coef=0.3,
     )
     (batch, *_) = flat(assemble_step(samples, 0, 2 * ROW, share=True))
-    targets = targets_of(batch, rl, NEWEST, NEWEST - 6)
+    targets = targets_of(batch, rl, NEWEST, Staleness(6))
     assert 0 < targets.stale.sum() < len(targets.stale)
-    assert_equal(samples, rl, ranks, value_head=True, lora=True, oldest=NEWEST - 6)
+    assert_equal(samples, rl, ranks, value_head=True, lora=True, max_lag=6)
 
 
 def test_a_shared_row_is_read_back_and_checked() -> None:

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.config.staleness import Staleness
 from pipelinerl.finetune.metrics import METRICS, Hardware, StepStatistics, step_metrics, token_statistics
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode, sentinel_batch
 from pipelinerl.finetune.rl.labels import label_statistics
@@ -26,12 +27,12 @@ def metrics_of(counts: StepStatistics) -> dict[str, Any]:
 
 
 def gradients(
-    batches: list[PipelineBatchEncoding], rl: RLConfig, version: int = 0, oldest: int | None = None
+    batches: list[PipelineBatchEncoding], rl: RLConfig, version: int = 0, max_lag: int | None = None
 ) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
     model = tiny_model()
     one = learner(rl, model)
     vectors = [
-        one.accumulate(batch, targets_of(batch, rl, version, oldest), Coefficients(0.1, 0.01))
+        one.accumulate(batch, targets_of(batch, rl, version, Staleness(max_lag)), Coefficients(0.1, 0.01))
         for batch in batches
     ]
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -79,20 +80,20 @@ def test_stale_tokens_have_no_gradient() -> None:
     rl = RLConfig(epsilon_high=4.0, kl_coef=0.1)
     with_old = encode([*fresh, old], 0, 3)
     expected, _ = gradients([encode(fresh, 0, 3)], rl)
-    bounded, _ = gradients([with_old], rl, version=12, oldest=8)
+    bounded, _ = gradients([with_old], rl, version=12, max_lag=4)
     for name, gradient in expected.items():
         torch.testing.assert_close(bounded[name], gradient, atol=1e-6, rtol=1e-5)
-    targets = targets_of(with_old, rl, 12, 8)
+    targets = targets_of(with_old, rl, 12, Staleness(4))
     assert targets.stale_samples().tolist() == [False, False, True]
     assert targets.samples_with_gradient().tolist() == [True, True, False]
-    assert targets_of(with_old, rl, 12, None).samples_with_gradient().all()
+    assert targets_of(with_old, rl, 12).samples_with_gradient().all()
 
 
 def test_half_old_texts_keep_their_fresh_tokens() -> None:
     text = ready(1, 1.0, version=0)
     sampled = len(text.old_logprobs)
     text.weight_versions = [(0, 0, 1), (10, 1, sampled)]
-    targets = targets_of(encode([text], 0, 1), RLConfig(), 12, 8)
+    targets = targets_of(encode([text], 0, 1), RLConfig(), 12, Staleness(4))
     assert targets.stale.tolist() == [True] + [False] * (sampled - 1)
     assert targets.weight[0] == 0 and (targets.weight[1:] == 1).all()
     assert not targets.stale_samples().any()

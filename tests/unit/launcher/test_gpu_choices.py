@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.config.finetune import Sharding
-from pipelinerl.weights.transports.kind import weights_ahead
+from pipelinerl.weights.transports.base import weights_ahead
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused
 

@@ -10,7 +10,7 @@ from pipelinerl.config import Config
 from pipelinerl.config.variants import ENGINE_KINDS, REGISTRIES, TRANSPORTS, Variants
 from pipelinerl.engines.kind import EngineKind, EngineStart, Why, engine_kind
 from pipelinerl.observe.balance import remedies
-from pipelinerl.weights.transports.kind import TransportKind, transport_kind, weights_ahead
+from pipelinerl.weights.transports.base import TransportKind, transport_kind, weights_ahead
 from tests.unit.config.test_every_key import KEYS
 from tests.unit.launcher.conftest import ON_GPUS, ROOT, Placed, Refused
 

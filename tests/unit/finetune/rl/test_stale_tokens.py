@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.config.staleness import Staleness
 from pipelinerl.finetune.rl.batch import encode
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, policy_loss, total_loss
 from pipelinerl.finetune.rl.targets import targets_of
@@ -19,7 +20,7 @@ def half_stale() -> LossInputs:
     old, fresh = ready(1, 1.0), ready(2, -1.0, version=10)
     sampled = len(old.old_logprobs)
     old.weight_versions = [(0, 0, sampled - 1), (10, sampled - 1, sampled)]
-    targets = targets_of(encode([old, fresh], 0, 2), RLConfig(), 12, 8)
+    targets = targets_of(encode([old, fresh], 0, 2), RLConfig(), 12, Staleness(4))
     assert sampled > 2 and (targets.weight > 0).sum() == 1 + len(fresh.old_logprobs)
     names = ("old_logprobs", "ref_logprobs", "advantages", "rewards", "weight", "kl_weight", "sample")
     columns = [torch.from_numpy(getattr(targets, name)) for name in names]
