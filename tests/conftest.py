@@ -29,15 +29,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def _compositions_are_remembered() -> Iterator[None]:
-    from omegaconf import base
+    from omegaconf import _utils, base, basecontainer
 
     from pipelinerl.config import choice, compose
     from pipelinerl.launcher import plan, start
     from pipelinerl.launcher.checks import imports
-    from tests.support.compositions import copied, loaded_once, remembered, resolved_once
+    from tests.support.compositions import (
+        copied,
+        loaded_once,
+        remembered,
+        resolved_once,
+        schema_once,
+        with_libyaml,
+    )
     from tests.support.rehearsals import imports_of_bundled_domains, looks_at_bundled_domains
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_utils, "get_yaml_loader", quick := with_libyaml(_utils.get_yaml_loader))
+        patch.setattr(basecontainer, "get_yaml_loader", quick)
+        patch.setattr(compose, "_schema", schema_once(compose._schema))
         patch.setattr(compose, "_compose", remembered(compose._compose))
         patch.setattr(compose, "file_order", remembered(compose.file_order))
         patch.setattr(compose, "_load", loaded_once(compose._load))

@@ -321,7 +321,11 @@ def _load(path: Path) -> DictConfig:
 
 def _compose(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
     """The files over the defaults of the schema."""
-    return _over(OmegaConf.create(Config.defaults()), files(roots, config_name, overrides))
+    return _over(_schema(), files(roots, config_name, overrides))
+
+
+def _schema() -> DictConfig:
+    return OmegaConf.create(Config.defaults())
 
 
 def _over(tree: DictConfig, above: DictConfig, source: str = "") -> DictConfig:

@@ -3,8 +3,9 @@
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.config import compose
@@ -27,6 +28,49 @@ def remembered(from_files: Callable[..., Made]) -> Callable[..., Made]:
         return copy
 
     return made
+
+
+def schema_once(schema: Callable[[], DictConfig]) -> Callable[[], DictConfig]:
+    """`compose._schema`."""
+    known = pickle.dumps(schema())
+    return lambda: _copy(known)
+
+
+def with_libyaml(get_yaml_loader: Callable[[], type]) -> Callable[[], type]:
+    """omegaconf's loader, an eighth of its time where libyaml is installed.
+
+    What is no YAML is read once more by the loader itself, for the words of its error.
+    """
+    if not yaml.__with_libyaml__:
+        return get_yaml_loader
+    slow: Any = get_yaml_loader()
+    parser: Any = vars(yaml.cyaml)["CParser"]
+
+    class Quick(parser, slow):  # type: ignore[misc]
+        def __init__(self, text: str) -> None:
+            parser.__init__(self, text)
+            yaml.constructor.SafeConstructor.__init__(self)
+            yaml.resolver.Resolver.__init__(self)
+
+    class Loader:
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        def get_single_data(self) -> Any:
+            file = not isinstance(self._stream, str)
+            begin = self._stream.tell() if file else 0
+            text = self._stream.read() if file else self._stream
+            try:
+                return Quick(text).get_single_data()
+            except (yaml.YAMLError, ValueError):
+                if file:
+                    self._stream.seek(begin)
+                return slow(self._stream).get_single_data()
+
+        def dispose(self) -> None:
+            """Called by yaml."""
+
+    return lambda: Loader
 
 
 def loaded_once(load: Callable[[Path], DictConfig]) -> Callable[[Path], DictConfig]:

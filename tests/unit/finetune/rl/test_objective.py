@@ -201,9 +201,10 @@ def with_head(rl: RLConfig) -> Learner:
     return learner(rl, model, value_head=head)
 
 
-def gradient(batches: list[PipelineBatchEncoding], rl: RLConfig) -> torch.Tensor:
-    """All gradients of the batches' sum as one vector."""
-    one = with_head(rl)
+def gradient(batches: list[PipelineBatchEncoding], rl: RLConfig, one: Learner | None = None) -> torch.Tensor:
+    """All gradients of the batches' sum as one vector; `one` has computed others before."""
+    one = one or with_head(rl)
+    one.optimiser.zero_grad(set_to_none=True)
     for batch in batches:
         one.accumulate(batch, targets_of(batch, rl), COEFFICIENTS)
     parameters = one.optimiser.param_groups[0]["params"]
@@ -233,10 +234,11 @@ def test_cutting_a_step_into_micro_batches_and_ranks_changes_nothing(
     )
     texts = step_texts(seed, with_roles)
     apply_scales(texts, rl)
-    whole = gradient([encode(texts, 0, len(texts))], rl)
+    one = with_head(rl)
+    whole = gradient([encode(texts, 0, len(texts))], rl, one)
     for ranks in (1, 2, 4):
         plan = assemble_step(texts, 0, seq_length, ranks, packing)
-        parts = [gradient(batches, rl) for batches in plan]
+        parts = [gradient(batches, rl, one) for batches in plan]
         assert_same(torch.stack(parts).sum(0), whole)
 
 
