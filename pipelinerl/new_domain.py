@@ -1,7 +1,7 @@
 """Begin a domain: `python -m pipelinerl.new_domain NAME [--into DIR]`.
 
 Writes a folder with two functions, a configuration, tests and a README that run as they are; the functions
-are those of the README's section "Adding a domain". The folder may lie anywhere, it need not be in this
+are those of `docs/adding_a_domain.md`. The folder may lie anywhere, it need not be in this
 package.
 """
 

@@ -1,4 +1,4 @@
-"""The README keeps its word: every command in it is executed, at smoke size, or validated.
+"""The README and the pages that it begins with keep their word: each command is executed, at smoke size, or validated.
 
 A command that no rule below knows fails, so that a new one cannot go untested.
 """
@@ -26,7 +26,9 @@ from pipelinerl.run_state.accounting import Outcome, reconcile
 from tests.pipeline.conftest import DEADLINE_S, NO_PAGE, ROOT, SMALL
 from tests.support.metric_tables import check_run
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOMAINS = "docs/adding_a_domain.md"
+PAGES = ("README.md", "docs/running.md", DOMAINS, "docs/small_models.md", "docs/gpu.md")
+TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 RUN = "results/first"
 SMOKE = (
     *(one for one in SMALL if one != NO_PAGE),
@@ -36,19 +38,19 @@ SMOKE = (
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```", "\n".join(TEXTS.values()), re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[str]:
     lines = "\n".join(blocks("sh")).replace("\\\n", " ").splitlines()
-    return [" ".join(line.split()) for line in lines if line.strip()]
+    return list(dict.fromkeys(" ".join(line.split()) for line in lines if line.strip()))
 
 
 def example_files() -> dict[str, str]:
     """What a reader puts into a folder to follow "Adding a domain": name and content."""
-    section = README.split("## Adding a domain")[1].split("\n## ")[0]
-    names = re.findall(r"in `([\w/]+\.(?:py|yaml))`:\n\n```", section)
-    contents = re.findall(r"^```(?:python|yaml)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    page = TEXTS[DOMAINS]
+    names = re.findall(r"in `([\w/]+\.(?:py|yaml))`:\n\n```", page)
+    contents = re.findall(r"^```(?:python|yaml)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(names) == len(contents) == 2
     return dict(zip(names, contents))
 
@@ -160,6 +162,12 @@ def _make(words: list[str]) -> None:
             _launch(shlex.split(line))
 
 
+def _activate(words: list[str]) -> None:
+    """The environment that `make setup` makes."""
+    made = re.search(r"^VENV \?= (\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert made and words == ["source", f"{made[1]}/bin/activate"]
+
+
 def _main(module: str, arguments: list[str]) -> int:
     return int(importlib.import_module(module).main(arguments))
 
@@ -167,6 +175,7 @@ def _main(module: str, arguments: list[str]) -> int:
 Rule = Callable[[list[str]], None]
 RULES: dict[tuple[str, ...], Rule] = {
     ("make",): _make,
+    ("source",): _activate,
     ("python", "-m", "pipelinerl.launch"): _launch,
     ("python", "-m", "pipelinerl.bootstrap"): _bootstrap,
     ("pip", "install"): _pip,
@@ -258,9 +267,9 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/gpu.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_files_and_keys_that_a_page_names_exist(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = TEXTS[page]
     tree = compose(["+domain=privacy_hopqa", "hardware=cpu"]).tree
     quoted = set(re.findall(r"`([^`\s]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)))
     files = {name for name in quoted if re.match(r"(pipelinerl|domains|conf|docs|benchmarks)/", name)}
@@ -269,12 +278,20 @@ def test_files_and_keys_that_a_page_names_exist(page: str) -> None:
     keys = {name.split("=")[0] for name in quoted if re.match(r"[a-z]+_?[a-z]*\.[\w.]+(=|$)", name)}
     keys -= {name for name in keys if re.search(r"\.(py|md|json|jsonl|yaml|sh)$", name)}
     assert keys and not [key for key in keys if OmegaConf.select(tree, key, default=tree) is tree]
-    for target in re.findall(r"\]\(((?:docs|domains)/[^)]+)\)", text):
+    for target in re.findall(r"\]\((?!https?:)([^)#]*(?:#[^)]+)?)\)", text):
         path, _, heading = target.partition("#")
-        headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
-        assert not heading or heading in [one.lower().replace(" ", "-") for one in headings], target
+        linked = (ROOT / page).parent / path if path else ROOT / page
+        assert linked.exists(), target
+        headings = re.findall(r"^#+ (.+)$", linked.read_text(encoding="utf-8"), re.MULTILINE) if heading else []
+        assert not heading or heading in [anchor(one) for one in headings], target
+
+
+def anchor(heading: str) -> str:
+    """What a heading is called in an address."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def test_the_quickstart_s_output_can_be_replaced() -> None:
     start, end = "<!-- quickstart-output:start -->\n```\n", "```\n<!-- quickstart-output:end -->"
-    assert README.count(start) == README.count(end) == 1 and README.index(start) < README.index(end)
+    page = TEXTS["docs/running.md"]
+    assert page.count(start) == page.count(end) == 1 and page.index(start) < page.index(end)
