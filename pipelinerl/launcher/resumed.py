@@ -40,8 +40,9 @@ MAY_CHANGE = (
     *(f"actor.{name}" for name in (
         "llm_max_rollouts", "rollout_workers", "discount_factor", "problem_queue_size", "result_queue_size",
         "throughput_window_size", "system_prompt", "task_template", "domain_mix",
-        "difficulty_aware_penalty.", "max_rollout_retries", "rollout_retry_initial_delay_s",
-        "rollout_retry_max_delay_s", "rollout_deadline_s", "on_rollout_error", "max_failed_fraction",
+        "sampling", "difficulty.", "difficulty_aware_penalty.", "max_rollout_retries",
+        "rollout_retry_initial_delay_s", "rollout_retry_max_delay_s", "rollout_deadline_s",
+        "on_rollout_error", "max_failed_fraction",
     )),
     *(f"preprocess.{name}" for name in (
         "n_workers", "chunk_n_groups", "raw_queue_size", "input_queue_size", "output_queue_size",
