@@ -28,13 +28,14 @@ class DomainWeightedSampler:
         self.rng = rng if rng is not None else random.Random()
         self.adaptive = adaptive
         self.completed: Counter[str] = Counter()
-        self._members: dict[str, list[int]] = defaultdict(list)
+        self.members: dict[str, list[int]] = defaultdict(list)
+        """Indices of each domain's problems, ascending."""
         for index, sample in enumerate(samples):
             if not sample.get("domain"):
                 raise ValueError(
                     f"problem {index} has no 'domain'; actor.domain_mix needs one in each problem"
                 )
-            self._members[str(sample["domain"])].append(index)
+            self.members[str(sample["domain"])].append(index)
         self.targets = self._normalised(weights)
 
     def _normalised(self, weights: Mapping[str, float]) -> dict[str, float]:
@@ -42,8 +43,8 @@ class DomainWeightedSampler:
         for domain, weight in weights.items():
             if weight < 0:
                 raise ValueError(f"actor.domain_mix.{domain} is {weight}, expected a weight >= 0")
-            if weight > 0 and domain not in self._members:
-                known = ", ".join(sorted(self._members))
+            if weight > 0 and domain not in self.members:
+                known = ", ".join(sorted(self.members))
                 raise ValueError(
                     f"actor.domain_mix.{domain}: no problem has that domain; problems have {known}"
                 )
@@ -69,10 +70,12 @@ class DomainWeightedSampler:
             corrected[domain] = target * min(max(ratio, 1 / LARGEST_CORRECTION), LARGEST_CORRECTION)
         return corrected
 
-    def sample_index(self) -> int:
+    def sample_domain(self) -> str:
         weights = self.current_weights()
-        domain = self.rng.choices(list(weights), list(weights.values()))[0]
-        return self.rng.choice(self._members[domain])
+        return self.rng.choices(list(weights), list(weights.values()))[0]
+
+    def sample_index(self) -> int:
+        return self.rng.choice(self.members[self.sample_domain()])
 
     def sample(self) -> dict[str, Any]:
         return self.samples[self.sample_index()]

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pipelinerl.actor.known_rates import Known
 from pipelinerl.actor.messages import FinishedRollout
 
 
@@ -26,12 +27,16 @@ class Group:
     training: bool
     version: int
     """Newest announced version when the group was opened."""
+    weight: float = 1.0
+    """How many times as likely its problem was as in a uniform draw."""
     started: int = 0
     cut_short: bool = False
     """No further attempts start."""
     running: set[int] = field(default_factory=set)
     finished: dict[int, FinishedRollout] = field(default_factory=dict)
     """By rollout index."""
+    known: Known | None = None
+    """What is known of its problem once it is complete; None where problems are drawn alike."""
 
     @property
     def waiting(self) -> int:

@@ -17,8 +17,10 @@ from pipelinerl.actor.stats import (
     LoopLagStats,
     RecentGroups,
     Throughput,
+    UnratedWatch,
     UnsolvedWatch,
     domain_mix,
+    known_rates,
 )
 from pipelinerl.base.logs import REMARK
 from pipelinerl.config import Config
@@ -45,7 +47,10 @@ def measured(group: Group) -> dict[str, Any]:
         }
         for index, rollout in sorted(group.finished.items())
     ]
-    return {"group": group.id, "problem": group.problem, "version": group.version, "rollouts": rollouts}
+    record: dict[str, Any] = {"group": group.id, "problem": group.problem, "version": group.version}
+    if (known := group.known) is not None:
+        record |= {"weight": group.weight, "rate": known.rate, "measured_groups": known.groups}
+    return record | {"rollouts": rollouts}
 
 
 def _number(value: float | list[float] | None) -> float | None:
@@ -59,6 +64,8 @@ class Reporter:
         self.start_s = time.monotonic()
         self._stats, self._recent, self._lags = GroupStats(), RecentGroups(), LoopLagStats()
         self._unsolved = UnsolvedWatch()
+        by_difficulty = cfg.actor.sampling == "difficulty"
+        self._unrated = UnratedWatch(cfg.actor.difficulty.metric) if by_difficulty else None
         self.test_digest = ""
         """Of the test problems, beside the values of each."""
         self._throughput = Throughput(cfg.actor.throughput_window_size, self.start_s)
@@ -76,6 +83,11 @@ class Reporter:
         self._recent.add_group(group.finished.values())
         self._status.set(**self._recent.means())
         if (line := self._unsolved.add_group(group.finished.values())) is not None:
+            log.warning(line, extra=REMARK)
+        if (
+            self._unrated is not None
+            and (line := self._unrated.add_group(group.finished.values())) is not None
+        ):
             log.warning(line, extra=REMARK)
         self._throughput.add_group(group.finished.values(), time.monotonic())
         self._streams["stats_rollouts"].write(measured(group))
@@ -116,6 +128,7 @@ class Reporter:
         record |= {f"requests/{name}": value for name, value in self._request_totals().items()}
         if (mixture := scheduler.sampler.mixture) is not None:
             record |= domain_mix(mixture.completed, mixture.targets)
+        record |= known_rates(scheduler.sampler.difficulty.values())
         self._status.set(
             version=scheduler.version, texts=scheduler.published_texts, groups=scheduler.groups_finished
         )

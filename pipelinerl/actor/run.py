@@ -294,7 +294,7 @@ def _compare(output_dir: Path, train: list[Problem], test: list[Problem]) -> Non
 def _remark_others(output_dir: Path, digests: dict[str, str]) -> None:
     """Remark problems that are others than in the last start: numbers of problems mean others now."""
     meaning = {
-        "training": "draws, epochs and groups under way go on with these",
+        "training": "draws, epochs, rates of success and groups under way go on with these",
         "test": "evaluations before and after are not compared problem by problem",
     }
     for kind, now in digests.items():

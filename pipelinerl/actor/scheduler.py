@@ -16,6 +16,7 @@ from pipelinerl.actor.difficulty import scale_penalties
 from pipelinerl.actor.evaluation import EvaluationPass
 from pipelinerl.actor.failures import NO_TEXT, FailureMonitor, is_lost
 from pipelinerl.actor.groups import Group, GroupTable, Start
+from pipelinerl.actor.known_rates import Draw, measured_rate
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
 from pipelinerl.actor.problems import Problem, payload
 from pipelinerl.actor.sampler import ProblemSampler, derived_seed
@@ -58,7 +59,8 @@ class Scheduler:
         """`run` is the prefix of group ids, another one for each start of the actor in one folder."""
         self.cfg, self.run_id, self.table, self.budget = cfg, run, table, budget
         self.accounting, self.effects = accounting, effects
-        self.sampler = ProblemSampler(train, cfg.seed, cfg.actor.domain_mix)
+        by_difficulty = cfg.actor.difficulty if cfg.actor.sampling == "difficulty" else None
+        self.sampler = ProblemSampler(train, cfg.seed, cfg.actor.domain_mix, by_difficulty)
         self.failures = FailureMonitor(cfg.actor.max_failed_fraction)
         self.test = test
         self.last_evaluated: int | None = None
@@ -72,18 +74,21 @@ class Scheduler:
         self.groups_finished = 0
         self.published_texts = 0
         self.running_pass: EvaluationPass | None = None
-        self._again: deque[tuple[int, int]] = deque()
+        self._again: deque[tuple[int, Draw]] = deque()
         self._next_test_problem = 0
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from; training groups under way are made anew."""
         # Numbers and problems only: a group is made anew as a whole, since what runs dies with its process.
-        under_way = [(g.number, g.problem) for g in self.table.groups.values() if g.training]
+        groups = (group for group in self.table.groups.values() if group.training)
+        under_way = [*((group.number, Draw(group.problem, group.weight)) for group in groups), *self._again]
         return {
             "sampler": self.sampler.state_dict(),
             "evaluation": {"last": self.last_evaluated},
             "groups_opened": self.groups_opened,
-            "under_way": [*under_way, *self._again],
+            "under_way": [
+                (number, *(draw if self.sampler.difficulty else draw[:1])) for number, draw in under_way
+            ],
             "recent_texts": list(self.budget.recent),
         }
 
@@ -96,8 +101,12 @@ class Scheduler:
         self.last_evaluated = state["evaluation"]["last"]
         # What is made anew keeps its number and counts here already, so no number is given to two problems.
         self.groups_opened = int(state["groups_opened"])
-        self._again = deque((int(number), int(problem)) for number, problem in state["under_way"])
-        known, largest = len(self.sampler.problems), max((problem for _, problem in self._again), default=0)
+        self._again = deque(
+            (int(number), Draw(int(problem), *map(float, weight)))
+            for number, problem, *weight in state["under_way"]
+        )
+        known = len(self.sampler.problems)
+        largest = max((draw.problem for _, draw in self._again), default=0)
         if largest >= known:
             raise ValueError(
                 f"the run has a group of problem {largest} under way, and there are {known} problems now; "
@@ -227,13 +236,13 @@ class Scheduler:
 
     def _open_training_group(self) -> None:
         if self._again:  # a resumed run first makes anew what was under way, under the same numbers
-            number, problem = self._again.popleft()
+            number, (problem, weight) = self._again.popleft()
         else:
-            number, problem = self.groups_opened, self.sampler.draw()
+            number, (problem, weight) = self.groups_opened, self.sampler.draw()
             self.groups_opened += 1
         pickled, attempts = payload(self.sampler.problems[problem], problem), self.cfg.attempts
         id_ = f"{self.run_id}-{number:06d}"
-        self.table.open(Group(id_, number, problem, pickled, attempts, True, self.version))
+        self.table.open(Group(id_, number, problem, pickled, attempts, True, self.version, weight))
         self.budget.group_started(attempts)
 
     def finish(self, rollout: FinishedRollout) -> None:
@@ -297,7 +306,10 @@ class Scheduler:
         lost = is_lost(group, self._on_error)
         count = sum(len(rollout.samples) for rollout in rollouts)
         self.budget.group_finished(count, 0 if lost else count)
-        self.sampler.record_completion(group.problem)  # dropped too, or what fails is drawn ever more
+        # Dropped ones too, or a domain that fails is drawn ever more.
+        rate = measured_rate(rollouts, self.cfg.actor.difficulty.metric)
+        self.sampler.record_completion(group.problem, rate)
+        group.known = self.sampler.known(group.problem)
         self.effects.finished_group(group)
         if lost:
             # Its good rollouts go with it, for the reason of the first that failed.

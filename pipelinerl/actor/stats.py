@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from pipelinerl.actor.known_rates import DifficultySampler, measured_rate
 from pipelinerl.actor.messages import Ending, FinishedRollout
 
 SUCCESS, REWARD, OVERLONG, NO_ANSWER = "success", "reward", "overlong", "no_answer"
@@ -193,6 +194,29 @@ class UnsolvedWatch:
         )
 
 
+class UnratedWatch:
+    """Whether `actor.sampling=difficulty` learns anything: told once, when no rollout has its metric."""
+
+    def __init__(self, metric: str, window: int = RECENT_GROUPS) -> None:
+        self._metric, self._left = metric, window
+
+    def add_group(self, rollouts: Iterable[FinishedRollout]) -> str | None:
+        """What to say behind this group; one that failed whole counts neither way."""
+        rollouts = list(rollouts)
+        if measured_rate(rollouts, self._metric) is not None:
+            self._left = 0
+        if self._left == 0 or not any(one.ending in (Ending.DONE, Ending.EMPTY) for one in rollouts):
+            return None
+        self._left -= 1
+        if self._left:
+            return None
+        return (
+            f"no rollout has the metric {self._metric}, by which actor.sampling=difficulty knows a problem: "
+            "problems are drawn alike; set actor.difficulty.metric=reward and the band in its unit, or "
+            "actor.sampling=uniform"
+        )
+
+
 class Throughput:
     """Rates over the last `window` groups."""
 
@@ -253,4 +277,21 @@ def domain_mix(completed: Mapping[str, int], targets: Mapping[str, float]) -> di
         record[f"domain_mix_count/{domain}"] = float(count)
         record[f"domain_mix_actual/{domain}"] = count / total if total else 0.0
         record[f"domain_mix_target/{domain}"] = target
+    return record
+
+
+def known_rates(pools: Iterable[DifficultySampler]) -> dict[str, float]:
+    """What `actor.sampling=difficulty` knows and drew since the last record; empty without it."""
+    pools = list(pools)
+    taken = [pool.take() for pool in pools]
+    draws, in_band, first = (sum(one[n] for one in taken) for n in range(3))
+    rated = [(pool.in_band(problem), one.rate) for pool in pools for problem, one in pool.known.items()]
+    rates = [(inside, rate) for inside, rate in rated if rate is not None]
+    record = {"sampling/known": float(len(rates))} if pools else {}
+    if draws:
+        record |= {"sampling/in_band": in_band / draws, "sampling/first": first / draws}
+    if rates:
+        inside, values = zip(*rates, strict=True)
+        record |= {"sampling/known_in_band": float(np.mean(inside))}
+        record |= {"sampling/known_rate_mean": float(np.mean(values))}
     return record

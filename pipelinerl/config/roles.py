@@ -18,6 +18,21 @@ class DifficultyPenaltyConfig(Section):
     """Scale for failed rollouts."""
 
 
+class DifficultyConfig(Section):
+    """Which problems are worth sampling with `actor.sampling=difficulty`."""
+
+    metric: str = "success"
+    """Metric of a rollout whose mean is a problem's rate; `reward` where a domain has no success."""
+    low: float = 0.1
+    """Lower end of the band, in the metric's unit; a rate on the end is in it."""
+    high: float = 0.9
+    """Upper end."""
+    uniform_share: float = Field(0.25, gt=0, le=1)
+    """Share of draws that walk through all problems, so that each comes again."""
+    newest_weight: float = Field(0.3, gt=0, le=1)
+    """Weight of the newest group in a problem's rate; until `1 / groups` is less, groups weigh the same."""
+
+
 class ActorConfig(OpenSection):
     """Rollouts: what runs, how many at once, what happens to failures."""
 
@@ -43,6 +58,10 @@ class ActorConfig(OpenSection):
     """Rollout policy of each domain, for the dispatcher."""
     domain_mix: dict[str, float] | None = None
     """Weight of each domain when problems are drawn; null = uniform over problems."""
+    sampling: Literal["uniform", "difficulty"] = "uniform"
+    """Problems, of each domain in the mix, are drawn alike, or most often those that are solved at times."""
+    difficulty: DifficultyConfig = DifficultyConfig()
+    """Band and shares of `sampling=difficulty`."""
     difficulty_aware_penalty: DifficultyPenaltyConfig = DifficultyPenaltyConfig()
     """Length penalty scaled by difficulty."""
     max_rollout_retries: int = Field(8, ge=-1)

@@ -86,7 +86,7 @@ def check_draws(published: dict[str, str], cfg: Any) -> None:
     """
     problems = load_datasets(cfg.train_dataset_names, **cfg.dataset_loader_params)
     sampler = ProblemSampler(problems, cfg.seed, cfg.actor.domain_mix)
-    drawn = [str(problems[sampler.draw()]["domain"]) for _ in range(ADAPT_AFTER)]
+    drawn = [str(problems[sampler.draw().problem]["domain"]) for _ in range(ADAPT_AFTER)]
     early = {id_: domain for id_, domain in published.items() if int(id_.rpartition("-")[2]) < ADAPT_AFTER}
     assert len(early) > 10
     assert early == {id_: drawn[int(id_.rpartition("-")[2])] for id_ in early}

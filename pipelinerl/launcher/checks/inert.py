@@ -107,6 +107,7 @@ CONDITIONAL = (  # what belongs to a variant is declared there
     Inert("fsdp", lambda c: c.sharding is None, "nothing is sharded; set use_fsdp=true"),
     Inert("deepspeed_config", lambda c: not c.use_deepspeed, "nothing is sharded; set use_deepspeed=true"),
     _switched_off("wandb.use_wandb", "wandb.use_wandb=false"),
+    Inert("actor.difficulty", lambda c: c.actor.sampling == "uniform", "set actor.sampling=difficulty"),
     _switched_off(
         "actor.difficulty_aware_penalty.enabled", "set actor.difficulty_aware_penalty.enabled=true"
     ),

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from pipelinerl.config.machine import DerivedConfig
+from pipelinerl.config.roles import DifficultyConfig
 from pipelinerl.config.tree import Config
 
 
@@ -125,3 +126,17 @@ def _actor(cfg: Config) -> Iterator[str]:
         yield "actor.domain_mix: every weight is 0; give at least one domain a positive weight"
     if actor.difficulty_aware_penalty.enabled and cfg.rewards.buffer_tokens == 0:
         yield "actor.difficulty_aware_penalty.enabled=true: nothing to scale; set rewards.buffer_tokens"
+    if actor.sampling == "difficulty":
+        yield from _band(actor.difficulty)
+
+
+def _band(difficulty: DifficultyConfig) -> Iterator[str]:
+    low, high = difficulty.low, difficulty.high
+    if low > high:
+        yield f"actor.difficulty.low={low:g}: above actor.difficulty.high={high:g}; lower the first"
+    for name, end in (("low", low), ("high", high)):
+        if difficulty.metric == "success" and not 0 <= end <= 1:
+            yield (
+                f"actor.difficulty.{name}={end:g}: success lies between 0 and 1; give an end there, or name "
+                "another metric in actor.difficulty.metric"
+            )

@@ -45,7 +45,7 @@ PROBLEMS = [{"id": i, "domain": "abc"[i % 3]} for i in range(9)]
 def test_a_restored_sampler_draws_what_the_other_would_have_drawn(mix):
     one, two = ProblemSampler(PROBLEMS, 7, mix), ProblemSampler(PROBLEMS, 7, mix)
     for _ in range(60):
-        one.record_completion(one.draw())
+        one.record_completion(one.draw().problem)
     two.load_state_dict(one.state_dict())
     assert [one.draw() for _ in range(30)] == [two.draw() for _ in range(30)]
     with pytest.raises(ValueError, match="seed 7, the configuration says 8"):
@@ -54,7 +54,7 @@ def test_a_restored_sampler_draws_what_the_other_would_have_drawn(mix):
 
 def test_problems_are_drawn_uniformly_with_replacement():
     sampler = ProblemSampler(PROBLEMS, 1)
-    counts = Counter(sampler.draw() for _ in range(4500))
+    counts = Counter(sampler.draw().problem for _ in range(4500))
     assert len(counts) == 9 and min(counts.values()) > 400
 
 

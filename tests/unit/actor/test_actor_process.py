@@ -17,6 +17,7 @@ from pipelinerl.observe.summary import summarise
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, reconcile
 from tests.support.actor_run import ActorRun, tiny_model, write_config
 from tests.support.fake_engine import FakeEngine, said
+from tests.support.metric_tables import names_in, undocumented
 from tests.support.processes import DEADLINE_S
 
 
@@ -185,6 +186,38 @@ def test_a_resumed_actor_goes_on_where_the_restored_version_was(tmp_path: Path, 
     ids = {text["group_id"] for group in [*first, *again] for text in group}
     assert len(ids) == 6
     assert reconcile(tmp_path).adds_up
+
+
+def test_an_actor_that_draws_by_difficulty_reports_it_and_a_resume_goes_on_with_its_rates(
+    tmp_path: Path, model, answer
+):
+    """The toy's reward is the problem's number: of 0, 1 and 2 only the middle one is in the band."""
+    by = {"sampling": "difficulty", "difficulty": {"metric": "reward", "low": 0.5, "high": 1.5}}
+    rates = {0: 0.0, 1: 1.0, 2: 2.0}
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=1000, eval_at_end=False, actor=by)
+        with ActorRun(tmp_path) as run:
+            for version in range(4, 44, 4):  # two groups, of two rollouts, for each version
+                run.until(lambda: len(groups(run)) == version // 2)  # noqa: B023
+                run.update(engine, version)
+            run.until(lambda: len(run.read("stats")) == 10)
+            (evaluation,) = run.read("stats_test")
+            record, measured = run.read("stats")[-1], run.read("stats_rollouts")
+        with ActorRun(tmp_path, version=40) as run:
+            run.until(lambda: len(run.read("stats_rollouts")) >= len(measured) + 2)
+            run.trainer.training_done()
+            assert run.end() == (0, "")
+            later = run.read("stats_rollouts")[-2:]
+    assert evaluation["values"]["reward"] == [0.0, 1.0, 2.0]
+    assert record["sampling/known"] == 3 and record["sampling/known_in_band"] == pytest.approx(1 / 3)
+    assert record["sampling/known_rate_mean"] == 1.0
+    assert {"sampling/in_band", "sampling/first"} <= record.keys()
+    assert undocumented("actor", names_in(tmp_path, "actor")) == []
+    assert all(one["rate"] == rates[one["problem"]] for one in [*measured, *later])
+    assert sum(one["problem"] == 1 for one in measured[10:20]) > 5
+    # Of a problem that was forgotten the first group would be measured again.
+    counts = {one["problem"]: one["measured_groups"] for one in measured[:20]}
+    assert all(one["measured_groups"] > counts[one["problem"]] >= 2 for one in later)
 
 
 def test_plain_functions_run_beside_the_loop_on_two_engines(tmp_path: Path, model, answer):

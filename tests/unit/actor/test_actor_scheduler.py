@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pipelinerl.actor.budget import LagBudget
 from pipelinerl.actor.groups import GroupTable, Slots
 from pipelinerl.actor.messages import Ending, FinishedRollout
+from pipelinerl.actor.reporting import measured
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler
 from pipelinerl.config import Config
@@ -37,7 +38,11 @@ class World:
                 "seed": 1,
                 "eval_every_n_versions": more.get("every", 0),
                 "eval_at_end": more.get("at_end", False),
-                "actor": {"on_rollout_error": on_error, "max_failed_fraction": more.get("max_failed", 1.0)},
+                "actor": {
+                    "on_rollout_error": on_error,
+                    "max_failed_fraction": more.get("max_failed", 1.0),
+                    **more.get("actor", {}),
+                },
                 "finetune": {"max_train_steps": more.get("steps", 10**9)},
                 "derived": {"trainer_ranks": 1, "texts_per_step": 4, "texts_per_update": 4},
             }
@@ -177,6 +182,67 @@ def test_a_second_resume_before_anything_ran_keeps_what_the_first_had_to_make_an
     again = World(tmp_path / "second")
     again.scheduler.load_state_dict(saved)
     assert again.scheduler.state_dict() == {**saved, "recent_texts": [1.0]}
+
+
+BY_REWARD = {"sampling": "difficulty", "difficulty": {"metric": "reward", "low": 1.5, "high": 3.5}}
+"""The reward is the problem's index, so problems 2 and 3 are in the band."""
+
+
+def test_rates_of_problems_decide_what_is_drawn_and_go_into_the_record_and_the_snapshot(tmp_path):
+    """Evaluation, whose problems have indices of their own, tells the sampler nothing."""
+    world = World(tmp_path / "first", tests=5, every=10**6, actor=BY_REWARD)
+    world.start_all()
+    world.end_all()
+    assert len(world.passes) == 1 and not world.scheduler.sampler.difficulty["all"].known
+    for _ in range(60):
+        world.start_all()
+        world.end_all()
+    late = [measured(group) for group in world.finished_groups[40:]]
+    assert sum(record["problem"] in (2, 3) for record in late) / len(late) > 0.75
+    for record in late:
+        assert record["rate"] == record["problem"] and record["measured_groups"] >= 1
+        assert record["weight"] == pytest.approx(0.25 + 0.75 * 5 / 2 * (record["problem"] in (2, 3)))
+    saved = json.loads(json.dumps(world.scheduler.state_dict()))
+    expected = saved["sampler"]["difficulty"]["all"]["known"]
+    assert [[problem, rate] for problem, rate, _ in expected] == [[i, float(i)] for i in range(5)]
+    world.start_all()
+    drawn = {
+        start.group.number: (start.group.problem, start.group.weight) for start in world.running.values()
+    }
+    under_way = json.loads(json.dumps(world.scheduler.state_dict()))
+
+    again = World(tmp_path / "second", actor=BY_REWARD)
+    again.scheduler.load_state_dict(saved)
+    again.start_all()
+    assert drawn == {s.group.number: (s.group.problem, s.group.weight) for s in again.running.values()}
+    third = World(tmp_path / "third", actor=BY_REWARD)
+    third.scheduler.load_state_dict(under_way)
+    kept = json.loads(json.dumps(third.scheduler.state_dict()))
+    assert kept == {**under_way, "recent_texts": [1.0]}
+    third.start_all()
+    assert drawn == {s.group.number: (s.group.problem, s.group.weight) for s in third.running.values()}
+
+
+def test_where_problems_are_drawn_alike_records_and_snapshots_have_nothing_more(tmp_path):
+    world = World(tmp_path)
+    world.start_all()
+    assert [len(one) for one in world.scheduler.state_dict()["under_way"]] == [2, 2]
+    world.end_all()
+    assert measured(world.finished_groups[0]).keys() == {"group", "problem", "version", "rollouts"}
+    assert world.scheduler.state_dict()["sampler"] == {"seed": 1, "drawn": 2}
+
+
+def test_a_resume_may_begin_and_end_to_draw_by_difficulty(tmp_path):
+    alike, by_rates = World(tmp_path / "first"), World(tmp_path / "second", actor=BY_REWARD)
+    alike.start_all()
+    by_rates.scheduler.load_state_dict(json.loads(json.dumps(alike.scheduler.state_dict())))
+    by_rates.start_all()
+    problems = {start.group.problem for start in by_rates.running.values()}
+    by_rates.end_all()
+    assert by_rates.scheduler.sampler.difficulty["all"].known.keys() == problems
+    again = World(tmp_path / "third")
+    again.scheduler.load_state_dict(json.loads(json.dumps(by_rates.scheduler.state_dict())))
+    assert again.scheduler.state_dict()["sampler"] == {"seed": 1, "drawn": 2}
 
 
 def test_an_engine_out_of_rotation_gets_no_rollout(tmp_path):

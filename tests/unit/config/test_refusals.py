@@ -134,6 +134,8 @@ CONTRADICTIONS = [
     ("actor.domain_mix={a: -1, b: 2}", "weights are at least 0"),
     ("actor.domain_mix={a: 0}", "every weight is 0"),
     ("actor.difficulty_aware_penalty.enabled=true", "set rewards.buffer_tokens"),
+    ("actor.sampling=hard", "actor.sampling"),
+    ("actor.difficulty.uniform_share=0", "actor.difficulty.uniform_share"),
     ("engine.kind=vllm", "needs a GPU"),
     ("weights.transport=nccl", "the embedded engine reads files"),
     ("debug.mode=finetune", "set debug.streams_from=RUN_FOLDER"),
@@ -196,6 +198,14 @@ def test_a_bad_override_is_refused_with_its_remedy(
             "step_reward_advantages=true says situation; set one",
         ),
         (["streams=redis", "streams.host=10.0.0.1"], "set streams.password"),
+        (
+            ["actor.sampling=difficulty", "actor.difficulty.low=0.95"],
+            "actor.difficulty.low=0.95: above actor.difficulty.high=0.9; lower the first",
+        ),
+        (
+            ["actor.sampling=difficulty", "actor.difficulty.high=5"],
+            "actor.difficulty.high=5: success lies between 0 and 1",
+        ),
         (["use_fsdp=true", "use_deepspeed=true"], "two ways of sharding; choose one"),
         (["fsdp.cpu_offload=true", "use_deepspeed=true"], "its shards lie on the cards; choose one"),
         (["streams=redis", "debug.streams_from=conf"], "recordings are files; set streams=files"),

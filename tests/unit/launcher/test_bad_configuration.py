@@ -69,6 +69,7 @@ INERT: list[tuple[list[str], str]] = [
     (["deepspeed_config=deepspeed_stage2_bf16"], "deepspeed_config=deepspeed_stage2_bf16"),
     (["wandb.use_wandb=false", "wandb.wandb_project_name=mine"], "wandb.wandb_project_name=mine"),
     (["wandb.use_wandb=false", "wandb.tags=[a]"], "wandb.tags"),
+    (["actor.difficulty.low=0.2"], "actor.difficulty.low=0.2: has no effect here: set actor.sampling=diff"),
     (["actor.difficulty_aware_penalty.gamma=2"], "actor.difficulty_aware_penalty.gamma=2.0"),
     (["finetune.lora.r=8"], "finetune.lora.r=8: has no effect here: all weights are trained"),
     (["test_dataset_names=[]", "eval_every_n_versions=0", "eval_at_end=false"], "eval_at_end=false"),
