@@ -4,6 +4,7 @@
 in process and requests over HTTP see the same ranking.
 """
 
+import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -85,6 +86,15 @@ class Store:
         self.bounds = bounds
         self._tasks = {task_id: TaskCorpus(task_id, documents) for task_id, documents in tasks.items()}
         self._web = web if isinstance(web, WebCorpus) else WebCorpus.of_documents(web)
+        self.digest = self._digest()
+        """Equal for equal corpora: what `X-World` says where the data have no fingerprint."""
+
+    def _digest(self) -> str:
+        told = hashlib.sha256(self._web.digest.encode())
+        for task_id in sorted(self._tasks):
+            for one in self._tasks[task_id].documents:
+                told.update(f"\n{one.doc_id} {text_digest(one.text)}".encode("utf-8", "surrogatepass"))
+        return told.hexdigest()
 
     @classmethod
     def load(

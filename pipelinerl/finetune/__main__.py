@@ -1,9 +1,11 @@
 """Command of the trainer role: `python -m pipelinerl.finetune OUTPUT_DIR --job IDX`."""
 
 from pipelinerl.base.child import die_with_agent
+from pipelinerl.base.guard import guard_rank
 from pipelinerl.streams.kind import stream_settings
 
 die_with_agent()  # before the imports below, which take seconds
+guard_rank()
 # ruff: noqa: E402
 import os
 import sys
