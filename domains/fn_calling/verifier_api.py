@@ -22,7 +22,8 @@ def verify_fn_calling_answer(
     """Judge a completion by `{category, function, ground_truth}`.
 
     Of an irrelevance problem no call is right, unless thoughts never ended; of a relevance problem any.
-    `partial_score` of a wrong answer is above 0 for several wanted calls only: the share that is made, calls too many counting against it.
+    `partial_score` of a wrong answer is above 0 for several wanted calls only: the share that is made, calls
+    too many counting against it.
     """
     category = str(reward_context.get("category", "simple"))
     try:

@@ -47,8 +47,8 @@ class Config(OpenSection):
     """Folder of the run; `results/<domain>/<date-time>` when null."""
     validate_: bool = Field(False, alias="validate")
     """Stop after validation."""
-    seed: int = 42
-    """Seed of data order, sampling of problems and the trainer."""
+    seed: int = Field(42, ge=-(2**63), lt=2**64)
+    """Seed of data order, sampling of problems and the trainer; torch takes 64 bits."""
     model_path: str = "Qwen/Qwen2.5-7B"
     """Folder or hub name of the policy that training starts from."""
     fp32_layer_prefix: str | None = "lm_head"

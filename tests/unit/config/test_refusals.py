@@ -51,6 +51,11 @@ WRONG_VALUES = [
     ("finetune.model_class=vision2seq-language-modeling", "'causal-language-modeling'"),
     ("finetune.seq_parallel=0", "greater than or equal to 1"),
     ("finetune.optim=cpuadam", "'adamw_torch'"),
+    ("seed=1e30", "seed=1e+30: input should be"),
+    (
+        "seed=18446744073709551616",
+        "seed=18446744073709551616: input should be less than 18446744073709551616",
+    ),
     ("world.replicas=2", "input should be 1"),
     ("finetune.rl.role_weights={policy: 1/0}", "must be a number >= 0 or a fraction such as 1/9"),
     ("finetune.rl.role_weights={policy: -1}", "must be >= 0"),
