@@ -1,7 +1,6 @@
 """Loading a model that is whole: nothing is invented for a tensor that is missing or has another shape."""
 
 import logging
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,14 @@ def load_causal_lm(path: str | Path, **options: Any) -> PreTrainedModel:
         model, info = _auto_class(path, options).from_pretrained(
             str(path), output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
-    except pickle.UnpicklingError:  # not its text: torch advises to load it with the checks turned off
-        raise DamagedModel(
-            f"{path}: a weight file is damaged, or holds more than tensors and would run code; "
-            "save the model again, with save_pretrained, as safetensors"
-        ) from None
     except Exception as error:
-        cause = printable(" ".join(str(error).split())[:200])
-        raise DamagedModel(f"{path}: cannot be loaded ({type(error).__name__}: {cause})") from error
+        cause = f"{type(error).__name__}: {printable(' '.join(str(error).split())[:200])}"
+        if type(error).__name__ == "UnpicklingError":  # torch advises to load it with the checks turned off
+            cause = (
+                "a weight file is damaged, or holds more than tensors and would run code; "
+                "save the model again, with save_pretrained, as safetensors"
+            )
+        raise DamagedModel(f"{path}: cannot be loaded ({cause})") from error
     finally:
         report.removeFilter(_no_table)
     _refuse(path, info)
