@@ -19,10 +19,11 @@ from pathlib import Path
 
 from benchmarks import experiment
 from benchmarks.experiment import SpecError
+from pipelinerl.base.errors import CommandParser
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    made = CommandParser(
         prog="python -m benchmarks",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelinerl.base.errors import CommandParser
 from pipelinerl.config.detect import nvidia_smi
 
 ROOT = Path(__file__).parent.parent
@@ -62,7 +63,7 @@ def command_line(
     path for FILE, DIR and PYTHON, otherwise text. `[--cpu]` is a switch, `[--hardware cpu|gpu]` a choice;
     `choices` has those of other options. `[key=value ...]` are `overrides`, `[NUMBER ...]` are `words`.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, words in re.findall(r"\[--([a-z-]+)([^]]*)\]", doc or ""):
         allowed = choices.get(name.replace("-", "_"))
         values = words.replace("...", "").split()

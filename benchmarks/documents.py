@@ -7,7 +7,6 @@ of goals stand in blocks of `benchmarks/README.md`, as goals.yaml says (`goals.p
 and fails where a page says something else than its block would; `make lint` calls it.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ import yaml
 from benchmarks import goals
 from benchmarks._figures import RESULTS
 from benchmarks._results import Results
+from pipelinerl.base.errors import CommandParser
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = Path(__file__).with_name("documents.yaml")
@@ -127,7 +127,7 @@ def stale(root: Path = ROOT, written: Mapping[str, str] | None = None, *, write:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = CommandParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is stale")
     try:
         problems = stale(write=not parser.parse_args().check)

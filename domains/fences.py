@@ -8,7 +8,7 @@ that Python does not know, such as U+2028, are text that a string may hold, unle
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 _FENCE = re.compile(r"`{3,}|~{3,}")
@@ -137,14 +137,23 @@ def _columns(line: str) -> int:
     return len(line[: len(line) - len(line.lstrip(" \t"))].expandtabs(4))
 
 
-def program_in(blocks: Sequence[Block]) -> str:
+def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
     """The last block that says it is Python, else of those that say nothing the last that is most a program.
 
-    An interactive session counts only where there is no other; blocks of other languages never do. "" for
-    none.
+    Where some define one of `names`, which tests will call, only these count: a block behind the program may
+    show how it is used. An interactive session counts only where there is no other; blocks of other languages
+    never do. "" for none.
     """
     named = [block.text for block in blocks if block.python]
     unnamed = [block.text for block in blocks if not block.info]
+    wanted = "|".join(map(re.escape, names))
+    if wanted:
+        begins = re.compile(
+            rf"^[ \t]*(?:(?:async\s+)?def|class)\s+(?:{wanted})\b|^(?:{wanted})\s*[:=]", re.MULTILINE
+        )
+        for some in (named, unnamed):
+            if defining := [text for text in some if _PROMPT not in text and begins.search(text)]:
+                return defining[-1]
     if programs := [text for text in named if _PROMPT not in text]:
         return programs[-1]
     if programs := [text for text in unnamed if _PROMPT not in text]:

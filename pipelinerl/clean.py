@@ -4,17 +4,16 @@ After a power cut, or when launcher and guard were killed together, the weights 
 folder whose owner lives is locked and left alone. Every launcher does the same before it starts.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 
-from pipelinerl.base.errors import printable
+from pipelinerl.base.errors import CommandParser, printable
 from pipelinerl.engines.wire import SHARED_MEMORY, remove_abandoned
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one line for each folder."""
-    parser = argparse.ArgumentParser(prog="pipelinerl.clean", description=(__doc__ or "").partition("\n")[0])
+    parser = CommandParser(prog="pipelinerl.clean", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     dry_run = parser.parse_args(argv).dry_run
     found = remove_abandoned(dry_run)

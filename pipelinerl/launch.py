@@ -74,11 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(failure_line(error), file=sys.stderr)
         return FAILED
     except (DamagedLine, StreamError, FolderChanged) as error:
-        print(f"launcher: {error}", file=sys.stderr)
+        print(printable(f"launcher: {error}"), file=sys.stderr)
         return FAILED
     except (OSError, MemoryError) as error:
         logging.getLogger("pipelinerl.launch").debug("the launcher ends", exc_info=True)
-        print(f"launcher: {_of_the_machine(error)}", file=sys.stderr)
+        print(printable(f"launcher: {_of_the_machine(error)}"), file=sys.stderr)
         return FAILED
     except RuntimeError as error:
         if "can't start new thread" not in str(error):
@@ -137,7 +137,7 @@ def launch(argv: Sequence[str]) -> int:
         print(OmegaConf.to_yaml(shown_tree(composition.tree)), end="")
         return COMPLETED
     for notice in composition.notices:
-        print(f"launcher: {notice}", flush=True)
+        print(printable(f"launcher: {notice}"), flush=True)
     hosts = HOST_BACKENDS.find(composition.tree.world.backend)
     if not hosts.several and (remedy := launched_on_each_host(os.environ)) is not None:
         raise ConfigError(remedy)

@@ -5,7 +5,6 @@ are those of `docs/adding_a_domain.md`. The folder may lie anywhere, it need not
 package.
 """
 
-import argparse
 import keyword
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipelinerl.base.errors import ConfigError, printable
+from pipelinerl.base.errors import CommandParser, ConfigError, printable
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs
 
 NAME = "DOMAIN_NAME"
@@ -54,7 +53,7 @@ def write_domain(name: str, folder: Path) -> list[Path]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 when the folder is written, 2 with one line when it cannot be."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m pipelinerl.new_domain", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("name", help="of the domain and its module")

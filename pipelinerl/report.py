@@ -1,13 +1,12 @@
 """Report a run, also while it is going on: python -m pipelinerl.report OUTPUT_DIR."""
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipelinerl.base.errors import first_line, printable, show_what_it_can
+from pipelinerl.base.errors import CommandParser, first_line, printable, show_what_it_can
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path, read_shown
@@ -61,7 +60,7 @@ def _holds_a_run(folder: Path) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m pipelinerl.report", description=__doc__)
+    parser = CommandParser(prog="python -m pipelinerl.report", description=__doc__)
     parser.add_argument("output_dir", type=Path, help="the run's folder")
     args = parser.parse_args(argv)
     show_what_it_can()

@@ -1,10 +1,9 @@
 """Write a page of a run's rollouts, also while it is going on: python -m pipelinerl.view OUTPUT_DIR."""
 
-import argparse
 import sys
 from pathlib import Path
 
-from pipelinerl.base.errors import printable
+from pipelinerl.base.errors import CommandParser, printable
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.config import ConfigError
 from pipelinerl.extras.viewer.write import LIMIT, export, write_page
@@ -13,7 +12,7 @@ from pipelinerl.streams import StreamError
 
 def main(argv: list[str] | None = None) -> int:
     """0; 1 and one line if nothing was written."""
-    parser = argparse.ArgumentParser(prog="python -m pipelinerl.view", description=__doc__)
+    parser = CommandParser(prog="python -m pipelinerl.view", description=__doc__)
     parser.add_argument("output_dir", type=Path, help="the run's folder")
     parser.add_argument("--limit", type=int, default=LIMIT, help=f"most rollouts on the page ({LIMIT})")
     parser.add_argument("--compare", type=Path, metavar="RUN2", help="another run, beside this one")

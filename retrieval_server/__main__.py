@@ -5,7 +5,7 @@ import logging
 import socket
 import sys
 
-from retrieval_server.arguments import Arguments, parse_arguments
+from retrieval_server.arguments import Arguments, parse_arguments, printable
 from retrieval_server.board import Board
 from retrieval_server.manifest import Manifest
 from retrieval_server.serve import serve
@@ -40,10 +40,10 @@ def main(argv: list[str]) -> int:
     except ServerRefused:
         return REFUSED
     except ServerEnded as error:
-        print(f"retrieval_server: {error}", file=sys.stderr)
+        print(printable(f"retrieval_server: {error}"), file=sys.stderr)
         return FAILED
     except (OSError, ValueError) as error:
-        print(f"retrieval_server: {error}", file=sys.stderr)
+        print(printable(f"retrieval_server: {error}"), file=sys.stderr)
         return exit_status(error)
     return 0
 

@@ -28,6 +28,7 @@ from retrieval_server.limits import (
 )
 from retrieval_server.malformed import log_one_line
 from retrieval_server.store import Store, UnknownTask
+from retrieval_server.world import HEADER, in_header
 
 LOCAL_ROUTE, WEB_ROUTE, _ = ROUTES
 OPEN_ROUTES = ("/health", "/ready")  # supervisors ask without a token
@@ -69,6 +70,13 @@ class RetrievalService:
     def store(self, store: Store) -> None:
         self._store = store
         self.row.state = State.OK
+
+    @property
+    def world(self) -> str | None:
+        """What is served, as every answer tells it; None while data without a fingerprint are loaded."""
+        if self.fingerprint is not None:
+            return in_header(self.fingerprint)
+        return None if self._store is None else self._store.digest
 
     async def health(self, request: web.Request) -> web.Response:
         """`GET /health`: state, sizes and counters of the whole server, also while it loads.
@@ -168,6 +176,8 @@ class RetrievalService:
             return await handler(request)
 
         response = await answered(request, admitted, PATHS, MAX_BODY_BYTES, self._gate.asks)
+        if self.world is not None and self._gate.admits(request.headers.get("Authorization")):
+            response.headers[HEADER] = self.world
         self.row.count_answered(request.path, response.status)
         self.row.waiting = self.queue.waiting
         return response

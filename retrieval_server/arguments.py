@@ -1,8 +1,10 @@
 """Arguments of `python -m retrieval_server`, checked before anything is opened."""
 
 import argparse
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from retrieval_server.access import check_binding, read_token
 from retrieval_server.backends import ASKED, Asked, Backend, choose, default_index
@@ -29,6 +31,21 @@ class Arguments:
     bounds: Bounds
     worker: tuple[int, int, int, int] | None
     """For a process of several: its number and the inherited descriptors of socket, board and parent."""
+
+
+_STEERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """One line as a terminal may show it: what would steer it is written out, as `\\x1b`."""
+    return _STEERS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+class Parser(argparse.ArgumentParser):
+    """What it says of an argument steers no terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 def parse_arguments(argv: list[str]) -> Arguments:
@@ -73,7 +90,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="retrieval_server", description="Serve BM25 retrieval over HTTP.")
+    parser = Parser(prog="retrieval_server", description="Serve BM25 retrieval over HTTP.")
     parser.add_argument("--tasks", type=Path, help="folder of private task trees")
     parser.add_argument("--web", type=Path, help="public corpus, JSON lines {docid, url, text}")
     parser.add_argument("--backend", choices=ASKED, default="auto", help="auto: by the size of --web")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from retrieval_server import manifest
+from retrieval_server.arguments import Parser, printable
 from retrieval_server.backends import default_index
 from retrieval_server.corpus import CorpusError
 from retrieval_server.manifest import Corpus, IndexMismatch, Manifest, check_parameters
@@ -168,7 +169,7 @@ def _publish(made: Manifest, result: Path, index: Path) -> None:
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m retrieval_server.index", description=__doc__)
+    parser = Parser(prog="python -m retrieval_server.index", description=__doc__)
     parser.add_argument(
         "--web", type=Path, required=True, help="public corpus, JSON lines {docid, url, text}"
     )
@@ -202,11 +203,12 @@ def main(argv: list[str]) -> int:
         progress = silent if arguments.quiet else shown()
         made = build(arguments.web, arguments.index, arguments.replace, progress, wait_s=arguments.wait_s)
     except (OSError, ValueError) as error:
-        print(f"retrieval_server.index: {error}", file=sys.stderr)
+        print(printable(f"retrieval_server.index: {error}"), file=sys.stderr)
         return exit_status(error)
     print(
-        f"{arguments.index}: {made.documents} documents ({made.skipped_empty} without text left out), "
-        f"{made.terms} terms, {made.postings} postings, fingerprint {made.fingerprint[:16]}"
+        f"{printable(str(arguments.index))}: {made.documents} documents "
+        f"({made.skipped_empty} without text left out), {made.terms} terms, "
+        f"{made.postings} postings, fingerprint {made.fingerprint[:16]}"
     )
     return 0
 

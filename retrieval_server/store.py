@@ -4,6 +4,7 @@
 in process and requests over HTTP see the same ranking.
 """
 
+import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,14 @@ from typing import Any
 
 from retrieval_server.bm25 import index_of
 from retrieval_server.bounds import DEFAULT, Bounds
-from retrieval_server.corpus import LocalDocument, WebDocument, find_tasks, read_task, text_digest
+from retrieval_server.corpus import (
+    CorpusError,
+    LocalDocument,
+    WebDocument,
+    find_tasks,
+    read_task,
+    text_digest,
+)
 from retrieval_server.identity import aliases, shared_aliases
 from retrieval_server.webcorpus import WebCorpus
 
@@ -84,7 +92,20 @@ class Store:
     ) -> None:
         self.bounds = bounds
         self._tasks = {task_id: TaskCorpus(task_id, documents) for task_id, documents in tasks.items()}
+        if empty := [one.task_id for one in self._tasks.values() if not one.documents]:
+            logger.warning(
+                "%d of %d tasks have no document to find, first: %s", len(empty), len(self._tasks), empty[0]
+            )
         self._web = web if isinstance(web, WebCorpus) else WebCorpus.of_documents(web)
+        self.digest = self._digest()
+        """Equal for equal corpora: what `X-World` says where the data have no fingerprint."""
+
+    def _digest(self) -> str:
+        told = hashlib.sha256(self._web.digest.encode())
+        for task_id in sorted(self._tasks):
+            for one in self._tasks[task_id].documents:
+                told.update(f"\n{one.doc_id} {text_digest(one.text)}".encode("utf-8", "surrogatepass"))
+        return told.hexdigest()
 
     @classmethod
     def load(
@@ -97,6 +118,8 @@ class Store:
         or `OSError`.
         """
         folders = find_tasks(tasks) if tasks else {}
+        if tasks and not folders:
+            raise CorpusError(f"--tasks {tasks} holds no task: each is a folder with its documents in files/")
         documents = {task_id: read_task(task_id, folder) for task_id, folder in folders.items()}
         if web is None:
             return cls(documents, bounds=bounds)

@@ -1,5 +1,6 @@
 """A searchable public corpus: a ranker over positions and the documents at these positions."""
 
+import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from retrieval_server.bm25 import BM25Index
-from retrieval_server.corpus import WebDocument
+from retrieval_server.corpus import WebDocument, text_digest
+from retrieval_server.manifest import Corpus
 from retrieval_server.ranking import Ranker
 from retrieval_server.tokens import tokens
 from retrieval_server.webfile import WebFile, WebScan
@@ -28,6 +30,8 @@ class WebCorpus:
     ranker: Ranker
     documents: Documents
     skipped_empty: int = 0
+    digest: str = ""
+    """SHA-256 of the file, the same for both back ends; of ids and texts where there is no file."""
 
     def missing(self, docids: Iterable[str]) -> list[str]:
         """Those of the ids, without `web/`, that no indexed document has."""
@@ -49,7 +53,8 @@ class WebCorpus:
     def of_documents(cls, documents: Sequence[WebDocument]) -> "WebCorpus":
         """Documents and postings in memory."""
         pairs = ((f"web/{document.docid}", document.text) for document in documents)
-        return cls(BM25Index.from_texts(pairs), documents)
+        told = hashlib.sha256("".join(f"{one.docid} {text_digest(one.text)}\n" for one in documents).encode())
+        return cls(BM25Index.from_texts(pairs), documents, digest=told.hexdigest())
 
     @classmethod
     def in_memory(cls, path: Path) -> "WebCorpus":
@@ -57,7 +62,7 @@ class WebCorpus:
         found = WebScan(path)
         token_lists = (tokens(text) for text in found.texts())  # fills found.docids while it is consumed
         ranker = BM25Index((f"web/{docid}" for docid in found.docids), token_lists)
-        return cls(ranker, found.file(), found.skipped_empty)
+        return cls(ranker, found.file(), found.skipped_empty, Corpus.of(path).sha256)
 
     @classmethod
     def mapped(cls, path: Path, index: Path) -> "WebCorpus":
@@ -66,4 +71,4 @@ class WebCorpus:
 
         ranker = MappedIndex(index, path)
         documents = WebFile(path, ranker.offsets, ranker.sizes)
-        return cls(ranker, documents, ranker.manifest.skipped_empty)
+        return cls(ranker, documents, ranker.manifest.skipped_empty, ranker.manifest.corpus.sha256)

@@ -1,13 +1,22 @@
-"""The fingerprint of a generated world, from the `manifest.json` beside the served files. Files only."""
+"""What is served, in a word: a generated world's fingerprint, from the `manifest.json` beside its files."""
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from retrieval_server.corpus import CorpusError
 
 NAME = "manifest.json"
+HEADER = "X-World"
+"""Of every answer: what is served, so that a client sees when a server was exchanged for another."""
+_PLAIN = re.compile(r"[!-~]{1,200}")
+
+
+def in_header(fingerprint: str) -> str:
+    """The fingerprint as a header may hold it: itself, or its SHA-256."""
+    return fingerprint if _PLAIN.fullmatch(fingerprint) else hashlib.sha256(fingerprint.encode()).hexdigest()
 
 
 def world_fingerprint(tasks: Path | None, web: Path | None) -> str | None:

@@ -35,6 +35,7 @@ from trl.experimental.async_grpo import async_grpo_trainer as trainer_module
 from trl.experimental.async_grpo import async_rollout_worker as worker_module
 
 from benchmarks.gpu.trl_workload import WORKLOADS, Workload, prompts, reward
+from pipelinerl.base.errors import CommandParser
 
 
 def on_card(query: Any, key: Any, value: Any, *spans: Any, softmax_scale: Any = None, **_: Any) -> Any:
@@ -144,7 +145,7 @@ def config(work: Workload, options: argparse.Namespace, cpu: bool) -> AsyncGRPOC
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--url", required=True)
     parser.add_argument("--hardware", choices=("gpu", "cpu"), default="gpu")

@@ -7,7 +7,7 @@ import aiohttp
 from omegaconf import DictConfig
 
 from domains.coding.settings import settings_of
-from domains.coding.verifier_api import Verification, evaluate, extract_code
+from domains.coding.verifier_api import Context, Verification, evaluate, extract_code
 from domains.math.rewards import rollout_reward
 from domains.prompts import question_messages
 from pipelinerl.async_llm import llm_async_generate, make_training_text
@@ -59,7 +59,7 @@ async def generate_coding_rollout(
     found = await evaluate(_sandboxes.of(cfg), completion, problem["reward_context"], limit)
     status = found.answer_status
     text = make_training_text(llm, call)
-    text.metadata["coding"] = _remarks(found, completion)
+    text.metadata["coding"] = _remarks(found, completion, problem["reward_context"])
     text.reward, penalty = rollout_reward(cfg, llm, [text], status)
     metrics = CodingMetrics(
         reward=text.reward,
@@ -82,12 +82,12 @@ async def generate_coding_rollout(
     )
 
 
-def _remarks(found: Verification, completion: str) -> dict[str, Any]:
+def _remarks(found: Verification, completion: str, context: Context) -> dict[str, Any]:
     """What a reader of the rollout wants to know besides its text."""
     return {
         "passed": found.passed,
         "total": found.total,
         "tests": list(found.statuses),
         "error": found.error,
-        "code_characters": len(extract_code(completion)),
+        "code_characters": len(extract_code(completion, context)),
     }

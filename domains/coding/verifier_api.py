@@ -53,16 +53,24 @@ class Verification:
         return "correct" if 0 < self.passed == self.total else "wrong"
 
 
-def extract_code(completion: str) -> str:
-    """The program of a completion, as `program_in` chooses it behind the thoughts; "" without any."""
-    return program_in(fenced(answer_part(completion)))
+def extract_code(completion: str, context: Context | None = None) -> str:
+    """The program of a completion, as `program_in` chooses it behind the thoughts; "" without any.
+
+    `context` says what the tests will call.
+    """
+    context = context or {}
+    called = [
+        *context.get("functions", {}).values(),
+        *([context["fn_name"]] if context.get("fn_name") else []),
+    ]
+    return program_in(fenced(answer_part(completion)), map(str, called))
 
 
 async def evaluate(
     box: Sandbox, completion: str, context: Mapping[str, Any], max_tests: int = 0
 ) -> Verification:
     """Run at most `max_tests` tests (0: all), each in a process of its own."""
-    code = extract_code(completion)
+    code = extract_code(completion, context)
     return await judged(box, code, context, max_tests) if code else Verification(empty_response=True)
 
 

@@ -164,12 +164,17 @@ def _bfcl(source: str, data_dir: str | None) -> Iterator[dict[str, Any]]:
             lines = _read(f"possible_answer/{name}", data_dir).splitlines()
             answers = {one["id"]: one["ground_truth"] for one in map(json.loads, filter(None, lines))}
         for row in questions:
-            yield {
+            made = {
                 **row,
                 "question": row["question"][0],
                 "category": category,
                 "ground_truth": answers.get(row["id"], []),
             }
+            try:
+                _refuse_unanswered(made)
+            except ValueError as error:
+                raise ValueError(f"{name}, {row['id']}: {error}") from None
+            yield made
 
 
 def _read(name: str, data_dir: str | None) -> str:
@@ -217,6 +222,7 @@ def checked(row: Any) -> dict[str, Any]:
         isinstance(one, Mapping) and {"name", "parameters"} <= one.keys() for one in functions
     ):
         raise ValueError("function: expected a list of {name, parameters}")
+    _refuse_unanswered(row)
     known = {str(one["name"]) for one in functions}
     if not isinstance(truth, list) or not all(
         isinstance(one, Mapping) and len(one) == 1 and next(iter(one)) in known for one in truth
@@ -226,3 +232,14 @@ def checked(row: Any) -> dict[str, Any]:
     category = row.get("category") or (several if truth else "irrelevance")
     kept = {"question": question, "function": functions, "ground_truth": truth, "category": str(category)}
     return kept | ({"id": row["id"]} if "id" in row else {})
+
+
+def _refuse_unanswered(row: Mapping[str, Any]) -> None:
+    """Raises ValueError for a problem without wanted calls that does not say that it wants none."""
+    named = row.get("category")
+    unanswered = not row.get("ground_truth") if named else row.get("ground_truth") is None
+    if unanswered and "relevance" not in str(named):
+        raise ValueError(
+            "ground_truth: missing; BFCL keeps it in possible_answer/: name bfcl_CATEGORY with "
+            "dataset_loader_params.data_dir, or write ground_truth=[] and no category where no call is right"
+        )

@@ -8,6 +8,7 @@ import aiohttp
 from domains.fn_calling.calls import Unreadable, read_calls
 from domains.fn_calling.compare import matched
 from domains.verdict_server import ask, serve
+from pipelinerl.base.thoughts import thoughts_are_open
 
 Verdict = dict[str, Any]
 """`answer_status` (`correct`, `wrong`, `no_answer` or `unparsable`) and `partial_score`, from 0 to 1."""
@@ -20,8 +21,9 @@ def verify_fn_calling_answer(
 ) -> Verdict:
     """Judge a completion by `{category, function, ground_truth}`.
 
-    Of an irrelevance problem no call is right, of a relevance problem any. `partial_score` of a wrong answer
-    is above 0 for several wanted calls only: the share that is made, calls too many counting against it.
+    Of an irrelevance problem no call is right, unless thoughts never ended; of a relevance problem any.
+    `partial_score` of a wrong answer is above 0 for several wanted calls only: the share that is made, calls
+    too many counting against it.
     """
     category = str(reward_context.get("category", "simple"))
     try:
@@ -29,6 +31,8 @@ def verify_fn_calling_answer(
     except Unreadable:
         return _verdict("unparsable")
     if "relevance" in category:
+        if not calls and not tool_calls and thoughts_are_open(generation):
+            return _verdict("no_answer")  # cut off in its thoughts: nothing was declined
         right = not calls if "irrelevance" in category else bool(calls)
         return _verdict("correct" if right else "wrong" if calls else "no_answer")
     if not calls:

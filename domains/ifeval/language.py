@@ -25,7 +25,8 @@ _SCRIPTS = {
 _WORDS = {
     "LATIN": {
         "de": "der die das und ist nicht ein eine ich sie es mit auf für den von zu im dem wir auch sich "
-        "wie was wer geht hallo guten tag danke bitte vielen ihnen dir mir bin bist sind hat haben nur noch",
+        "wie was wer geht hallo guten tag danke bitte vielen ihnen dir mir bin bist sind hat haben nur noch "
+        "ja nein gerne",
         "en": "the of and to in is it that you for was on are with as this be have not they we a an i no he "
         "my your what how hello thank thanks very good please yes his her their has had will can all our",
         "es": "el la los las de que y en un una es por con para no se su más pero como lo al del está "
@@ -67,7 +68,7 @@ _WORDS = {
         "mr": "आहे आणि च्या हा ही हे या तो ते मध्ये एक नाही असे होते आहेत केले मी त्या पण "
         "नमस्कार तुम्ही कसे आहात धन्यवाद काय आम्ही खूप होती गेला दिवस किंवा जर तर साठी",
         "ne": "छ र को मा का हो यो एक पनि गर्न भने छन् लाई बाट गरेको थियो त यस उनी "
-        "तपाईं तपाईंलाई कस्तो म हामी धन्यवाद के धेरै थिए गयो दिन वा यदि लागि",
+        "नमस्कार तपाईं तपाईंलाई कस्तो म हामी धन्यवाद के धेरै थिए गयो दिन वा यदि लागि",
     },
 }
 """Frequent words, by script and language."""

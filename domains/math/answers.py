@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from domains.math.rewards import AnswerStatus
-from domains.math.texts import long_enough, measured, other_case, product, words
+from domains.math.texts import in_base, long_enough, measured, other_case, product, words
 from domains.math.typeset import typeset, with_point
 from pipelinerl.base.thoughts import answer_part
 
@@ -107,7 +107,10 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
     """
     answer, gold = typeset(answer), typeset(gold)
     answer, gold = with_point(answer, gold), with_point(gold)
-    wanted, given = measured(plain(gold)), measured(plain(answer))
+    based = in_base(plain(gold)), in_base(plain(answer))
+    if None not in based:  # of a number's base math-verify sees nothing
+        return "correct" if based[0] == based[1] else "wrong"
+    wanted, given = measured(plain(gold)), measured(plain(answer), plain(gold))
     ours, theirs = product(wanted.value), product(given.value if given.changed else answer)
     try:
         status = _compared(ours, theirs, strict)

@@ -8,6 +8,7 @@ any `question`, `problem`, `task` or `prompt` beside an `answer`.
 
 import math
 import random
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,14 @@ ANSWERS = ("answer", "gold", "expected_answer", "final_answer")
 ARITHMETIC = "arithmetic"
 ARITHMETIC_PROBLEMS = 1000
 GSM8K_MARK = "####"
-_MISSING = frozenset({"nan", "<na>", "null", "n/a", "#n/a"})
-"""What tables write for a value that is missing; `None` may be an answer."""
+_MISSING = frozenset({"nan", "<na>", "null", "n/a", "#n/a", "notfound", "proof"})
+"""What tables, and NuminaMath with the last two, write for a missing value; `None` may be an answer."""
+_OPTIONS = ("choices", "options")
+_SEVERAL = re.compile(r"\S\s*\n\s*\S|[a-z)\d]\.\s+[A-Z][a-z]+ ")
+"""Lines, or a sentence behind another one."""
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_SOLUTION_WORDS = 6
+"""From here on several lines or sentences are no result, as those of a matrix may be."""
 
 
 def load_problems(
@@ -90,6 +97,10 @@ def read_row(row: Any) -> tuple[str, str]:
     question = next((row[key] for key in QUESTIONS if row.get(key)), None)
     if question is None:
         raise ValueError(f"no question; columns are {_columns(row)}, expected one of {', '.join(QUESTIONS)}")
+    if (listed := next((key for key in _OPTIONS if row.get(key)), None)) is not None:
+        raise ValueError(
+            f"{listed}: a question is asked without them; put them into its text, and leave them out"
+        )
     given = next((row[key] for key in ANSWERS if row.get(key) not in (None, "")), None)
     if given is None and isinstance(row.get("solution"), str):
         given = last_boxed(row["solution"])
@@ -135,7 +146,12 @@ def _gold(value: Any) -> str:
     _refuse_missing(text, "answer")
     if GSM8K_MARK in text:
         text = text.rpartition(GSM8K_MARK)[2].strip().replace(",", "")
-    text = (last_boxed(text) or text).strip()
+    result = last_boxed(text)
+    if result is None and _SEVERAL.search(text) and len(_WORD.findall(text)) >= _SOLUTION_WORDS:
+        raise ValueError(
+            f"answer {text[:60]!r}: a solution without a result; put it behind {GSM8K_MARK} or in a box"
+        )
+    text = (result or text).strip()
     _refuse_missing(text, "answer")
     if not text:
         raise ValueError(f"answer {str(value)[:60]!r}: holds no result")

@@ -25,7 +25,7 @@ _SHORT = frozenset(_LISTED.split())
 """Answers that are too short to be told from a product of variables by their letters."""
 _UNIT = (
     "km|cm|mm|nm|m|kg|mg|g|lbs?|oz|ft|in|yd|mi|mph|kph|km/h|ms|s|secs?|mins?|hrs?|hours?|h|days?|mL|ml|dL|cL|L|"
-    "Hz|kHz|MHz|GHz|kWh|kW|W|kJ|J|N|Pa|kPa|V|A|K|mol|cal|kcal|units?|cents?|dollars?|euros?|pounds?|inches|feet|"
+    "Hz|kHz|MHz|GHz|kWh|kW|W|kJ|J|N|Pa|kPa|V|A|K|mol|cal|kcal|units?|cents?|dollars?|euros?|pounds?|inches|feet|box|boxes|cups?|"
     "miles|meters?|metres?|deg|USD|EUR|GBP|sq\\.? ?(?:ft|in|cm|m|km|mi|yd)\\.?"
 )
 _POWER = r"(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23])|[²³])?"
@@ -52,6 +52,11 @@ _MANY = {
 }
 _NUMBER_OF = re.compile(rf"(-?\d+(?:\.\d+)?)\s*(?:{SPACE})*\s*({'|'.join(_MANY)})\b(.*)", re.DOTALL)
 _PERCENT = re.compile(r"\s*(?:\\?%|\b[Pp]er ?cent\b)")
+_LISTED = "zero one two three four five six seven eight nine ten eleven twelve"
+_BASES = _LISTED.split()
+_IN_BASE = re.compile(
+    rf"(?P<digits>[0-9A-Z]+)\s*_\s*(?:(?P<brace>\{{)\s*(?:base\s*)?)?(?P<base>\d{{1,2}}|{'|'.join(_BASES[2:])})\s*(?(brace)\}})"
+)
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _APART = re.compile(r"(?<![A-Za-z\\}\d])[A-Za-z](?: +[A-Za-z])+(?![A-Za-z])")
 _COEFFICIENT = re.compile(r"(-?\d+(?:\.\d+)?) *([A-Za-z]{2,4})")
@@ -104,10 +109,20 @@ class Measured(NamedTuple):
     changed: bool
 
 
-def measured(text: str) -> Measured:
+def in_base(text: str) -> tuple[str, int] | None:
+    """Digits and base of a number such as `4210_{5}`, `1011_{two}` or `2A_{base 16}`; else None."""
+    found = _IN_BASE.fullmatch(text)
+    if found is None:
+        return None
+    base = found["base"].lower()
+    return found["digits"].upper(), int(base) if base.isdigit() else _BASES.index(base)
+
+
+def measured(text: str, other: str = "") -> Measured:
     """`60\\%` is 60 with a percent sign, `12 cm^2` and `\\$12` are 12, `2 million` is 2,000,000.
 
-    What has no number before its unit stays.
+    What has no number before its unit stays. Beside an `other` without a letter, `eggs` and `men` are what is
+    counted too: an answer with variables would be wrong in any case.
     """
     bare = _MONEY.sub(lambda sign: sign["sign"] or "", text)
     bare = angle[1] if (angle := _DEGREES.fullmatch(bare)) is not None else bare
@@ -117,14 +132,19 @@ def measured(text: str) -> Measured:
     percent = value != bare.strip() and bool(value)
     value = value if percent else bare
     found = _UNITS.fullmatch(value)
-    if found is not None and (found["names"] is None or _names(found["names"])):
+    counted = not _RUN.search(other) and bool(other)
+    if found is not None and (found["names"] is None or _names(found["names"], counted)):
         value = found["value"].strip()
     return Measured(value, percent, value != text)
 
 
-def _names(names: str) -> bool:
+def _names(names: str, counted: bool) -> bool:
     """Whether small words behind a number say what it counts: `dollars per hour`, not `abc`."""
-    return all(_is_word(run) or run in ("per", "of", "sq", "cubic", "an") for run in names.split())
+    said = names.split()
+    if counted and len(said) == 1 and said[0] not in _FUNCTIONS:
+        # Each variable of a product is written once, in the order of the alphabet.
+        return len(said[0]) > 2 and [*said[0]] != sorted(set(said[0]))
+    return all(_is_word(run) or run in ("per", "of", "sq", "cubic", "an") for run in said)
 
 
 def product(text: str) -> str:

@@ -41,6 +41,7 @@ _MARKDOWN = re.compile(r"(\*\*|__|`)(.*)\1", re.DOTALL)
 _LEFT_OUT = re.compile(r"(?:\\[ ,;:!]|\\$|\\q?quad\b|~|[\s,;:])+$")
 _WRITTEN = (
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
+    (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),
     (re.compile(r"\\mathbb\s+([A-Za-z])"), r"\\mathbb{\1}"),
     (re.compile(r"\\[dt]?binom\s*(\d)\s*(\d)"), r"\\binom{\1}{\2}"),
     (re.compile(r"\{\\(?:rm|bf|it)\s+([^{}]*)\}"), r"\\text{\1}"),

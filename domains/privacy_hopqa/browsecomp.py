@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from domains.privacy_hopqa.dataset import parse_row
+from pipelinerl.base.errors import CommandParser, printable
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 PAGE_LISTS = ("gold_docs", "evidence_docs", "negative_docs")
@@ -131,7 +132,7 @@ def _write(page: dict[str, str], file: Any, digests: dict[str, bytes], summary: 
 
 def main(argv: Sequence[str]) -> int:
     """0; 1 and one line if a row cannot be used."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="browsecomp", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sources", type=Path, nargs="+", help=f"files or folders: {', '.join(SUFFIXES)}")
@@ -140,7 +141,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         summary = convert(arguments.sources, arguments.out)
     except (OSError, ValueError) as error:
-        print(f"browsecomp: {error}", file=sys.stderr)
+        print(printable(f"browsecomp: {error}"), file=sys.stderr)
         return 1
     print(
         f"{summary['written']} pages in {arguments.out}; left out {summary['repeated']} repeated ones "

@@ -21,6 +21,7 @@ from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.agent.replicas import Replicas
 from domains.privacy_hopqa.agent.search_service import (
     HttpSearcher,
+    ServedWorlds,
     ask_health,
     check_fingerprint,
     helper_headers,
@@ -52,6 +53,7 @@ class Runtime:
         self.traces = Traces(output_dir, self.settings.trace_fraction)
         self.service_checked = False
         """Whether the retrieval service was asked which world it serves."""
+        self._worlds = ServedWorlds()
         self._replicas: Replicas | None = None
         """Several retrieval servers, each of which is asked that before it gets a search."""
 
@@ -78,9 +80,10 @@ class Runtime:
         if len(settings.retrieval_urls) > 1:
             if self._replicas is None:
                 admit = partial(ask_health, expected=self._fingerprint())
-                self._replicas = Replicas(settings.retrieval_urls, admit)
+                self._replicas = Replicas(settings.retrieval_urls, admit, self._worlds.check)
             return self._replicas.client(session, timeout_s, retries, helper_headers())
-        client = JsonClient(settings.retrieval_urls[0], session, timeout_s, retries, helper_headers())
+        url, check = settings.retrieval_urls[0], self._worlds.check
+        client = JsonClient(url, session, timeout_s, retries, helper_headers(), check=check)
         if not self.service_checked:
             await check_fingerprint(client, self._fingerprint())
             self.service_checked = True

@@ -26,6 +26,7 @@ from domains.raro.evaluate import is_correct, verifiable
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, Verdict, parse_verdict
 from domains.raro.prompts import critic_prompt, ordered, policy_prompt
 from domains.raro.rollout import read_answer
+from pipelinerl.base.errors import CommandParser, printable
 from pipelinerl.config import ConfigError, load_tree
 from pipelinerl.config.compose import compose
 from pipelinerl.engines.errors import EngineError
@@ -179,7 +180,7 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    found = argparse.ArgumentParser(prog="python -m domains.raro.tournament", description=__doc__)
+    found = CommandParser(prog="python -m domains.raro.tournament", description=__doc__)
     found.add_argument("--base-url", required=True, help="address of an engine")
     found.add_argument("--model", required=True, help="folder of the model that the engine serves")
     found.add_argument("--dataset", default="", help="folder of a run, or overrides of +domain=raro: a=1,b=2")
@@ -203,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = asyncio.run(run(args))
     except (ConfigError, EngineError, ValueError) as error:
-        print(f"tournament: {error}", file=sys.stderr)
+        print(printable(f"tournament: {error}"), file=sys.stderr)
         return 2
     for name in MEANS:
         print(f"{name:<12}{result.get(name, 0.0):8.3f}")

@@ -13,6 +13,7 @@ from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.ppo.ablation import Cell, numbers, summary, train_cells
 from domains.reputation_hacking.ppo.paired import held_out
 from domains.reputation_hacking.ppo.recipes import BASE, QUICK_STEPS
+from pipelinerl.base.errors import CommandParser
 
 ABLATION = "ablation.csv"
 FEATURES = ("scaled", "raw")
@@ -21,7 +22,7 @@ TRAIN_SEEDS = 2
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m domains.reputation_hacking.ablate", description=__doc__)
+    parser = CommandParser(prog="python -m domains.reputation_hacking.ablate", description=__doc__)
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="DIR")
     add("--quick", action="store_true", help="three prices, one training seed, short training")

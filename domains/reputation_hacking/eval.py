@@ -19,12 +19,13 @@ from domains.reputation_hacking.game.policies import SCRIPTED, Policy, Stochasti
 from domains.reputation_hacking.game.terminal import terminal_info
 from domains.reputation_hacking.ppo.paired import MODES, QUICK_SEEDS, Paired, held_out
 from domains.reputation_hacking.ppo.report import columns, evaluate, screen
+from pipelinerl.base.errors import CommandParser
 
 BURN_IN = 30
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m domains.reputation_hacking.eval", description=__doc__)
+    parser = CommandParser(prog="python -m domains.reputation_hacking.eval", description=__doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help=f"{QUICK_SEEDS} seeds")
     add("--out", type=Path, default=console.DEFAULT_OUT, metavar="DIR")

@@ -9,12 +9,13 @@ from domains.reputation_hacking.game.dynamics import Tapes
 from domains.reputation_hacking.game.optimum import HORIZONS, horizons, number, optimum_row, write_rows
 from domains.reputation_hacking.game.params import PRESETS, parse_setting, preset
 from domains.reputation_hacking.ppo.paired import QUICK_SEEDS, held_out
+from pipelinerl.base.errors import CommandParser
 
 PRICES = "0,0.4,0.5,0.6,0.65,0.675,0.7,0.75,0.8,0.9,1"
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m domains.reputation_hacking.optimum", description=__doc__)
+    parser = CommandParser(prog="python -m domains.reputation_hacking.optimum", description=__doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help=f"{QUICK_SEEDS} evaluation seeds")
     add("--out", type=Path, metavar="DIR", help="write optimum.csv and plots/transition.png")

@@ -11,13 +11,14 @@ from domains.reputation_hacking.game import console
 from domains.reputation_hacking.game.mitigations import DESIGNS, Mitigation
 from domains.reputation_hacking.game.params import CALIBRATED, PRESETS, Params, parse_setting, preset
 from domains.reputation_hacking.ppo.recipes import QUICK_STEPS, RECIPES, Recipe
+from pipelinerl.base.errors import CommandParser
 
 QUICK_TEST = False
 """Default of `--quick`."""
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m domains.reputation_hacking.train", description=__doc__)
+    parser = CommandParser(prog="python -m domains.reputation_hacking.train", description=__doc__)
     add = parser.add_argument
     add("--quick", action="store_true", default=QUICK_TEST, help=f"{QUICK_STEPS:,} steps")
     add("--out", type=Path, default=console.DEFAULT_OUT, metavar="DIR")

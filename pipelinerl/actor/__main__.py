@@ -1,6 +1,5 @@
 """python -m pipelinerl.actor OUTPUT_DIR --job IDX"""
 
-import argparse
 import asyncio
 import logging
 import sys
@@ -11,6 +10,7 @@ from pipelinerl.actor.retries import reason_of
 from pipelinerl.actor.run import run_actor
 from pipelinerl.actor.scheduler import RunFailed
 from pipelinerl.base import faults
+from pipelinerl.base.errors import CommandParser
 from pipelinerl.base.heartbeat import start_heartbeat
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired
@@ -22,7 +22,7 @@ MEANT_FOR_PEOPLE = (RunFailed, WorkerDied, WaitExpired, ConfigError, StreamError
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m pipelinerl.actor", description="Run rollouts.")
+    parser = CommandParser(prog="python -m pipelinerl.actor", description="Run rollouts.")
     parser.add_argument("output_dir")
     parser.add_argument("--job", type=int, required=True, help="index of this process in cfg.jobs")
     args = parser.parse_args()

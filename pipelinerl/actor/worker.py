@@ -3,7 +3,6 @@
 python -m pipelinerl.actor.worker OUTPUT_DIR --job IDX --worker N --fd FD    (started by the actor)
 """
 
-import argparse
 import asyncio
 import gc
 import logging
@@ -39,6 +38,7 @@ from pipelinerl.actor.retries import reason_of
 from pipelinerl.actor.runner import RolloutRunner
 from pipelinerl.base import faults
 from pipelinerl.base.child import die_with_parent
+from pipelinerl.base.errors import CommandParser
 from pipelinerl.base.heartbeat import start_heartbeat
 from pipelinerl.base.logs import REMARK, setup_logging
 from pipelinerl.config import Config, load, load_tree
@@ -266,7 +266,7 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = CommandParser(description=__doc__)
     parser.add_argument("output_dir")
     parser.add_argument("--job", type=int, required=True)
     parser.add_argument("--worker", type=int, required=True)

@@ -13,9 +13,18 @@ import os
 import signal
 import sys
 
+TYPE_CHECKING = False  # the import would double the time of a start
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _PR_SET_PDEATHSIG = 1
 CHILD_VARIABLE = "PIPELINERL_CHILD_PID"
 """Pid of the launcher's child that a process comes from."""
+
+
+def wrapped(argv: "Iterable[str]") -> list[str]:
+    """The command that runs `argv` so that it is killed when this process ends; to be started by it."""
+    return [sys.executable, "-I", "-S", __file__, "--parent", str(os.getpid()), "--", *argv]
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:

@@ -1,10 +1,11 @@
 """One-line configuration errors with the nearest valid spelling."""
 
+import argparse
 import difflib
 import re
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
@@ -31,6 +32,13 @@ def printable(text: str) -> str:
     Lines stay lines. Texts of programs, models and servers reach people in reasons and last words.
     """
     return _STEERS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Of a command of this project: what it says of an argument steers no terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -4,11 +4,13 @@ A supervisor has one for the process groups of its children, also workers that d
 trainer has one for its weights in shared memory, because the supervisor may be killed with its own guard. It
 reads `+PGID` and `-PGID` lines from stdin. End of input means that its owner is no more (the kernel closes
 the pipe even after kill -9): every group still listed gets SIGKILL, and the folders named as arguments, such
-as weights in shared memory, are removed. Standard library only, like child.py.
+as weights in shared memory, are removed. Standard library only, like child.py. Whoever starts programs that
+no supervisor knows has a `GroupGuard`: a rank of torch's agent, a worker with recorded programs.
 """
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import time
@@ -16,10 +18,12 @@ import time
 TYPE_CHECKING = False  # their imports would double the time of a start
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 _GONE_DEADLINE_S = 10.0
+_LOOK_S = 1.0
+"""Between two looks whether the owner lives, while it says nothing."""
 
 
 def start(folders: "Iterable[Path]") -> "subprocess.Popen[bytes]":
@@ -31,12 +35,50 @@ def start(folders: "Iterable[Path]") -> "subprocess.Popen[bytes]":
     import subprocess
 
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, *map(str, folders)],
+        [sys.executable, "-I", "-S", __file__, str(os.getpid()), *map(str, folders)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         process_group=0,
     )
+
+
+class GroupGuard:
+    """Process groups that do not outlive this process; its guard is started with the first one."""
+
+    def __init__(self) -> None:
+        self._groups: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def add(self, pgid: int) -> None:
+        self._groups.add(pgid)
+        self._tell("+", pgid)
+
+    def discard(self, pgid: int) -> None:
+        """The group has ended; its number may be given to another one."""
+        self._groups.discard(pgid)
+        self._tell("-", pgid)
+
+    def _tell(self, sign: str, pgid: int) -> None:
+        told = [(sign, pgid)]
+        if self._process is None or self._process.poll() is not None:  # none yet, or somebody killed it
+            self._process, told = start(()), [("+", group) for group in self._groups]
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # killed this moment; the next call starts another
+            self._process.stdin.write("".join(f"{one}{group}\n" for one, group in told).encode())
+            self._process.stdin.flush()
+
+
+def guard_rank() -> None:
+    """For a rank that torch's elastic agent put into a session of its own: what it starts ends with it.
+
+    The launcher's guard kills the agent's group and knows no other. Nothing for any other process.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.getpgrp() == os.getpid():
+        _OF_RANK.add(os.getpid())
+
+
+_OF_RANK = GroupGuard()
 
 
 def _wait_until_gone(groups: set[int]) -> None:
@@ -61,12 +103,25 @@ def remove(folder: str, ended: float) -> None:
         os.rmdir(folder)
 
 
+def _told(owner: int) -> "Iterator[bytes]":
+    """Lines of stdin, until its end or that of the owner, whose forks hold the pipe as well."""
+    rest = b""
+    while True:
+        if select.select([0], [], [], _LOOK_S)[0]:
+            if not (more := os.read(0, 1 << 16)):
+                return
+            *lines, rest = (rest + more).split(b"\n")
+            yield from lines
+        elif os.getppid() != owner:
+            return
+
+
 def main() -> int:
     # The terminal's signals are meant for the launcher, which closes our input when it ends.
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     groups: set[int] = set()
-    for line in sys.stdin.buffer:
+    for line in _told(int(sys.argv[1])):
         number = int(line[1:])
         if line[:1] == b"+":
             groups.add(number)
@@ -77,7 +132,7 @@ def main() -> int:
             os.killpg(group, signal.SIGKILL)
     ended = time.time()
     _wait_until_gone(groups)
-    for folder in sys.argv[1:]:
+    for folder in sys.argv[2:]:
         remove(folder, ended)
     return 0
 

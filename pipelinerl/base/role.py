@@ -1,13 +1,12 @@
 """What the commands of preprocess and trainer share: arguments, a heartbeat, and one line for an error."""
 
-import argparse
 import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from pipelinerl.base import faults
-from pipelinerl.base.errors import printable
+from pipelinerl.base.errors import CommandParser, printable
 from pipelinerl.base.heartbeat import start_heartbeat
 
 log = logging.getLogger(__name__)
@@ -26,7 +25,7 @@ def run_role(
 
     An error is logged with its traceback, and told in one line on stderr, which the launcher shows.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m pipelinerl.{name}", description=description)
+    parser = CommandParser(prog=f"python -m pipelinerl.{name}", description=description)
     parser.add_argument("output_dir", type=Path, help="folder of the run")
     parser.add_argument("--job", type=int, default=None, help="index of this process in the run's jobs")
     output_dir = parser.parse_args().output_dir

@@ -47,8 +47,8 @@ class Config(OpenSection):
     """Folder of the run; `results/<domain>/<date-time>` when null."""
     validate_: bool = Field(False, alias="validate")
     """Stop after validation."""
-    seed: Annotated[int, KEPT] = 42
-    """Seed of data order, sampling of problems and the trainer."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), KEPT] = 42
+    """Seed of data order, sampling of problems and the trainer; torch takes 64 bits."""
     model_path: Annotated[str, KEPT] = "Qwen/Qwen2.5-7B"
     """Folder or hub name of the policy that training starts from."""
     fp32_layer_prefix: str | None = "lm_head"

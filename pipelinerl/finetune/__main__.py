@@ -3,8 +3,10 @@
 import gc
 
 from pipelinerl.base.child import die_with_agent
+from pipelinerl.base.guard import guard_rank
 
 die_with_agent()  # before the imports below, which take seconds
+guard_rank()
 if __name__ == "__main__":
     gc.disable()  # what is imported stays: to look for garbage in it took a fifth of a start
 # ruff: noqa: E402

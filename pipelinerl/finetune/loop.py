@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pipelinerl.base.files import write_whole
+from pipelinerl.base.logs import REMARK
 from pipelinerl.config import Config
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster
 from pipelinerl.finetune.build import build_learner
@@ -80,6 +81,8 @@ class Trainer:
             log.info("resuming at step %d, version %d", step, self.counters.samples)
         self._positions: dict[str, int] = saved.get("positions", {})
         self._accounting_end: int | None = saved.get("accounting_end") if step is not None else 0
+        if ranks.is_main and self.finetune.learning_rate == 0:
+            log.warning("finetune.learning_rate=0: no step changes the weights", extra=REMARK)
         if broadcaster is None:
             engines = cfg.updates_engines and cfg.jobs_of("actor_llm") and ranks.is_main
             broadcaster = EngineBroadcaster(self.learner, cfg) if engines else Broadcaster()

@@ -4,7 +4,6 @@ An environment is a `_target_` object of the configuration with a blocking `laun
 `GET /health` with 200 when it is ready.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelinerl.base import faults
-from pipelinerl.base.errors import first_line
+from pipelinerl.base.errors import CommandParser, first_line
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.config import ConfigError, load_tree
 from pipelinerl.config.environments import OWN_KEYS, environment_specs
@@ -37,9 +36,7 @@ def make_environment(cfg: DictConfig, key: str) -> Any:
 
 def main() -> int:
     """Serve until stopped; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipelinerl.launcher.environment_server", description=__doc__
-    )
+    parser = CommandParser(prog="python -m pipelinerl.launcher.environment_server", description=__doc__)
     parser.add_argument("output_dir", type=Path, help="folder of the run")
     parser.add_argument("--job", type=int, required=True, help="index of this process in the run's jobs")
     arguments = parser.parse_args()

@@ -4,10 +4,10 @@ Announces version 0, counts the samples that come out of the last stage as proce
 is done when a whole run's samples have come, or at once where there is only an evaluation. No torch here.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
+from pipelinerl.base.errors import CommandParser
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.config import Config, load
 from pipelinerl.run_state.announcements import TrainerAnnouncements
@@ -60,7 +60,7 @@ def stand_in(cfg: Config, output_dir: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog=f"python -m pipelinerl.{NAME}", description=__doc__)
+    parser = CommandParser(prog=f"python -m pipelinerl.{NAME}", description=__doc__)
     parser.add_argument("output_dir", type=Path, help="folder of the run")
     arguments = parser.parse_args()
     try:

@@ -13,6 +13,8 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import cached_file
 
+from pipelinerl.base.errors import printable
+
 log = logging.getLogger(__name__)
 
 
@@ -33,8 +35,13 @@ def load_causal_lm(path: str | Path, **options: Any) -> PreTrainedModel:
             str(path), output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
     except Exception as error:
-        cause = " ".join(str(error).split())[:200]
-        raise DamagedModel(f"{path}: cannot be loaded ({type(error).__name__}: {cause})") from error
+        cause = f"{type(error).__name__}: {printable(' '.join(str(error).split())[:200])}"
+        if type(error).__name__ == "UnpicklingError":  # torch advises to load it with the checks turned off
+            cause = (
+                "a weight file is damaged, or holds more than tensors and would run code; "
+                "save the model again, with save_pretrained, as safetensors"
+            )
+        raise DamagedModel(f"{path}: cannot be loaded ({cause})") from error
     finally:
         report.removeFilter(_no_table)
     _refuse(path, info)

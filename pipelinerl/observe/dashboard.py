@@ -4,7 +4,6 @@
 view of the project; offline, or with --out, it writes what it would publish to a JSON file.
 """
 
-import argparse
 import json
 import re
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 import yaml  # comes with hydra
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
+from pipelinerl.base.errors import CommandParser
 from pipelinerl.observe.wandb_run import wandb_mode
 
 DEFINITION = Path(__file__).with_name("dashboard.yaml")
@@ -123,7 +123,7 @@ def publish(dashboard: Dashboard, entity: str, project: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 and one line if nothing was published or written."""
-    parser = argparse.ArgumentParser(prog="python -m pipelinerl.observe.dashboard", description=__doc__)
+    parser = CommandParser(prog="python -m pipelinerl.observe.dashboard", description=__doc__)
     parser.add_argument("--entity", default="", help="user or team that owns the project")
     parser.add_argument("--project", default="pipeline-rl", help="wandb.wandb_project_name of the runs")
     parser.add_argument(

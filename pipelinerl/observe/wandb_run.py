@@ -9,7 +9,6 @@ unless a key is present. Statistics of the machine, code and console output are 
 carry private text.
 """
 
-import argparse
 import json
 import logging
 import netrc
@@ -24,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipelinerl.base.closing import Closing
+from pipelinerl.base.errors import CommandParser
 from pipelinerl.base.files import write_whole
 from pipelinerl.base.heartbeat import heartbeat_path
 from pipelinerl.base.line_file import LineTail
@@ -144,7 +144,7 @@ class WandbRun(Closing):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Send until SIGTERM, then what is left."""
-    parser = argparse.ArgumentParser(description="Send the metrics of a run to wandb.")
+    parser = CommandParser(description="Send the metrics of a run to wandb.")
     parser.add_argument("output_dir", type=Path)
     output_dir = parser.parse_args(argv).output_dir
     setup_logging(output_dir, ROLE, ROLE)

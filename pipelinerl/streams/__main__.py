@@ -1,6 +1,5 @@
 """Print a stream as JSON, one record per line: python -m pipelinerl.streams OUTPUT_DIR TOPIC [--follow]."""
 
-import argparse
 import os
 import shutil
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 import msgspec
 from omegaconf import OmegaConf
 
-from pipelinerl.base.errors import printable
+from pipelinerl.base.errors import CommandParser, printable
 from pipelinerl.config.files import config_path, read_tree
 from pipelinerl.config.machine import StreamsConfig
 from pipelinerl.streams import (
@@ -104,7 +103,7 @@ def print_streams(specs: list[SingleStreamSpec], follow: bool, limit: int | None
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m pipelinerl.streams", description=__doc__)
+    parser = CommandParser(prog="python -m pipelinerl.streams", description=__doc__)
     parser.add_argument("output_dir", type=Path, help="the run's folder")
     parser.add_argument("topic", help="actor, training_data, stats, weight_update_request, ...")
     parser.add_argument("--follow", action="store_true", help="go on and wait for more")

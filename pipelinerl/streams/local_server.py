@@ -3,17 +3,15 @@
 It ends with the thread that started it, also where that is killed.
 """
 
-import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipelinerl.base import child
+from pipelinerl.base.child import wrapped
 from pipelinerl.base.waits import Wait
 from pipelinerl.streams.errors import StreamError
 
@@ -38,9 +36,8 @@ def local_server(folder: Path, *options: str) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    argv = [sys.executable, "-I", "-S", child.__file__, "--parent", str(os.getpid()), "--"]
-    argv += [binary, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", "", *options]
-    server = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+    argv = [binary, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", "", *options]
+    server = subprocess.Popen(wrapped(argv), stdout=subprocess.DEVNULL)
     try:
         with Wait(f"redis-server at port {port} to start", START_DEADLINE_S) as wait:
             while not answers("127.0.0.1", port):

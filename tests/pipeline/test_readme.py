@@ -1,4 +1,4 @@
-"""The README and the pages that it begins with keep their word: each command is executed, at smoke size, or validated.
+"""README and first pages keep their word: every command in them is executed, at smoke size, or validated.
 
 A command that no rule below knows fails, so that a new one cannot go untested.
 """
@@ -282,7 +282,9 @@ def test_files_and_keys_that_a_page_names_exist(page: str) -> None:
         path, _, heading = target.partition("#")
         linked = (ROOT / page).parent / path if path else ROOT / page
         assert linked.exists(), target
-        headings = re.findall(r"^#+ (.+)$", linked.read_text(encoding="utf-8"), re.MULTILINE) if heading else []
+        headings = (
+            re.findall(r"^#+ (.+)$", linked.read_text(encoding="utf-8"), re.MULTILINE) if heading else []
+        )
         assert not heading or heading in [anchor(one) for one in headings], target
 
 

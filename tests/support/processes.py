@@ -1,15 +1,13 @@
 """What tests of real processes ask: a free port, whether something is alive, and waiting until it is so."""
 
-import os
 import random
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import psutil
 
-from pipelinerl.base import child
+from pipelinerl.base.child import wrapped
 from pipelinerl.base.ports import is_free
 
 DEADLINE_S = 200.0
@@ -25,7 +23,7 @@ def free_port() -> int:
 
 def bound(*words: str) -> list[str]:
     """A command that is killed when the tests are, so that it does not hold up those that come next."""
-    return [sys.executable, "-I", "-S", child.__file__, "--parent", str(os.getpid()), "--", *words]
+    return wrapped(words)
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from domains.privacy_hopqa.agent.transport import JsonClient, Retries, Unavailable, with_retries
+from domains.privacy_hopqa.agent.transport import Check, JsonClient, Retries, Unavailable, with_retries
 
 HEALTH_DEADLINE_S = 5.0
 """A server that does not tell its health within this time is left out."""
@@ -50,9 +50,11 @@ class Replica:
 class Replicas:
     """Who serves, and who is left out until when."""
 
-    def __init__(self, urls: Sequence[str], admit: Admit) -> None:
+    def __init__(self, urls: Sequence[str], admit: Admit, check: Check | None = None) -> None:
         self.all = [Replica(url) for url in urls]
         self._admit = admit
+        self.check = check
+        """Sees the headers of every answer; a server that it refuses is left out."""
 
     def client(
         self,
@@ -141,6 +143,12 @@ class ReplicatedClient:
                 self._replicas.leave_out(replica, str(error))
             error.elsewhere = self._replicas.least_busy() is not None
             raise
+        except ValueError as error:
+            replica.wrong = error
+            self._replicas.leave_out(replica, str(error))
+            wrong = Unavailable(str(error))
+            wrong.elsewhere = self._replicas.least_busy() is not None
+            raise wrong from None
         finally:
             replica.in_flight -= 1
         replica.failures = 0
@@ -166,7 +174,8 @@ class ReplicatedClient:
         return self._replicas.ask(replica, self._to(replica, HEALTH_DEADLINE_S))
 
     def _to(self, replica: Replica, timeout_s: float) -> JsonClient:
-        return JsonClient(replica.url, self._session, timeout_s, self.retries, self._headers)
+        check = self._replicas.check
+        return JsonClient(replica.url, self._session, timeout_s, self.retries, self._headers, check=check)
 
     async def _watched(self, replica: Replica, method: str, path: str, body: object) -> Any:
         """The answer, unless the server stops telling its health meanwhile: a host whose link is cut says

@@ -21,7 +21,9 @@ from domains.privacy_hopqa.agent.transport import (
     with_retries,
 )
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from pipelinerl.base.errors import printable
 from retrieval_server.access import TOKEN_VARIABLE
+from retrieval_server.world import HEADER
 
 TOKEN_FILE_VARIABLE = "RETRIEVAL_TOKEN_FILE"
 """Where the launcher keeps the secret of servers that it spread over hosts."""
@@ -69,6 +71,31 @@ def helper_headers() -> dict[str, str]:
     file = os.environ.get(TOKEN_FILE_VARIABLE)
     token = Path(file).read_text(encoding="utf-8") if file else os.environ.get(TOKEN_VARIABLE)
     return {"Authorization": f"Bearer {token.strip()}"} if token else {}
+
+
+class ServedWorlds:
+    """What each server has served since it was first asked, by the header of its answers.
+
+    Made once per worker process. A server that comes back is asked nothing else before its next search, so
+    this is where one that was exchanged for another world, with or without a fingerprint, is noticed.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, str | None] = {}
+
+    def check(self, url: str, headers: Mapping[str, str]) -> None:
+        """Raises ValueError once an answer of `url` says something else than its first one."""
+        told = headers.get(HEADER)
+        first = self._first.setdefault(url, told)
+        if told != first:
+            raise ValueError(
+                f"the retrieval service at {url} was exchanged during the run: its answers are of world "
+                f"{_named(told)}, those before of {_named(first)}; restart it on the files of this run"
+            )
+
+
+def _named(world: str | None) -> str:
+    return "(not told)" if world is None else printable(world[:80])
 
 
 async def check_fingerprint(client: JsonClient, expected: str | None) -> Mapping[str, Any]:

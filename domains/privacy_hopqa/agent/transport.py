@@ -89,11 +89,15 @@ class Client(Protocol):
     async def once(self, method: str, path: str, body: object = None) -> Any: ...
 
 
+Check = Callable[[str, Mapping[str, str]], None]
+"""Gets a service's address and the headers of its answer. Raises ValueError for one that must not count."""
+
+
 class JsonClient:
     """Asks one service.
 
     A refusal is told by its status alone, because its text may quote queries and private facts and failures
-    of rollouts are logged; `quote_refusals` adds the text.
+    of rollouts are logged; `quote_refusals` adds the text. `check` sees the headers of every good answer.
     """
 
     def __init__(
@@ -104,12 +108,14 @@ class JsonClient:
         retries: Retries | None = None,
         headers: Mapping[str, str] | None = None,
         quote_refusals: bool = False,
+        check: Check | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._session = session
         self._timeout_s = timeout_s
         self._headers = headers
         self._quote_refusals = quote_refusals
+        self._check = check
         self.retries = retries or Retries()
 
     async def post(self, path: str, body: object) -> Any:
@@ -117,7 +123,7 @@ class JsonClient:
         return await with_retries(lambda: self.once("POST", path, body), self.retries)
 
     async def once(self, method: str, path: str, body: object = None) -> Any:
-        """One attempt. Raises RequestRefused or Unavailable."""
+        """One attempt. Raises RequestRefused or Unavailable, and what `check` raises."""
         url = self.base_url + path
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -138,6 +144,8 @@ class JsonClient:
         if response.status != 200:
             text = f": {(await response.text())[:200]}" if self._quote_refusals else ""
             raise RequestRefused(f"{url} answered {response.status}{text}", response.status)
+        if self._check is not None:
+            self._check(self.base_url, response.headers)
         try:
             return await response.json(content_type=None)
         except (ValueError, RecursionError):

@@ -37,6 +37,7 @@ from domains.privacy_hopqa.leakage.secrets import (
     secrets_of_chains,
     secrets_of_run,
 )
+from pipelinerl.base.errors import CommandParser, printable
 from pipelinerl.config import load_tree
 
 REPLIES = "leakage_replies.jsonl"
@@ -44,7 +45,7 @@ REPLIES = "leakage_replies.jsonl"
 
 def parse_arguments(argv: Sequence[str], description: str | None) -> argparse.Namespace:
     """The options; argparse ends the process for wrong ones."""
-    parser = argparse.ArgumentParser(prog="leakage", description=description)
+    parser = CommandParser(prog="leakage", description=description)
     parser.add_argument("run_dir", type=Path, help="output directory of a run, or an audit file")
     parser.add_argument("--chains", nargs="*", help="dataset files; default: those of the run")
     parser.add_argument("--tasks", help="folder of task trees, for company names")
@@ -204,13 +205,18 @@ def main(argv: Sequence[str]) -> int:
             out.mkdir(parents=True, exist_ok=True)
         found, content, problems = evaluate_run(arguments)
     except (OSError, ValueError, KeyError) as error:
-        print(f"leakage: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+        print(
+            printable(f"leakage: {error.args[0] if isinstance(error, KeyError) else error}"), file=sys.stderr
+        )
         return 1
     except RequestRefused as error:
-        print(f"leakage: {error}; check address, model and key of the endpoint", file=sys.stderr)
+        print(printable(f"leakage: {error}; check address, model and key of the endpoint"), file=sys.stderr)
         return 1
     except TransportFailure as error:
-        print(f"leakage: {error}; the same command goes on from the replies in {out}", file=sys.stderr)
+        print(
+            printable(f"leakage: {error}; the same command goes on from the replies in {out}"),
+            file=sys.stderr,
+        )
         return 1
     shown = table.rendered(found)
     requests = f"{content['web_requests']} web requests in the log"
@@ -224,7 +230,7 @@ def main(argv: Sequence[str]) -> int:
         (out / "leakage.json").write_text(data, encoding="utf-8")
         draw(found, out / "leakage.png")
     for problem in problems:
-        print(f"leakage: {problem}", file=sys.stderr)
+        print(printable(f"leakage: {problem}"), file=sys.stderr)
     return 2 if problems else 0
 
 

@@ -14,13 +14,14 @@ from aiohttp import web
 
 from domains.privacy_hopqa.scorer.app import ScoringService, build_app
 from domains.privacy_hopqa.scorer.classifiers import Classifier, RulesClassifier, load_classifier
+from pipelinerl.base.errors import CommandParser, printable
 from retrieval_server.limits import DEFAULT_MAX_WAITING, SearchQueue
 from retrieval_server.status import exit_status
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Options of the command; argparse ends the process for wrong ones."""
-    parser = argparse.ArgumentParser(prog="scorer", description=__doc__)
+    parser = CommandParser(prog="scorer", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8710)
     parser.add_argument("--workers", type=int, default=2, help="requests scored at a time")
@@ -73,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
         # Loaded before the port is bound: whoever waits for /health waits for the classifier too.
         serve(arguments, make_classifier(arguments))
     except (OSError, ValueError) as error:
-        print(f"scorer: {' '.join(str(error).split())}", file=sys.stderr)
+        print(printable(f"scorer: {' '.join(str(error).split())}"), file=sys.stderr)
         return exit_status(error)
     return 0
 

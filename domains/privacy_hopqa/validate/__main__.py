@@ -13,6 +13,7 @@ from domains.privacy_hopqa.validate.pages import Pages, check_pages
 from domains.privacy_hopqa.validate.problems import Problem
 from domains.privacy_hopqa.validate.rows import Chains
 from domains.privacy_hopqa.validate.trees import check_trees
+from pipelinerl.base.errors import CommandParser, printable
 
 
 def parts_of(arguments: argparse.Namespace) -> tuple[tuple[Path, ...], Path | None, Path | None]:
@@ -63,7 +64,7 @@ def check(files: Sequence[Path], tasks: Path | None, web: Path | None) -> tuple[
 
 def main(argv: Sequence[str]) -> int:
     """0 if nothing is wrong, else 1."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="validate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, nargs="?", help="holds chains*.jsonl, tasks/ and web.jsonl")
@@ -73,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         problems, checked = check(*parts_of(parser.parse_args(argv)))
     except (OSError, ValueError) as error:
-        print(f"validate: {error}", file=sys.stderr)
+        print(printable(f"validate: {error}"), file=sys.stderr)
         return 1
     for problem in problems:
         print(problem)

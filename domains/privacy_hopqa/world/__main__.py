@@ -7,12 +7,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from pipelinerl.base.errors import CommandParser, printable
+
 from .config import MANIFEST, SIZES, WorldConfig, WorldError, world_config
 from .write import generate
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m domains.privacy_hopqa.world", description=__doc__)
+    parser = CommandParser(prog="python -m domains.privacy_hopqa.world", description=__doc__)
     parser.add_argument("--size", default="small", help=f"one of {', '.join(SIZES)}, custom")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
@@ -39,7 +41,7 @@ def main() -> int:
     try:
         directory = generate(world_config(**given), out)
     except (WorldError, OSError) as error:
-        print(f"world: {error}", file=sys.stderr)
+        print(printable(f"world: {error}"), file=sys.stderr)
         return 1
     manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
     summary = {key: manifest[key] for key in ("fingerprint", "statistics", "temptation")}

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from domains.reputation_hacking.game.tracing import TRACE_MAX_MB
+from pipelinerl.base.errors import printable
 
 DEFAULT_OUT = Path("outputs/reputation_hacking")
 MODEL_FILE = "trained_model.zip"
@@ -26,11 +27,13 @@ def command(
 
     def main(argv: list[str] | None = None) -> int:
         options = parser().parse_args(argv)
-        warnings.showwarning = lambda message, *_, **__: print(f"{name}: warning: {message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *_, **__: print(
+            printable(f"{name}: warning: {message}"), file=sys.stderr
+        )
         try:
             execute(options)
         except (ValueError, OSError) as error:
-            print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+            print(printable(f"{name}: {' '.join(str(error).split())}"), file=sys.stderr)
             return 2
         except KeyboardInterrupt:
             print(f"{name}: interrupted", file=sys.stderr)

@@ -4,6 +4,7 @@ The command `ablate` runs it.
 """
 
 import csv
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from domains.reputation_hacking.game.policies import Policy
 from domains.reputation_hacking.ppo.paired import paired
 from domains.reputation_hacking.ppo.recipes import Recipe
 from domains.reputation_hacking.ppo.report import columns
+from pipelinerl.base.child import die_with_parent
 
 CELL = ("c_signal", "mitigation", "features", "train_seed")
 VALUES = (
@@ -142,7 +144,9 @@ def _results(cells: list[Cell], jobs: int) -> Iterator[list[dict[str, Any]]]:
     if jobs <= 1:
         yield from map(run_cell, cells)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    # Each worker holds both ends of the queue that it waits on, so the end of this process would not end it.
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawn, initializer=die_with_parent, initargs=(os.getpid(),)) as pool:
         for future in as_completed([pool.submit(run_cell, cell) for cell in cells]):
             yield future.result()
 

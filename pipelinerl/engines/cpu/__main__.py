@@ -15,6 +15,7 @@ import torch
 
 from pipelinerl.base import faults
 from pipelinerl.base.access import CONTROL_TOKEN_VARIABLE, AccessError, check_binding, control_token
+from pipelinerl.base.errors import CommandParser
 from pipelinerl.engines.cpu.model import PackedModel, UnsupportedModel
 from pipelinerl.engines.cpu.server import EngineServer, listening
 from pipelinerl.engines.cpu.settings import (
@@ -94,7 +95,7 @@ async def _serve(settings: EngineSettings, model: PackedModel, host: str, port: 
 
 def _parser() -> argparse.ArgumentParser:
     # What is left out has the default of `EngineSettings`.
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m pipelinerl.engines.cpu",
         description=__doc__,
         argument_default=argparse.SUPPRESS,

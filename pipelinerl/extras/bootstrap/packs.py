@@ -4,8 +4,10 @@ The recipe reads each phase from a `loader`; the gates pack held-out demonstrati
 """
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -13,6 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from pipelinerl.base.child import die_with_parent
 from pipelinerl.extras.bootstrap.demonstrations import Encoded, Source, encode, shuffled
 from pipelinerl.extras.bootstrap.formats import SMALL_CHAT, ChatFormat
 from pipelinerl.rollouts import MASKED_TOKEN_ID
@@ -102,9 +105,14 @@ def loader(stream: PackStream, workers: int) -> DataLoader[PackedBatch]:
         num_workers=workers,
         collate_fn=_as_it_is,
         multiprocessing_context="spawn",
+        worker_init_fn=partial(_die_with, os.getpid()),
         prefetch_factor=PREFETCHED_BATCHES,
         timeout=DEADLINE_S,
     )
+
+
+def _die_with(parent: int, _: int) -> None:
+    die_with_parent(parent)
 
 
 def _as_it_is(made: T) -> T:

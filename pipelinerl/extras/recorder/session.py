@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,8 @@ from pipelinerl.async_llm import (
     llm_async_generate,
     make_training_text,
 )
-from pipelinerl.base import child
+from pipelinerl.base.child import wrapped
+from pipelinerl.base.guard import GroupGuard
 from pipelinerl.base.waits import WaitExpired, wait_for
 from pipelinerl.config.secrets import names_secret
 from pipelinerl.engines.errors import AbortedCompletion, EngineUnavailable
@@ -45,6 +45,10 @@ PASSED_ON = re.compile(
     "|HF_HOME|HF_HUB_OFFLINE|SYSTEMROOT"
 )
 """Variables of this process that a recorded program gets, unless their name is that of a secret."""
+
+
+_GUARD = GroupGuard()
+"""Of the programs that run: what they start does not ask to die with this process."""
 
 
 class NoSession(LookupError):
@@ -173,21 +177,22 @@ class Session:
 
         Its environment is `env`, `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `OPENAI_MODEL`, and of this process's
         what programs need to start (`PASSED_ON`): no keys of wandb, hubs and clouds, unless `env` names them.
-        It and what it started are killed at the deadline and when the rollout is given up; it does not
-        outlive this process. Raises ProgramFailed with the last line of its errors, and the engines' failure
-        instead if the last call had no answer.
+        It and what it started are killed at the deadline and when the rollout is given up; neither outlives
+        this process, however that ends. Raises ProgramFailed with the last line of its errors, and the
+        engines' failure instead if the last call had no answer.
         """
         # A proxy that is meant for others would be asked for the loopback interface too.
         own = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": "none", "no_proxy": "127.0.0.1"}
         own["OPENAI_MODEL"] = self.llm.model_name
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", child.__file__, "--parent", str(os.getpid()), "--", *argv),
+            *wrapped(argv),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={**_passed_on(), **own, **(env or {})},
             start_new_session=True,
         )
+        _GUARD.add(process.pid)
         try:
             talk = process.communicate(stdin.encode())
             out, err = await wait_for(talk, f"the program {argv[0]}", deadline_s)
@@ -195,6 +200,7 @@ class Session:
             raise self.failure or ProgramFailed(str(error)) from None
         finally:
             await _gone(process)
+            _GUARD.discard(process.pid)
         if process.returncode:
             said = err.decode(errors="replace").strip().rpartition("\n")[2]
             message = f"{argv[0]} ended with status {process.returncode}: {said or 'it said nothing'}"

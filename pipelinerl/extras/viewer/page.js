@@ -124,18 +124,28 @@ function readable(hash) {
   }
 }
 
+const VIEWS = ["rollout", "group", "versions"];
+
 async function route() {
-  const [id, view] = readable(location.hash.slice(1)).split("!");
+  const hash = readable(location.hash.slice(1));
+  const at = page.byId.has(hash) ? -1 : hash.lastIndexOf("!");
+  const [id, view] = at < 0 ? [hash, "rollout"] : [hash.slice(0, at), hash.slice(at + 1)];
   const row = page.byId.get(id);
-  if (!row) {
-    document.body.classList.remove("reading");
-    if (id)
-      $("detail").replaceChildren(el("p.empty-page", {}, `${id} is not among the rollouts of this page`));
-    else if (page.shown.length && innerWidth > 860) show(page.shown[0], "rollout");
-    return;
-  }
-  document.body.classList.add("reading");
-  await show(row, ["group", "versions"].includes(view) ? view : "rollout");
+  document.body.classList.toggle("reading", hash !== "");
+  if (row && VIEWS.includes(view)) await show(row, view);
+  else if (hash) showNone(hash);
+  else if (page.shown.length && innerWidth > 860) show(page.shown[0], "rollout");
+}
+
+/** Of an address that names nothing here: no rollout is the current one, for keys and the list too. */
+function showNone(hash) {
+  Object.assign(current, { id: null, view: "rollout" });
+  drawRows(true);
+  delete $("detail").dataset.shown;
+  $("token").replaceChildren();
+  $("detail").replaceChildren(
+    el("p.empty-page", {}, `${hash} is not among the rollouts of this page; `, el("a", { href: "#" }, "all rollouts")),
+  );
 }
 
 async function show(row, view) {

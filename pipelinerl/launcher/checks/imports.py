@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
+from pipelinerl.base.child import wrapped
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.environments import OWN_KEYS, located_specs
 from pipelinerl.config.tree import Config
@@ -27,7 +28,7 @@ Call = tuple[str, str, Sequence[str], Sequence[str]]
 
 def check(cfg: Config) -> list[str]:
     """One line per function that cannot be imported or would refuse its arguments; imports nothing here."""
-    command = [sys.executable, "-m", __name__]
+    command = wrapped([sys.executable, "-m", __name__])
     given = json.dumps(list(calls(cfg)))
     try:
         done = subprocess.run(

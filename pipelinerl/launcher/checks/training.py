@@ -124,6 +124,14 @@ def _actor(cfg: Config) -> Iterator[str]:
             yield f"actor.domain_mix.{domain}={weight}: weights are at least 0"
     if actor.domain_mix and not any(weight > 0 for weight in actor.domain_mix.values()):
         yield "actor.domain_mix: every weight is 0; give at least one domain a positive weight"
+    right = cfg.rewards.correct_answer_finished
+    for status in ("wrong_answer", "no_answer", "unparsable"):  # equal ones reward the form of an answer
+        if (paid := getattr(cfg.rewards, f"{status}_finished")) > right:
+            yield (
+                f"rewards.{status}_finished={paid:g}: more than a right answer gets "
+                f"(rewards.correct_answer_finished={right:g}), so right answers would be unlearned; "
+                "lower it or raise that"
+            )
     if actor.difficulty_aware_penalty.enabled and cfg.rewards.buffer_tokens == 0:
         yield "actor.difficulty_aware_penalty.enabled=true: nothing to scale; set rewards.buffer_tokens"
     if actor.sampling == "difficulty":

@@ -4,13 +4,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from pipelinerl.base import child as child_module
+from pipelinerl.base.child import wrapped
 from pipelinerl.base.heartbeat import BeatWatch
 from pipelinerl.base.waits import StallDetector
 from pipelinerl.launcher.supervision.liveness import watch_health, watch_heartbeat
@@ -24,10 +23,9 @@ LONGEST_LOOK_S = 3.0
 def start_process(spec: ChildSpec) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own, killed when the calling thread's process ends."""
     spec.stdout.parent.mkdir(parents=True, exist_ok=True)
-    wrapper = [sys.executable, "-I", "-S", child_module.__file__, "--parent", str(os.getpid()), "--"]
     with spec.stdout.open("ab") as out, spec.stderr.open("ab") as err:
         return subprocess.Popen(
-            wrapper + spec.argv,
+            wrapped(spec.argv),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,

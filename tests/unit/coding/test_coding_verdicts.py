@@ -197,3 +197,26 @@ def test_same_value(value: object, wanted: object, same: bool) -> None:
 )  # fmt: skip
 def test_same_output(printed: str, wanted: str, same: bool) -> None:
     assert same_output(printed, wanted) is same
+
+
+SHOWN_IN_USE = (
+    ("def add(a, b):\n    return a + b", "print(add(1, 2))"),
+    ("import math\n\nasync def other(): ...\nadd = lambda a, b: a + b", "assert add(1, 2) == 3"),
+    ("class Solution:\n    def add(self, a, b):\n        return a + b", "Solution().add(1, 2)"),
+)
+
+
+@pytest.mark.parametrize("program, use", SHOWN_IN_USE)
+@pytest.mark.parametrize("tested", [ADD, TESTED])
+def test_a_block_that_shows_the_use_is_not_the_program(
+    program: str, use: str, tested: dict[str, Any]
+) -> None:
+    """Of two programs the last counts; of a program and its use the one that tests can call."""
+    assert extract_code(fenced(program) + fenced(use), tested) == program
+    assert (
+        extract_code(fenced("def add(a, b):\n    return 0") + fenced(program) + fenced(use), tested)
+        == program
+    )
+    assert extract_code(f"```\n{program}\n```\n" + fenced(use), tested) == program
+    assert extract_code(fenced(program) + fenced(use), SUM) == use
+    assert extract_code(fenced("def added(a, b): ...") + fenced(use), tested) == use

@@ -93,6 +93,17 @@ def test_a_record_has_the_learning_rate_of_its_step(
     assert found == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_a_run_whose_rate_is_0_says_so_once(
+    tmp_path: Path, rate: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, learning_rate=rate)
+    said = [
+        one for one in caplog.records if getattr(one, "remark", False) and "learning_rate=0:" in one.message
+    ]
+    assert len(said) == (rate == 0)
+
+
 def test_sampled_tokens_are_counted_without_prompts_and_stale_ones(tmp_path: Path) -> None:
     train(tmp_path / "fresh", max_lag=100)
     found = [record for _, record in sorted(metrics(tmp_path / "fresh").items())]

@@ -242,6 +242,9 @@ def test_a_call_that_is_cut_off_is_no_refusal_and_a_quoted_tag_is_no_call() -> N
         assert verify_fn_calling_answer(said, none)["answer_status"] == "unparsable"
     for said in ("A `<tool_call>` would not help.", "No <tool_call> or <tool_call> helps.", "<tool_call>\n"):
         assert verify_fn_calling_answer(said, none)["answer_status"] == "correct"
+    for said in ("<think>None of them", "Well. <think>f(x=1)?", "a</think><think>b"):
+        assert verify_fn_calling_answer(said, none)["answer_status"] == "no_answer"
+    assert verify_fn_calling_answer("<think>f(x=1)?</think>No.", none)["answer_status"] == "correct"
     for tag in ("<tool_call>", "</tool_call>", "</tool_calls>", "<think>"):
         (call,) = read_calls(f'<tool_call>{{"name": "f", "arguments": {{"x": "{tag}"}}}}</tool_call>')
         assert call.arguments == {"x": tag}

@@ -97,6 +97,9 @@ def test_rows_of_bfcls_form_are_read_from_a_file(tmp_path: Path) -> None:
         (row | {"question": ""}, "question: expected a text or messages"),
         (row | {"function": [{"name": "add"}]}, "function: expected a list of {name, parameters}"),
         (row | {"ground_truth": [{"sub": {}}]}, "ground_truth: expected a list of"),
+        (ROW, "ground_truth: missing; BFCL keeps it in possible_answer/"),
+        (row | {"category": "simple", "ground_truth": []}, "ground_truth: missing"),
+        (row | {"ground_truth": None}, "ground_truth: missing"),
         ([], "a list, expected an object"),
     ):
         check_bad_row(load_problems, tmp_path, bad, message)

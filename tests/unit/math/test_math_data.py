@@ -18,6 +18,11 @@ FORMS = {
     "framed box": ({"problem": "q", "solution": r"so \fbox{-5} it is"}, ("q", "-5")),
     "percent": ({"question": "q", "answer": "1\n#### 60%"}, ("q", "60%")),
     "number": ({"task": "q", "answer": 3.5}, ("q", "3.5")),
+    "matrix": (
+        {"problem": "q", "answer": "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}"},
+        ("q", "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}"),
+    ),
+    "sentence": ({"problem": "q", "answer": "Yes, it is."}, ("q", "Yes, it is.")),
     "zero": ({"task": "q", "answer": 0}, ("q", "0")),
     "open reasoner": (
         [{"from": "human", "value": "q"}, {"from": "assistant", "ground_truth": {"value": "7"}}],
@@ -53,6 +58,17 @@ BAD_ROWS: list[tuple[Any, str]] = [
     ({"question": "q", "answer": float("inf")}, "answer inf: is no number that can be compared"),
     ([{"value": "q"}, {"ground_truth": {"value": float("nan")}}], "answer 'nan': is missing in the data"),
     ({"question": "q", "answer": "#### "}, "answer '#### ': holds no result"),
+    (
+        {"question": "q", "answer": "She has 3 more. So the answer is 5."},
+        "answer 'She has 3 more.*a solution with",
+    ),
+    (
+        {"question": "q", "answer": "3 and 2 make five apples\nand one is six"},
+        "answer '3 and 2.*put it behind ####",
+    ),
+    ({"problem": "q", "answer": "proof"}, "answer 'proof': is missing in the data"),
+    ({"question": "q", "choices": ["a", "b"], "answer": 1}, "choices: a question is asked without them"),
+    ({"question": "q", "options": {"A": "x"}, "answer": "A"}, "options: a question is asked without them"),
     ({"question": "q", "answer": "1" * 20001}, "answer of 20001 characters"),
     ([{"value": "q"}], "a list that is not"),
     ([], "a list that is not"),

@@ -1,6 +1,7 @@
 """Texts of programs, models and files steer no terminal and no page, and say what a reader can act on."""
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,15 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from pipelinerl.base.errors import ConfigError, printable
+from pipelinerl.base.errors import CommandParser, ConfigError, printable
 from pipelinerl.domain import ReportSection
 from pipelinerl.launcher.run import failure_line
 from pipelinerl.launcher.supervision import ChildFailed
+from pipelinerl.modeling.loading import DamagedModel, load_causal_lm
 from pipelinerl.modeling.value_head import load_tensors
 from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.observe.report import write_report
+from retrieval_server import __main__ as serve
+from retrieval_server import arguments, index
 
+ROOT = Path(__file__).resolve().parents[3]
+ROOMS = ("pipelinerl", "domains", "retrieval_server", "benchmarks")
 STEERING = "\x1b[2J\x1b]0;owned\x07 \x9b31m \x00 \x7f \u202eevil \u2066"
 
 
@@ -65,6 +72,30 @@ def test_what_a_command_says_of_a_path_steers_nothing(command: str, tmp_path: Pa
     assert "\\x1b" in done.stderr and steers(done.stderr) == []
 
 
+def test_no_parser_repeats_an_argument_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    own = {ROOT / "pipelinerl/base/errors.py", ROOT / "retrieval_server/arguments.py"}
+    reads_itself = ROOT / "pipelinerl/launcher/arguments.py"  # and turns what is wrong into a ConfigError
+    files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    plain = {path for path in files if re.search(r"argparse\.ArgumentParser(\(|\):)", path.read_text())}
+    assert own <= plain and plain - own == {reads_itself}
+    for parser in (CommandParser(prog="one"), arguments.Parser(prog="two")):
+        parser.add_argument("--number", type=int, choices=[1])
+        for given in ([STEERING], [f"--{STEERING}"], ["--number", STEERING]):
+            with pytest.raises(SystemExit):
+                parser.parse_args(given)
+            assert "owned" in (said := capsys.readouterr().err) and steers(said) == []
+
+
+def test_the_retrieval_server_repeats_no_path_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (named := tmp_path / STEERING.replace("\x00", "")).mkdir()
+    (web := named / "web.jsonl").write_text("no JSON\n")
+    for program, given in ((serve, ["--port", "0"]), (index, [])):
+        assert program.main(["--web", str(web), *given]) != 0
+        assert "owned" in (said := capsys.readouterr().err) and steers(said) == []
+
+
 class Runs:
     """A pickle that does something when it is read."""
 
@@ -83,3 +114,17 @@ def test_a_refused_pickle_repeats_no_advice_to_load_it_anyway(kind: str, tmp_pat
     with pytest.raises(ValueError, match=r"value_head.pt: damaged, or it holds more than tensors") as refused:
         load_tensors(path)
     assert "weights_only" not in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_model_saved_as_a_pickle_that_runs_code_is_refused_without_advice(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes)).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": Runs()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(DamagedModel, match="more than tensors and would run code") as refused:
+        load_causal_lm(tmp_path)
+    said = str(refused.value)
+    assert (
+        "weights_only" not in said and "two options" not in said and steers(said) == [] and "\n" not in said
+    )
+    assert not Path("unpickled").exists()

@@ -18,7 +18,7 @@ from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
 from domains.privacy_hopqa.agent.errors import TransportFailure
 from domains.privacy_hopqa.agent.interfaces import Search
 from domains.privacy_hopqa.agent.replicas import Replicas, ReplicatedClient
-from domains.privacy_hopqa.agent.search_service import HttpSearcher, ask_health
+from domains.privacy_hopqa.agent.search_service import HttpSearcher, ServedWorlds, ask_health
 from domains.privacy_hopqa.agent.transport import Retries
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from tests.support.one_line import check_one_line
@@ -45,10 +45,11 @@ class Server:
     async def _answer(self, request: web.Request) -> web.Response:
         await self.silent.wait()
         if request.path == "/health":
-            return web.json_response({"status": "ok", "fingerprint": self.world})
+            body = {"status": "ok", "fingerprint": self.world}
+            return web.json_response(body, headers={"X-World": self.world})
         self.searches += 1
         await asyncio.sleep(0.01)
-        return web.json_response({"hits": []}, status=self.status)
+        return web.json_response({"hits": []}, status=self.status, headers={"X-World": self.world})
 
     async def start(self) -> None:
         app = web.Application()
@@ -81,7 +82,8 @@ async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def client_of(pair: Pair, retries: Retries = FAST) -> AsyncIterator[ReplicatedClient]:
-    found = Replicas([server.url for server in pair], partial(ask_health, expected="ours"))
+    admit = partial(ask_health, expected="ours")
+    found = Replicas([server.url for server in pair], admit, ServedWorlds().check)
     async with aiohttp.ClientSession() as session:
         yield found.client(session, 200.0, retries)
 
@@ -200,6 +202,21 @@ async def test_one_of_another_world_gets_no_searches(pair: Pair) -> None:
     async with client_of(pair) as client:
         with pytest.raises(ValueError, match=r"none of 2 retrieval servers can be asked: .* serves"):
             await client.post(SEARCH, {"query": "q"})
+
+
+async def test_one_that_is_exchanged_for_another_world_is_left_out(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers all the while: only what it serves has changed."""
+    async with client_of(pair) as client:
+        await until_searched(client, pair[0])
+        await until_searched(client, pair[1])
+        pair[0].world = "another"
+        await ask(client, 8)
+        assert [line for line in caplog.messages if "are of world another, those before of ours" in line]
+        pair[1].world = "another"
+        with pytest.raises(ValueError, match=r"none of 2 retrieval servers can be asked: .* another"):
+            await ask(client, 8)
 
 
 async def test_each_request_that_leaves_is_audited(pair: Pair, tmp_path: Path) -> None:

@@ -6,17 +6,22 @@ import shutil
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
+import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
+from domains.privacy_hopqa.agent.search_service import ServedWorlds
+from domains.privacy_hopqa.agent.transport import JsonClient, Retries
 from domains.privacy_hopqa.domain import PrivacyHopQADomain, world_paths
 from domains.privacy_hopqa.same_world import Sample, digests, foreign
 from domains.privacy_hopqa.world import generate, world_config
 from pipelinerl.config import ConfigError
 from retrieval_server.app import RetrievalService, build_app
+from retrieval_server.backends import default_index
 from retrieval_server.corpus import LocalDocument, WebDocument
+from retrieval_server.index import main as build_index
 from retrieval_server.store import Store
 from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa.agent import hop
@@ -319,3 +324,35 @@ async def test_no_query_to_the_web_is_about_a_page_that_the_chains_need(worlds):
         else:
             folder = worlds[0] / "tasks" / body["task_id"] / "files"
             assert any(words <= set(file.read_text().split()) for file in folder.rglob("*.*"))
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["fingerprints", "texts alone"])
+async def test_a_service_that_is_exchanged_during_a_run_is_noticed_at_its_next_answer(named, worlds):
+    """Both worlds have the same tasks, so that its searches go on finding something."""
+    mine, other = (
+        RetrievalService(Store.load(world / "tasks", world / "web.jsonl"), f"f{n}" if named else None)
+        for n, world in enumerate(worlds)
+    )
+    service = RetrievalService(mine.store, mine.fingerprint)
+    search = {"task_id": mine.store.task_ids[0], "query": "report"}
+    async with serving(build_app(service)) as url, aiohttp.ClientSession() as session:
+        client = JsonClient(url, session, 60, Retries(()), check=ServedWorlds().check)
+        for _ in range(2):
+            await client.post("/local/search", search)
+        service.store = Store.load(worlds[0] / "tasks", worlds[0] / "web.jsonl")  # started again on the same
+        await client.post("/local/search", search)
+        service.store, service.fingerprint = other.store, other.fingerprint
+        said = "was exchanged during the run: its answers are of world "
+        with pytest.raises(ValueError, match=said + ("f1, those before of f0" if named else "")) as refused:
+            await client.post("/local/search", search)
+    assert "\n" not in str(refused.value)
+
+
+async def test_both_back_ends_tell_the_same_world(worlds, tmp_path):
+    copied = without_manifest(worlds[0], tmp_path)
+    index = default_index(copied / "web.jsonl")
+    assert build_index(["--web", str(copied / "web.jsonl")]) == 0
+    stores = [Store.load(copied / "tasks", copied / "web.jsonl", where) for where in (None, index)]
+    assert stores[0].digest == stores[1].digest
+    (next((copied / "tasks").rglob("*.md"))).write_text("another text")
+    assert Store.load(copied / "tasks", copied / "web.jsonl").digest != stores[0].digest

@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from pipelinerl.extras.recorder import ProgramFailed
 from pipelinerl.llm import TrainableLLM
 from tests.support.engine_harness import until
 from tests.support.fake_engine import FakeEngine, said
+from tests.support.processes import alive
 from tests.support.tiny_model import save_model
 
 ASKS = """
@@ -29,6 +31,17 @@ import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "MARK"])
 open("MARK", "w").close()
 time.sleep(600)
+"""
+
+WORKER = """
+import asyncio, sys
+from pipelinerl.extras import recorder
+from pipelinerl.llm import TrainableLLM
+async def play():
+    llm = TrainableLLM(model_name={model!r}, base_url="http://127.0.0.1:9", context_size=512, max_retries=0)
+    async with recorder.session(llm) as session:
+        await session.run([sys.executable, "-c", {program!r}], deadline_s=600)
+asyncio.run(play())
 """
 
 
@@ -100,6 +113,19 @@ async def test_a_program_and_what_it_started_end_at_the_deadline_and_with_the_ro
         with pytest.raises(ProgramFailed, match="waited 1 s for the program"):
             await task
     await until(lambda: not running(mark))
+
+
+async def test_what_a_program_started_ends_with_a_worker_that_is_killed(tmp_path: Path) -> None:
+    """By kill -9, so that the worker itself does nothing any more."""
+    mark = str(tmp_path / f"mark-{os.getpid()}")
+    program, model = STARTS_ANOTHER.replace("MARK", mark), str(save_model(tmp_path))
+    worker = subprocess.Popen([sys.executable, "-c", WORKER.format(program=program, model=model)])  # noqa: ASYNC220
+    await until(Path(mark).exists)
+    left = psutil.Process(worker.pid).children(recursive=True)
+    assert len(left) == 3, "the program, what it started, and the guard of both"
+    worker.kill()
+    worker.wait()
+    await until(lambda: not any(alive(one.pid) for one in left))
 
 
 async def test_a_program_gets_no_keys_but_those_that_are_named(

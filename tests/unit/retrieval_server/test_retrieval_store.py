@@ -247,3 +247,17 @@ def test_links_in_a_circle_lead_nowhere(tmp_path: Path) -> None:
 def test_a_task_without_texts_stays_one(tmp_path: Path) -> None:
     (tmp_path / "DR1" / "files").mkdir(parents=True)
     assert list(read_task("DR1", tmp_path / "DR1")) == []
+
+
+def test_a_folder_without_tasks_is_refused_and_a_task_without_documents_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "DR1").mkdir()
+    (tmp_path / "DR1" / "a.md").write_text("its documents are not in files/")
+    with pytest.raises(CorpusError, match=r"holds no task: each is a folder with its documents in files/"):
+        Store.load(tmp_path, None)
+    for task_id in ("DR2", "DR3"):
+        (tmp_path / task_id / "files").mkdir(parents=True)
+    (tmp_path / "DR3" / "files" / "a.md").write_text("text")
+    assert Store.load(tmp_path, None).task_ids == ["DR2", "DR3"]
+    assert caplog.messages == ["1 of 2 tasks have no document to find, first: DR2"]

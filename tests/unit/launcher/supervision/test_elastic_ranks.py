@@ -1,4 +1,6 @@
-"""Ranks that torch's elastic agent starts in sessions of their own: none outlives agent or launcher."""
+"""Ranks that torch's elastic agent starts in sessions of their own: neither they nor their children outlive
+agent or launcher.
+"""
 
 import os
 import signal
@@ -12,13 +14,18 @@ import pytest
 from tests.support.processes import DEADLINE_S, alive, free_port, until
 
 RANK = """
-import os, sys, time
+import os, subprocess, sys, time
 from pathlib import Path
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
 (folder / f"came_{rank}").touch()
 while (folder / "hold").exists(): time.sleep(0.02)
 from pipelinerl.base.child import die_with_agent
 die_with_agent()
+from pipelinerl.base.guard import guard_rank
+guard_rank()
+subprocess.Popen(["sleep", "600"])
+if os.fork() == 0:
+    time.sleep(600)
 (folder / f"asked_{rank}").touch()
 time.sleep(600)
 """
@@ -50,14 +57,22 @@ def test_ranks_of_an_elastic_agent_die_with_it_and_with_the_launcher(
     until(lambda: all((tmp_path / f"{word}_{one}").exists() for one in (0, 1)), "two ranks")
     below = psutil.Process(launcher.pid).children(recursive=True)
     ranks = [
-        one for one in below if str(rank) in one.cmdline() and "torch.distributed.run" not in one.cmdline()
+        one
+        for one in below
+        if str(rank) in one.cmdline()
+        and "torch.distributed.run" not in one.cmdline()
+        and os.getsid(one.pid) == one.pid
     ]
-    assert len(ranks) == 2 and all(os.getsid(one.pid) == one.pid for one in ranks), "sessions of their own"
+    assert len(ranks) == 2, "sessions of their own"
+    started = [child for one in ranks for child in one.children(recursive=True)]
+    assert len(started) == (0 if before_ranks_asked else 6), "a program, a fork and a guard of each"
     (agent,) = {one.ppid() for one in ranks}
     os.kill(launcher.pid if victim == "launcher" else agent, signal.SIGKILL)
     until(lambda: not alive(agent), "the agent's end")
     hold.unlink(missing_ok=True)
-    until(lambda: not any(alive(one.pid) for one in ranks), "the ranks' end")
+    until(
+        lambda: not any(alive(one.pid) for one in [*ranks, *started]), "the end of ranks and their children"
+    )
     launcher.wait(DEADLINE_S)
 
 

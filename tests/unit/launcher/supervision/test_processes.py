@@ -338,7 +338,8 @@ def test_a_stopped_guard_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: p
     left.mkdir()
     with Supervisor([script("finetune", tmp_path, "pass")], leftovers=[left]) as supervisor:
         supervisor.start()
-        (guard,) = [p for p in psutil.Process().children() if "guard.py" in " ".join(command_line(p))]
+        # Other tests of this process may have left a guard of theirs.
+        guard = next(p for p in psutil.Process().children() if str(left) in command_line(p))
         guard.suspend()
         supervisor.watch()
     assert not alive(guard.pid) and not left.exists()

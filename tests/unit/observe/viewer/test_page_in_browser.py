@@ -39,6 +39,22 @@ async def test_a_script_in_an_answer_is_shown_and_does_nothing(page: Page) -> No
     assert page.errors == []
 
 
+@pytest.mark.parametrize(
+    "hash_", ["nobody/0", "%E0%A4%A", f"{TRAINED}/1!grup", f"{TRAINED}/1!group!x", "!group"]
+)
+async def test_an_address_that_names_nothing_is_one_state(page: Page, hash_: str) -> None:
+    """No rollout is shown and none is the current one, also when the one before still loads."""
+    await opened(page, f"{TRAINED}/1")
+    await page.run(f"location.hash = '#{TRAINED}/2'; location.hash = {json.dumps('#' + hash_)}")
+    detail = "document.querySelector('#detail').innerText"
+    await page.until(f"{detail}.includes({json.dumps(hash_ + ' is not among the rollouts of this page')})")
+    await page.press("g")
+    assert "is not among" in await page.run(detail) and await page.run("current.id") is None
+    assert await page.run("document.querySelectorAll('#rows [aria-selected=true]').length") == 0
+    assert page.errors == []
+    await opened(page, f"{TRAINED}/2")
+
+
 async def test_a_click_and_keys_go_through_the_list(page: Page) -> None:
     await page.click("#row-2")
     await page.until("current.id === page.shown[2].id")
