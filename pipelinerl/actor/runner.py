@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.actor.blocking import BlockingCalls
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
@@ -54,6 +54,8 @@ class RolloutRunner:
         self._llms = {True: train_llm, False: test_llm}
         self.frozen_version: int | None = None
         """Version of all samples in a run whose engines keep the weights they started with."""
+        self._tells_domain = bool(OmegaConf.select(cfg, "teacher.by_domain"))
+        """Whether preprocess asks samples for it."""
         self._plain = not inspect.iscoroutinefunction(policy)
         self._executor = ThreadPoolExecutor(threads, "rollout") if self._plain else None
 
@@ -134,6 +136,9 @@ class RolloutRunner:
             rollout.reason = result.failed
             return
         assert result.metrics is not None
+        if rollout.domain is not None and self._tells_domain:
+            for text in result.training_texts:
+                text.metadata["domain"] = rollout.domain
         samples = samples_of(result.training_texts, _origin(assignment), self.frozen_version)
         rollout.metrics = metric_values(result.metrics)
         rollout.samples = samples

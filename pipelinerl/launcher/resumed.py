@@ -27,6 +27,7 @@ MAY_CHANGE = (
         "clamp_log_ratio_ref_new_value", "group_normalization", "overlong_filtering", "value_loss_coef",
         "temperature", "routing", "router_aux_loss_coef",
     )),
+    "teacher.",
     # How the trainer computes, and what it keeps.
     *(f"finetune.{name}" for name in (
         "load_as_bf16", "use_flash_attention", "gradient_checkpointing", "compile", "reentrant_checkpointing",
