@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from pipelinerl.actor.blocking import BlockingCalls
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
@@ -47,15 +47,18 @@ class RolloutRunner:
         session: aiohttp.ClientSession,
         limits: ActorConfig,
         threads: int,
+        tells_domain: bool = False,
     ):
-        """`limits` has the deadline of a rollout and how often it is tried again."""
+        """`limits` has the deadline of a rollout and how often it is tried again.
+
+        `tells_domain`: write a rollout's domain into its samples, for preprocess.
+        """
         self._policy, self._cfg, self._session, self._fleet = policy, cfg, session, fleet
         self._limits, self.deadline_s = limits, limits.rollout_deadline_s
         self._llms = {True: train_llm, False: test_llm}
         self.frozen_version: int | None = None
         """Version of all samples in a run whose engines keep the weights they started with."""
-        self._tells_domain = bool(OmegaConf.select(cfg, "teacher.by_domain"))
-        """Whether preprocess asks samples for it."""
+        self._tells_domain = tells_domain
         self._plain = not inspect.iscoroutinefunction(policy)
         self._executor = ThreadPoolExecutor(threads, "rollout") if self._plain else None
 

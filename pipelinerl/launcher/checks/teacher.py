@@ -29,14 +29,10 @@ SAME = "give a teacher with the policy's tokenizer"
 
 def check(cfg: Config, dry_run: bool) -> Iterator[str]:
     """Problems with the teachers of this run; a dry run may be made where they are not."""
-    teacher = cfg.teacher
-    if teacher.model_path is not None and teacher.url is not None:
-        yield f"teacher.url={teacher.url}: teacher.model_path={teacher.model_path} names one too; set one"
-    if not teacher.places or "preprocessor" not in cfg.debug.roles:
+    if not cfg.teacher.places or "preprocessor" not in cfg.debug.roles:
         return
-    yield from _unread(cfg)
-    keys = {place: _key(name, place) for name, place in teacher.places.items()}
-    found = [line for place, key in keys.items() for line in _absent(key, place)]
+    keys = {place: _key(cfg, name) for name, place in cfg.teacher.places.items()}
+    found = [*_unread(cfg), *(line for place, key in keys.items() for line in _absent(key, place))]
     yield from found
     if found or dry_run:
         return
@@ -51,15 +47,18 @@ def check(cfg: Config, dry_run: bool) -> Iterator[str]:
             yield f"{key}={place}: {problem}"
 
 
-def _key(name: str, place: str) -> str:
+def _key(cfg: Config, name: str) -> str:
     """The key that gave a teacher its place."""
     kind, _, of = name.partition("/")
-    return f"teacher.by_{kind}.{of}" if of else f"teacher.{'url' if is_address(place) else 'model_path'}"
+    default = "teacher.model_path" if cfg.teacher.url is None else "teacher.url"
+    return f"teacher.by_{kind}.{of}" if of else default
 
 
 def _unread(cfg: Config) -> Iterator[str]:
     """Settings under which the trainer would not read what a teacher says, or read it wrongly."""
-    rl = cfg.finetune.rl
+    rl, teacher = cfg.finetune.rl, cfg.teacher
+    if teacher.model_path is not None and teacher.url is not None:
+        yield f"teacher.url={teacher.url}: teacher.model_path={teacher.model_path} names one too; set one"
     if not declared(rl.policy_loss).compares:
         yield f"finetune.rl.policy_loss={rl.policy_loss}: reads no advantage, so no teacher; set another"
     elif "use_advantages" not in declared(rl.policy_loss).ignores and not rl.use_advantages:
@@ -74,9 +73,9 @@ def _unread(cfg: Config) -> Iterator[str]:
             "finetune.rl.filter_zero_advantage_groups=true: drops groups of equal rewards, whose tokens a "
             "teacher tells apart; set false"
         )
-    if cfg.teacher.urls and rl.temperature != 1:
+    if teacher.urls and rl.temperature != 1:
         yield (
-            f"teacher: {cfg.teacher.urls[0]} scores at temperature 1, the policy samples at "
+            f"teacher: {teacher.urls[0]} scores at temperature 1, the policy samples at "
             f"{rl.temperature:g}; set llm.parameters.temperature=1, or give the teacher's folder"
         )
 
@@ -144,7 +143,8 @@ def _engine(url: str, policy: "PreTrainedTokenizerFast") -> str | None:
         except CallFailed as error:
             if error.status == 404:
                 return f"has no {route}; serve the teacher with vLLM 0.26 or later"
-            return f"does not answer ({_line(error)}); start the teacher's engine first"
+            said = "does not answer" if error.status is None else f"refuses {route}"
+            return f"{said} ({_line(error)}); serve the teacher with vLLM before the run starts"
         except (ValueError, AttributeError) as error:
             return f"its answer to {route} cannot be read ({_line(error)}); serve the teacher with vLLM"
     return None if scores else "scores no prompts; serve the teacher with vLLM 0.26 or later"
