@@ -15,7 +15,6 @@ from pipelinerl.config.tree import Config
 from pipelinerl.engines.requests import scoring_body
 from pipelinerl.finetune.rl.losses import declared
 from pipelinerl.launcher.checks.data import HUB_NAME, TOKENIZER_FILES, WEIGHTS, damaged_files
-from pipelinerl.launcher.decoder_shape import model_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -88,7 +87,7 @@ def _absent(key: str, place: str) -> Iterator[str]:
     if key == "teacher.url":
         yield f"{key}={place}: no address; write http://HOST:PORT"
     elif folder.is_dir():
-        config = model_config(place, ask_hub=False)
+        config = (folder / "config.json").is_file()
         tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
         weights = any(any(folder.glob(pattern)) for pattern in WEIGHTS)
         for what, there in (("config.json", config), ("tokenizer.json", tokenizer), ("weights", weights)):
@@ -116,7 +115,8 @@ def _model(path: str, policy: "PreTrainedTokenizerFast") -> str | None:
                 f"{len(other)} of the policy's {len(ours)} ids stand for other text there, such as {at} for "
                 f"{of_id.get(at)!r} instead of {token!r}; {SAME}"
             )
-    rows = (model_config(path, ask_hub=False) or {}).get("vocab_size")
+    config = Path(path) / "config.json"
+    rows = json.loads(config.read_text()).get("vocab_size") if config.is_file() else None
     if isinstance(rows, int) and rows <= max(ours.values()):
         return f"it has {rows} ids, the policy's tokenizer goes to {max(ours.values())}; {SAME}"
     return None

@@ -1,4 +1,4 @@
-"""A teacher is compared with the policy before anything starts, by what each id of the vocabulary stands for."""
+"""A teacher is compared with the policy before anything starts, by what each id stands for."""
 
 import asyncio
 import json
