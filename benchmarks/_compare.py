@@ -28,10 +28,10 @@ class Comparison(BaseModel):
     to: str = "start"
     """An arm, or what this one started from."""
     metrics: list[str] = []
-    by: Literal["difference", "gain", "left", "texts", "speed"] = "difference"
+    by: Literal["difference", "gain", "left", "texts", "tokens", "speed"] = "difference"
     """`difference` of the last models; `gain` as a share of the other's gain over its own start; what is
-    `left` of the start's value; how many times fewer `texts` until the other's last value is reached;
-    trained texts per second (`speed`) as a multiple of the other's."""
+    `left` of the start's value; how many times fewer `texts`, or labelled `tokens` of them, until the other's
+    last value is reached; trained texts per second (`speed`) as a multiple of the other's."""
 
 
 def compared(rows: Rows, asked: Sequence[Comparison], own_problems: bool) -> dict[str, dict[str, Any]]:
@@ -71,11 +71,13 @@ def figures_of(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
 def _compare(
     one: Comparison, metric: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], own: bool
 ) -> tuple[str, dict[str, Any] | None]:
-    if one.by == "texts":
+    if one.by in ("texts", "tokens"):
         if any(len(row["curve"][metric]) < 3 for pair in pairs for row in pair):
             return "", None  # between start and end alone every value would be reached on a straight line
-        times = [times_fewer(row["curve"][metric], other["curve"][metric]) for row, other in pairs]
-        return f"{one.arm}, times fewer texts to {one.to}'s {metric}", {"mean": min(times), "by_seed": times}
+        curves = [[_curve(row, metric, one.by) for row in pair] for pair in pairs]
+        times = [times_fewer(*both) for both in curves]
+        name = f"{one.arm}, times fewer {one.by} to {one.to}'s {metric}"
+        return name, {"mean": min(times), "by_seed": times}
     starts, ends = ([row["values"][metric][end] for row, _ in pairs] for end in (0, 1))
     if one.by == "left":
         known_both = [
@@ -103,6 +105,14 @@ def _compare(
     found = paired(starts, ends, own)[2]._asdict()
     more = {"by_seed": by_seed, "half_width": t_interval(by_seed)[1]}
     return f"{metric} after, {one.arm} - {one.to}", found | more
+
+
+def _curve(row: Mapping[str, Any], metric: str, by: str) -> list[tuple[float, float]]:
+    """(texts or tokens, value) of each evaluation."""
+    curve = row["curve"][metric]
+    if by == "texts":
+        return [(texts, value) for texts, value in curve]
+    return [(tokens, value) for tokens, (_, value) in zip(row["tokens"], curve, strict=True)]
 
 
 def times_fewer(curve: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> float:
