@@ -51,6 +51,7 @@ def row_of(seed: int, out: Path, spec: Spec, arm: Arm) -> Row:
     return {
         "seed": seed,
         "texts": found[-1][0],
+        "tokens": [_tokens(steps, at) for at, _ in found],
         "steps": steps[-1]["stats/completed_steps"],
         "training_min": (steps[-1]["time"] - steps[0]["time"]) / 60,
         "texts_per_s": texts_per_s(steps),
@@ -68,6 +69,12 @@ def _with_derived(
     """Version and values of each evaluation, those that the specification derives among them."""
     more = {name: resolve_dotted(place, "derived")(out) for name, place in spec.derived.items()}
     return [(one.version, {**one.values, **{name: of(one) for name, of in more.items()}}) for one in found]
+
+
+def _tokens(steps: Sequence[Mapping[str, Any]], version: int) -> float:
+    """Labelled tokens that were trained until a version."""
+    before = [one for one in steps if one["stats/samples"] <= version]
+    return float(sum(one.get("rl/num_output_tokens_sum", 0) for one in before))
 
 
 def _best(curve: Sequence[Sequence[float]]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from benchmarks._figures import Figure
 from benchmarks._intervals import paired, ratio_of_means, t_interval
@@ -28,10 +28,12 @@ class Comparison(BaseModel):
     to: str = "start"
     """An arm, or what this one started from."""
     metrics: list[str] = []
-    by: Literal["difference", "gain", "left", "texts", "speed"] = "difference"
+    by: Literal["difference", "gain", "left", "texts", "tokens", "speed"] = "difference"
     """`difference` of the last models; `gain` as a share of the other's gain over its own start; what is
-    `left` of the start's value; how many times fewer `texts` until the other's last value is reached;
-    trained texts per second (`speed`) as a multiple of the other's."""
+    `left` of the start's value; how many times fewer `texts`, or labelled `tokens` of them, until the other's
+    last value is reached; trained texts per second (`speed`) as a multiple of the other's."""
+    share: float = Field(1.0, gt=0, le=1)
+    """Of the other's gain, that is reached with so many times fewer `texts` or `tokens`."""
 
 
 def compared(rows: Rows, asked: Sequence[Comparison], own_problems: bool) -> dict[str, dict[str, Any]]:
@@ -71,11 +73,16 @@ def figures_of(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
 def _compare(
     one: Comparison, metric: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], own: bool
 ) -> tuple[str, dict[str, Any] | None]:
-    if one.by == "texts":
+    if one.by in ("texts", "tokens"):
         if any(len(row["curve"][metric]) < 3 for pair in pairs for row in pair):
             return "", None  # between start and end alone every value would be reached on a straight line
-        times = [times_fewer(row["curve"][metric], other["curve"][metric]) for row, other in pairs]
-        return f"{one.arm}, times fewer texts to {one.to}'s {metric}", {"mean": min(times), "by_seed": times}
+        times = [
+            times_fewer(_curve(row, metric, one.by), _curve(other, metric, one.by), one.share)
+            for row, other in pairs
+        ]
+        of = "" if one.share == 1 else f"{one.share:g} of the gain to "
+        name = f"{one.arm}, times fewer {one.by} to {of}{one.to}'s {metric}"
+        return name, {"mean": min(times), "by_seed": times}
     starts, ends = ([row["values"][metric][end] for row, _ in pairs] for end in (0, 1))
     if one.by == "left":
         known_both = [
@@ -105,12 +112,26 @@ def _compare(
     return f"{metric} after, {one.arm} - {one.to}", found | more
 
 
-def times_fewer(curve: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> float:
+def _curve(row: Mapping[str, Any], metric: str, by: str) -> list[tuple[float, float]]:
+    """(texts or tokens, value) of each evaluation."""
+    curve = row["curve"][metric]
+    if by == "texts":
+        return [(texts, value) for texts, value in curve]
+    return [(tokens, value) for tokens, (_, value) in zip(row["tokens"], curve, strict=True)]
+
+
+def times_fewer(
+    curve: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]], share: float = 1.0
+) -> float:
     """The other's texts until its last value over those of this one; 0 where this one never gets there.
+
+    With a `share` below 1 until that share of the other's gain.
 
     Curves are (texts, value) of each evaluation, between which they are straight.
     """
-    needed, of = (texts_to(one, other[-1][1]) for one in (curve, other))
+    (_, first), (_, last) = other[0], other[-1]
+    target = last if share == 1 else first + share * (last - first)
+    needed, of = (texts_to(one, target) for one in (curve, other))
     if needed is None or not of:  # where training gained nothing there is nothing to be faster at
         return 0.0
     return of / (needed or curve[1][0])

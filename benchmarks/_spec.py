@@ -1,6 +1,7 @@
 """What stands in a file of `benchmarks/specs`, one learning experiment each; `experiment.py` runs them.
 
-In every key `{seed}` is the run's seed and `{model}` the folder given with `--model`.
+In every key `{seed}` is the run's seed, `{after}` the folder of the run that an arm comes `after`, and
+`{model}` the folder given with `--model`.
 """
 
 from pathlib import Path
@@ -29,6 +30,8 @@ class Arm(_Part):
     """None: that of the arm it is like, else its name."""
     like: str | None = None
     """An arm whose keys stand before its own."""
+    after: str | None = None
+    """An arm whose run of the same seed ends before this one begins, for keys with `{after}`."""
     keys: list[str] = []
     tiny: list[str] = []
     """Beside them on a CPU, where the experiment is one of cards."""
@@ -102,10 +105,14 @@ class Spec(_Part):
 
     @model_validator(mode="after")
     def _arms_are_there(self) -> Self:
-        named = [arm.like for arm in self.arms.values() if arm.like] + [one.arm for one in self.compare]
+        named = [one for arm in self.arms.values() for one in (arm.like, arm.after) if one]
+        named += [one.arm for one in self.compare]
         named += [one.to for one in self.compare if one.to != "start"]
         if unknown := [name for name in named if name not in self.arms]:
             raise ValueError(f"{unknown[0]} is no arm; there are {', '.join(self.arms)}")
+        for name, arm in self.arms.items():
+            if arm.after and self.arms[arm.after].after:
+                raise ValueError(f"{name} comes after {arm.after}, which comes after another arm itself")
         return self
 
     def keys_of(self, name: str) -> list[str]:

@@ -70,7 +70,8 @@ class Experiment:
         given += [f"seed={seed}"] if seed is not None else []
         tiny = self.spec.arms[arm].tiny if self.hardware == "cpu" else []
         told = [*self.place.keys, *self.spec.keys, *self.spec.keys_of(arm), *tiny, *self.overrides]
-        return [*given, *(key.replace("{seed}", str(seed)) for key in told)]
+        after = str(self.work / f"{self.spec.arms[arm].after}_{seed}")
+        return [*given, *(key.replace("{seed}", str(seed)).replace("{after}", after) for key in told)]
 
     def row_file(self, arm: str, seed: int | str) -> Path:
         return self.work / f"{arm}_{seed}.json"
@@ -84,6 +85,15 @@ class Experiment:
             for arm in self.arms:
                 if not self.row_file(arm, seed).is_file():
                     yield arm, seed, self.keys(arm, seed)
+
+    def is_later(self, arm: str) -> bool:
+        """Whether its runs come after another arm's."""
+        return self.spec.arms[arm].after is not None
+
+    def may_begin(self, arm: str, seed: int | str, _: object) -> bool:
+        """Whether the run that this one comes after has ended as it should."""
+        after = self.spec.arms[arm].after
+        return after is None or self.row_file(after, seed).is_file()
 
     def task(self, arm: str, seed: int | str, keys: list[str]) -> Task:
         """One run; its row is kept, and the table written behind it."""
@@ -219,7 +229,9 @@ def run(options: argparse.Namespace) -> int:
     place = one.place
     if run_all(start_task(one), slots(one.hardware, 1), end, 0.0):
         places = slots(one.hardware, one.at_once, every_card=place.every_card, cores=place.cores)
-        run_all([one.task(*wanted) for wanted in one.wanted()], places, end, place.least_s)
+        for later in (False, True):
+            ready = [task for task in one.wanted() if one.is_later(task[0]) == later and one.may_begin(*task)]
+            run_all([one.task(*wanted) for wanted in ready], places, end, place.least_s)
     missed = one.write()
     left = [f"{arm} {seed}" for arm, seed, _ in one.wanted()]
     print(f"left: {', '.join(left) or 'none'}", flush=True)

@@ -47,13 +47,18 @@ class RolloutRunner:
         session: aiohttp.ClientSession,
         limits: ActorConfig,
         threads: int,
+        tells_domain: bool = False,
     ):
-        """`limits` has the deadline of a rollout and how often it is tried again."""
+        """`limits` has the deadline of a rollout and how often it is tried again.
+
+        `tells_domain`: write a rollout's domain into its samples, for preprocess.
+        """
         self._policy, self._cfg, self._session, self._fleet = policy, cfg, session, fleet
         self._limits, self.deadline_s = limits, limits.rollout_deadline_s
         self._llms = {True: train_llm, False: test_llm}
         self.frozen_version: int | None = None
         """Version of all samples in a run whose engines keep the weights they started with."""
+        self._tells_domain = tells_domain
         self._plain = not inspect.iscoroutinefunction(policy)
         self._executor = ThreadPoolExecutor(threads, "rollout") if self._plain else None
 
@@ -134,6 +139,9 @@ class RolloutRunner:
             rollout.reason = result.failed
             return
         assert result.metrics is not None
+        if rollout.domain is not None and self._tells_domain:
+            for text in result.training_texts:
+                text.metadata["domain"] = rollout.domain
         samples = samples_of(result.training_texts, _origin(assignment), self.frozen_version)
         rollout.metrics = metric_values(result.metrics)
         rollout.samples = samples

@@ -254,7 +254,8 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
         train_llm, test_llm = make_llm(cfg, False, size), make_llm(cfg, True, size)
         # A plain function occupies a thread for as long as its rollout runs, so there is one for each slot.
         threads = cfg.actor.llm_max_rollouts * len(engines)
-        runner = RolloutRunner(policy, tree, train_llm, test_llm, fleet, session, cfg.actor, threads)
+        llms, by_domain = (train_llm, test_llm), bool(cfg.teacher.by_domain)
+        runner = RolloutRunner(policy, tree, *llms, fleet, session, cfg.actor, threads, by_domain)
         try:
             note = partial(write_block, Path(str(cfg.output_dir)), worker_role(index))
             await Worker(index, channel, fleet, runner, news, frozen, note).serve()

@@ -102,6 +102,9 @@ def compose(
         named = _name_datasets(tree)
         if not OmegaConf.is_missing(tree, "model_path") and isinstance(tree.model_path, str):
             tree.model_path = resolve_bundled(tree.model_path)
+        taught = OmegaConf.select(tree, "teacher.model_path")
+        if isinstance(taught, str):
+            tree.teacher.model_path = resolve_bundled(taught)
     return Composition(
         tree=tree,
         user_keys=[o.key_or_group for o in overrides],

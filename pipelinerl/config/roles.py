@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pipelinerl.config.base import KEPT, NULL_IS_64, OpenSection, Section
 
@@ -103,6 +103,59 @@ class PreprocessConfig(Section):
     """Samples for each trainer rank, published and not yet processed, at which preprocess waits."""
     log_every_n_samples: int = Field(128, ge=1)
     """Samples between two records of statistics."""
+
+
+class TeacherConfig(Section):
+    """Frozen models whose judgement of each sampled token is its advantage (docs/objective.md, section 1)."""
+
+    model_path: str | None = None
+    """Folder or hub name of the teacher, which preprocess holds itself; null = none."""
+    url: str | None = None
+    """Address of an engine that serves the teacher, such as `http://HOST:8000`; null = none."""
+    by_role: dict[str, str] = {}
+    """Another teacher for samples of a role: its folder, hub name or address."""
+    by_domain: dict[str, str] = {}
+    """The same for samples of a domain, where their role has none."""
+    weight: float = Field(1.0, gt=0)
+    """Factor of log p_teacher - log p_policy."""
+    with_rewards: bool = False
+    """Add it to the advantage from rewards; false: it is the whole advantage."""
+    deadline_s: float = Field(600.0, gt=0)
+    """Scores of a chunk of groups from an address, tries included; then the run ends."""
+
+    @field_validator("by_role", "by_domain", mode="before")
+    @classmethod
+    def _null_is_empty(cls, given: Any) -> Any:
+        """On a command line a mapping can be emptied by null only."""
+        return {} if given is None else given
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Folder, hub name or address of each teacher: `default`, `role/NAME`, `domain/NAME`."""
+        default = self.url or self.model_path
+        found = {} if default is None else {"default": default}
+        found |= {f"role/{role}": place for role, place in self.by_role.items()}
+        return found | {f"domain/{domain}": place for domain, place in self.by_domain.items()}
+
+    @property
+    def urls(self) -> list[str]:
+        """Addresses, each once."""
+        return [place for place in dict.fromkeys(self.places.values()) if is_address(place)]
+
+    @property
+    def paths(self) -> list[str]:
+        """Folders and hub names of those that preprocess holds, each once."""
+        return [place for place in dict.fromkeys(self.places.values()) if not is_address(place)]
+
+    @property
+    def alone(self) -> bool:
+        """Whether rewards have no part in the advantages."""
+        return bool(self.places) and not self.with_rewards
+
+
+def is_address(place: str) -> bool:
+    """Whether a teacher is asked over HTTP."""
+    return place.startswith(("http://", "https://"))
 
 
 class RewardsConfig(Section):

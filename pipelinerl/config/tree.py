@@ -26,6 +26,7 @@ from pipelinerl.config.roles import (
     PreprocessConfig,
     RewardsConfig,
     SubsetConfig,
+    TeacherConfig,
 )
 from pipelinerl.config.serving import EngineConfig, LLMConfig, TestLLMConfig, VllmConfig, WeightsConfig
 from pipelinerl.config.staleness import Staleness
@@ -116,6 +117,8 @@ class Config(OpenSection):
     """Rollouts."""
     preprocess: PreprocessConfig = PreprocessConfig()
     """Grouping, advantages, packing."""
+    teacher: TeacherConfig = TeacherConfig()
+    """Distillation on the policy's own samples."""
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""
     observe: ObserveConfig = ObserveConfig()

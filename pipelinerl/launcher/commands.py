@@ -118,7 +118,7 @@ class _Run:
         }
         if os.environ.get("PYTHONPATH"):
             self._env["PYTHONPATH"] = os.environ["PYTHONPATH"]
-        if Path(cfg.model_path).is_dir():
+        if all(Path(path).is_dir() for path in (cfg.model_path, *cfg.teacher.paths)):
             self._env["HF_HUB_OFFLINE"] = "1"
 
     def stand_in(self) -> ChildSpec:

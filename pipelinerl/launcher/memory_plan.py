@@ -30,10 +30,10 @@ from pipelinerl.launcher.placement import split_devices
 from pipelinerl.launcher.routing_choice import may_replay
 from pipelinerl.launcher.trainer_memory import (
     OTHER,
+    frozen_bytes,
     gathering_bytes,
     needed_bytes,
     never_compiled,
-    reference_bytes,
     state_bytes,
     tokens_of_rank,
     undivided,
@@ -319,16 +319,12 @@ class _Planner:
             rows = max(rows, needed_bytes(shape, plain, False, tokens, 0.0) - OTHER)
         # No row is there while weights are gathered.
         state = max(state, gathering_bytes(shape, cfg.finetune, ranks, sharding) - rows - OTHER)
-        reference = 0.0
-        # Without reference engines preprocess scores on the trainer's last card.
-        if cfg.finetune.rl.uses_reference and not cfg.world.preprocessor_fraction:
-            reference = reference_bytes(shape)
         return {
             "weights, gradients, optimizer": state,
             f"rows of {tune.seq_length} tokens"
             + (f" over {tune.seq_parallel}" if tune.seq_parallel > 1 else ""): rows,
             "log-probabilities": OTHER,
-            "reference": reference,
+            "teacher" if cfg.teacher.paths else "reference": frozen_bytes(cfg, shape),
         }
 
     def shared(self) -> MemoryPlan:

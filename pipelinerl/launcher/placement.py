@@ -269,13 +269,16 @@ def place(
                 jobs.serve("environment", name, world.environment_start_port, private=True, **own)
         jobs.add("actor", "actor")
     if "preprocessor" in roles:
-        # Without reference engines preprocess scores the reference itself, on the trainer's last device.
-        scores = cfg.finetune.rl.uses_reference and not jobs.count("preprocessor_llm")
+        # Preprocess scores teachers, and a reference without engines, on the trainer's last device.
+        reference = cfg.finetune.rl.uses_reference and not jobs.count("preprocessor_llm")
+        scores = reference or bool(cfg.teacher.paths)
         here = next((place.gpus for place in places.trainer if place.host == 0), None)
         if scores and places.trainer and here is None:
+            what, instead = ("finetune.rl: the reference", "world.preprocessor_fraction")
+            if not reference:
+                what, instead = ("teacher: a model", "teacher.url instead of teacher.model_path")
             raise ConfigError(
-                "finetune.rl: the reference is scored on a GPU of the trainer, which has none on host 0; set "
-                "world.preprocessor_fraction"
+                f"{what} is scored on a GPU of the trainer, which has none on host 0; set {instead}"
             )
         jobs.add("preprocessor", "preprocess", gpus=here[-1:] if scores and here else [])
     _add_trainer(jobs, places.trainer if "finetune" in roles else [])

@@ -26,9 +26,9 @@ from pipelinerl.launcher.memory_plan import ROOM
 from pipelinerl.launcher.memory_values import TrainerPlan
 from pipelinerl.launcher.trainer_memory import (
     NO_KERNEL,
+    frozen_bytes,
     least_recomputed,
     never_compiled,
-    reference_bytes,
     state_bytes,
     tokens_of_rank,
 )
@@ -141,8 +141,8 @@ def _checkpointing(
         return True, True, f"{unknown} cannot be read"
     ranks = cfg.derived.trainer_ranks
     state = state_bytes(shape, tune, ranks, cfg.sharding, planned is not None and planned.whole_on_host)
-    if any(job.gpus for job in cfg.jobs_of("preprocessor")):  # scores a reference on the trainer's last card
-        state += reference_bytes(shape)
+    if any(job.gpus for job in cfg.jobs_of("preprocessor")):  # scores on the trainer's last card
+        state += frozen_bytes(cfg, shape)
     plain = least_recomputed(shape, False, tokens_of_rank(tune), state, room)
     if planned is not None:
         compiled = planned.recomputed

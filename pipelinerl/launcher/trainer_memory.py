@@ -4,7 +4,8 @@ Estimates lie 0 to 14 % above what was measured (`docs/gpu.md`, "Measured").
 """
 
 from pipelinerl.config.finetune import Checkpointing, FinetuneConfig, Sharding
-from pipelinerl.launcher.decoder_shape import DecoderShape
+from pipelinerl.config.tree import Config
+from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, model_config
 
 OPTIMISER_BYTES = {"adamw_torch": 8.0, "adamw_8bit": 2.1, "lion": 4.0, "adafactor": 1.0}
 """State of a weight; in 8 bits each block of 256 has a scale of its own."""
@@ -57,6 +58,16 @@ def gathering_bytes(
 def reference_bytes(shape: DecoderShape) -> float:
     """What a reference policy, in float32 while it loads, takes beside the trainer."""
     return 4.0 * shape.policy_parameters + 2 * OTHER
+
+
+def frozen_bytes(cfg: Config, shape: DecoderShape) -> float:
+    """What preprocess holds on the trainer's last card: a reference without engines of its own, and teachers.
+
+    A teacher whose sizes cannot be read counts as the policy.
+    """
+    reference = cfg.finetune.rl.uses_reference and not cfg.world.preprocessor_fraction
+    teachers = [decoder_shape(model_config(path, ask_hub=False)) or shape for path in cfg.teacher.paths]
+    return sum(map(reference_bytes, [*([shape] if reference else []), *teachers]))
 
 
 def kept_bytes(shape: DecoderShape, mode: Checkpointing, compiled: bool, linear: bool = False) -> float:

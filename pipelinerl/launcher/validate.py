@@ -24,6 +24,7 @@ from pipelinerl.launcher.checks import (
     partial,
     sampling,
     several_hosts,
+    teacher,
     training,
 )
 from pipelinerl.launcher.decoder_shape import decoder_shape, hub_silence, model_config
@@ -78,6 +79,7 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
         yield from _not_on_hub(cfg)
     yield from sampling.check(cfg)
     yield from objective.check(cfg)
+    yield from teacher.check(cfg, dry_run)
     yield from training.check(cfg, derived)
     if derived is not None and cfg.updates_engines:
         asked = derive(cfg, []).texts_per_update

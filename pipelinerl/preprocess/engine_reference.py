@@ -1,4 +1,4 @@
-"""Log-probabilities under a frozen reference model that inference engines serve. No torch here.
+"""Log-probabilities under a frozen model, reference or teacher, that inference engines serve. No torch here.
 
 Engines score prompts at temperature 1, so this is for policies that sample at temperature 1.
 """
@@ -23,8 +23,16 @@ RETRY_S = 0.25
 class EngineReference:
     """Scores samples on the engines in turn, at most `n_workers` at a time per engine."""
 
-    def __init__(self, urls: Sequence[str], deadline_s: float, n_workers: int = 8) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        deadline_s: float,
+        n_workers: int = 8,
+        wait: str = "reference log-probabilities from the engines",
+    ) -> None:
+        """`wait` is what a deadline that passes is called."""
         self._urls, self._deadline_s, self._n_workers = tuple(urls), deadline_s, n_workers
+        self._wait = wait
 
     def score(self, samples: Sequence[Sample]) -> list[np.ndarray | None]:
         """float32 `[labels]` per sample, or None for one that the engine refuses (it fills the context).
@@ -38,7 +46,7 @@ class EngineReference:
         limit = asyncio.Semaphore(self._n_workers * len(self._urls))
         async with aiohttp.ClientSession() as session:
             clients = [EngineClient(url, session) for url in self._urls]
-            with Wait("reference log-probabilities from the engines", self._deadline_s) as wait:
+            with Wait(self._wait, self._deadline_s) as wait:
 
                 async def one(at: int, sample: Sample) -> np.ndarray | None:
                     async with limit:
@@ -54,7 +62,7 @@ async def _score(sample: Sample, clients: Sequence[EngineClient], wait: Wait) ->
                 scores = await client.prompt_logprobs(sample.input_ids)
             return np.concatenate([np.zeros(1, np.float32), scores])[sample.labels != MASKED_TOKEN_ID]
         except EngineRequestError as error:
-            log.warning("sample %s has no reference: %s", sample.name, error)
+            log.warning("sample %s is not scored: %s", sample.name, error)
             return None
         except (EngineUnavailable, AbortedCompletion, TimeoutError) as error:
             wait.check(str(error))

@@ -13,8 +13,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pipelinerl.base import faults
 from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config
@@ -26,7 +24,6 @@ from pipelinerl.observe.status import StatusFile
 from pipelinerl.preprocess.accounting import SampleAccounting
 from pipelinerl.preprocess.buffer import SampleBuffer
 from pipelinerl.preprocess.chunk import ChunkResult, process_groups
-from pipelinerl.preprocess.engine_reference import EngineReference
 from pipelinerl.preprocess.kept import KeptRollouts
 from pipelinerl.preprocess.metrics import PreprocessMetrics
 from pipelinerl.preprocess.reading import (
@@ -37,6 +34,14 @@ from pipelinerl.preprocess.reading import (
     model_vocabulary,
     read_groups,
     rollout_of,
+)
+from pipelinerl.preprocess.scoring import (
+    Scorer,
+    Teachers,
+    reference_scorer,
+    score_reference,
+    start_deadline_s,
+    teachers,
 )
 from pipelinerl.preprocess.signal import SignalWatch, warn_about_role_weights
 from pipelinerl.preprocess.snapshots import Held, Keeper
@@ -70,10 +75,12 @@ class Preprocess:
         training_data: StreamWriter,
         vocabulary: Vocabulary,
         kept: KeptRollouts,
-        scorer: Any = None,
+        scorer: Scorer | None = None,
+        teachers: Teachers | None = None,
     ) -> None:
         self.cfg, self.keeper, self._state, self.accounting = cfg, keeper, state, accounting
         self._training_data, self._kept, self._scorer = training_data, kept, scorer
+        self._teachers = teachers
         self._eos_token_ids = vocabulary.eos_token_ids
         self._limits = SampleLimits(
             vocabulary.size, cfg.finetune.seq_length, cfg.attempts, needs_versions=cfg.staleness.bounded
@@ -108,7 +115,7 @@ class Preprocess:
             self.accounting.dropped(group.dropped)
             if group.error:
                 self._rejections.rejected(group.error)
-        result = self._process(self._with_reference([group.samples for group in read]))
+        result = self._process(self._scored([group.samples for group in read]))
         self.metrics.add_chunk(result)
         self._signal.chunk(read, result)
         self.accounting.dropped((sample.rollout, reason) for sample, reason in result.dropped)
@@ -165,23 +172,23 @@ class Preprocess:
             self._drop(group, "bad_labels")
             self._rejections.rejected(message)
         self._rejections.accepted(sum(map(bool, groups)) - len(bad))
+        if self.cfg.teacher.alone:
+            for sample in result.ready:
+                sample.advantage = 0.0
         return result
 
-    def _with_reference(self, groups: list[list[Sample]]) -> list[list[Sample]]:
-        """The samples with `ref_logprobs`; those that the reference cannot score are dropped."""
-        samples = list(chain.from_iterable(groups))
-        if self._scorer is None:
-            for sample in samples:
-                sample.ref_logprobs = sample.old_logprobs
+    def _scored(self, groups: list[list[Sample]]) -> list[list[Sample]]:
+        """The samples with what frozen models say of them; those that one cannot score are dropped."""
+        groups = self._without(groups, "no_reference", score_reference(_flat(groups), self._scorer))
+        if self._teachers is None:
             return groups
-        unscored = set()
-        for sample, found in zip(samples, self._scorer.score(samples), strict=True):
-            if found is None or not np.isfinite(found).all():
-                unscored.add(sample.name)
-                self._drop([sample], "no_reference")
-            else:
-                sample.ref_logprobs = found
-        return [[sample for sample in group if sample.name not in unscored] for group in groups]
+        unscored = self._teachers.advise(_flat(groups), self.metrics.add_teacher)
+        return self._without(groups, "no_teacher", unscored)
+
+    def _without(self, groups: list[list[Sample]], reason: str, unscored: list[Sample]) -> list[list[Sample]]:
+        self._drop(unscored, reason)
+        names = {sample.name for sample in unscored}
+        return [[sample for sample in group if sample.name not in names] for group in groups]
 
     def _drop_stale(self) -> None:
         """Samples of which every token will be beyond the lag bound; the trainer checks per token again."""
@@ -252,6 +259,10 @@ class Preprocess:
         }
 
 
+def _flat(groups: list[list[Sample]]) -> list[Sample]:
+    return list(chain.from_iterable(groups))
+
+
 def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> None:
     """Run until the trainer says that training is done."""
     ranks = (0, cfg.rows_at_once)
@@ -268,8 +279,8 @@ def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> N
         KeptRollouts(cfg, output_dir) as kept,
     ):
         state.subscribe(lambda: os.eventfd_write(news.fileno(), 1))
-        vocabulary, scorer = model_vocabulary(cfg.policy_path), reference_scorer(cfg)
-        state.wait_for_version(_start_deadline_s(cfg))
+        vocabulary, scorer, advisers = model_vocabulary(cfg.policy_path), reference_scorer(cfg), teachers(cfg)
+        state.wait_for_version(start_deadline_s(cfg))
         session = ResumePoint.read(output_dir)  # written before the first version is announced
         discarded = DiscardedTexts(output_dir)
         preprocess = Preprocess(
@@ -282,6 +293,7 @@ def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> N
             vocabulary,
             kept,
             scorer,
+            advisers,
         )
         reporter = _Reporter(preprocess, writer, stats, status)
         held = preprocess.restore()
@@ -369,30 +381,3 @@ class _Reporter:
         self._stats.write(record)
         if self._writer is not None:
             self._writer.log(record, self._preprocess.published)
-
-
-def _start_deadline_s(cfg: Config) -> float:
-    """The first version follows the engines' start and the trainer's."""
-    return 2 * cfg.engine.start_deadline_s
-
-
-def reference_scorer(cfg: Config) -> Any:
-    """A frozen reference when the KL term needs one; torch is imported only when it is scored here."""
-    tune = cfg.finetune
-    if not tune.rl.uses_reference:
-        return None
-    if urls := [job.url for job in cfg.jobs_of("preprocessor_llm")]:
-        return EngineReference(urls, _start_deadline_s(cfg), cfg.preprocess.n_workers)
-    from pipelinerl.preprocess.reference import ReferenceScorer
-
-    return ReferenceScorer(
-        cfg.policy_path,
-        tune.rl.temperature,
-        tune.seq_length,
-        cfg.hardware.threads_per_process,
-        "cuda" if any(job.gpus for job in cfg.jobs_of("preprocessor")) else "cpu",
-        tune.load_as_bf16,
-        tune.use_flash_attention,
-        tune.shares_prefixes,
-        tune.trust_remote_code,
-    )

@@ -1,4 +1,4 @@
-"""`preprocessor/*` and `adv/*`: sums between two records, each metric with its reducer in one place."""
+"""`preprocessor/*`, `adv/*` and `teacher/*`: sums between two records, each metric with its reducer."""
 
 import time
 from collections import defaultdict
@@ -75,6 +75,8 @@ class PreprocessMetrics:
     families: dict[str, _Label] = field(default_factory=dict)
     roles: dict[str, _Label] = field(default_factory=dict)
     scales: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    teachers: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    """Tokens of each sample that a teacher scored, and the sum of their reverse KL."""
 
     def add_chunk(self, chunk: ChunkResult) -> None:
         """Count a processed chunk."""
@@ -92,6 +94,10 @@ class PreprocessMetrics:
         if table.role_names:
             _add_labels(self.roles, table.role_names, table.role, table, advantages)
 
+    def add_teacher(self, name: str, reverse_kl: np.ndarray) -> None:
+        """Count a sample that a teacher scored; log p_policy - log p_teacher of its tokens."""
+        self.teachers[name].append((len(reverse_kl), float(reverse_kl.sum())))
+
     def add_step(
         self, samples: Sequence[Sample], fill: float, split_rollouts: int, roles: Mapping[str, float]
     ) -> None:
@@ -105,14 +111,23 @@ class PreprocessMetrics:
             self.scales[name].append(value)
 
     def record(self, gauges: Mapping[str, float]) -> dict[str, float]:
-        """`preprocessor/*`, of gauges and rates, and `adv/*`."""
+        """`preprocessor/*`, of gauges and rates, `teacher/*` and `adv/*`."""
         seconds = max(time.monotonic() - self.started, 1e-9)
         out = {f"preprocessor/{name}": float(value) for name, value in gauges.items()}
         out["preprocessor/samples_per_second"] = self.samples / seconds
         out["preprocessor/tokens_per_second"] = self.tokens / seconds
         if self.fill:
             out["preprocessor/packing_fill"] = sum(self.fill) / len(self.fill)
-        return out | self.summary()
+        return out | self._of_teachers() | self.summary()
+
+    def _of_teachers(self) -> dict[str, float]:
+        """`teacher/*`: a mean over tokens is an estimate, which may be below 0."""
+        out = {}
+        for name, scored in self.teachers.items():
+            tokens, total = map(sum, zip(*scored, strict=True))
+            out[f"teacher/{name}/reverse_kl"] = total / tokens
+            out[f"teacher/{name}/samples"] = float(len(scored))
+        return out
 
     def summary(self) -> dict[str, float]:
         """`adv/*`; never NaN."""

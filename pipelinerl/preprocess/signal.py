@@ -74,12 +74,13 @@ class SignalWatch:
         rl = self._cfg.finetune.rl
         if rl.overlong_filtering and sample.overflow:
             return False
-        return not self._by_factor or self._factor(sample) != 0
-
-    def _factor(self, sample: Sample) -> float:
-        rl = self._cfg.finetune.rl
+        if not self._by_factor:
+            return True
         factor = sample.advantage if rl.use_advantages else sample.reward
-        return max(factor, 0.0) if rl.relu_log_p_weights else factor
+        largest = smallest = factor
+        if sample.token_advantages is not None:
+            largest, smallest = factor + sample.token_advantages.max(), factor + sample.token_advantages.min()
+        return bool(largest > 0 or (smallest < 0 and not rl.relu_log_p_weights))
 
     def _reason(self, ready: Sequence[Sample], dropped: Iterable[str]) -> str:
         if ready:

@@ -1,4 +1,4 @@
-"""The handlers of `/v1/completions` and `/v1/chat/completions`, which `server` adds to its own.
+"""The handlers of `/v1/completions`, `/v1/chat/completions` and `/tokenize`, which `server` adds to its own.
 
 They let programs written for OpenAI's API or for vLLM run without a GPU; the pipeline asks the token route.
 """
@@ -25,6 +25,7 @@ from pipelinerl.engines.openai.fields import (
     SharedFields,
 )
 from pipelinerl.engines.openai.handlers import Answer, json_response, read, streamed
+from pipelinerl.engines.openai.protocol import TokenizeFields, parse
 
 # Bodies from this size on are read and tokenised beside the event loop.
 IN_THREAD_BYTES = 64 * 1024
@@ -40,7 +41,7 @@ class Asked:
 
 
 class OpenAIRoutes:
-    """Adds the two routes to an application."""
+    """Adds the three routes to an application."""
 
     def __init__(self, engine: Engine, pending: PendingRequests, served: Served) -> None:
         self._engine = engine
@@ -52,6 +53,7 @@ class OpenAIRoutes:
         return [
             web.post("/v1/completions", self.completions),
             web.post("/v1/chat/completions", self.chat),
+            web.post("/tokenize", self.tokenize),
         ]
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
@@ -61,6 +63,13 @@ class OpenAIRoutes:
     async def chat(self, http: web.Request) -> web.StreamResponse:
         """Messages in, the model's reply out."""
         return await self._answer(http, self._reply)
+
+    async def tokenize(self, http: web.Request) -> web.Response:
+        """The ids of a text; programs compare an engine's tokeniser with theirs."""
+        fields = parse(await http.read(), TokenizeFields)
+        self._served.check_model(fields.model)
+        ids = await asyncio.to_thread(self._served.encoded, fields.prompt, fields.add_special_tokens)
+        return json_response({"count": len(ids), "tokens": ids})
 
     async def _answer(self, http: web.Request, read: Callable[[bytes], Asked]) -> web.StreamResponse:
         self._engine.metrics.requests_received += 1

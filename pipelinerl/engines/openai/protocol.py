@@ -80,6 +80,14 @@ class GenerateFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         )
 
 
+class TokenizeFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /tokenize`, as vLLM's for a text."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool = True
+
+
 class AbortFields(msgspec.Struct, forbid_unknown_fields=True):
     """Body of `POST /abort_requests`; an empty list means every request."""
 

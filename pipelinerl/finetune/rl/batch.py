@@ -230,6 +230,10 @@ def encode(
         "kl_weight_scale": [sample.kl_weight_scale for sample in samples],
     }
     expanded = np.repeat(np.array([*columns.values()], np.float32), lengths, axis=1)
+    if any(sample.token_advantages is not None for sample in samples):
+        expanded[list(columns).index("advantages"), learned] += np.concatenate(
+            [_token_advantages(sample) for sample in samples]
+        )
     sampled = versions[versions != UNSAMPLED]
     shared = shared_with_previous([sample.input_ids for sample in samples]) if share else None
     return PipelineBatchEncoding(
@@ -251,6 +255,12 @@ def encode(
         **routes_of_row(samples, boundaries, shared),
         **dict(zip(columns, expanded[:, None, :], strict=True)),
     )
+
+
+def _token_advantages(sample: Sample) -> np.ndarray:
+    """float32 `[labels]`."""
+    own = sample.token_advantages
+    return np.zeros(len(sample.old_logprobs), np.float32) if own is None else own
 
 
 def _versions(samples: Sequence[Sample]) -> np.ndarray:

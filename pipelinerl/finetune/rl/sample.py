@@ -58,6 +58,8 @@ class Sample(Labels, kw_only=True, eq=False):
     """False where the engine reported no versions and the spans are lower bounds."""
     routed_experts: np.ndarray | None = None
     """Experts of the first n <= L tokens, uint8 or uint16 `[n, layers, active]`; None: not known."""
+    domain: str | None = None
+    """Of the problem, where teachers are chosen by it."""
     shown: dict[str, Any] = {}  # noqa: RUF012 (a Struct copies it)
     """What people read and training does not: text, metadata. Stays with the actor's record."""
 
@@ -65,6 +67,8 @@ class Sample(Labels, kw_only=True, eq=False):
     ref_logprobs: np.ndarray = _NO_LOGPROBS
     overflow: bool = False
     advantage: float = 0.0
+    token_advantages: np.ndarray | None = None
+    """Added to it for each label, float32 `[N]`: what a teacher says of the tokens; None: nothing."""
     group_tokens: float = 0.0
     """Mean tokens of a rollout of the group (`group_normalization`)."""
     loss_weight_scale: float = 1.0
@@ -151,6 +155,7 @@ class Sample(Labels, kw_only=True, eq=False):
             finished=bool(record.get("finished")),
             finish_reason=None if absent(reason) else str(reason),
             routed_experts=routes,
+            domain=None if absent(metadata.get("domain")) else str(metadata["domain"]),
             **said,
         )
 

@@ -95,8 +95,31 @@ CONDITIONAL = (  # what belongs to a variant is declared there
     ),
     Inert(
         "preprocess.n_workers",
-        lambda c: c.world.preprocessor_fraction == 0,
+        lambda c: c.world.preprocessor_fraction == 0 and not c.teacher.urls,
         "no reference engine scores samples; set world.preprocessor_fraction",
+    ),
+    Inert(
+        "teacher",
+        lambda c: "preprocessor" not in c.debug.roles,
+        lambda c: f"debug.mode={c.debug.mode} values no sample; leave it out",
+    ),
+    *(
+        Inert(
+            f"teacher.{name}",
+            lambda c: not c.teacher.places,
+            "there is no teacher; set teacher.model_path or teacher.url",
+        )
+        for name in ("weight", "with_rewards")
+    ),
+    Inert(
+        "teacher.deadline_s",
+        lambda c: not c.teacher.urls,
+        "preprocess scores by itself; set teacher.url",
+    ),
+    Inert(
+        "finetune.rl.divide_advantage_by_std",
+        lambda c: c.teacher.alone and c.finetune.rl.divide_advantage_by_std,
+        "rewards have no part in the advantages; set teacher.with_rewards=true",
     ),
     Inert("accelerate_config", _on_cpu, "one process trains on a CPU; leave it null"),
     Inert(

@@ -22,7 +22,7 @@ def check(cfg: Config) -> Iterator[str]:
     if rl.role_weights and rl.loss_scale_scope == "chunk":
         yield "finetune.rl.loss_scale_scope=chunk: role_weights need whole steps; set loss_scale_scope=batch"
     compares = rl.use_advantages and declared(rl.policy_loss).compares and not cfg.finetune.has_value_head
-    if compares and cfg.attempts == 1:
+    if compares and cfg.attempts == 1 and not cfg.teacher.alone:
         yield "finetune.attempts=1: a lone rollout has advantage 0; use at least 2, or use_advantages=false"
     if rl.router_aux_loss_coef and (cfg.finetune.compile is True or cfg.finetune.reentrant_checkpointing):
         key = "compile" if cfg.finetune.compile is True else "reentrant_checkpointing"

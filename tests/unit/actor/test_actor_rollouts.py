@@ -14,6 +14,7 @@ from pipelinerl.actor.messages import Assignment, Ending
 from pipelinerl.actor.runner import RolloutRunner
 from pipelinerl.config.roles import ActorConfig
 from pipelinerl.engines.client import EngineUnavailable
+from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutResult
 from tests.support.toy_domain import result, text
@@ -36,7 +37,16 @@ def fails(error):
     raise error
 
 
-async def run(policy, *, deadline_s=100.0, retries=3, rotation=("http://e",), problem=None, training=True):
+async def run(
+    policy,
+    *,
+    deadline_s=100.0,
+    retries=3,
+    rotation=("http://e",),
+    problem=None,
+    training=True,
+    tells_domain=False,
+):
     fleet = SimpleNamespace(in_rotation=list(rotation))
     llms = [TrainableLLM(parameters={"name": name}) for name in ("train", "test")]
     limits = ActorConfig(
@@ -45,7 +55,7 @@ async def run(policy, *, deadline_s=100.0, retries=3, rotation=("http://e",), pr
         rollout_retry_initial_delay_s=0.001,
         rollout_retry_max_delay_s=0.01,
     )
-    runner = RolloutRunner(policy, None, *llms, fleet, None, limits, threads=2)  # type: ignore[arg-type]
+    runner = RolloutRunner(policy, None, *llms, fleet, None, limits, 2, tells_domain)  # type: ignore[arg-type]
     payload = pickle.dumps(problem or {"id": 1, "dataset": "d", "domain": "m"})
     return await runner.run(Assignment(7, "0-000001", 2, payload, "http://e", training, None, version=3))
 
@@ -64,6 +74,15 @@ async def test_what_a_policy_returns_becomes_samples_with_their_origin():
     assert (seen[0][2].group_id, seen[0][2].version) == ("0-000001", 3)
     await run(policy, training=False)
     assert seen[1][0] == "test"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_samples_tell_their_domain_where_a_teacher_is_chosen_by_it(asked):
+    outcome = await run(doing(done), tells_domain=asked)
+    (sample,) = outcome.samples
+    metadata = sample.to_record()["metadata"]
+    assert metadata.get("domain") == ("m" if asked else None)
+    assert Sample.from_record(sample.to_record()).domain == ("m" if asked else None)
 
 
 async def test_timeouts_are_tried_again_and_counted():

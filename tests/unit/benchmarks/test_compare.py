@@ -36,6 +36,25 @@ def test_an_arm_is_faster_only_where_it_reaches_the_same_value_earlier() -> None
     )  # no gain
 
 
+def test_a_share_of_the_gain_is_reached_sooner_than_the_last_value() -> None:
+    never = [(0, 0.2), (100, 0.7), (200, 0.7)]
+    assert times_fewer(never, CURVE) == 0.0
+    gain = CURVE[-1][1] - CURVE[0][1]
+    half = CURVE[0][1] + 0.5 * gain
+    expected = texts_to(CURVE, half) / texts_to(never, half)  # type: ignore[operator]
+    assert times_fewer(never, CURVE, 0.5) == pytest.approx(expected)
+
+
+def test_tokens_count_where_texts_become_longer() -> None:
+    curve = [[0, 0.0], [100, 0.5], [200, 1.0]]
+    both = {"seed": 0, "values": {"m": [[0.0], [1.0]]}, "curve": {"m": curve}}
+    short, long = both | {"tokens": [0, 300, 600]}, both | {"tokens": [0, 300, 1800]}
+    asked = Comparison(arm="a", to="b", metrics=["m"], by="tokens")
+    rows: dict[str, list[dict[str, Any]]] = {"a": [short], "b": [long]}
+    found = compared(rows, [asked], False)
+    assert found["a, times fewer tokens to b's m"]["mean"] == pytest.approx(3.0)
+
+
 def test_how_soon_is_not_said_of_runs_without_an_evaluation_on_the_way() -> None:
     """Between start and end alone, every value would be reached on a straight line."""
     rows = {"a": [row(0, [0.0], [1.0])], "b": [row(0, [0.0], [1.0])]}

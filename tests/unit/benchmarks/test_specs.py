@@ -377,3 +377,22 @@ def test_runs_beside_each_other_keep_to_cores_of_their_own(monkeypatch: pytest.M
     places = side_by_side.slots("cpu", 2, cores=2)
     assert [place[side_by_side.CORES] for place in places] == ["4,5", "6,7"]
     assert side_by_side.CORES not in side_by_side.slots("cpu", 1, cores=2)[0]
+
+
+def test_an_arm_that_comes_after_another_gets_the_folder_of_its_run_and_waits_for_it(
+    tmp_path: Path, model: Path
+) -> None:
+    one = asked("distillation", "--work", tmp_path, "--model", model)
+    assert f"teacher.model_path={tmp_path}/rewards_2/finetune/current" in one.keys("both", 2)
+    assert [arm for arm in one.arms if one.is_later(arm)] == ["teacher", "both", "imitation"]
+    assert not one.may_begin("both", 2, None) and one.may_begin("rewards", 2, None)
+    one.row_file("rewards", 2).write_text("{}")
+    assert one.may_begin("both", 2, None) and not one.may_begin("both", 1, None)
+
+
+def test_an_arm_comes_after_one_that_is_there_and_waits_for_nobody() -> None:
+    arms = {"a": _spec.Arm(), "b": _spec.Arm(after="a"), "c": _spec.Arm(after="b")}
+    with pytest.raises(ValueError, match="c comes after b, which comes after another arm itself"):
+        PLAIN.model_validate({**PLAIN.model_dump(), "arms": arms})
+    with pytest.raises(ValueError, match="d is no arm"):
+        PLAIN.model_validate({**PLAIN.model_dump(), "arms": {"a": _spec.Arm(after="d")}})

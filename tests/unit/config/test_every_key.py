@@ -45,6 +45,7 @@ VALUES: dict[str, Any] = {
     "world.actor_fraction": 2,
     "world.actor_hosts": 1,
     "wandb.wandb_workspace_root": "/",
+    **{f"teacher.by_{kind}": {"x": "folder"} for kind in ("role", "domain")},
     "wandb.wandb_resume": "never",
 }
 """Where any other value of the type will not do."""

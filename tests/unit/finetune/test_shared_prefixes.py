@@ -53,6 +53,8 @@ def sample_of(number: int, ids: Sequence[int], prompt: int) -> Sample:
         old_logprobs=old,
         ref_logprobs=old - drawn.random(count).astype(np.float32),
         weight_versions=[(number, 0, count)] if count else [],
+        # Of a teacher, for every other sample.
+        token_advantages=drawn.normal(size=count).astype(np.float32) if number % 2 else None,
     )
 
 

@@ -19,6 +19,8 @@ GUESSING = "+domain=guessing"
 UNCLIPPED = ("finetune.rl.epsilon_low=0.02", "finetune.rl.epsilon_high=0.02")
 SFT_FILTERED = ("finetune.rl.policy_loss=sft", "finetune.rl.filter_zero_advantage_groups=true")
 
+MY_OWN_TEACHER = ("teacher.model_path=domains/guessing/checkpoint",)
+
 # Arguments besides the domain, and what the line must hold.
 INERT: list[tuple[list[str], str]] = [
     (
@@ -48,6 +50,19 @@ INERT: list[tuple[list[str], str]] = [
     (["finetune.optim=lion", "finetune.adam_beta1=0.8"], "finetune.adam_beta1=0.8: has no effect here: this"),
     (["finetune.optim=lion", "finetune.adam_beta2=0.9"], "finetune.adam_beta2=0.9: has no effect here: this"),
     (["finetune.optim=adafactor", "finetune.adam_epsilon=1e-6"], "set finetune.optim=adamw_torch"),
+    *(
+        ([f"teacher.{key}"], f"teacher.{shown}: has no effect here: {why}")
+        for key, shown, why in (
+            ("weight=2", "weight=2.0", "there is no teacher; set teacher.model_path or teacher.url"),
+            ("with_rewards=true", "with_rewards=true", "there is no teacher"),
+            ("deadline_s=5", "deadline_s=5.0", "preprocess scores by itself; set teacher.url"),
+        )
+    ),
+    ([*MY_OWN_TEACHER, "debug.mode=evaluate"], "has no effect here: debug.mode=evaluate values no sample"),
+    (
+        [*MY_OWN_TEACHER, "finetune.rl.divide_advantage_by_std=true"],
+        "finetune.rl.divide_advantage_by_std=true: has no effect here: rewards have no part in the advan",
+    ),
     (["finetune.memory_debug.every_n_steps=2"], "finetune.memory_debug.every_n_steps=2"),
     (["vllm_config.version=0.32.0"], "vllm_config.version=0.32.0: has no effect here: the embedded engine"),
     (["vllm_config.vllm_kwargs.dtype=float16"], "vllm_config.vllm_kwargs.dtype=float16"),
@@ -101,6 +116,33 @@ IMPOSSIBLE: list[tuple[list[str], str]] = [
     (["finetune.gradient_checkpointing=offload"], "=offload: a CPU run is in host memory; set true on a CPU"),
     (["finetune.rl.epsilon_high=-1"], "finetune.rl.epsilon_high=-1"),
     (["finetune.rl.policy_loss=[ppo]"], "['ppo']"),
+    (
+        ["teacher.model_path=/no/such/model"],
+        "/no/such/model: no such folder; give a model",
+    ),
+    (["teacher.model_path=domains/guessing"], "teacher.model_path="),
+    (["teacher.model_path=domains/raro/checkpoint"], "ids stand for other text there, such as"),
+    (["teacher.by_role={critic: /no/such}"], "teacher.by_role.critic=/no/such: no such folder"),
+    (
+        ["teacher.by_domain={math: 'http://127.0.0.1:9'}"],
+        "by_domain.math=http://127.0.0.1:9: does not",
+    ),
+    (["teacher.url=localhost:8000"], "teacher.url=localhost:8000: no address; write http://HOST:PORT"),
+    (["teacher.url=http://127.0.0.1:9"], "teacher.url=http://127.0.0.1:9: does not answer"),
+    ([*MY_OWN_TEACHER, "teacher.url=http://127.0.0.1:9"], "names one too; set one"),
+    (["teacher.weight=0", *MY_OWN_TEACHER], "teacher.weight=0"),
+    (["teacher.deadline_s=0"], "teacher.deadline_s=0"),
+    (
+        [*MY_OWN_TEACHER, "finetune.rl.policy_loss=sft", *UNCLIPPED],
+        "policy_loss=sft: reads no advantage",
+    ),
+    ([*MY_OWN_TEACHER, "finetune.rl.use_advantages=false"], "use_advantages=false: weighs by reward, not by"),
+    ([*MY_OWN_TEACHER, "finetune.rl.filter_zero_advantage_groups=true"], "a teacher tells apart; set false"),
+    ([*MY_OWN_TEACHER, "finetune=actor_critic"], "the advantage is reward minus value, so no teacher"),
+    (
+        ["teacher.url=http://127.0.0.1:9", "llm.parameters.temperature=0.7"],
+        "scores at temperature 1, the policy samples at 0.7",
+    ),
     (["actor.llm_max_rollouts=0"], "actor.llm_max_rollouts=0"),
     (["actor.rollout_workers=0"], "actor.rollout_workers=0"),
     (["actor.rollout_deadline_s=0"], "actor.rollout_deadline_s=0"),

@@ -291,6 +291,18 @@ def test_the_division_is_that_of_the_placement_where_it_is_given(model: Path) ->
     assert none.tree.use_fsdp == "auto"  # left to the checks, which refuse the placement
 
 
+def test_a_teacher_that_preprocess_holds_lies_on_the_trainers_card(tmp_path: Path) -> None:
+    """By hand: float32 weights of the teacher's own sizes, and log-probabilities of a row twice."""
+    teacher = folder(tmp_path, "3B")
+    plan = planned("0.5B", 80, 2, teacher={"model_path": str(teacher), "by_role": {"critic": str(teacher)}})
+    assert plan.trainer is not None
+    assert plan.trainer.parts["teacher"] == pytest.approx(4 * 3.09e9 + 2.2e9, rel=0.02)
+    elsewhere = planned("0.5B", 80, 2, teacher={"url": "http://elsewhere:8000"})
+    assert elsewhere.trainer is not None and elsewhere.trainer.parts["reference"] == 0
+    with pytest.raises(DoesNotFit):
+        planned("4B", 80, 2, teacher={"model_path": str(folder(tmp_path, "32B"))})
+
+
 def test_an_engine_is_divided_as_its_heads_can_be() -> None:
     odd = described("14B") | {"num_attention_heads": 30, "num_key_value_heads": 10}
     one = decoder_shape(odd)

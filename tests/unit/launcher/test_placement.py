@@ -121,6 +121,12 @@ def test_preprocess_gets_a_device_when_it_scores_the_reference_itself() -> None:
     assert dict(summary(without_trainer, 4))["preprocessor"] == []
 
 
+def test_preprocess_gets_a_device_for_a_teacher_that_it_holds() -> None:
+    assert dict(summary(config(teacher={"model_path": "folder"}), 4))["preprocessor"] == [3]
+    assert dict(summary(config(teacher={"by_role": {"critic": "folder"}}), 4))["preprocessor"] == [3]
+    assert dict(summary(config(teacher={"url": "http://elsewhere:8000"}), 4))["preprocessor"] == []
+
+
 def test_a_taken_port_moves_on_to_the_next_free_one() -> None:
     jobs = place(config(**CPU, **ONE), one_host(), ["a", "b"], lambda host, port: port not in {7000, 8080})
     ports = {job.name: job.port for job in jobs if job.port}

@@ -13,8 +13,8 @@ from pipelinerl.base.waits import WaitExpired
 from pipelinerl.modeling.loading import DamagedModel
 from pipelinerl.preprocess import engine_reference
 from pipelinerl.preprocess.engine_reference import EngineReference
-from pipelinerl.preprocess.loop import reference_scorer
 from pipelinerl.preprocess.reference import ReferenceScorer
+from pipelinerl.preprocess.scoring import reference_scorer
 from tests.support.builders import preprocess_config, record, samples
 from tests.support.engine_harness import EOS, build_model, running_engine
 from tests.support.policy import tiny_model

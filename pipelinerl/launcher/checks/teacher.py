@@ -1,0 +1,164 @@
+"""Teachers: whether they are there, score the policy's tokens, and have an effect on its loss."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelinerl.base.http import CallFailed, Connection, encode
+from pipelinerl.base.tokenizing import load_tokenizer
+from pipelinerl.config.roles import is_address
+from pipelinerl.config.tree import Config
+from pipelinerl.engines.requests import scoring_body
+from pipelinerl.finetune.rl.losses import declared
+from pipelinerl.launcher.checks.data import HUB_NAME, TOKENIZER_FILES, WEIGHTS, damaged_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+DEADLINE_S = 20.0
+"""Of each answer of a teacher's engine."""
+PIECE = 512
+"""Tokens of the vocabulary in a text that an engine is given to tokenise: no context is too short for it."""
+SAME = "give a teacher with the policy's tokenizer"
+
+
+def check(cfg: Config, dry_run: bool) -> Iterator[str]:
+    """Problems with the teachers of this run; a dry run may be made where they are not."""
+    if not cfg.teacher.places or "preprocessor" not in cfg.debug.roles:
+        return
+    keys = {place: _key(cfg, name) for name, place in cfg.teacher.places.items()}
+    found = [*_unread(cfg), *(line for place, key in keys.items() for line in _absent(key, place))]
+    yield from found
+    if found or dry_run:
+        return
+    try:
+        policy = load_tokenizer(cfg.model_path)
+    except Exception as error:
+        yield f"teacher: the tokenizer of model_path={cfg.model_path} cannot be read ({_line(error)})"
+        return
+    for place, key in keys.items():
+        problem = _engine(place, policy) if is_address(place) else _model(place, policy)
+        if problem is not None:
+            yield f"{key}={place}: {problem}"
+
+
+def _key(cfg: Config, name: str) -> str:
+    """The key that gave a teacher its place."""
+    kind, _, of = name.partition("/")
+    default = "teacher.model_path" if cfg.teacher.url is None else "teacher.url"
+    return f"teacher.by_{kind}.{of}" if of else default
+
+
+def _unread(cfg: Config) -> Iterator[str]:
+    """Settings under which the trainer would not read what a teacher says, or read it wrongly."""
+    rl, teacher = cfg.finetune.rl, cfg.teacher
+    if teacher.model_path is not None and teacher.url is not None:
+        yield f"teacher.url={teacher.url}: teacher.model_path={teacher.model_path} names one too; set one"
+    if not declared(rl.policy_loss).compares:
+        yield f"finetune.rl.policy_loss={rl.policy_loss}: reads no advantage, so no teacher; set another"
+    elif "use_advantages" not in declared(rl.policy_loss).ignores and not rl.use_advantages:
+        yield "finetune.rl.use_advantages=false: weighs by reward, not by teacher; set use_advantages=true"
+    if cfg.finetune.has_value_head:
+        yield (
+            f"finetune.model_class={cfg.finetune.model_class}: the advantage is reward minus value, so no "
+            "teacher; leave it out"
+        )
+    if rl.filter_zero_advantage_groups:
+        yield (
+            "finetune.rl.filter_zero_advantage_groups=true: drops groups of equal rewards, whose tokens a "
+            "teacher tells apart; set false"
+        )
+    if teacher.urls and rl.temperature != 1:
+        yield (
+            f"teacher: {teacher.urls[0]} scores at temperature 1, the policy samples at "
+            f"{rl.temperature:g}; set llm.parameters.temperature=1, or give the teacher's folder"
+        )
+
+
+def _absent(key: str, place: str) -> Iterator[str]:
+    """What is missing of a teacher's model, or of its address; nothing is asked over a network."""
+    folder = Path(place)
+    if is_address(place):
+        return
+    if key == "teacher.url":
+        yield f"{key}={place}: no address; write http://HOST:PORT"
+    elif folder.is_dir():
+        config = (folder / "config.json").is_file()
+        tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
+        weights = any(any(folder.glob(pattern)) for pattern in WEIGHTS)
+        for what, there in (("config.json", config), ("tokenizer.json", tokenizer), ("weights", weights)):
+            if not there:
+                yield f"{key}={place}: no {what} in it; give a model folder in Hugging Face format"
+                return
+        yield from (line.replace("model_path", key, 1) for line in damaged_files(folder))
+    elif folder.exists() or not HUB_NAME.match(place) or Path(folder.parts[0]).is_dir():
+        yield f"{key}={place}: no such folder; give a model folder, a hub name (owner/model) or an address"
+
+
+def _model(path: str, policy: "PreTrainedTokenizerFast") -> str | None:
+    """Why a model cannot score the policy's ids."""
+    try:
+        theirs = load_tokenizer(path).get_vocab()
+    except Exception as error:
+        return f"its tokenizer cannot be read ({_line(error)}); {SAME}"
+    ours = policy.get_vocab()
+    if theirs != ours:
+        of_id = {at: token for token, at in theirs.items()}
+        other = sorted((at, token) for token, at in ours.items() if of_id.get(at) != token)
+        if other:
+            at, token = other[0]
+            return (
+                f"{len(other)} of the policy's {len(ours)} ids stand for other text there, such as {at} for "
+                f"{of_id.get(at)!r} instead of {token!r}; {SAME}"
+            )
+    config = Path(path) / "config.json"
+    rows = json.loads(config.read_text()).get("vocab_size") if config.is_file() else None
+    if isinstance(rows, int) and rows <= max(ours.values()):
+        return f"it has {rows} ids, the policy's tokenizer goes to {max(ours.values())}; {SAME}"
+    return None
+
+
+def _engine(url: str, policy: "PreTrainedTokenizerFast") -> str | None:
+    """Why an engine cannot score the policy's ids: it says nothing, knows other ids, or scores no prompt."""
+    encoded = policy.backend_tokenizer.encode
+    ids: list[int] = []
+    with closing(Connection(url)) as connection:
+
+        def asked(path: str, body: object) -> dict[str, object]:
+            answer: dict[str, object] = json.loads(connection.call("POST", path, DEADLINE_S, encode(body)))
+            return answer
+
+        route = "/tokenize"
+        try:
+            for text in _vocabulary_texts(policy):
+                ids = encoded(text, add_special_tokens=False).ids
+                if asked(route, {"prompt": text, "add_special_tokens": False}).get("tokens") != ids:
+                    return f"its tokenizer gives other ids than the policy's to {text[:40]!r}...; {SAME}"
+            route = "/inference/v1/generate"
+            scores = asked(route, scoring_body(np.array(ids[:PIECE], np.int32))).get("prompt_logprobs")
+        except CallFailed as error:
+            if error.status == 404:
+                return f"has no {route}; serve the teacher with vLLM 0.26 or later"
+            said = "does not answer" if error.status is None else f"refuses {route}"
+            return f"{said} ({_line(error)}); serve the teacher with vLLM before the run starts"
+        except (ValueError, AttributeError) as error:
+            return f"its answer to {route} cannot be read ({_line(error)}); serve the teacher with vLLM"
+    return None if scores else "scores no prompts; serve the teacher with vLLM 0.26 or later"
+
+
+def _vocabulary_texts(policy: "PreTrainedTokenizerFast") -> Iterator[str]:
+    """Texts that hold, together, what each id stands for; parts of characters are left out."""
+    decode = policy.backend_tokenizer.decode
+    size = max(policy.get_vocab().values()) + 1
+    words = [decode([at], skip_special_tokens=False) for at in range(size)]
+    known = [word for word in words if word and "\ufffd" not in word]
+    for start in range(0, len(known), PIECE // 2):
+        yield "\n".join(known[start : start + PIECE // 2])
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

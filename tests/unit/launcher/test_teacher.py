@@ -1,0 +1,116 @@
+"""A teacher is compared with the policy before anything starts, by what each id stands for."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from pipelinerl.config import Config
+from pipelinerl.launcher.checks import teacher
+from tests.support.engine_harness import build_model, running_engine
+from tests.support.text_model import build_text_model
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_text_model(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same text model, but for two ids that have changed places."""
+    folder = build_text_model(tmp_path_factory.mktemp("foreign"))
+    described = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = described["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    return folder
+
+
+def said(policy: Path, **given: str) -> list[str]:
+    cfg = Config.model_validate({"model_path": str(policy), "teacher": given})
+    return list(teacher.check(cfg, dry_run=False))
+
+
+def test_a_folder_with_the_policys_tokenizer_is_a_teacher(policy: Path) -> None:
+    assert said(policy, model_path=str(policy)) == []
+
+
+def test_a_folder_with_another_tokenizer_is_refused_by_its_first_other_id(
+    policy: Path, foreign: Path
+) -> None:
+    first = json.loads((policy / "tokenizer.json").read_text())["model"]["vocab"]["a"]
+    (line,) = said(policy, model_path=str(foreign))
+    assert line.startswith(f"teacher.model_path={foreign}: 2 of the policy's ")
+    assert f"such as {first} for 'b' instead of 'a'; give a teacher with the policy's tokenizer" in line
+
+
+def test_a_model_with_fewer_ids_than_the_tokenizer_is_refused(policy: Path, tmp_path: Path) -> None:
+    folder = build_text_model(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+    (line,) = said(policy, model_path=str(folder))
+    assert "it has 100 ids, the policy's tokenizer goes to" in line
+
+
+async def asked(policy: Path, url: str) -> list[str]:
+    return await asyncio.to_thread(said, policy, url=url)
+
+
+async def test_an_engine_is_a_teacher_where_it_tokenises_as_the_policy_does(
+    policy: Path, foreign: Path
+) -> None:
+    async with running_engine(policy, max_model_len=4096) as engine:
+        assert await asked(policy, engine.url) == []
+        (line,) = await asked(foreign, engine.url)
+    assert line.startswith(f"teacher.url={engine.url}: its tokenizer gives other ids than the policy's to")
+
+
+async def test_an_engine_without_text_is_refused(policy: Path, tmp_path: Path) -> None:
+    async with running_engine(build_model(tmp_path, tied=True)) as engine:
+        (line,) = await asked(policy, engine.url)
+    assert "refuses /tokenize (HTTP 400" in line and "no tokenizer.json" in line
+
+
+@pytest.fixture
+async def elsewhere() -> AsyncIterator[tuple[str, web.Application]]:
+    """A server that is no engine."""
+    app = web.Application()
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}", app
+    await runner.cleanup()
+
+
+async def test_a_server_that_is_no_engine_is_refused(
+    policy: Path, elsewhere: tuple[str, web.Application]
+) -> None:
+    (line,) = await asked(policy, elsewhere[0])
+    assert line.endswith("has no /tokenize; serve the teacher with vLLM 0.26 or later")
+
+
+async def test_a_dry_run_asks_nobody(policy: Path) -> None:
+    cfg = Config.model_validate({"model_path": str(policy), "teacher": {"url": "http://127.0.0.1:9"}})
+    assert list(teacher.check(cfg, dry_run=True)) == []
+
+
+@pytest.mark.parametrize("answer", ["[]", "nothing", '{"tokens": "many"}'])
+async def test_an_answer_that_is_none_is_refused(policy: Path, answer: str) -> None:
+    app = web.Application()
+
+    async def tokenize(_: web.Request) -> web.Response:
+        return web.Response(text=answer)
+
+    app.router.add_post("/tokenize", tokenize)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        (line,) = await asked(policy, f"http://127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()
+    assert "cannot be read" in line or "gives other ids" in line
