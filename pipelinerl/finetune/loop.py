@@ -31,7 +31,8 @@ from pipelinerl.finetune.collect import (
 from pipelinerl.finetune.compile_later import LaterCompilation
 from pipelinerl.finetune.feed import Feed, Follower
 from pipelinerl.finetune.memory import MemoryDebug
-from pipelinerl.finetune.metrics import Hardware, StepStatistics, peak_flops, step_metrics
+from pipelinerl.finetune.metrics import StepStatistics, step_metrics
+from pipelinerl.finetune.peaks import Hardware, peak_flops
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
 from pipelinerl.finetune.rl.losses import Coefficients
@@ -187,7 +188,7 @@ class Trainer:
         announced = counters.last_broadcasted_version
         oldest = self.cfg.staleness.oldest(announced)
         for batch in self._micro_batches(feed):
-            targets = targets_of(batch, rl, announced, oldest)
+            targets = targets_of(batch, rl, announced, oldest, counters.samples)
             if self._follows_preprocess:  # a recording may be one of a run that came further
                 check_announced(batch, targets, announced)
             micro = self.learner.accumulate(batch, targets, coefficients)
