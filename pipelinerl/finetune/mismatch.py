@@ -12,13 +12,8 @@ import torch
 
 from pipelinerl.finetune.rl.losses.base import LOG_RATIO_BOUND
 from pipelinerl.finetune.rl.targets import Targets
+from pipelinerl.observe.mismatch import AGES, EXPERTS
 
-AGES = ("lag_0", "lag_0_continued", "lag_1", "lag_2_3", "lag_4_7", "lag_8_up")
-"""Tokens by optimizer steps between the weights that sampled them and those that score them. Those of
-`lag_0_continued` are in a sample that older weights began: with `weights.kv=keep` the engine still attends to
-keys and values of the older weights, so that arithmetic alone is `lag_0`."""
-EXPERTS = ("experts_agree", "experts_differ")
-"""Tokens of `lag_0` by whether the trainer's own routers agree with the replayed choice in every layer."""
 GROUPS = AGES + EXPERTS
 _FIRST_STEPS = np.array([1, 2, 4, 8])
 _OF_AGE = np.array([0, 2, 3, 4, 5])

@@ -9,13 +9,14 @@ import torch
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.collect import count_batch, fetch
 from pipelinerl.finetune.metrics import StepStatistics, step_metrics
-from pipelinerl.finetune.mismatch import AGES, GROUPS, age_groups, mismatch_metrics, mismatch_sums
+from pipelinerl.finetune.mismatch import GROUPS, age_groups, mismatch_metrics, mismatch_sums
 from pipelinerl.finetune.peaks import Hardware
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, encode
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.sample import UNSAMPLED, Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner
+from pipelinerl.observe.mismatch import AGES
 from tests.support.builders import ready
 from tests.support.policy import learner, tiny_model
 
