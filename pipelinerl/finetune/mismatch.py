@@ -65,7 +65,7 @@ def mismatch_sums(
 
 
 def mismatch_metrics(sums: np.ndarray) -> dict[str, float]:
-    """Of each of GROUPS that has tokens: their count, mean and 99th percentile of |log ratio|, and ESS.
+    """Of each of GROUPS that has tokens: their count, means and a quantile of |log r|, and ESS.
 
     `sums`: those of `mismatch_sums` of all micro-batches and ranks.
     """
@@ -73,9 +73,10 @@ def mismatch_metrics(sums: np.ndarray) -> dict[str, float]:
     tokens = sums[:, _MOMENTS:].sum(1)
     for name, row, n in zip(GROUPS, sums, tokens):
         if n:
-            size, _, ratio, squared = row[:_MOMENTS]
+            size, square, ratio, squared = row[:_MOMENTS]
             out[f"mismatch/{name}/tokens"] = float(n)
             out[f"mismatch/{name}/mean_abs"] = float(size / n)
+            out[f"mismatch/{name}/mean_square"] = float(square / n)
             out[f"mismatch/{name}/p99"] = _quantile(row[_MOMENTS:], 0.99)
             out[f"mismatch/{name}/ess"] = float(ratio**2 / (n * squared))
     squares, everyone = sums[: len(AGES), 1], tokens[: len(AGES)].sum()

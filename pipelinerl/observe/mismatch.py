@@ -26,6 +26,8 @@ AGE_NAMES = {
 LEAST_TOKENS = 2000
 """Tokens of the newest weights over which their mean is judged; fewer may be odd by chance."""
 
+_VALUES = ("mean_abs", "mean_square", "p99", "ess")
+
 Record = Mapping[str, Any]
 
 
@@ -61,20 +63,28 @@ def mismatch(records: Sequence[Record]) -> Mismatch:
     """What the trainer's records say of it."""
     groups = {}
     for group in AGE_NAMES:
-        found = {value: weighted_mean(records, group, value) for value in ("mean_abs", "p99", "ess")}
+        found = {value: weighted_mean(records, group, value) for value in _VALUES}
         if tokens := found["ess"][0]:
             groups[group] = {"tokens": tokens} | {value: mean for value, (_, mean) in found.items()}
     lines = []
-    shares = [record["mismatch/age_share"] for record in records if "mismatch/age_share" in record]
-    if shares:
-        share = sum(shares) / len(shares)
-        lines.append(f"The age of weights explains {share:.0%} of the mean square of log r.")
+    if (share := _age_share(groups)) is not None:
+        lines.append(f"The age of weights explains {share:.1%} of the mean square of log r.")
     watch = ArithmeticWatch()
     if said := [line for record in records if (line := watch.add(record)) is not None]:
         lines.append(f"{said[0][0].upper()}{said[0][1:]}.")
     elif watch.limit is not None and watch.tokens >= LEAST_TOKENS:
         lines.append(f"Arithmetic alone makes {watch.mean:.2g} nats; rounding may make {watch.limit:.2g}.")
     return Mismatch(groups, "\n".join(lines))
+
+
+def _age_share(groups: Mapping[str, Mapping[str, float]]) -> float | None:
+    """As `mismatch/age_share` over the whole run: few of its steps have tokens of the newest weights too."""
+    known = [groups[name] for name in AGES if name in groups]
+    squares = sum(one["tokens"] * one["mean_square"] for one in known)
+    if "lag_0" not in groups or not squares:
+        return None
+    everyone = sum(one["tokens"] for one in known)
+    return max(0.0, 1 - groups["lag_0"]["mean_square"] / (squares / everyone))
 
 
 class ArithmeticWatch:

@@ -74,6 +74,7 @@ def test_statistics_are_those_of_the_tokens_of_each_age() -> None:
         ratio = np.exp(own)
         assert found[f"mismatch/{name}/tokens"] == len(own)
         assert found[f"mismatch/{name}/mean_abs"] == pytest.approx(np.abs(own).mean(), rel=1e-4)
+        assert found[f"mismatch/{name}/mean_square"] == pytest.approx((own**2).mean(), rel=1e-4)
         assert found[f"mismatch/{name}/p99"] == pytest.approx(np.quantile(np.abs(own), 0.99), rel=0.06)
         ess = ratio.sum() ** 2 / (len(own) * (ratio**2).sum())
         assert found[f"mismatch/{name}/ess"] == pytest.approx(ess, rel=1e-3)

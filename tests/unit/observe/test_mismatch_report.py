@@ -14,7 +14,13 @@ from pipelinerl.observe.report import write_report
 
 
 def record(mean_abs: float, tokens: float = LEAST_TOKENS, group: str = "lag_0") -> dict[str, Any]:
-    values = {"tokens": tokens, "mean_abs": mean_abs, "p99": 5 * mean_abs, "ess": 0.99}
+    values = {
+        "tokens": tokens,
+        "mean_abs": mean_abs,
+        "mean_square": mean_abs**2,
+        "p99": 5 * mean_abs,
+        "ess": 0.99,
+    }
     return {f"mismatch/{group}/{name}": value for name, value in values.items()}
 
 
@@ -57,16 +63,21 @@ def test_remedies_are_those_that_are_left() -> None:
 def test_the_report_has_each_age_the_figure_and_the_verdict(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path, "finetune") as trainer:
         for step, (fresh, tokens) in enumerate(((0.1, 1000.0), (0.2, 3000.0))):
-            share = {"mismatch/age_share": 0.5 + 0.2 * step}
-            trainer.log(record(fresh, tokens) | record(0.8, 10, "lag_2_3") | share | LIMIT, 8 * step)
+            trainer.log(record(fresh, tokens) | LIMIT, 16 * step)
+            trainer.log(record(0.8, 500, "lag_2_3"), 16 * step + 8)
     out = io.StringIO()
     folder = write_report(tmp_path, console=Console(file=out))
     content = json.loads((folder / "report.json").read_text())["mismatch"]
     assert content.keys() == {"lag_0", "lag_2_3"}
-    assert content["lag_0"] == pytest.approx({"tokens": 4000, "mean_abs": 0.175, "p99": 0.875, "ess": 0.99})
+    assert content["lag_0"] == pytest.approx(
+        {"tokens": 4000, "mean_abs": 0.175, "mean_square": 0.0325, "p99": 0.875, "ess": 0.99}
+    )
     markdown = (folder / "report.md").read_text()
-    assert "| the newest weights | 4,000 | 0.17 |" in markdown and "| 2 to 3 steps | 20 | 0.8 |" in markdown
-    assert "The age of weights explains 60% of the mean square of log r." in out.getvalue()
+    assert (
+        "| the newest weights | 4,000 | 0.17 |" in markdown and "| 2 to 3 steps | 1,000 | 0.8 |" in markdown
+    )
+    share = 1 - 0.0325 / ((4000 * 0.0325 + 1000 * 0.64) / 5000)
+    assert f"The age of weights explains {share:.1%} of the mean square of log r." in out.getvalue()
     assert "Engine and trainer are 0.17 nats apart on 4000 tokens" in out.getvalue()
     assert (folder / "mismatch.png").is_file() and "(mismatch.png)" in markdown
     sound = mismatch([record(0.01) | LIMIT])
