@@ -73,13 +73,12 @@ def test_the_report_has_each_age_the_figure_and_the_verdict(tmp_path: Path) -> N
         {"tokens": 4000, "mean_abs": 0.175, "mean_square": 0.0325, "p99": 0.875, "ess": 0.99}
     )
     markdown = (folder / "report.md").read_text()
-    assert (
-        "| the newest weights | 4,000 | 0.17 |" in markdown and "| 2 to 3 steps | 1,000 | 0.8 |" in markdown
-    )
+    assert "| the newest weights | 4,000 | 0.17 |" in markdown
+    assert "| 2 to 3 steps | 1,000 | 0.8 |" in markdown
     share = 1 - 0.0325 / ((4000 * 0.0325 + 1000 * 0.64) / 5000)
     assert f"The age of weights explains {share:.1%} of the mean square of log r." in out.getvalue()
     assert "Engine and trainer are 0.17 nats apart on 4000 tokens" in out.getvalue()
     assert (folder / "mismatch.png").is_file() and "(mismatch.png)" in markdown
     sound = mismatch([record(0.01) | LIMIT])
-    assert sound.text == "Arithmetic alone makes 0.01 nats; rounding may make 0.05."
+    assert sound.text.splitlines()[-1] == "Arithmetic alone makes 0.01 nats; rounding may make 0.05."
     assert mismatch([]).rows()[1:] == [] and mismatch([]).text == ""
