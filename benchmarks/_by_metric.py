@@ -48,6 +48,8 @@ def row_of(seed: int, out: Path, spec: Spec, arm: Arm) -> Row:
     curve = {name: [[at, float(known(one[name]).mean())] for at, one in found] for name in names}
     last = {name: _best(curve[name]) if arm.best else -1 for name in names}
     actor = read_metrics(out, "actor") if spec.tenths else []
+    means = {name: tenths(actor, f"actor/{metric}_mean") for name, metric in spec.tenths.items()}
+    means |= {name: tenths(steps, metric) for name, metric in spec.trainer_tenths.items()}
     return {
         "seed": seed,
         "texts": found[-1][0],
@@ -57,9 +59,7 @@ def row_of(seed: int, out: Path, spec: Spec, arm: Arm) -> Row:
         "texts_per_s": texts_per_s(steps),
         "values": {name: [found[0][1][name], found[last[name]][1][name]] for name in names},
         "curve": curve,
-        **(
-            {"tenths": {name: tenths(actor, metric) for name, metric in spec.tenths.items()}} if actor else {}
-        ),
+        **({"tenths": means} if means else {}),
     }
 
 
@@ -82,8 +82,8 @@ def _best(curve: Sequence[Sequence[float]]) -> int:
 
 
 def tenths(records: list[dict[str, Any]], metric: str) -> list[float]:
-    """Means of an actor's metric over the tenths of training, fewer where it has fewer records."""
-    return means_of_tenths(series(records, f"actor/{metric}_mean").y)
+    """Means of a metric over the tenths of training, fewer where it has fewer records."""
+    return means_of_tenths(series(records, metric).y)
 
 
 def means_of_tenths(values: Sequence[float] | np.ndarray) -> list[float]:

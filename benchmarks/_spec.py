@@ -85,6 +85,8 @@ class Spec(_Part):
     """Metrics that no run has: each a function of a run's folder that gives one of an evaluation."""
     tenths: dict[str, str] = {}
     """Metrics of training rollouts whose means over the tenths of training rows keep."""
+    trainer_tenths: dict[str, str] = {}
+    """The same of metrics of the trainer."""
     own_problems: bool = False
     """Each seed is asked held-out problems of its own, such as those of its world."""
     seeds: list[int]

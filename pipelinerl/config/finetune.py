@@ -11,6 +11,29 @@ from pipelinerl.config.base import KEPT, Section
 Normalisation = Literal["training_texts", "rollouts", "rollout_mean"]
 
 
+class CorrectionConfig(Section):
+    """Bounds on the importance ratio of trainer to engine, for every policy loss (docs/objective.md)."""
+
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """What has one ratio: a token, or a sample, whose ratio is the product (`sequence`) or the geometric mean
+    (`geometric`) of its tokens' ratios."""
+    mode: Literal["off", "clip", "mask", "truncate"] = "off"
+    """What happens beyond the bounds: `clip` moves a ratio to the nearer bound, `truncate` to the upper one
+    and has no lower one, `mask` leaves its tokens out of the policy term."""
+    low: float = Field(0.5, ge=0, le=1)
+    """Lower bound of the ratio (`clip`, `mask`)."""
+    high: float = Field(2.0, ge=1)
+    """Upper bound of the ratio."""
+    proximal: bool = False
+    """The loss compares with the policy that the step begins with, and the bounded ratio to the engine is a
+    factor beside it (decoupled PPO); false: the loss itself compares with the engine."""
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _yaml_reads_off_as_false(cls, given: Any) -> Any:
+        return "off" if given is False else given
+
+
 class RLConfig(Section):
     """Loss, advantages and their weights: what the functions of `finetune.rl` are given.
 
@@ -24,6 +47,8 @@ class RLConfig(Section):
     """Lower clip of the importance ratio (`ppo`, `gspo`, `cispo`)."""
     epsilon_high: float = Field(0.02, ge=0)
     """Upper clip of the importance ratio (all but `sft`); a cap of 5 is 4."""
+    correction: CorrectionConfig = CorrectionConfig()
+    """Corrections for tokens of old weights and of an engine that rounds otherwise."""
     use_advantages: bool = True
     """Weight by advantage; false weights by reward."""
     divide_advantage_by_std: bool = False

@@ -87,6 +87,10 @@ def count_batch(statistics: StepStatistics, batch: PipelineBatchEncoding, target
     statistics.padding += batch.padding
     statistics.stale_tokens += int(targets.stale.sum())
     statistics.stale_texts += int(targets.stale_samples().sum())
+    weightless = targets.weight == 0
+    statistics.masked["max_lag"] += int(targets.stale.sum())
+    statistics.masked["overlong"] += int((targets.overlong & ~targets.stale).sum())
+    statistics.masked["no_weight"] += int((weightless & ~targets.overlong & ~targets.stale).sum())
     lags, tokens = np.unique(targets.lag[~targets.stale], return_counts=True)
     statistics.lags.update(dict(zip(lags.tolist(), tokens.tolist())))
     versions = batch.token_versions[0][targets.positions]
@@ -106,6 +110,6 @@ def fetch(statistics: StepStatistics, measured: list[Measured], routers: Routers
             statistics.routing = [sum(statistics.routing, counts)]
         if micro is not None:
             statistics.vectors.append(micro.vector.tolist())
-            kl_S, advantage_S = micro.texts_2S.cpu().numpy()
-            for label, values in label_statistics(batch, targets, kl_S, advantage_S).items():
+            statistics.mismatch = statistics.mismatch + micro.mismatch.cpu().double().numpy()
+            for label, values in label_statistics(batch, targets, *micro.texts_3S.cpu().numpy()).items():
                 statistics.labels.setdefault(label, TextStatistics()).add(values)

@@ -32,7 +32,8 @@ from pipelinerl.finetune.collect import (
 from pipelinerl.finetune.compile_later import LaterCompilation
 from pipelinerl.finetune.feed import Feed, Follower
 from pipelinerl.finetune.memory import MemoryDebug
-from pipelinerl.finetune.metrics import Hardware, StepStatistics, peak_flops, step_metrics
+from pipelinerl.finetune.metrics import StepStatistics, step_metrics
+from pipelinerl.finetune.peaks import Hardware, peak_flops
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
 from pipelinerl.finetune.rl.losses import Coefficients
@@ -40,6 +41,7 @@ from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.modeling.compiling import named_compilations
 from pipelinerl.observe.metrics import MetricsWriter
+from pipelinerl.observe.mismatch import ArithmeticWatch
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.run_state.accounting import RolloutLog, log_size
 from pipelinerl.run_state.announcements import TrainerAnnouncements
@@ -48,6 +50,7 @@ from pipelinerl.run_state.resume_point import ResumePoint, stream_end
 from pipelinerl.run_state.saved_steps import MODEL, STATE
 from pipelinerl.run_state.snapshots import KINDS, replayed_texts, wait_for_snapshots
 from pipelinerl.streams import SingleStreamSpec
+from pipelinerl.weights.parity import LEAST_MEAN_LIMIT
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +97,8 @@ class Trainer:
         self._hardware = Hardware(*sizes)
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
+        self._rounding: dict[str, float] = {}
+        self._arithmetic = ArithmeticWatch()
         self._announcements: TrainerAnnouncements | None = None
         self._status: StatusFile | None = None
         self._stale_in_queue: StaleInQueue | None = None
@@ -189,7 +194,7 @@ class Trainer:
         feed.waited_s, started = 0.0, time.monotonic()
         announced = counters.last_broadcasted_version
         for batch in self._micro_batches(feed):
-            targets = targets_of(batch, rl, announced, self.cfg.staleness)
+            targets = targets_of(batch, rl, announced, self.cfg.staleness, counters.samples)
             if self._follows_preprocess:  # a recording may be one of a run that came further
                 check_announced(batch, targets, announced)
             micro = self.learner.accumulate(batch, targets, coefficients)
@@ -249,8 +254,13 @@ class Trainer:
         counters.train_loss = measured.get("rl/loss", counters.train_loss)
         rl = {name: value for name, value in measured.items() if name.startswith("rl/")}
         self._last_rl = rl | {"completed_steps": counters.completed_steps}
+        if (limit := self._update_metrics.get("weights/parity_limit")) is not None:
+            self._rounding = {"mismatch/limit": max(LEAST_MEAN_LIMIT, limit)}
+        values = counters.metrics() | measured | step.memory | self._update_metrics | self._rounding
+        # The versions of a recording are those of another trainer's weights.
+        if self._follows_preprocess and (said := self._arithmetic.add(values)) is not None:
+            log.warning(said, extra=REMARK)
         if self._writer is not None:
-            values = counters.metrics() | measured | step.memory | self._update_metrics
             self._writer.log(values, counters.samples)
         self._update_metrics = {}
 

@@ -14,10 +14,13 @@ import numpy as np
 import torch
 
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.mismatch import SHAPE, mismatch_metrics
+from pipelinerl.finetune.peaks import Hardware
 from pipelinerl.finetune.ratios import ratio_histogram, ratio_quantiles
 from pipelinerl.finetune.rl.labels import TextStatistics, capped_families
 from pipelinerl.finetune.rl.losses import policy_loss
 from pipelinerl.finetune.rl.losses.base import Coefficients, LossInputs, kl_N
+from pipelinerl.finetune.rl.losses.correction import corrected, importance
 from pipelinerl.modeling.routing import RoutingCounts
 from pipelinerl.observe.metrics import histogram
 
@@ -34,40 +37,9 @@ class Reducer(Enum):
 
 @torch.no_grad()
 def text_means(inputs: LossInputs, count_N: torch.Tensor, rl: RLConfig) -> torch.Tensor:
-    """float32 `[2, S]`: means over each sample's tokens of the KL to the reference and of the advantage."""
-    values = torch.stack([kl_N(inputs, rl), inputs.advantages_N]) / count_N
-    return values.new_zeros(2, inputs.n_texts).index_add(1, inputs.text_N, values)
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """What throughput is compared with: tokens that a row has room for, numbers in the model that one token
-    passes through, the operations per second of one device in the type that the model computes in (None:
-    not known), and the ranks that compute a row together."""
-
-    row: int
-    parameters: int
-    peak_flops: float | None
-    ranks_of_row: int = 1
-
-
-_PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "H20": 148e12, "A100": 312e12, "L40S": 362e12} | {
-    "H200 NVL": 835e12,
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-}
-"""Dense bfloat16 with float32 sums, by part of the device's name; from NVIDIA's data sheets."""
-
-
-def peak_flops(device: torch.device, bfloat16: bool) -> float | None:
-    """Operations per second of a device whose figure is known."""
-    if device.type != "cuda" or not bfloat16:
-        return None
-    name = torch.cuda.get_device_name(device)
-    # Longest first: H200 is no H20.
-    return next(
-        (peak for part, peak in sorted(_PEAKS.items(), key=lambda p: -len(p[0])) if part in name), None
-    )
+    """float32 `[3, S]`: each sample's means of the KL to the reference, the advantage and |log ratio|."""
+    values = torch.stack([kl_N(inputs, rl), inputs.advantages_N, inputs.log_ratio_N.abs()]) / count_N
+    return values.new_zeros(3, inputs.n_texts).index_add(1, inputs.text_N, values)
 
 
 def _labels(
@@ -102,6 +74,10 @@ class StepStatistics:
     epoch: int = field(default_factory=int, metadata={"merge": max})
     versions: list[int] = field(default_factory=list)
     lags: Counter[int] = field(default_factory=Counter)
+    masked: Counter[str] = field(default_factory=Counter)
+    """Tokens without a weight in the policy term, by the first reason for it."""
+    mismatch: np.ndarray = field(default_factory=lambda: np.zeros(SHAPE))
+    """Sums of `mismatch_sums`."""
     routing: list[RoutingCounts] = field(default_factory=list)
     """One of each rank that trains a mixture of experts."""
     labels: dict[str, TextStatistics] = field(default_factory=dict, metadata={"merge": _labels})
@@ -125,19 +101,30 @@ class Tokens:
         self.inputs, self.rl = inputs, rl
         self.loss = loss.float().reshape(1)
         self.policy_loss = policy_loss(rl.policy_loss)
+        self.seen = corrected(inputs, rl.correction)
+        """What the policy loss saw."""
         self.log_ratio_N = inputs.log_ratio_N
         self.ratio_N = self.log_ratio_N.exp()
         """Not clamped; `rl/ratio_new_old` is the ratio that the loss uses."""
+        self.nothing_N = torch.full_like(self.ratio_N, np.nan)
+        """A metric of it is absent."""
         self.kl_N = kl_N(inputs, rl)
         self.ref_log_ratio_N = inputs.ref_logprobs_N - inputs.logprobs_N
-        absent = inputs.values_N is None
-        self.values_N = torch.full_like(self.ratio_N, np.nan) if absent else inputs.values_N
+        self.values_N = self.nothing_N if inputs.values_N is None else inputs.values_N
         self.value_error_N = (self.values_N - inputs.rewards_N).square()
         self.ones_N = torch.ones_like(self.ratio_N)
+        self.importance = None if rl.correction.mode == "off" else importance(inputs, rl.correction)
         self.input_size = self.ratio_N.new_full((), float(input_size))
 
     def __len__(self) -> int:
         return len(self.ratio_N)
+
+    def beyond_N(self, side: str, masks: bool) -> torch.Tensor:
+        """1 where the correction masks (or moves) a weighted token whose ratio is too `low` or too `high`."""
+        if self.importance is None or masks != (self.rl.correction.mode == "mask"):
+            return self.nothing_N
+        where: torch.Tensor = getattr(self.importance, f"too_{side}_N")
+        return (where & (self.inputs.weight_N > 0)).float()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +227,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rl/kl_new_old", TEXT_MEAN, lambda t: t.ratio_N - t.log_ratio_N - 1),
     Metric("rl/mean_abs_log_ratio_new_old", TEXT_MEAN, lambda t: t.log_ratio_N.abs()),
     # As upstream: the ratio that the loss uses. Sums (and so ess) and extremes stay unclamped.
-    Metric("rl/ratio_new_old", TEXT_MEAN, lambda t: t.policy_loss.reported_ratio_N(t.inputs, t.rl)),
+    Metric("rl/ratio_new_old", TEXT_MEAN, lambda t: t.policy_loss.reported_ratio_N(t.seen, t.rl)),
     Metric("rl/ratio_ref_new", TEXT_MEAN, lambda t: t.ref_log_ratio_N.exp()),
     Metric(
         "rl/ratio_ref_old", TEXT_MEAN, lambda t: (t.inputs.ref_logprobs_N - t.inputs.old_logprobs_N).exp()
@@ -253,10 +240,19 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "rl/clamp_log_ratio_new_old_indicator",
         TEXT_MEAN,
-        lambda t: t.policy_loss.clipped_N(t.inputs, t.rl).float(),
+        lambda t: t.policy_loss.clipped_N(t.seen, t.rl).float(),
     ),
-    Metric("rl/token_weight", TEXT_MEAN, lambda t: t.inputs.weight_N),
-    # NaN, and so absent, without a value head.
+    Metric("rl/token_weight", TEXT_MEAN, lambda t: t.seen.weight_N),
+    # NaN, and so absent, without a correction; of a value head likewise.
+    Metric(
+        "rl/correction_weight",
+        TEXT_MEAN,
+        lambda t: t.nothing_N if t.importance is None else t.importance.bounded_N,
+    ),
+    Metric("rl/masked/ratio_low", SUM, lambda t: t.beyond_N("low", True)),
+    Metric("rl/masked/ratio_high", SUM, lambda t: t.beyond_N("high", True)),
+    Metric("rl/bounded/ratio_low", SUM, lambda t: t.beyond_N("low", False)),
+    Metric("rl/bounded/ratio_high", SUM, lambda t: t.beyond_N("high", False)),
     Metric("rl/value_mean", TEXT_MEAN, lambda t: t.values_N),
     Metric("rl/value_mse", TEXT_MEAN, lambda t: t.value_error_N),
     Metric("rl/value_loss", SUM, lambda t: t.inputs.weight_N * 0.5 * t.value_error_N),
@@ -271,15 +267,18 @@ METRICS: tuple[Metric, ...] = (
     Metric("rl/max_reward", MAX, lambda t: t.inputs.rewards_N),
     Metric("rl/max_advantage", MAX, lambda t: t.inputs.advantages_N),
     Metric("rl/max_kl", MAX, lambda t: t.kl_N),
-    Metric("rl/max_token_weight", MAX, lambda t: t.inputs.weight_N),
+    Metric("rl/max_token_weight", MAX, lambda t: t.seen.weight_N),
     Metric("rl/max_ratio_new_old", MAX, lambda t: t.ratio_N),
     Metric("rl/min_loss", MIN, lambda t: t.loss),
     Metric("rl/min_reward", MIN, lambda t: t.inputs.rewards_N),
     Metric("rl/min_advantage", MIN, lambda t: t.inputs.advantages_N),
     Metric("rl/min_kl", MIN, lambda t: t.kl_N),
-    Metric("rl/min_token_weight", MIN, lambda t: t.inputs.weight_N),
+    Metric("rl/min_token_weight", MIN, lambda t: t.seen.weight_N),
     Metric("rl/min_ratio_new_old", MIN, lambda t: t.ratio_N),
     Metric("rl/ess", STEP, _ess),
+    Metric("rl/masked/max_lag", STEP, lambda s: s.counts.masked["max_lag"]),
+    Metric("rl/masked/overlong", STEP, lambda s: s.counts.masked["overlong"]),
+    Metric("rl/masked/no_weight", STEP, lambda s: s.counts.masked["no_weight"]),
     Metric("rl/kl_coef", STEP, lambda s: s.coefficients.kl),
     Metric("rl/entropy_bonus_coef", STEP, lambda s: s.coefficients.entropy),
     Metric("throughput/tokens_per_step", STEP, lambda s: s.tokens),
@@ -389,10 +388,9 @@ def step_metrics(
     step = Step(counts=counts, rl=out, coefficients=coefficients, ranks=ranks, hardware=hardware)
     of_step = {metric.name: metric.of(step) for metric in _OF_STEP}
     out |= {name: float(v) if isinstance(v, int) else v for name, v in of_step.items() if v is not None}
-    for label, s in capped_families(counts.labels).items():
-        out[f"rl/{label}/texts"] = s.texts
-        for name in ("reward", "advantage", "abs_advantage", "kl"):
-            out[f"rl/{label}/{name}"] = getattr(s, name) / s.texts
+    out |= mismatch_metrics(counts.mismatch)
+    for label, statistics in capped_families(counts.labels).items():
+        out |= {f"rl/{label}/{name}": value for name, value in statistics.metrics().items()}
     return out
 
 

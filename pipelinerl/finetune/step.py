@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.gradient_sums import GradientSums
 from pipelinerl.finetune.metrics import text_means, token_statistics
+from pipelinerl.finetune.mismatch import age_groups, mismatch_sums
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
@@ -41,10 +42,11 @@ from pipelinerl.weights.parity import PROBE_PIECE, probe_starts
 
 @dataclass(frozen=True, slots=True)
 class MicroStatistics:
-    """float32 on the device: the vector of `token_statistics`, and `text_means` `[2, S]`."""
+    """float32 on the device: the vector of `token_statistics`, `text_means` `[3, S]`, `mismatch_sums`."""
 
     vector: torch.Tensor
-    texts_2S: torch.Tensor
+    texts_3S: torch.Tensor
+    mismatch: torch.Tensor
     routing: torch.Tensor | None = None
     """Of a mixture of experts, `Routers.measured` and behind it the auxiliary loss."""
 
@@ -129,6 +131,7 @@ class Learner:
             inputs = self._loss_inputs(batch, targets)
             loss = total_loss(inputs, self.rl, coefficients)
             balance, routing = self._balance(batch)
+            differs = self._differing(batch, targets)
             if self.sums is not None and batch.is_last:
                 self.sums.begin()
             whole_loss = loss if balance is None else loss + balance
@@ -136,7 +139,8 @@ class Learner:
             (whole_loss * self.ranks.count if self.sharded else whole_loss).backward()
         count = self._move(targets.count)
         vector = token_statistics(inputs, count, loss.detach(), self.rl, batch.n_tokens)
-        return MicroStatistics(vector, text_means(inputs, count, self.rl), routing)
+        mismatch = mismatch_sums(inputs.log_ratio_N.detach(), self._move(age_groups(targets)), differs)
+        return MicroStatistics(vector, text_means(inputs, count, self.rl), mismatch, routing)
 
     def _routed(self, batch: PipelineBatchEncoding) -> AbstractContextManager[None]:
         """In which tokens go to the experts that their engine sent them to, if that is wanted and known."""
@@ -144,6 +148,13 @@ class Learner:
             return nullcontext()
         routes = None if self.rl.routing == "free" else batch.routes
         return self.routers.replaying(routes, batch.unrouted, self.device)
+
+    def _differing(self, batch: PipelineBatchEncoding, targets: Targets) -> torch.Tensor | None:
+        """bool `[N]`: some router would not have sent the target's predictor to the engine's experts."""
+        differs = None if self.routers is None or self.ranks.row is not None else self.routers.differing()
+        if differs is None:
+            return None
+        return differs.index_select(0, self._move(self._row(batch).computed(targets.positions - 1)))
 
     def _balance(self, batch: PipelineBatchEncoding) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The weighted auxiliary loss of the forward that is done, and what its routers did."""

@@ -257,6 +257,11 @@ class Routers:
         for one in self.choices:
             one.notes = False
 
+    def differing(self) -> torch.Tensor | None:
+        """bool `[T]`: tokens of the last forward that some router would have sent elsewhere."""
+        found = [one.differs for one in self.choices if one.differs is not None]  # where routes are replayed
+        return torch.stack(found).any(0) if found else None
+
     def balance_loss(self) -> torch.Tensor:
         """Auxiliary loss of the last forward (Fedus et al. 2021, eq. 4), as transformers computes it.
 

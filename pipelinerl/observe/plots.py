@@ -16,6 +16,7 @@ from matplotlib.ticker import EngFormatter
 
 from pipelinerl.observe.history import Evaluation, Series, series
 from pipelinerl.observe.intervals import known, mean_interval
+from pipelinerl.observe.mismatch import AGE_NAMES, AGES
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
@@ -217,6 +218,26 @@ def staleness(figure: Any, finetune: Records) -> None:
     left.set(title="lag of trained tokens", xlabel="lag (samples)", ylabel="share of tokens")
     curve(right, series(finetune, "stats/multi_version_share"), "share of samples", 0)
     right.set(title="samples with several weight versions", xlabel=_TEXTS, ylim=(-0.03, 1.03))
+    figure.tight_layout()
+
+
+def mismatch(figure: Any, finetune: Records) -> None:
+    """|log(trainer / engine)| by the age of the weights that sampled a token, and effective sample sizes."""
+    figure.set_size_inches(11, 3.6)
+    left, right = figure.subplots(1, 2)
+    for index, group in enumerate(AGES):
+        if len(apart := series(finetune, f"mismatch/{group}/mean_abs")):
+            curve(left, apart, AGE_NAMES[group], index, raw=False)
+            curve(right, series(finetune, f"mismatch/{group}/ess"), AGE_NAMES[group], index, raw=False)
+    if len(limit := series(finetune, "mismatch/limit")) and left.lines:
+        left.plot(limit.x, limit.y, color="#777777", linewidth=1, label="what rounding may explain")
+    left.set(title="mean |log r| by age of weights", xlabel=_TEXTS, ylabel="nats")
+    if left.lines:
+        left.set_yscale("log")  # arithmetic and age differ by orders of magnitude
+    right.set(title="effective sample size by age", xlabel=_TEXTS, ylabel="share")
+    handles, labels = left.get_legend_handles_labels()
+    if handles:
+        right.legend(handles, labels, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     figure.tight_layout()
 
 

@@ -115,6 +115,9 @@ def report_sections(summary: Summary, sections: Sequence[ReportSection]) -> list
         Section(title="Rollouts by outcome", text="\n".join(summary.counts.lines())),
         Section(title="Throughput and staleness", rows=rate_rows(summary), text=limits),
     ]
+    if summary.mismatch.groups:
+        title, rows = "Engine and trainer apart, r = trainer / engine", summary.mismatch.rows()
+        shown.append(Section(title=title, rows=rows, text=summary.mismatch.text))
     for kind, totals in summary.compared.items():
         rows = label_rows(kind, totals)
         shown.append(Section(title=f"Advantages by {kind}", rows=rows, text=EXPLANATION, printed=False))
@@ -174,6 +177,7 @@ def draw_figures(output_dir: Path, report_dir: Path, summary: Summary, focus: Re
         "Evaluation": partial(evaluated, metrics=others, title="other evaluation metrics"),
         "Optimisation": partial(plots.optimisation, finetune=finetune),
         "Staleness": partial(plots.staleness, finetune=finetune),
+        "Mismatch": partial(plots.mismatch, finetune=finetune),
         "Throughput": partial(plots.throughput, actor=actor, finetune=finetune),
         "Outcomes": partial(plots.outcomes, counts=outcomes),
     }

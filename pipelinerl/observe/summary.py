@@ -12,6 +12,7 @@ from pipelinerl.observe.balance import Balance, balance
 from pipelinerl.observe.comparisons import KINDS, Totals, label_totals
 from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
+from pipelinerl.observe.mismatch import Mismatch, mismatch
 from pipelinerl.run_state.accounting import RolloutCounts, reconcile
 from pipelinerl.run_state.restarts import engine_restarts
 from pipelinerl.run_state.shared_problems import noted_shared
@@ -54,6 +55,8 @@ class Summary:
     """How trainer and engines spent the run, None if it was not recorded or over too few steps."""
     compared: dict[str, Totals]
     """Advantages by situation and by role; a kind that no sample has is absent."""
+    mismatch: Mismatch
+    """How far engine and trainer are apart."""
     shared: str = ""
     """How many test problems are trained on too, such as `12 of 40`; empty for none."""
 
@@ -84,6 +87,7 @@ class Summary:
             "rates": self.rates,
             "balance": None if self.balance is None else asdict(self.balance) | {"limit": self.balance.side},
             "compared": self.compared,
+            "mismatch": self.mismatch.groups,
             "shared_problems": self.shared,
         }
 
@@ -186,5 +190,6 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
         rates=rates,
         balance=found if found is not None and found.enough else None,
         compared=compared,
+        mismatch=mismatch(finetune),
         shared=noted_shared(output_dir),
     )

@@ -168,6 +168,6 @@ if __name__ == "__main__":
         plan = step_of(case, ranks.count // options["size"])
         gradients, found = run(learner, plan[ranks.partition], max(map(len, plan)))
         save_file(gradients, folder / f"{ranks.index}.safetensors")
-        measured = [[one.vector.tolist(), one.texts_2S.tolist()] for one in found]
+        measured = [[one.vector.tolist(), one.texts_3S.tolist()] for one in found]
         (folder / f"{ranks.index}.json").write_text(json.dumps(measured))
     ranks.close()

@@ -4,7 +4,7 @@ Called by `finetune/metrics.py` for each micro-batch whose samples have labels.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -24,13 +24,22 @@ class TextStatistics:
     advantage: float = 0.0
     abs_advantage: float = 0.0
     kl: float = 0.0
+    abs_log_ratio: float = 0.0
+    fresh_texts: float = 0.0
+    """Samples of which the weights that the step begins with sampled every token."""
+    fresh_abs_log_ratio: float = 0.0
 
     def add(self, other: "TextStatistics") -> None:
-        self.texts += other.texts
-        self.reward += other.reward
-        self.advantage += other.advantage
-        self.abs_advantage += other.abs_advantage
-        self.kl += other.kl
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the samples."""
+        names = ("reward", "advantage", "abs_advantage", "kl", "abs_log_ratio")
+        out = {"texts": self.texts} | {name: getattr(self, name) / self.texts for name in names}
+        if self.fresh_texts:
+            out["abs_log_ratio_lag_0"] = self.fresh_abs_log_ratio / self.fresh_texts
+        return out
 
 
 def situation_family(situation: str) -> str:
@@ -55,23 +64,30 @@ def capped_families(labels: Mapping[str, TextStatistics]) -> dict[str, TextStati
 
 
 def label_statistics(
-    batch: PipelineBatchEncoding, targets: Targets, kl_S: np.ndarray, advantage_S: np.ndarray
+    batch: PipelineBatchEncoding,
+    targets: Targets,
+    kl_S: np.ndarray,
+    advantage_S: np.ndarray,
+    abs_log_ratio_S: np.ndarray,
 ) -> dict[str, TextStatistics]:
     """Sums over the micro-batch's samples per `role/<role>` and `situation/<family>`.
 
-    kl_S, advantage_S float `[S]`: each sample's mean KL to the reference and mean advantage, as the loss has
-    it (with a value head that is not the advantage in the record).
+    float `[S]`, each sample's means: kl_S the KL to the reference; advantage_S the advantage as the loss has
+    it (with a value head that is not the one in the record); abs_log_ratio_S |log(trainer / engine)|.
     """
     if not (any(batch.roles) or any(batch.situations)):
         return {}
     labels = np.maximum(np.bincount(targets.sample, minlength=targets.n_samples), 1)
     reward = np.bincount(targets.sample, weights=targets.rewards, minlength=targets.n_samples) / labels
+    older = np.bincount(targets.sample, weights=targets.age != 0, minlength=targets.n_samples)
     out: dict[str, TextStatistics] = {}
     for row, (role, situation) in enumerate(zip(batch.roles, batch.situations)):
         names = [f"role/{role}"] if role else []
         names += [_SITUATION + situation_family(situation)] if situation else []
-        here = float(advantage_S[row])
-        value = TextStatistics(1.0, float(reward[row]), here, abs(here), float(kl_S[row]))
+        here, apart, fresh = float(advantage_S[row]), float(abs_log_ratio_S[row]), float(not older[row])
+        value = TextStatistics(
+            1.0, float(reward[row]), here, abs(here), float(kl_S[row]), apart, fresh, fresh * apart
+        )
         for name in names:
             out.setdefault(name, TextStatistics()).add(value)
     return out

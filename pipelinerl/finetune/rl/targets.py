@@ -18,7 +18,9 @@ from pipelinerl.rollouts import MASKED_TOKEN_ID
 class Targets:
     """N labelled tokens of a micro-batch of S samples.
 
-    positions, labels, sample (0..S-1), lag (last announced version minus the token's, in samples): int64
+    positions, labels, sample (0..S-1), lag (last announced version minus the token's, in samples), age
+    (optimizer steps between the weights that sampled the token and those that the step begins with, rounded
+    up; -1: not known): int64 `[N]`. stale and overlong (cut by length, under `overlong_filtering`): bool
     `[N]`; the float32 `[N]` columns are those of the record; weight and kl_weight are the token weights of
     the policy term and of the KL and entropy terms, 0 on stale tokens. count float32 `[N]` is the number of
     targets of the token's sample.
@@ -28,7 +30,9 @@ class Targets:
     labels: np.ndarray
     sample: np.ndarray
     lag: np.ndarray
+    age: np.ndarray
     stale: np.ndarray
+    overlong: np.ndarray
     advantages: np.ndarray
     rewards: np.ndarray
     old_logprobs: np.ndarray
@@ -55,12 +59,14 @@ def targets_of(
     rl: RLConfig,
     last_version: int = 0,
     staleness: Staleness = Staleness(None),  # noqa: B008 - frozen
+    weights_version: int | None = None,
 ) -> Targets:
     """Select the labelled tokens; the first token of a sample has no predictor and is never one of them.
 
     The token weight is 1/B, or 1/group_tokens with `group_normalization`, times the loss scale, times
     (1 - overflow) with `overlong_filtering`. Tokens that are too old when `last_version` is the last
-    announced one get weight 0.
+    announced one get weight 0. `weights_version`: samples that the weights which the step begins with were
+    trained on (None: `last_version`).
     """
     labels = batch.labels[0]
     at = np.flatnonzero((labels != MASKED_TOKEN_ID) & (batch.position_ids[0] > 0))
@@ -68,8 +74,12 @@ def targets_of(
     versions = batch.token_versions[0][at].astype(np.int64)
     lag = np.where(versions == UNSAMPLED, 0, last_version - versions)
     stale = staleness.too_old(lag)
+    now = last_version if weights_version is None else weights_version
+    age = np.where((versions == UNSAMPLED) | (versions > now), -1, -((versions - now) // batch.step_texts))
     weight = ~stale / (batch.group_tokens[0][at] if rl.group_normalization else np.float32(batch.step_texts))
+    overlong = np.zeros(len(at), bool)
     if rl.overlong_filtering:
+        overlong = batch.overflow[0][at] > 0
         weight = weight * (1 - batch.overflow[0][at])
     n_samples = batch.n_texts
 
@@ -81,7 +91,9 @@ def targets_of(
         labels=labels[at].astype(np.int64),
         sample=sample,
         lag=lag,
+        age=age,
         stale=stale,
+        overlong=overlong,
         advantages=column(batch.advantages),
         rewards=column(batch.rewards),
         old_logprobs=column(batch.old_logprobs),

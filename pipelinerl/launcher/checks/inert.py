@@ -84,6 +84,26 @@ CONDITIONAL = (  # what belongs to a variant is declared there
         lambda c: f"finetune.rl.policy_loss={c.finetune.rl.policy_loss} reads no advantage; leave it out",
     ),
     Inert(
+        "finetune.rl.correction",
+        lambda c: c.finetune.rl.correction.mode == "off",
+        "nothing is corrected; set finetune.rl.correction.mode",
+        but="finetune.rl.correction.mode",
+    ),
+    Inert(
+        "finetune.rl.correction.low",
+        lambda c: c.finetune.rl.correction.mode == "truncate",
+        "truncate has an upper bound only; set finetune.rl.correction.mode=clip",
+    ),
+    *(
+        Inert(
+            f"finetune.rl.epsilon_{side}",
+            lambda c: c.finetune.rl.correction.mode != "off" and c.finetune.rl.correction.proximal,
+            "with finetune.rl.correction.proximal=true the loss's own ratio is 1, since a sample is trained "
+            f"once; set finetune.rl.correction.{side}",
+        )
+        for side in ("low", "high")
+    ),
+    Inert(
         "finetune.share_prefixes",
         lambda c: c.finetune.share_prefixes and not c.finetune.seq_packing,
         "a sample alone in its row has none to share with; set finetune.seq_packing=true",

@@ -36,6 +36,13 @@ def check(cfg: Config) -> Iterator[str]:
             f"rows, which finetune.seq_parallel={cfg.finetune.seq_parallel} divides; "
             "set finetune.seq_parallel=1"
         )
+    correction, loss = rl.correction, rl.policy_loss
+    bounded = correction.mode in ("clip", "truncate") and not correction.proximal
+    if bounded and not declared(loss).reads_ratio:
+        yield (
+            f"finetune.rl.correction.mode={correction.mode}: policy_loss={loss} multiplies with no ratio; "
+            "set finetune.rl.correction.proximal=true, or mode=mask"
+        )
     yield from _value_head(cfg)
     yield from _ineffective(cfg)
     yield from _reference(cfg)

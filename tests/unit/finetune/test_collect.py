@@ -9,7 +9,8 @@ import torch
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.collect import StaleInQueue, count_batch
-from pipelinerl.finetune.metrics import Hardware, StepStatistics, peak_flops, step_metrics
+from pipelinerl.finetune.metrics import StepStatistics, step_metrics
+from pipelinerl.finetune.peaks import Hardware, peak_flops
 from pipelinerl.finetune.rl.batch import assemble_step, sentinel_batch
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from pipelinerl.finetune.checkpoints import settle
+from pipelinerl.finetune.loop import Trainer
+from pipelinerl.observe import mismatch
+from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.run_state.announcements import AnnouncedVersion, trainer_stream
 from pipelinerl.run_state.epochs import note_problems
 from pipelinerl.run_state.resume_point import ResumePoint
@@ -204,3 +207,29 @@ def test_missing_data_names_the_wait(tmp_path: Path) -> None:
     (tmp_path / "streams/training_data").mkdir(parents=True)
     with pytest.raises(TimeoutError, match="samples of step 0"):
         train(tmp_path, data_deadline_s=0.2)
+
+
+class Compared(Noting):
+    """Engines that agreed with the trainer on the probe."""
+
+    def publish(self, version: int) -> dict[str, float]:
+        return super().publish(version) | {"weights/parity_limit": 1e-4}
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_samples_that_the_newest_weights_cannot_have_drawn_so_are_remarked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, follows: bool
+) -> None:
+    """The recorded log-probabilities are random: nats from those of the weights that they name."""
+    monkeypatch.setattr(mismatch, "LEAST_TOKENS", 20)
+    monkeypatch.setattr(Trainer, "_first_record", lambda *_: 0)
+    one = trainer(tmp_path, Compared())
+    one._follows_preprocess = follows
+    with MetricsWriter(tmp_path, "finetune") as one._writer:
+        one.run()
+    rows = lines(tmp_path / "finetune/metrics.jsonl")
+    assert {row["mismatch/limit"] for row in rows} == {0.01}
+    assert all(row["mismatch/lag_0/mean_abs"] > 0.1 for row in rows)
+    said = [r.getMessage() for r in caplog.records if getattr(r, "remark", False)]
+    assert len(said) == (1 if follows else 0)
+    assert all("nats apart on" in line and "rounding explains 0.01" in line for line in said)

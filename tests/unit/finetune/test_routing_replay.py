@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.build import _routers
 from pipelinerl.finetune.collect import fetch
-from pipelinerl.finetune.metrics import Hardware, StepStatistics, step_metrics
+from pipelinerl.finetune.metrics import StepStatistics, step_metrics
+from pipelinerl.finetune.peaks import Hardware
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.sample import BadSample, Sample
@@ -105,6 +106,24 @@ def test_shared_rows_give_the_gradients_of_plain_rows_where_samples_agree() -> N
         torch.testing.assert_close(gradient, plain[name], rtol=1e-4, atol=1e-6)
 
 
+def test_tokens_are_told_apart_by_whether_the_experts_agree_in_plain_and_in_shared_rows() -> None:
+    """Engines made the choices of the trainer, but for one token, which predicts the last of its sample."""
+    stem, one_trainer, samples = [3, 4, 5, 6], trainer(), []
+    assert one_trainer.routers is not None
+    for seed, ids in enumerate(([*stem, 7, 8], [*stem, 9, 9], [*stem, 2, 1])):
+        with one_trainer.routers.noting(), torch.no_grad():
+            one_trainer.model(input_ids=torch.tensor([ids]), use_cache=False)
+            record_of = one_trainer.routers.recorded().numpy().astype(np.uint8)
+        samples.append(sample(seed, ids))
+        samples[-1].routed_experts = record_of[:-1]
+    odd = samples[1].routed_experts
+    assert odd is not None
+    odd[4, 0] = [expert for expert in range(8) if expert not in odd[4, 0]][:2]
+    for rows in (assemble_step(samples, 0, 64)[0], assemble_step(samples, 0, 64, share=True)[0]):
+        found = metrics_of(trainer(), rows)
+        assert found["mismatch/experts_differ/tokens"] == 1 and found["mismatch/experts_agree/tokens"] == 5
+
+
 def test_free_routing_reads_no_routes_and_a_dense_policy_is_the_same_bits() -> None:
     samples = [sample(i) for i in range(4)]
     without = [ready(i, 1.0 if i % 2 else -1.0) for i in range(4)]
@@ -150,6 +169,11 @@ def test_replay_keeps_the_log_ratio_of_a_router_that_rounds_otherwise() -> None:
         if routing == "replay":
             assert 0.01 < found["routing/differing_share"] < 0.3
             assert found["routing/bytes_per_token"] == 4 * 2
+            differ = found["mismatch/experts_differ/tokens"]
+            assert differ + found["mismatch/experts_agree/tokens"] == found["mismatch/lag_0/tokens"] == 400
+            assert 0.5 < differ / 400 / found["routing/differing_share"] < 4, "one of four layers at least"
+        else:
+            assert "mismatch/lag_0/ess" in found and "mismatch/experts_agree/ess" not in found
         assert 1 <= found["routing/load_max_over_mean"] < 8
     assert gaps["replay"] < 0.5 * gaps["free"]
 

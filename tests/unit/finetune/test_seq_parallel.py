@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from pipelinerl.finetune.metrics import Hardware, StepStatistics, step_metrics
+from pipelinerl.finetune.metrics import StepStatistics, step_metrics
+from pipelinerl.finetune.peaks import Hardware
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.modeling.seq_parallel import check_model, repeats
@@ -81,7 +82,7 @@ def assert_as_one_rank(count: int, size: int, folder: Path, case: str, alone: Pa
             assert difference <= tolerance(case) * scale, (rank, name, difference, scale)
     assert_metrics(folder / case, count, size, [one.vector.tolist() for one in measured], tolerance(case))
     if count == size:  # rows are the same ones then
-        texts = [one.texts_2S.tolist() for one in measured]
+        texts = [one.texts_3S.tolist() for one in measured]
         for rank in range(count):
             own = [one for _, one in json.loads((folder / case / f"{rank}.json").read_text())]
             for ours, theirs in zip(own, texts, strict=True):

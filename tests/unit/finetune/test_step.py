@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.config.staleness import Staleness
-from pipelinerl.finetune.metrics import METRICS, Hardware, StepStatistics, step_metrics, token_statistics
+from pipelinerl.finetune.metrics import METRICS, StepStatistics, step_metrics, token_statistics
+from pipelinerl.finetune.peaks import Hardware
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode, sentinel_batch
 from pipelinerl.finetune.rl.labels import label_statistics
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, policy_loss
@@ -202,7 +203,7 @@ def test_role_and_situation_statistics(model: PreTrainedModel) -> None:
     targets = targets_of(batch, one.rl)
     measured = one.accumulate(batch, targets, Coefficients())
     assert measured is not None
-    found = label_statistics(batch, targets, *measured.texts_2S.numpy())
+    found = label_statistics(batch, targets, *measured.texts_3S.numpy())
     assert found.keys() == {"role/a", "role/b", "situation/hop:plan"}
     assert found["role/b"].texts == 2 and found["role/b"].advantage == pytest.approx(4.0)
     whole = dict(zip([metric.name for metric in METRICS], measured.vector.tolist()))
@@ -217,7 +218,7 @@ def test_by_role_the_advantage_is_that_of_the_loss_also_with_a_value_head(model:
     targets = targets_of(batch, one.rl)
     measured = one.accumulate(batch, targets, Coefficients())
     assert measured is not None
-    found = label_statistics(batch, targets, *measured.texts_2S.numpy())
+    found = label_statistics(batch, targets, *measured.texts_3S.numpy())
     assert found["role/a"].advantage == pytest.approx(2 * 0.75)
 
 

@@ -44,6 +44,23 @@ INERT: list[tuple[list[str], str]] = [
         "finetune.rl.divide_advantage_by_std=true: has no effect here: finetune.rl.policy_loss=sft reads no",
     ),
     (
+        ["finetune.rl.correction.high=3"],
+        "finetune.rl.correction.high=3.0: has no effect here: nothing is corrected; set finetune.rl.corr",
+    ),
+    (["finetune.rl.correction.level=sequence"], "finetune.rl.correction.level=sequence: has no effect here"),
+    (["finetune.rl.correction.proximal=true"], "finetune.rl.correction.proximal=true: has no effect here"),
+    (
+        ["finetune.rl.correction.mode=truncate", "finetune.rl.correction.low=0.1"],
+        "finetune.rl.correction.low=0.1: has no effect here: truncate has an upper bound only; set fine",
+    ),
+    *(
+        (
+            ["finetune=grpo", "finetune.rl.correction={mode: mask, proximal: true}", key],
+            f"{key}: has no effect here: with finetune.rl.correction.proximal=true the loss's own ratio is 1",
+        )
+        for key in ("finetune.rl.epsilon_low=0.1", "finetune.rl.epsilon_high=0.1")
+    ),
+    (
         ["finetune.seq_packing=false", "finetune.share_prefixes=true"],
         "finetune.share_prefixes=true: has no effect here: a sample alone in its row has none to share with",
     ),
@@ -142,6 +159,10 @@ IMPOSSIBLE: list[tuple[list[str], str]] = [
     (
         ["teacher.url=http://127.0.0.1:9", "llm.parameters.temperature=0.7"],
         "scores at temperature 1, the policy samples at 0.7",
+    ),
+    (
+        ["finetune.rl.policy_loss=sft", "finetune.rl.correction.mode=clip"],
+        "correction.mode=clip: policy_loss=sft multiplies with no ratio; set finetune.rl.correction.prox",
     ),
     (["actor.llm_max_rollouts=0"], "actor.llm_max_rollouts=0"),
     (["actor.rollout_workers=0"], "actor.rollout_workers=0"),

@@ -19,14 +19,16 @@ from pipelinerl.finetune.rl.losses.base import (
     regularisation,
     value_loss,
 )
+from pipelinerl.finetune.rl.losses.correction import corrected
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["LOSSES", "Coefficients", "LossInputs", "PolicyLoss", "declared", "policy_loss", "total_loss"]
 
+_NO_LOSSES = ("__init__", "base", "correction")
 LOSSES = tuple(
-    sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in ("__init__", "base"))
+    sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in _NO_LOSSES)
 )
 """Names of the losses that come with the package."""
 
@@ -58,7 +60,7 @@ def total_loss(inputs: LossInputs, config: RLConfig, coefficients: Coefficients)
 
     Raises ValueError when a loss of another package returns anything but a scalar.
     """
-    policy = policy_loss(config.policy_loss)(inputs, config)
+    policy = policy_loss(config.policy_loss)(corrected(inputs, config.correction), config)
     if not isinstance(policy, type(inputs.weight_N)) or policy.ndim:
         shape = list(policy.shape) if isinstance(policy, type(inputs.weight_N)) else type(policy).__name__
         raise ValueError(f"finetune.rl.policy_loss={config.policy_loss} returned {shape}, expected a scalar")

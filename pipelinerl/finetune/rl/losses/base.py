@@ -81,6 +81,8 @@ class PolicyLoss:
     """Keys of `finetune.rl` that the term does not read; a run that changes one of them is refused."""
     compares: bool = True
     """Whether rewards or advantages weigh the tokens; False for imitation."""
+    reads_ratio: bool = True
+    """Whether the term multiplies with the importance ratio."""
 
     def __call__(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
         """The scalar policy term, a sum to be minimised."""
@@ -93,6 +95,19 @@ class PolicyLoss:
     def clipped_N(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
         """`rl/clamp_log_ratio_new_old_indicator`: bool `[N]`, whose ratio is beyond the clip."""
         return beyond(inputs.ratio_N, rl)
+
+
+def sum_S(inputs: LossInputs, values_N: torch.Tensor) -> torch.Tensor:
+    """`[S]` sums over each sample's tokens."""
+    return values_N.new_zeros(inputs.n_texts).index_add(0, inputs.text_N, values_N)
+
+
+def mean_S(inputs: LossInputs, values_N: torch.Tensor) -> torch.Tensor:
+    """`[S]` means over each sample's tokens that have a weight; 0 for a sample without one."""
+    # The mean gives every token in it a gradient, and those beyond the lag bound must not have any.
+    counted_N = inputs.weight_N > 0
+    total_S = sum_S(inputs, values_N.where(counted_N, 0.0))
+    return total_S / sum_S(inputs, counted_N.to(values_N.dtype)).clamp(min=1)
 
 
 def beyond(ratio: torch.Tensor, rl: RLConfig) -> torch.Tensor:

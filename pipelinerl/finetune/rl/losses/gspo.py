@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.rl.losses.base import LossInputs, PolicyLoss, beyond
+from pipelinerl.finetune.rl.losses.base import LossInputs, PolicyLoss, beyond, mean_S, sum_S
 
 if TYPE_CHECKING:
     import torch
@@ -25,10 +25,10 @@ class Gspo(PolicyLoss):
 
     def __call__(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
         ratio_S = sample_ratio_S(inputs)
-        advantage_S = _mean_S(inputs, inputs.advantages_N)
+        advantage_S = mean_S(inputs, inputs.advantages_N)
         clipped_S = ratio_S.clamp(1 - rl.epsilon_low, 1 + rl.epsilon_high)
         surrogate_S = (ratio_S * advantage_S).minimum(clipped_S * advantage_S)
-        return -(_sum_S(inputs, inputs.weight_N) * surrogate_S).sum()
+        return -(sum_S(inputs, inputs.weight_N) * surrogate_S).sum()
 
     def clipped_N(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
         """All tokens of the samples whose ratio is beyond the clip."""
@@ -40,16 +40,4 @@ gspo = Gspo()
 
 def sample_ratio_S(inputs: LossInputs) -> torch.Tensor:
     """`[S]` importance ratio of each sample, exp(mean_t log r) over tokens with w > 0, with gradient."""
-    return _mean_S(inputs, inputs.log_ratio_N).exp()
-
-
-def _mean_S(inputs: LossInputs, values_N: torch.Tensor) -> torch.Tensor:
-    """`[S]` means over each sample's tokens that have a weight; 0 for a sample without one."""
-    # The mean gives every token in it a gradient, and those beyond the lag bound must not have any.
-    counted_N = inputs.weight_N > 0
-    total_S = _sum_S(inputs, values_N.where(counted_N, 0.0))
-    return total_S / _sum_S(inputs, counted_N.to(values_N.dtype)).clamp(min=1)
-
-
-def _sum_S(inputs: LossInputs, values_N: torch.Tensor) -> torch.Tensor:
-    return values_N.new_zeros(inputs.n_texts).index_add(0, inputs.text_N, values_N)
+    return mean_S(inputs, inputs.log_ratio_N).exp()

@@ -16,6 +16,7 @@ class Sft(PolicyLoss):
 
     ignores = ("epsilon_low", "epsilon_high", "use_advantages", "relu_log_p_weights")
     compares = False
+    reads_ratio = False
 
     def __call__(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
         return -(inputs.weight_N * inputs.logprobs_N).sum()

@@ -1,0 +1,36 @@
+"""What the throughput of a step is compared with. Called by the trainer, read by its metrics."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What throughput is compared with: tokens that a row has room for, numbers in the model that one token
+    passes through, the operations per second of one device in the type that the model computes in (None:
+    not known), and the ranks that compute a row together."""
+
+    row: int
+    parameters: int
+    peak_flops: float | None
+    ranks_of_row: int = 1
+
+
+_PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "H20": 148e12, "A100": 312e12, "L40S": 362e12} | {
+    "H200 NVL": 835e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+}
+"""Dense bfloat16 with float32 sums, by part of the device's name; from NVIDIA's data sheets."""
+
+
+def peak_flops(device: torch.device, bfloat16: bool) -> float | None:
+    """Operations per second of a device whose figure is known."""
+    if device.type != "cuda" or not bfloat16:
+        return None
+    name = torch.cuda.get_device_name(device)
+    # Longest first: H200 is no H20.
+    return next(
+        (peak for part, peak in sorted(_PEAKS.items(), key=lambda p: -len(p[0])) if part in name), None
+    )
