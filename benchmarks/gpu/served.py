@@ -18,6 +18,7 @@ from benchmarks._figures import ROOT
 from benchmarks._processes import Child, Server, started
 from benchmarks.engine import qwen3
 from pipelinerl.engines.vllm.options import VllmOptions, VllmVersion, installed_version, serve_argv, serve_env
+from pipelinerl.engines.vllm.outputs_once import SWITCH
 
 TOKENIZER = ROOT / "domains/guessing/checkpoint"
 PYTHON = os.environ.get("VLLM_PYTHON")
@@ -86,9 +87,13 @@ def engine_argv(
     return serve_argv(options)
 
 
-def vllm_server(argv: Sequence[str], gpu: str, port: int, log: Path) -> Server:
-    """`gpu` is an id, several with commas between them, or empty for a CPU build."""
-    return Server(argv, port, log, {**os.environ, **serve_env([gpu] if gpu else [])})
+def vllm_server(argv: Sequence[str], gpu: str, port: int, log: Path, *, once: bool = False) -> Server:
+    """`gpu` is an id, several with commas between them, or empty for a CPU build.
+
+    `once`: as `vllm_config.outputs_once`.
+    """
+    env = {**os.environ, **serve_env([gpu] if gpu else []), SWITCH: str(int(once))}
+    return Server(argv, port, log, env)
 
 
 @contextmanager

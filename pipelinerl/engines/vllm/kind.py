@@ -22,6 +22,7 @@ from pipelinerl.engines.vllm.options import (
     serve_argv,
     serve_env,
 )
+from pipelinerl.engines.vllm.outputs_once import SWITCH
 from pipelinerl.engines.vllm.start import STAGES
 from pipelinerl.engines.vllm.weight_names import vllm_names
 
@@ -91,7 +92,8 @@ class Vllm(EngineKind):
             command=has_command(vllm.python),
             routes=start.routes,
         )
-        return serve_argv(options), serve_env(start.gpus, version if start.routes else None)
+        env = serve_env(start.gpus, version if start.routes else None)
+        return serve_argv(options), env | ({SWITCH: "1"} if vllm.outputs_once else {})
 
     def routes_problem(self, cfg: Config) -> str | None:
         kwargs = {key.replace("-", "_"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}

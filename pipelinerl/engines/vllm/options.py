@@ -17,6 +17,7 @@ from typing import Any
 
 from pipelinerl.base.access import MIDDLEWARE
 from pipelinerl.engines.vllm.compile_once import DECORATORS, compile_once
+from pipelinerl.engines.vllm.outputs_once import SWITCH, hand_over_once
 from pipelinerl.engines.vllm.start import say_when_it_started
 
 OLDEST = (0, 26)
@@ -391,3 +392,5 @@ def register_plugins() -> None:
         with contextlib.suppress(ValueError):
             factory.register_engine(name, f"pipelinerl.engines.vllm.{module}", engine)
     compile_once(import_module(DECORATORS))
+    if os.environ.get(SWITCH) == "1":
+        hand_over_once()
