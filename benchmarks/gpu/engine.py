@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.engine [--size 1.7B] [--rows parity update throughput once failure] [--gpus 0 1]
                                     [--variants 4] [--in-flight 256 512] [--api-servers 0]
-                                    [--backend nccl_ahead] [--clients 2] [--cpu] [--port 8300]
+                                    [--backend nccl_ahead] [--clients 2] [--quick-slots] [--cpu] [--port 8300]
                                     [--folder /tmp/pipelinerl-bench] [--out FILE]
 
 Random weights of a Qwen3 architecture. The engine has one GPU and the trainer's side another; with
@@ -19,8 +19,8 @@ files.
   offline engine with the same flags, on the trainer's card while the server rests; beside it the rate with N
   requests always in flight, and the CPU time of every process. `--api-servers` are its HTTP front-ends (0: as
   many as a run has).
-- `once`: the server's waves of `throughput` again on another server, with `vllm_config.outputs_once`, on the
-  trainer's card. `--rows throughput once` measures with and without.
+- `once`: the server's waves of `throughput` again on another server, with `vllm_config.outputs_once` and,
+  given `--quick-slots`, `quick_slots`, on the trainer's card. `--rows throughput once` has both servers.
 - `failure`: the engine is stopped with SIGSTOP in the middle of a broadcast; the publisher has to name it at
   its deadline and to free its sender.
 
@@ -55,6 +55,7 @@ from benchmarks.gpu.served import (
     vllm_server,
 )
 from benchmarks.gpu.updates import TrainerSide, random_model, update_figures
+from pipelinerl.engines.vllm import outputs_once, quick_slots
 from pipelinerl.engines.vllm.options import api_servers, installed_version
 
 ROWS = ("parity", "update", "throughput", "once", "failure")
@@ -139,7 +140,8 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device, row
         if "once" in options.rows:
             port, gpu = options.port + 1, options.gpus[1]
             argv = engine_argv(folder, port, options.backend, kwargs, options.api_servers)
-            server_once = vllm_server(argv, gpu, port, log.with_stem(f"{log.stem}_once"), once=True)
+            keys = (outputs_once.SWITCH, *[quick_slots.SWITCH] * options.quick_slots)
+            server_once = vllm_server(argv, gpu, port, log.with_stem(f"{log.stem}_once"), *keys)
             rows.take("once", lambda: throughput.once(server_once, lengths, counts, options.clients))
         if UPDATING & set(options.rows):
             side = TrainerSide(server, options.backend, random_model(folder, device))

@@ -18,7 +18,6 @@ from benchmarks._figures import ROOT
 from benchmarks._processes import Child, Server, started
 from benchmarks.engine import qwen3
 from pipelinerl.engines.vllm.options import VllmOptions, VllmVersion, installed_version, serve_argv, serve_env
-from pipelinerl.engines.vllm.outputs_once import SWITCH
 
 TOKENIZER = ROOT / "domains/guessing/checkpoint"
 PYTHON = os.environ.get("VLLM_PYTHON")
@@ -87,12 +86,12 @@ def engine_argv(
     return serve_argv(options)
 
 
-def vllm_server(argv: Sequence[str], gpu: str, port: int, log: Path, *, once: bool = False) -> Server:
+def vllm_server(argv: Sequence[str], gpu: str, port: int, log: Path, *switches: str) -> Server:
     """`gpu` is an id, several with commas between them, or empty for a CPU build.
 
-    `once`: as `vllm_config.outputs_once`.
+    `switches`: variables of the plug-in that are set to 1.
     """
-    env = {**os.environ, **serve_env([gpu] if gpu else []), SWITCH: str(int(once))}
+    env = {**os.environ, **serve_env([gpu] if gpu else []), **dict.fromkeys(switches, "1")}
     return Server(argv, port, log, env)
 
 

@@ -8,6 +8,7 @@ from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import EngineKind, EngineStart, Row, Tensor, Why
+from pipelinerl.engines.vllm import outputs_once, quick_slots
 from pipelinerl.engines.vllm.options import (
     AHEAD,
     DEFAULT_VERSION,
@@ -22,7 +23,6 @@ from pipelinerl.engines.vllm.options import (
     serve_argv,
     serve_env,
 )
-from pipelinerl.engines.vllm.outputs_once import SWITCH
 from pipelinerl.engines.vllm.start import STAGES
 from pipelinerl.engines.vllm.weight_names import vllm_names
 
@@ -93,7 +93,9 @@ class Vllm(EngineKind):
             routes=start.routes,
         )
         env = serve_env(start.gpus, version if start.routes else None)
-        return serve_argv(options), env | ({SWITCH: "1"} if vllm.outputs_once else {})
+        env |= {outputs_once.SWITCH: "1"} if vllm.outputs_once else {}
+        env |= {quick_slots.SWITCH: "1"} if vllm.quick_slots else {}
+        return serve_argv(options), env
 
     def routes_problem(self, cfg: Config) -> str | None:
         kwargs = {key.replace("-", "_"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}

@@ -16,8 +16,8 @@ from importlib import import_module, metadata
 from typing import Any
 
 from pipelinerl.base.access import MIDDLEWARE
+from pipelinerl.engines.vllm import outputs_once, quick_slots
 from pipelinerl.engines.vllm.compile_once import DECORATORS, compile_once
-from pipelinerl.engines.vllm.outputs_once import SWITCH, hand_over_once
 from pipelinerl.engines.vllm.start import say_when_it_started
 
 OLDEST = (0, 26)
@@ -392,5 +392,9 @@ def register_plugins() -> None:
         with contextlib.suppress(ValueError):
             factory.register_engine(name, f"pipelinerl.engines.vllm.{module}", engine)
     compile_once(import_module(DECORATORS))
-    if os.environ.get(SWITCH) == "1":
-        hand_over_once()
+    for switch, put in (
+        (outputs_once.SWITCH, outputs_once.hand_over_once),
+        (quick_slots.SWITCH, quick_slots.answer_quickly),
+    ):
+        if os.environ.get(switch) == "1":
+            put()

@@ -30,7 +30,8 @@ COLUMNS = ("embedded", *RECORDED, "cpu", "cpu-ahead", "cpu-once")
 COLUMNS += ("gpu-file", "gpu-nccl", "gpu-nccl-ahead", "gpu-file-once")
 """`cpu`: a CPU build of vLLM in the environment of VLLM_PYTHON; `gpu`: vLLM of this environment.
 
-`ahead`: weights are received while the engine generates. `once`: `vllm_config.outputs_once`.
+`ahead`: weights are received while the engine generates. `once`: with
+`vllm_config.outputs_once` and `quick_slots`.
 """
 LENGTHS = (200, 800, 1900)
 """Tokens of a request to be stopped: if it ends before that on a busy machine, a longer one is tried."""
