@@ -81,7 +81,7 @@ class VllmConfig(Section):
     does. A vLLM that this does not fit goes on as with false and says why in its log."""
     quick_slots: bool = False
     """Search for no cache block where a request's next token has its place already; false = in every step, as
-    vLLM does. A model that has other layers than full attention goes on as with false and says so in its log."""
+    vLLM does. A model with other layers than full attention goes on as with false and says so in its log."""
     vllm_kwargs: dict[str, Any] = {
         "dtype": "bfloat16",
         "gpu-memory-utilization": None,

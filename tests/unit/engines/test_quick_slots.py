@@ -61,7 +61,7 @@ def manager(caching: bool, blocks: type = FullAttentionManager, quick: bool = Tr
                     one.num_cached_block[name] = full + 1
             return tuple(taken)
 
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "vllm.v1.core.kv_cache_manager": {"KVCacheManager": KVCacheManager},
         "vllm.v1.core.single_type_kv_cache_manager": {"FullAttentionManager": FullAttentionManager},
         "vllm.v1.request": {"RequestStatus": Status},
