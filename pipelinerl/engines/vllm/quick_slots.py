@@ -9,6 +9,7 @@ as they are. vLLM's plug-in puts this into place where the launcher has set `SWI
 
 import inspect
 import logging
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -52,7 +53,7 @@ def misfit(manager: Any) -> str | None:
     for name in MANAGER_HAS:
         if not hasattr(manager, name):
             return f"KVCacheManager has no {name}"
-    groups = getattr(manager.coordinator, "single_type_managers", ())
+    groups: Sequence[Any] = getattr(manager.coordinator, "single_type_managers", ())
     if len(groups) != 1 or type(groups[0]) is not import_module(MANAGERS).FullAttentionManager:
         return "not all layers of this model attend to the whole context"
     for name in BLOCKS_HAS:
