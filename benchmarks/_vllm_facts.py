@@ -19,6 +19,7 @@ from pipelinerl.config.serving import VllmConfig
 from pipelinerl.engines.llm_call import Prompt
 from pipelinerl.engines.llm_engine import EngineLLM
 from pipelinerl.engines.requests import WHOLE_ANSWER, SamplingParams, scoring_body
+from pipelinerl.engines.vllm import outputs_once
 from pipelinerl.engines.vllm.installed import PLUGIN_GROUP
 from pipelinerl.engines.vllm.options import (
     OLDEST,
@@ -99,6 +100,13 @@ SIGNATURES = {
         "model",
         "model_config",
     ),
+    **{dotted: names[1:] for dotted, names in outputs_once.PARAMETERS.items()},
+}
+# Fields of messages that `outputs_once` reads or writes.
+FIELDS = {
+    f"{outputs_once.MESSAGES}.EngineCoreOutput": (*outputs_once.HELD_FIELDS, "finish_reason"),
+    f"{outputs_once.MESSAGES}.EngineCoreOutputs": ("outputs", "timestamp"),
+    f"{outputs_once.OUTPUTS}.LogprobsLists": outputs_once.LISTS,
 }
 
 
@@ -315,6 +323,8 @@ def _read_plug_ins(wheel: Wheel) -> Iterator[tuple[str, Any]]:
         module = wheel.module(owner)
         found = (module.functions() if module else _class(wheel, owner).methods)[name]
         yield f"parameters {short(dotted)}", parameters(found)
+    for dotted in FIELDS:
+        yield f"fields {short(dotted)}", _class(wheel, dotted).fields
     base = _class(wheel, f"{TRANSFER}.base.WeightTransferEngine")
     nccl = _class(wheel, f"{TRANSFER}.nccl_engine.NCCLWeightTransferEngine")
     yield "parameters WeightTransferEngine.__init__", parameters(base.methods["__init__"])

@@ -99,6 +99,9 @@ def _plug_ins(facts: Facts) -> list[str]:
     for dotted, wanted in uses.SIGNATURES.items():
         if facts[f"parameters {uses.short(dotted)}"][: len(wanted)] != list(wanted):
             lines.append(f"{dotted} takes {facts[f'parameters {uses.short(dotted)}']}")
+    for dotted, names in uses.FIELDS.items():
+        if not _has(facts, f"fields {uses.short(dotted)}", names):
+            lines.append(f"{dotted} has {facts[f'fields {uses.short(dotted)}']}")
     given = {"FileAheadEngine": [], "NcclAheadEngine": facts["methods NCCLWeightTransferEngine"]}
     for plug_in, inherited in {"FileWeightTransferEngine": [], **given}.items():
         own = uses.defined(plug_in)

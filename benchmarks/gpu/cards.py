@@ -49,7 +49,8 @@ def engine_kwargs(options: argparse.Namespace, config: Qwen3Config) -> dict[str,
 def check_cards(options: argparse.Namespace, config: Qwen3Config, card_bytes: int) -> None:
     """SystemExit for what would fail minutes later: too much on a card, or NCCL within one."""
     together = options.gpus[0] == options.gpus[1]
-    engines = 2 if together and "throughput" in options.rows else 1  # the offline engine is there as well
+    # The offline engine, and later the server that hands outputs over once, are there as well.
+    engines = 2 if together and {"throughput", "once"} & set(options.rows) else 1
     needed, most = engines * kv_bytes(config, max(options.in_flight)), KV_SHARE * card_bytes
     if needed > most:
         raise SystemExit(

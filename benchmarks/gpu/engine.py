@@ -1,8 +1,8 @@
 """Stock vLLM as the pipeline uses it: generation through the actor's client, weights in flight over NCCL.
 
-    python -m benchmarks.gpu.engine [--size 1.7B] [--rows parity update throughput failure] [--gpus 0 1]
+    python -m benchmarks.gpu.engine [--size 1.7B] [--rows parity update throughput once failure] [--gpus 0 1]
                                     [--variants 4] [--in-flight 256 512] [--api-servers 0]
-                                    [--backend nccl_ahead] [--clients 2] [--cpu] [--port 8300]
+                                    [--backend nccl_ahead] [--clients 2] [--quick-slots] [--cpu] [--port 8300]
                                     [--folder /tmp/pipelinerl-bench] [--out FILE]
 
 Random weights of a Qwen3 architecture. The engine has one GPU and the trainer's side another; with
@@ -19,6 +19,8 @@ files.
   offline engine with the same flags, on the trainer's card while the server rests; beside it the rate with N
   requests always in flight, and the CPU time of every process. `--api-servers` are its HTTP front-ends (0: as
   many as a run has).
+- `once`: the server's waves of `throughput` again on another server, with `vllm_config.outputs_once` and,
+  given `--quick-slots`, `quick_slots`, on the trainer's card. `--rows throughput once` has both servers.
 - `failure`: the engine is stopped with SIGSTOP in the middle of a broadcast; the publisher has to name it at
   its deadline and to free its sender.
 
@@ -53,10 +55,11 @@ from benchmarks.gpu.served import (
     vllm_server,
 )
 from benchmarks.gpu.updates import TrainerSide, random_model, update_figures
+from pipelinerl.engines.vllm import outputs_once, quick_slots
 from pipelinerl.engines.vllm.installed import installed_version
 from pipelinerl.engines.vllm.options import api_servers
 
-ROWS = ("parity", "update", "throughput", "failure")
+ROWS = ("parity", "update", "throughput", "once", "failure")
 
 
 def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -103,6 +106,7 @@ def figures(found: dict[str, Any]) -> Iterator[Figure]:
     for name, value in found.get("parity", {}).items():
         yield Figure(f"|delta| of {name}", value, "nats")
     yield from throughput.throughput_figures(found.get("served"), found.get("offline", []))
+    yield from throughput.once_figures(found.get("once"), found.get("served"))
     if "failure" in found:
         yield at_most("stopped engine named after", found["failure"]["seconds"], "s", 30.0)
 
@@ -127,13 +131,19 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device, row
             rows.failed("start", str(error))
             return
         counts, streams = sorted(options.in_flight), max(options.in_flight)
+        lengths = (config.vocab_size, PROMPT, OUTPUT)
         if "throughput" in options.rows:
             with suppress(RuntimeError):  # said when it is measured; until then it uses the same cores
                 offline.wait_ready()
-            lengths = (config.vocab_size, PROMPT, OUTPUT)
             rows.take("served", lambda: throughput.served(server, lengths, counts, options.clients))
             rows.take("offline", lambda: throughput.offline(offline, counts))
             offline.close()  # its card is the trainer's from here on
+        if "once" in options.rows:
+            port, gpu = options.port + 1, options.gpus[1]
+            argv = engine_argv(folder, port, options.backend, kwargs, options.api_servers)
+            keys = (outputs_once.SWITCH, *[quick_slots.SWITCH] * options.quick_slots)
+            server_once = vllm_server(argv, gpu, port, log.with_stem(f"{log.stem}_once"), *keys)
+            rows.take("once", lambda: throughput.once(server_once, lengths, counts, options.clients))
         if UPDATING & set(options.rows):
             side = TrainerSide(server, options.backend, random_model(folder, device))
             keep = partial(rows.keep, "update")

@@ -87,9 +87,13 @@ def engine_argv(
     return serve_argv(options)
 
 
-def vllm_server(argv: Sequence[str], gpu: str, port: int, log: Path) -> Server:
-    """`gpu` is an id, several with commas between them, or empty for a CPU build."""
-    return Server(argv, port, log, {**os.environ, **serve_env([gpu] if gpu else [])})
+def vllm_server(argv: Sequence[str], gpu: str, port: int, log: Path, *switches: str) -> Server:
+    """`gpu` is an id, several with commas between them, or empty for a CPU build.
+
+    `switches`: variables of the plug-in that are set to 1.
+    """
+    env = {**os.environ, **serve_env([gpu] if gpu else []), **dict.fromkeys(switches, "1")}
+    return Server(argv, port, log, env)
 
 
 @contextmanager

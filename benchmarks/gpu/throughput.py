@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks._figures import Figure, at_least
-from benchmarks._processes import Server
+from benchmarks._processes import Server, started
 from benchmarks.gpu.clients import clients, end_load, load, wave
 from benchmarks.gpu.served import Offline
 from benchmarks.gpu.usage import Meter, shares
@@ -68,6 +68,18 @@ def served(
     return {"waves": waves, "steady": _row(f"served, {in_flight} always", in_flight, rate, usage, errors)}
 
 
+def once(
+    server: Server, lengths: tuple[int, int, int], counts: Sequence[int], processes: int
+) -> dict[str, Any]:
+    """`served` of a server that is started for it and gone afterwards. SystemExit is an error like others."""
+    with started(server):
+        try:
+            server.wait_ready()
+        except SystemExit as error:
+            raise RuntimeError(error) from None
+        return served(server, lengths, counts, processes)
+
+
 def offline(engine: Offline, counts: Sequence[int]) -> list[dict[str, Any]]:
     """A row for each number of requests."""
     engine.wait_ready()
@@ -86,6 +98,23 @@ def _rate(name: str, row: dict[str, Any]) -> Iterator[Figure]:
         label = f"  {name}: {role}" + (f" x {one['processes']}" if one["processes"] > 1 else "")
         yield Figure(f"{label}, CPU per token", one["us_per_token"], "us")
         yield Figure(f"{label}, busiest", one["busiest"], "cores")
+
+
+def once_figures(found: dict[str, Any] | None, without: dict[str, Any] | None) -> Iterator[Figure]:
+    """Of a server that hands outputs over once, beside those of the one that does not."""
+    if found is None:
+        return
+    others = [None] * len(found["waves"]) if without is None else without["waves"]
+    for row, other in zip(found["waves"], others, strict=True):
+        yield from _rate(f"outputs once, {row['requests']} requests", row)
+        if other is not None:
+            ratio = row["tok_s"] / other["tok_s"]
+            yield Figure(f"outputs once / token by token, {row['requests']}", ratio, "x")
+    steady = found["steady"]
+    yield from _rate(f"outputs once, {steady['requests']} always in flight", steady)
+    if without is not None:
+        ratio = steady["tok_s"] / without["steady"]["tok_s"]
+        yield Figure(f"outputs once / token by token, {steady['requests']} always", ratio, "x")
 
 
 def throughput_figures(found: dict[str, Any] | None, without: Sequence[dict[str, Any]]) -> Iterator[Figure]:

@@ -76,6 +76,12 @@ class VllmConfig(Section):
     """Interpreter of another environment that has vLLM; null = this one."""
     api_server_count: int | None = Field(None, ge=1)
     """HTTP processes of one engine; null = one for each 4 cores that fall to its GPUs, 1 to 8; on a CPU 1."""
+    outputs_once: bool = False
+    """Hand over the tokens of an answer that is not streamed in a few parts; false = each by itself, as vLLM
+    does. A vLLM that this does not fit goes on as with false and says why in its log."""
+    quick_slots: bool = False
+    """Search for no cache block where a request's next token has its place already; false = in every step, as
+    vLLM does. A model with other layers than full attention goes on as with false and says so in its log."""
     vllm_kwargs: dict[str, Any] = {
         "dtype": "bfloat16",
         "gpu-memory-utilization": None,

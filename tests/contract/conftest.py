@@ -33,9 +33,11 @@ from tests.support.engine_harness import running_engine
 MARKS = {
     "cpu": [pytest.mark.slow],
     "cpu-ahead": [pytest.mark.slow],
+    "cpu-once": [pytest.mark.slow],
     "gpu-file": [pytest.mark.gpu],
     "gpu-nccl": [pytest.mark.gpu],
     "gpu-nccl-ahead": [pytest.mark.gpu],
+    "gpu-file-once": [pytest.mark.gpu],
 }
 PASSED = pytest.StashKey[bool]()
 torch.set_num_threads(1)
@@ -62,12 +64,13 @@ class Live:
 
     @staticmethod
     def installation(column: str) -> Installation:
-        kind, _, transport = column.partition("-")
+        kind, *transport = column.removesuffix("-once").split("-")
+        once = column.endswith("-once")
         if kind == "cpu":
             servers = int(os.environ.get("VLLM_API_SERVERS", "1"))
-            backend = "file_ahead" if transport else "file"
-            return Installation(os.environ["VLLM_PYTHON"], backend, api_servers=servers)
-        return Installation(sys.executable, transport.replace("-", "_"), ("0",))
+            backend = "_".join(["file", *transport])
+            return Installation(os.environ["VLLM_PYTHON"], backend, api_servers=servers, once=once)
+        return Installation(sys.executable, "_".join(transport), ("0",), once=once)
 
     def url(self, column: str, tied: bool) -> str:
         if (column, tied) not in self._running:

@@ -9,6 +9,7 @@ from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import EngineKind, EngineStart, Row, Tensor, Why
+from pipelinerl.engines.vllm import outputs_once, quick_slots
 from pipelinerl.engines.vllm.installed import (
     FLASHINFER,
     has_command,
@@ -99,7 +100,10 @@ class Vllm(EngineKind):
             command=has_command(vllm.python),
             routes=start.routes,
         )
-        return serve_argv(options), serve_env(start.gpus, version if start.routes else None)
+        env = serve_env(start.gpus, version if start.routes else None)
+        env |= {outputs_once.SWITCH: "1"} if vllm.outputs_once else {}
+        env |= {quick_slots.SWITCH: "1"} if vllm.quick_slots else {}
+        return serve_argv(options), env
 
     def routes_problem(self, cfg: Config) -> str | None:
         kwargs = {key.replace("-", "_"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from pipelinerl.base.access import MIDDLEWARE
+from pipelinerl.engines.vllm import outputs_once, quick_slots
 from pipelinerl.engines.vllm.compile_once import DECORATORS, compile_once
 from pipelinerl.engines.vllm.start import say_when_it_started
 
@@ -298,3 +299,9 @@ def register_plugins() -> None:
         with contextlib.suppress(ValueError):
             factory.register_engine(name, f"pipelinerl.engines.vllm.{module}", engine)
     compile_once(import_module(DECORATORS))
+    for switch, put in (
+        (outputs_once.SWITCH, outputs_once.hand_over_once),
+        (quick_slots.SWITCH, quick_slots.answer_quickly),
+    ):
+        if os.environ.get(switch) == "1":
+            put()

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks._processes import stop
 from benchmarks.gpu.served import named_vllm
 from pipelinerl.base.http import CallFailed, call
+from pipelinerl.engines.vllm import outputs_once, quick_slots
 from pipelinerl.engines.vllm.installed import has_command, installed_version
 from pipelinerl.engines.vllm.options import VllmOptions, VllmVersion, serve_argv, serve_env
 from tests.support.contract.models import CONTEXT
@@ -39,6 +40,8 @@ class Installation:
     gpus: tuple[str, ...] = ()
     api_servers: int = 1
     """HTTP processes of each engine."""
+    once: bool = False
+    """Whether it hands outputs over in a few parts and searches no slots that it has."""
 
     @property
     def version(self) -> str:
@@ -90,6 +93,7 @@ def serving(installation: Installation, model: Path, folder: Path) -> Iterator[s
     )
     env = {**os.environ, **serve_env(installation.gpus), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     env |= FULL_FLOAT32 if installation.gpus else {}
+    env |= {outputs_once.SWITCH: "1", quick_slots.SWITCH: "1"} if installation.once else {}
     here = [str(ROOT), str(plug_in(folder / "site", installation))]
     if installation.python == sys.executable:  # vLLM may lie in a folder that only this variable names
         here += filter(None, [os.environ.get("PYTHONPATH")])
