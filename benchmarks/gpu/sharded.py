@@ -1,7 +1,7 @@
 """The sharded trainer on several GPUs of one host: tokens per second and GPU, memory, gathering, saving.
 
     accelerate launch --num_processes 2 -m benchmarks.gpu.sharded [--size 4B] [--mode full] [--eager]
-                      [--replicated] [--keep-gathered] [--save] [--micro-batches 1] [--rounds 5]
+                      [--replicated] [--keep-gathered] [--save] [--micro-batches 1] [--rounds 5] [--repeats 4]
                       [--tokens 16384] [--text 2048] [--seq-parallel 1] [--cpu] [--out FILE]
 
 Each rank trains packs of its own as in `benchmarks.gpu.trainer`, or `--seq-parallel` ranks one together, of
@@ -135,8 +135,8 @@ def main() -> int:
     whole()
     if not options.cpu:
         torch.cuda.reset_peak_memory_stats()
-    micro, both = timed(step, 4), timed(whole, 3)
-    publishing = timed(lambda: learner.prepare_publishing(), 3)
+    micro, both = timed(step, options.repeats), timed(whole, max(options.repeats - 1, 1))
+    publishing = timed(lambda: learner.prepare_publishing(), max(options.repeats - 1, 1))
     peak = 0 if options.cpu else torch.cuda.max_memory_allocated()
     tokens = texts * text / options.seq_parallel  # of each GPU
     products = 6 * parameters * tokens

@@ -186,8 +186,15 @@ def run_long(name: str, options: Any, devices: Sequence[str]) -> dict[str, Any]:
     used, out = devices[: arm.cards], work / "sharded.json"
     out.unlink(missing_ok=True)
     start = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(arm.cards)]
-    words = ["--size", arm.model, "--tokens", arm.tokens, "--text", arm.tokens, *arm.words, "--out", out]
-    command = [sys.executable, "-m", *start, "-m", "benchmarks.gpu.sharded", *map(str, words)]
+    words = ["--size", arm.model, "--tokens", arm.tokens, "--text", arm.tokens, "--repeats", 1, *arm.words]
+    command = [
+        sys.executable,
+        "-m",
+        *start,
+        "-m",
+        "benchmarks.gpu.sharded",
+        *map(str, [*words, "--out", out]),
+    ]
     env = on_loopback() | ({} if cpu else {"CUDA_VISIBLE_DEVICES": ",".join(used)})
     run = LimitedRun([*command, *(["--cpu"] if cpu else [])], work / "run.log", env)
     try:
