@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from pipelinerl.base.errors import printable
 
 log = logging.getLogger(__name__)
 
+ALIGNMENT = 64
+"""Bytes; torch's own allocator gives every tensor an address that is a multiple of it."""
+
 
 class DamagedModel(ValueError):
     """A model folder that cannot be loaded as it is; the message is one line."""
@@ -25,7 +29,8 @@ class DamagedModel(ValueError):
 def load_causal_lm(path: str | Path, **options: Any) -> PreTrainedModel:
     """A causal LM in the class that saved it, so that tensors keep the names by which engines know them.
 
-    Options are those of `from_pretrained`. Raises DamagedModel naming the path and the cause.
+    Options are those of `from_pretrained`. Tensors of the host lie at multiples of ALIGNMENT, whatever file
+    they are from. Raises DamagedModel naming the path and the cause.
     """
     report = logging.getLogger("transformers.modeling_utils")
     report.addFilter(_no_table)
@@ -45,7 +50,21 @@ def load_causal_lm(path: str | Path, **options: Any) -> PreTrainedModel:
     finally:
         report.removeFilter(_no_table)
     _refuse(path, info)
+    _align(model)
     return model  # type: ignore[no-any-return]
+
+
+def _align(model: PreTrainedModel) -> None:
+    """Copy every tensor of the host that lies at another address than torch would have given it.
+
+    A file whose type needs no conversion is mapped into memory, and its header's length decides where tensors
+    lie in it. MKL's products sum in another order at some addresses, so equal weights of two files, as of a
+    model and of a checkpoint, would give other last bits.
+    """
+    for one in chain(model.parameters(), model.buffers()):
+        if one.device.type == "cpu" and one.data_ptr() % ALIGNMENT:
+            # `.data` keeps the parameter itself, and with it what is tied to it.
+            one.data = one.data.clone()
 
 
 def left_out(model: PreTrainedModel) -> dict[str, torch.Tensor]:
