@@ -33,8 +33,8 @@ COARSE = Grid(25, 7, 5)
 UNSEEN = -1e9
 """What a SIGNAL is worth to a learner that never meets one."""
 SOLVED = ("none", "window", "saturate", "audit", "control", "frozen_l")
-"""Designs of `mitigations.py` with an optimum here. `trust` lives longer than an episode, and `ms_penalty`
-compares with what the same noise would have brought."""
+"""Designs of `mitigations.py` that are solved here. `monitor` is a `Monitor`, `trust` lives longer than an
+episode, and `ms_penalty` compares with what the same noise would have brought."""
 
 
 @dataclass(frozen=True, kw_only=True)

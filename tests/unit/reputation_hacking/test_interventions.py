@@ -141,7 +141,7 @@ def test_a_rate_outside_its_range_is_one_line(name: str) -> None:
         Monitor(reads="step", **{name: 1.5})
 
 
-@pytest.mark.parametrize("design", ["trust", "ms_penalty"])
+@pytest.mark.parametrize("design", ["trust", "ms_penalty", "monitor"])
 def test_a_design_without_an_exact_optimum_is_refused(design: str) -> None:
     with pytest.raises(ValueError, match=f"mitigation {design}"):
         Planned(Params(), Intervention(name="x", design=Mitigation(design)))
