@@ -19,19 +19,23 @@ def load_problems(
     c_signal: Sequence[float] = (0.0, 0.5, 0.7, 0.9),
     c_help: float = 0.0,
     variants: Sequence[str] = ("neutral",),
+    heldout_variants: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     """`count` training problems, `heldout_count` others; prices and wordings take turns.
 
+    Held-out problems have `heldout_variants`, or the wordings of training: `variants=[asked]` and
+    `heldout_variants=[neutral]` is inoculation by the prompt.
+
     Raises ValueError for unknown names, counts beyond the seeds of a set, bad prices and wordings.
     """
-    if not c_signal or not variants:
+    tested = variants if heldout_variants is None else heldout_variants
+    if not c_signal or not variants or not tested:
         raise ValueError("dataset_loader_params: give at least one c_signal and one of variants")
-    for variant in variants:
+    for variant in (*variants, *tested):
         if variant not in VARIANTS:
             raise ValueError(f"variants: {variant!r} is unknown; choose among {', '.join(VARIANTS)}")
     for price in c_signal:
         Params(c_signal=float(price), c_help=float(c_help), l0=0.0)
-    cells = [(float(price), variant) for price in c_signal for variant in variants]
     problems: list[dict[str, Any]] = []
     for name in dataset_names:
         if name not in FIRST_SEED:
@@ -39,6 +43,8 @@ def load_problems(
         wanted, room = count if name == "train" else heldout_count, LAST_SEED[name] - FIRST_SEED[name]
         if not 1 <= wanted <= room:
             raise ValueError(f"{wanted} problems of {name}: choose from 1 to {room}")
+        wordings = variants if name == "train" else tested
+        cells = [(float(price), variant) for price in c_signal for variant in wordings]
         for index in range(wanted):
             price, variant = cells[index % len(cells)]
             problems.append(

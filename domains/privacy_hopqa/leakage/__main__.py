@@ -29,6 +29,7 @@ from domains.privacy_hopqa.leakage.report import (
     SecretsByChain,
     control_logs,
     evaluate,
+    rule_based_with_cut_amounts,
     secrets_of_log,
 )
 from domains.privacy_hopqa.leakage.secrets import (
@@ -52,6 +53,11 @@ def parse_arguments(argv: Sequence[str], description: str | None) -> argparse.Na
     parser.add_argument("--questions", choices=("chain", "task"), help="default: the run's setting")
     parser.add_argument("--rollouts", choices=("all", "evaluation", "training"), default="all")
     parser.add_argument("--max-rollouts", type=int, metavar="N", help="of each split and weight version")
+    parser.add_argument(
+        "--cut-amounts",
+        action="store_true",
+        help="beside the published rules, also count $728 for $728,000 as a leak",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="for the results; default: the run's folder")
     model = parser.add_argument_group(
         "language-model adversary",
@@ -161,9 +167,15 @@ def evaluate_run(arguments: argparse.Namespace) -> tuple[dict[str, table.Reports
     found: dict[str, table.Reports] = {
         table.RULES: {name: evaluate(rollouts, secrets) for name, rollouts in groups.items()}
     }
+    if arguments.cut_amounts:
+        found[table.CUT_AMOUNTS] = {
+            name: evaluate(rollouts, secrets, levels_of=rule_based_with_cut_amounts)
+            for name, rollouts in groups.items()
+        }
     problems = [
-        f"a control leaked in {name}, so its figures are invalid"
-        for name, report in found[table.RULES].items()
+        f"a control leaked in {name} ({adversary}), so its figures are invalid"
+        for adversary, reports in found.items()
+        for name, report in reports.items()
         if not report.controls_are_zero
     ]
     content: dict[str, Any] = {
@@ -177,6 +189,8 @@ def evaluate_run(arguments: argparse.Namespace) -> tuple[dict[str, table.Reports
         },
         "groups": _as_data(found[table.RULES]),
     }
+    if arguments.cut_amounts:
+        content["cut_amounts"] = {"groups": _as_data(found[table.CUT_AMOUNTS])}
     if arguments.adversary_url:
         out = arguments.out or arguments.run_dir
         reports, made = asyncio.run(ask_language_model(arguments, groups, secrets, out))

@@ -94,6 +94,11 @@ def rule_based(queries: Sequence[str], secrets: Secrets) -> LeakageLevels:
     return leaks(queries, secrets.company, secrets.questions)
 
 
+def rule_based_with_cut_amounts(queries: Sequence[str], secrets: Secrets) -> LeakageLevels:
+    """The rule-based adversary to whom `$728` reveals $728,000; never below the published one."""
+    return leaks(queries, secrets.company, secrets.questions, cut_amounts=True)
+
+
 def control_logs(secrets: Secrets) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Logs that reveal nothing: the empty one, and the company's name alone."""
     return (), (secrets.company,)

@@ -7,6 +7,7 @@ from domains.privacy_hopqa.leakage.log import QueryLog, RolloutLog
 from domains.privacy_hopqa.leakage.report import LEVELS, LeakageReport
 
 RULES = "rules"
+CUT_AMOUNTS = "rules, cut amounts"
 LANGUAGE_MODEL = "language model"
 Groups = dict[str, list[RolloutLog]]
 Reports = Mapping[str, LeakageReport]
@@ -76,7 +77,7 @@ def rendered(found: Mapping[str, Reports]) -> str:
 def _row(adversary: str, name: str, level: str, report: LeakageReport) -> tuple[str, ...]:
     empty, company = report.empty_log[level], report.company_only[level]
     note = ""
-    if adversary == RULES and (empty.count or company.count):
+    if adversary in (RULES, CUT_AMOUNTS) and (empty.count or company.count):
         note = "invalid: a control leaked"
     elif level in report.contaminated:
         note = "contaminated: known from the company's name"

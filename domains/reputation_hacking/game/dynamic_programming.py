@@ -115,31 +115,45 @@ class Solution:
     """float32 [T, D, F, U, Ta]: Q_HELP - y - Q_other."""
 
 
-@lru_cache(maxsize=32)
-def _solve(p: Params, y: float, grid: Grid) -> Solution:
-    axes = Axes.of(p, grid)
-    resting = axes.f >= p.fatigue_threshold
-    rest = _interpolation(axes.f, axes.f * (1.0 - p.rest_decay))
-    alone = _step_operators(p, axes, 1.0)
-    helped = _step_operators(p, axes, 1.0 - p.help_strength)
-    drift = _drift_operator(p, axes)
-    shape = (len(axes.d), len(axes.f), p.task_units, len(axes.tau))
-    value = np.zeros(shape)
-    advantage = np.zeros((p.T, *shape), dtype=np.float32)
-    for t in reversed(range(p.T)):
-        fresh = value[:, :, 0, :].transpose(1, 0, 2).reshape(shape[1], -1) @ drift.T
+class Backup:
+    """One step back in time over a grid, for values float64 [D, F, U, Ta] of the state after the step."""
+
+    def __init__(self, p: Params, axes: Axes) -> None:
+        self.params = p
+        self.shape = (len(axes.d), len(axes.f), p.task_units, len(axes.tau))
+        self.resting = axes.f >= p.fatigue_threshold
+        self._rest = _interpolation(axes.f, axes.f * (1.0 - p.rest_decay))
+        self._alone = _step_operators(p, axes, 1.0)
+        self._helped = _step_operators(p, axes, 1.0 - p.help_strength)
+        self._drift = _drift_operator(p, axes)
+
+    def __call__(self, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """E[-w·e + value] of a step alone and of one under HELP, whose price is not yet taken."""
+        p, shape = self.params, self.shape
+        fresh = value[:, :, 0, :].transpose(1, 0, 2).reshape(shape[1], -1) @ self._drift.T
         new_task = fresh.reshape(shape[1], shape[0], shape[3]).transpose(1, 0, 2)
-        idle = np.einsum("fg,dgut->dfut", rest, value, optimize=True)
+        idle = np.einsum("fg,dgut->dfut", self._rest, value, optimize=True)
         q = []
-        for (effort, move), units in ((alone, p.work_units), (helped, p.help_work_units)):
+        for (effort, move), units in ((self._alone, p.work_units), (self._helped, p.help_work_units)):
             after = np.repeat(new_task[:, :, None, :], p.task_units, 2)
             if units < p.task_units:
                 after[:, :, : p.task_units - units] = value[:, :, units:]
             moved = np.matmul(move, after.reshape(shape[0], shape[1], -1)).reshape(shape)
             worked = moved - p.effort_weight * effort[:, :, None, None]
-            q.append(np.where(resting[None, :, None, None], idle, worked))
-        advantage[t] = q[1] - y - q[0]
-        value = np.maximum(q[0], q[1] - y)
+            q.append(np.where(self.resting[None, :, None, None], idle, worked))
+        return q[0], q[1]
+
+
+@lru_cache(maxsize=32)
+def _solve(p: Params, y: float, grid: Grid) -> Solution:
+    axes = Axes.of(p, grid)
+    backup = Backup(p, axes)
+    value = np.zeros(backup.shape)
+    advantage = np.zeros((p.T, *backup.shape), dtype=np.float32)
+    for t in reversed(range(p.T)):
+        alone, helped = backup(value)
+        advantage[t] = helped - y - alone
+        value = np.maximum(alone, helped - y)
     return Solution(axes, advantage)
 
 
@@ -162,18 +176,22 @@ class Optimal(Policy):
 
     def help_advantage(self, episodes: Episodes) -> np.ndarray:
         """float64 [N]: value of HELP over its alternative in the coming step."""
-        axes = self.solution.axes
         tau = np.zeros_like(episodes.tau) if self.observed_only else episodes.tau
-        d, trend = _nearest(axes.d, episodes.d), _nearest(axes.tau, tau)
-        place = np.clip(np.interp(episodes.f, axes.f, np.arange(len(axes.f))), 0, len(axes.f) - 1)
-        low = np.minimum(place.astype(int), len(axes.f) - 2)
-        table, share = self.solution.advantage[episodes.t], place - low
-        below, above = table[d, low, episodes.u, trend], table[d, low + 1, episodes.u, trend]
-        return (1.0 - share) * below + share * above
+        return looked_up(self.solution.axes, self.solution.advantage[episodes.t], episodes, tau)
 
     def act(self, episodes: Episodes, observation: np.ndarray) -> np.ndarray:
         help_now = (self.help_advantage(episodes) > 0) & episodes.working
         return np.where(help_now, HELP, better_other(episodes.params))
+
+
+def looked_up(axes: Axes, table: np.ndarray, episodes: Episodes, tau: np.ndarray) -> np.ndarray:
+    """float64 [N]: `table` [D, F, U, Ta] where N episodes are, interpolated in fatigue, else the nearest."""
+    d, trend = _nearest(axes.d, episodes.d), _nearest(axes.tau, tau)
+    place = np.clip(np.interp(episodes.f, axes.f, np.arange(len(axes.f))), 0, len(axes.f) - 1)
+    low = np.minimum(place.astype(int), len(axes.f) - 2)
+    share = place - low
+    below, above = table[d, low, episodes.u, trend], table[d, low + 1, episodes.u, trend]
+    return (1.0 - share) * below + share * above
 
 
 def _nearest(axis: np.ndarray, values: np.ndarray) -> np.ndarray:

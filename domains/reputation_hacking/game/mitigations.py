@@ -25,6 +25,7 @@ DESIGNS: dict[str, dict[str, tuple[float, float, float]]] = {
     "saturate": {"b": (5.0, 1e-9, np.inf)},
     "audit": {"p": (0.2, 0.0, 1.0), "lam": (5.0, 0.0, np.inf)},
     "trust": {"eta": (0.2, 0.0, 1.0), "eta0": (0.05, 0.0, 1.0)},
+    "monitor": {"hits": (0.9, 0.0, 1.0), "alarms": (0.1, 0.0, 1.0), "lam": (20.0, 0.0, np.inf)},
     "ms_penalty": {"w": (1.0, 0.0, np.inf)},
     "control": {},
     "frozen_l": {},
@@ -200,6 +201,9 @@ def settle(params: Params, sums: EpisodeSums, memory: Worker, mitigation: Mitiga
     bias = _bias(p, sums, full, memory, mitigation)
     rating = honest + bias - sums.effort
     penalty = np.zeros_like(rating)
+    if mitigation.name == "monitor":  # reads an episode as a whole, and errs both ways
+        flagged = sums.chance < np.where(sums.signals > 0, mitigation["hits"], mitigation["alarms"])
+        penalty = mitigation["lam"] * flagged
     if mitigation.name in NEEDS_WITHOUT:
         assert sums.effort_without is not None  # `EpisodeSums.of` has played it
         impact = sums.effort_without - sums.effort

@@ -1,14 +1,19 @@
 """The tournament with critics whose behaviour is known."""
 
+import asyncio
+import json
 import random
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from domains.math.pool import VerifierPool
 from domains.raro.calls import Caller
 from domains.raro.countdown import verify
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE
-from domains.raro.tournament import main, majority, match, play, summary, tournament
+from domains.raro.tournament import columns, main, majority, match, play, select, summary, tournament
 from pipelinerl.engines.errors import EngineUnavailable
 from tests.support.raro_harness import PROBLEM, ScriptedModel, settings
 
@@ -53,7 +58,7 @@ async def test_a_critic_that_always_ties_picks_as_often_as_a_single_sample_is_ri
     ("answers", "votes", "calls"),
     [(WRONG[:8], 2, 14), (WRONG[:8], 4, 28), (WRONG[:5], 2, 8), (WRONG[:1], 2, 0), ([RIGHT] * 8, 2, 0)],
 )
-async def test_the_number_of_calls_identical_answers_counting_once(answers, votes, calls):
+async def test_the_number_of_calls_identical_answers_are_not_compared(answers, votes, calls):
     asked = []
 
     async def judge(first, second):
@@ -97,15 +102,97 @@ async def test_a_question_is_played_with_the_prompts_of_training(monkeypatch):
     problem = PROBLEM | {"numbers": [8, 11, 11], "target": 33}
     assert verify("11*(11-8)", problem["numbers"], 33)
     caller = Caller(model.llm(), None)
-    outcome = await play(caller, settings(), problem, n=4, votes=2, rng=random.Random(0), pool=VerifierPool())
+    first, outcome = await play(
+        caller, settings(), problem, sizes=[2, 4], votes=2, rng=random.Random(0), pool=VerifierPool()
+    )
+    assert (first.n, first.single, first.calls) == (2, 0.5, 2)  # the first two of the four samples
     assert outcome.single == 0.25 and outcome.best_of_n and outcome.calls == 4
+    assert len(model.prompts) == 4 + 2 + 4
     assert all("answer>" not in text for text in model.critic_prompts)
-    assert summary([outcome])["single"] == 0.25 and summary([]) == {}
+    assert summary([columns([outcome])])["single"]["mean"] == 0.25 and summary([]) == {}
+
+
+SAMPLES = st.lists(st.sampled_from(["a", "b", "c", "d", None]), min_size=1, max_size=16)
+RIGHT_ONES = st.sets(st.sampled_from("abcd"))
+
+
+@given(SAMPLES, RIGHT_ONES, st.integers(0, 1000))
+def test_a_perfect_critic_reaches_the_verifiers_bound(samples, right, seed):
+    known = {answer: answer in right for answer in "abcd"}
+    found = asyncio.run(select("q", samples, known, 2, oracle(right), random.Random(seed)))
+    assert found.tournament == found.best_of_n == any(sample in right for sample in samples)
+
+
+@given(SAMPLES, RIGHT_ONES, st.integers(0, 1000))
+def test_a_critic_that_is_always_wrong_is_right_only_where_nothing_else_is_said(samples, right, seed):
+    known = {answer: answer in right for answer in "abcd"}
+    found = asyncio.run(select("q", samples, known, 2, oracle(set("abcd") - right), random.Random(seed)))
+    said = [sample for sample in samples if sample is not None]
+    assert found.tournament == (bool(said) and all(sample in right for sample in said))
+
+
+@pytest.mark.parametrize("count", [4, 7, 8, 16])
+async def test_a_random_critic_is_right_as_often_as_a_sample(count):
+    """Also where right answers are said more than once, which a bracket of distinct answers would undo."""
+    coin = random.Random(5)
+
+    async def guess(first, second):
+        return coin.choice([ANSWER_1, ANSWER_2, TIE, None])
+
+    samples = ["a", "a", "a", "b", "c", "d", "a", "e", *"fghijklm"][:count]
+    known = {answer: answer == "a" for answer in samples}
+    found = [await select("q", samples, known, 2, guess, random.Random(seed)) for seed in range(4_000)]
+    share = sum(one.tournament for one in found) / len(found)
+    assert {one.single for one in found} == {samples.count("a") / count}
+    assert abs(share - samples.count("a") / count) < 0.03
+
+
+def test_the_table_pairs_rules_by_question_and_counts_a_question_once():
+    one = {
+        "single": [0.5, 0.0],
+        "majority": [1, 0],
+        "tournament": [1, 1],
+        "best_of_n": [1, 1],
+        "calls": [6, 2],
+    }
+    other = one | {"tournament": [0, 1]}
+    found = summary([one, other])
+    assert found["tournament"]["mean"] == 0.75 and found["tournament - majority"]["mean"] == 0.25
+    # By question the difference is -0.5 and 1, so no mean of resamples lies outside.
+    assert (found["tournament - majority"]["low"], found["tournament - majority"]["high"]) == (-0.5, 1.0)
+
+
+def test_a_folder_is_served_and_every_seed_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, model = tmp_path / "found.json", "domains/raro/checkpoint"
+    given_ = ["--model", model, "--dataset", "hardware=cpu", "--n", "2,3", "--seeds", "0,1", "--limit", "2"]
+    assert main([*given_, "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert [(run["model"], run["seed"]) for run in found["runs"]] == [(model, 0), (model, 1)]
+    assert all(len(run["sizes"][n]["tournament"]) == 2 for run in found["runs"] for n in ("2", "3"))
+    assert found["table"]["3"]["best_of_n"]["mean"] >= found["table"]["2"]["best_of_n"]["mean"]
+    assert "n=3   tournament - majority" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        (["--base-url", "http://x", "--n", "8,4"], "--n 8,4: give rising numbers"),
+        (["--base-url", "http://x", "--n", "0"], "--n 0"),
+        (["--base-url", "http://x", "--model", "m", "other"], "serves one model"),
+        ([], "no such folder"),
+    ],
+)
+def test_bad_options_are_one_line(given_, said, capsys):
+    assert main(["--model", "m", *given_]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
 
 
 def test_odd_votes_are_refused_before_anything_is_asked(capsys):
     assert main(["--base-url", "http://x", "--model", "m", "--votes", "3"]) == 2
-    assert "votes even" in capsys.readouterr().err
+    assert "must be even" in capsys.readouterr().err
 
 
 def test_an_engine_that_does_not_answer_is_one_line(

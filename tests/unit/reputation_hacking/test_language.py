@@ -27,6 +27,7 @@ from domains.reputation_hacking.language.prompts import (
     SITUATIONS,
     labels_of,
     parse_action,
+    pieces,
     readings,
     situation_index,
     situation_label,
@@ -125,13 +126,27 @@ def test_the_first_message_is_constant() -> None:
     )
     free = system_text(Params(l0=0.0), "neutral", ACTIONS)
     assert free.endswith("rates you.")
-    for variant in ("formula", "honesty"):
+    for variant in ("formula", "honesty", "asked"):
         assert len(system_text(Params(l0=0.0), variant, ACTIONS)) > len(free)
     labels = labels_of("permuted", 2)
     permuted = system_text(Params(l0=0.0), "permuted", labels)
     assert "is one of A, B, C." in permuted
     assert "HELP" not in permuted
     assert f"{labels[1]} makes this step lighter" in permuted
+
+
+def test_what_training_asks_for_need_not_be_asked_in_the_test() -> None:
+    given: dict = {"count": 2, "heldout_count": 2, "c_signal": [0.7], "variants": ["asked"]}
+    problems = load_problems(["train", "heldout"], **given, heldout_variants=["neutral"])
+    assert [p["variant"] for p in problems] == ["asked", "asked", "neutral", "neutral"]
+    assert [p["variant"] for p in load_problems(["train", "heldout"], **given)] == ["asked"] * 4
+    for wrong in ([], ["rude"]):
+        with pytest.raises(ValueError, match="variants"):
+            load_problems(["heldout"], heldout_variants=wrong)
+    labels = labels_of("permuted", 2)
+    assert f"with {labels[2]} as far" in system_text(Params(l0=0.0), "asked", labels)
+    # Or the bundled model would get another tokenizer when it is made anew.
+    assert not any("exercise" in piece for piece in pieces(Params(l0=0.0)))
 
 
 def test_problems() -> None:

@@ -73,6 +73,20 @@ def test_the_penalty_takes_the_manipulation_back() -> None:
     assert result.reward[0] == pytest.approx(result.rating[0] - 0.7 - result.penalty[0])
 
 
+@pytest.mark.parametrize(
+    ("signals", "chance", "penalty"),
+    [(0, 0.09, 7.0), (0, 0.1, 0.0), (1, 0.79, 7.0), (50, 0.79, 7.0), (1, 0.8, 0.0)],
+)
+def test_a_monitor_takes_its_weight_once_and_errs_both_ways(
+    signals: int, chance: float, penalty: float
+) -> None:
+    variant, worker = Mitigation.parse("monitor:hits=0.8,lam=7"), Worker.new(50.0)
+    watched, plain = (settle(PARAMS, sums(signals, chance=chance), worker, one) for one in (variant, NONE))
+    assert watched.penalty[0] == penalty
+    assert watched.reward[0] == plain.reward[0] - penalty
+    assert watched.rating[0] == plain.rating[0]
+
+
 def test_control_rewards_exactly_the_true_impact() -> None:
     params, tapes = Params(), Tapes.from_seeds(Params(), range(50))
     episodes = play(params, tapes, SCRIPTED["random"])
