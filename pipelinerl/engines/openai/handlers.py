@@ -124,23 +124,26 @@ async def streamed(
     http: web.Request,
     chunks: AsyncGenerator[dict[str, Any]],
     failures: tuple[type[Exception], ...] = (),
+    named: bool = False,
 ) -> web.StreamResponse:
     """Server-sent events. The first is awaited before any header, so that a refusal keeps its status.
 
-    `failures` are told in the stream once it has begun.
+    `failures` are told in the stream once it has begun. With `named` each event is sent under its `type`, and
+    the last of them ends the stream, as in OpenAI's responses and Anthropic's messages.
     """
     waiting: dict[str, Any] | None = await anext(chunks, None)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(http)
     try:
         while waiting is not None:
-            await response.write(_event(waiting))
+            await response.write(_event(waiting, named))
             waiting = await anext(chunks, None)
     except failures as error:
         await response.write(_event(error_body(error, 500)))
     finally:
         await chunks.aclose()  # a connection that closed aborts the requests
-    await response.write(b"data: [DONE]\n\n")
+    if not named:
+        await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response
 
@@ -172,5 +175,6 @@ def errors_as_json(
     return answered
 
 
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+def _event(value: dict[str, Any], named: bool = False) -> bytes:
+    name = f"event: {value['type']}\n".encode() if named else b""
+    return name + b"data: " + msgspec.json.encode(value) + b"\n\n"
