@@ -6,7 +6,8 @@ what was sampled and by which model.
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -149,28 +150,34 @@ async def streamed(
 
 
 def errors_as_json(
-    status_of: Callable[[Exception], int | None], path_of: Callable[[web.Request], str] = lambda one: one.path
+    status_of: Callable[[Exception], int | None],
+    path_of: Callable[[web.Request], str] = lambda one: one.path,
+    beside: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """The middleware that answers errors as OpenAI's clients expect them.
 
-    `status_of` gives None for what is no answer but a fault of the server; `path_of` is the path to be named.
+    `status_of` gives None for what is no answer but a fault of the server; `path_of` is the path to be named;
+    `beside` are fields of the body beside `error`.
     """
+
+    def told(error: BaseException, status: int, kind: str | None = None) -> web.Response:
+        return json_response({**error_body(error, status, kind), **beside}, status)
 
     @web.middleware
     async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except BODY_ERRORS:
-            return error_response(BadRequest(BAD_BODY), 400)
+            return told(BadRequest(BAD_BODY), 400)
         except web.HTTPException as error:
             # aiohttp's own refusals: unknown routes, wrong methods, bodies that are too large.
             problem = ValueError(f"{request.method} {path_of(request)}: {error.reason}")
-            return error_response(problem, error.status, "HTTPError")
+            return told(problem, error.status, "HTTPError")
         except Exception as error:
             status = status_of(error)
             if status is None:
                 raise
-            return error_response(error, status)
+            return told(error, status)
 
     return answered
 

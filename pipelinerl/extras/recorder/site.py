@@ -60,9 +60,9 @@ class Site:
         self.sessions: dict[str, Session] = {}
         self._host = host
         self._secret = None if is_loopback(host) else secrets.token_bytes(32)
-        app = web.Application(
-            client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_json(_status_of, _path_of), no_web_pages]
-        )
+        # Anthropic's client tells an error by its type, OpenAI's by what is below `error`.
+        errors = errors_as_json(_status_of, _path_of, {"type": "error"})
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors, no_web_pages])
         app.add_routes(
             [
                 web.get("/r/{token}/v1/models", self._models),
