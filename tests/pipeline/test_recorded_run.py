@@ -1,15 +1,23 @@
-"""A program that knows nothing of training is trained through the recording endpoint, all processes real."""
+"""Programs that know nothing of training are trained through the recording endpoint, all processes real."""
 
 import pytest
 
 from pipelinerl.run_state.accounting import Outcome
 from tests.pipeline.conftest import ROOT, Start, records_of
+from tests.support.recorded_programs import PYTHON, need
 
 EXAMPLE = ROOT / "docs/examples/recorded"
 
 
 @pytest.mark.slow
-def test_a_program_of_the_standard_library_trains(start: Start) -> None:
+@pytest.mark.parametrize(
+    ("program", "package"),
+    [("player", None), ("with_openai_agents", "agents"), ("with_anthropic", "anthropic")],
+    ids=["standard-library", "openai-agents", "anthropic"],
+)
+def test_a_program_trains(start: Start, program: str, package: str | None) -> None:
+    if package is not None:
+        need(package)
     run = start(
         "--config-dir",
         str(EXAMPLE / "conf"),
@@ -20,6 +28,8 @@ def test_a_program_of_the_standard_library_trains(start: Start) -> None:
         "finetune.gradient_accumulation_passes=16",
         "finetune.max_train_steps=2",
         "max_lag=64",
+        f"recorded.program={program}",
+        *([] if package is None else [f"recorded.python={PYTHON}", "recorded.deadline_s=300"]),
         env={"PYTHONPATH": str(EXAMPLE)},
     )
     assert run.wait() == 0, run.err

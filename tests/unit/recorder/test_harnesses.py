@@ -8,8 +8,6 @@ They have an environment of their own, since the project does not depend on them
 """
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,10 @@ import pytest
 from pipelinerl.extras import recorder
 from pipelinerl.llm import TrainableLLM
 from tests.support.engine_harness import full_logprobs, reference, running_engine
+from tests.support.recorded_programs import PYTHON, need
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE, MODEL = ROOT / "docs/examples/recorded", ROOT / "domains/guessing/checkpoint"
-PYTHON = os.environ.get("RECORDED_PYTHON", sys.executable)
 # Package, file, arguments, route, guesses in a game, texts of a game when its calls are joined.
 PROGRAMS = [
     ("anthropic", "with_anthropic", [], "/v1/messages", 8, None),
@@ -36,13 +34,6 @@ PROGRAMS = [
     ("inspect_ai", "with_inspect_ai", ["openai"], "/v1/responses", 4, 1),
     ("inspect_ai", "with_inspect_ai", ["anthropic"], "/v1/messages", 4, 1),
 ]
-
-
-def need(package: str) -> None:
-    """Skip where the interpreter has no such package."""
-    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
-    if subprocess.run([PYTHON, "-c", look], timeout=300, check=False).returncode:
-        pytest.skip(f"RECORDED_PYTHON names no interpreter that has the package {package}")
 
 
 @pytest.mark.slow

@@ -211,6 +211,19 @@ async def test_tools_of_messages_are_those_of_a_chat(calling: Any) -> None:
     assert [text.input_ids.tolist() for text in session.texts()] == [[1, 2, 3, 7, 8, 9]] * 2
 
 
+async def test_a_call_whose_arguments_are_no_object_is_shown_as_the_model_wrote_it(calling: Any) -> None:
+    fake, llm = calling
+    odd = fake.reply([7, 8, 9])["choices"][0]
+    function = {"name": "weather", "arguments": "{city"}
+    odd["message"] = {"role": "assistant", "content": None}
+    odd["message"]["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
+    fake.misbehave.append({"choices": [odd]})
+    async with asked(llm) as (session, client):
+        answer = await client.messages(tools=[TOOL])
+    assert answer["content"] == [{"type": "text", "text": llm.load_tokenizer().decode([7, 8, 9])}]
+    assert answer["stop_reason"] == "end_turn" and len(session.calls) == 1
+
+
 async def test_tools_of_responses_are_those_of_a_chat(calling: Any) -> None:
     fake, llm = calling
     async with asked(llm) as (session, _), openai_client(session) as client:
