@@ -193,7 +193,7 @@ def _events(whole: dict[str, Any], pieces: list[str]) -> Iterator[dict[str, Any]
     yield {"type": "message_start", "message": whole | begun}
     for index, block in enumerate(whole["content"]):
         if block["type"] == "text":
-            empty = {"text": ""}
+            empty: Block = {"text": ""}
             deltas = [{"type": "text_delta", "text": piece} for piece in pieces if piece]
         else:
             empty = {"input": {}}

@@ -213,7 +213,7 @@ def _events(whole: dict[str, Any], pieces: list[str]) -> Iterator[dict[str, Any]
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
     for index, item in enumerate(whole["output"]):
-        empty = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        empty: Item = {"content": []} if item["type"] == "message" else {"arguments": ""}
         added = item | empty | {"status": "in_progress"}
         yield {"type": "response.output_item.added", "output_index": index, "item": added}
         at = {"output_index": index, "item_id": item["id"]}

@@ -2,7 +2,7 @@
 
 import ast
 import asyncio
-import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+from omegaconf import OmegaConf
 
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.engines.client import EngineUnavailable
@@ -22,6 +23,7 @@ from tests.support.engine_harness import until
 from tests.support.fake_engine import FakeEngine, said
 from tests.support.tiny_model import save_model
 
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs/examples/recorded"
 ASKS = """
 import json, os, urllib.request
 url = os.environ["OPENAI_BASE_URL"] + "/completions"
@@ -165,6 +167,23 @@ async def test_what_was_said_before_the_deadline_is_kept_where_it_is_asked_for(
             body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
             async with http.post(session.base_url + "/chat/completions", json=body) as answer:
                 assert answer.status == 404, "later calls are refused"
+
+
+@pytest.mark.parametrize("at_deadline", ["fail", "keep"])
+async def test_a_game_of_the_example_that_had_no_time_is_empty_or_failed(
+    fake_llm: TrainableLLM, at_deadline: str
+) -> None:
+    spec = importlib.util.spec_from_file_location("recorded_guessing", EXAMPLE / "recorded_guessing.py")
+    assert spec and spec.loader
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    cfg = OmegaConf.create({"recorded": {"deadline_s": 1e-3, "at_deadline": at_deadline}})
+    if at_deadline == "fail":
+        with pytest.raises(ProgramFailed, match=r"waited 0\.001 s"):
+            await example.play(cfg, fake_llm, {"answer": 7}, None)
+        return
+    result = await example.play(cfg, fake_llm, {"answer": 7}, None)
+    assert result.training_texts == [] and result.metrics.no_answer and not result.metrics.success
 
 
 async def test_an_engine_that_fails_at_the_deadline_is_no_rollout(
