@@ -7,14 +7,20 @@ from tests.pipeline.conftest import ROOT, Start, records_of
 from tests.support.recorded_programs import PYTHON, need
 
 EXAMPLE = ROOT / "docs/examples/recorded"
+PROGRAMS = {
+    "player": None,
+    "with_anthropic": "anthropic",
+    "with_inspect_ai": "inspect_ai",
+    "with_mini_swe_agent": "minisweagent",
+    "with_openai_agents": "agents",
+    "with_pydantic_ai": "pydantic_ai",
+    "with_smolagents": "smolagents",
+}
+"""With the package that each needs."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "package"),
-    [("player", None), ("with_openai_agents", "agents"), ("with_anthropic", "anthropic")],
-    ids=["standard-library", "openai-agents", "anthropic"],
-)
+@pytest.mark.parametrize(("program", "package"), PROGRAMS.items())
 def test_a_program_trains(start: Start, program: str, package: str | None) -> None:
     if package is not None:
         need(package)
