@@ -1,15 +1,29 @@
-"""A program that knows nothing of training is trained through the recording endpoint, all processes real."""
+"""Programs that know nothing of training are trained through the recording endpoint, all processes real."""
 
 import pytest
 
 from pipelinerl.run_state.accounting import Outcome
 from tests.pipeline.conftest import ROOT, Start, records_of
+from tests.support.recorded_programs import PYTHON, need
 
 EXAMPLE = ROOT / "docs/examples/recorded"
+PROGRAMS = {
+    "player": None,
+    "with_anthropic": "anthropic",
+    "with_inspect_ai": "inspect_ai",
+    "with_mini_swe_agent": "minisweagent",
+    "with_openai_agents": "agents",
+    "with_pydantic_ai": "pydantic_ai",
+    "with_smolagents": "smolagents",
+}
+"""With the package that each needs."""
 
 
 @pytest.mark.slow
-def test_a_program_of_the_standard_library_trains(start: Start) -> None:
+@pytest.mark.parametrize(("program", "package"), PROGRAMS.items())
+def test_a_program_trains(start: Start, program: str, package: str | None) -> None:
+    if package is not None:
+        need(package)
     run = start(
         "--config-dir",
         str(EXAMPLE / "conf"),
@@ -20,6 +34,8 @@ def test_a_program_of_the_standard_library_trains(start: Start) -> None:
         "finetune.gradient_accumulation_passes=16",
         "finetune.max_train_steps=2",
         "max_lag=64",
+        f"recorded.program={program}",
+        *([] if package is None else [f"recorded.python={PYTHON}", "recorded.deadline_s=300"]),
         env={"PYTHONPATH": str(EXAMPLE)},
     )
     assert run.wait() == 0, run.err

@@ -6,7 +6,8 @@ what was sampled and by which model.
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -124,53 +125,63 @@ async def streamed(
     http: web.Request,
     chunks: AsyncGenerator[dict[str, Any]],
     failures: tuple[type[Exception], ...] = (),
+    named: bool = False,
 ) -> web.StreamResponse:
     """Server-sent events. The first is awaited before any header, so that a refusal keeps its status.
 
-    `failures` are told in the stream once it has begun.
+    `failures` are told in the stream once it has begun. With `named` each event is sent under its `type`, and
+    the last of them ends the stream, as in OpenAI's responses and Anthropic's messages.
     """
     waiting: dict[str, Any] | None = await anext(chunks, None)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(http)
     try:
         while waiting is not None:
-            await response.write(_event(waiting))
+            await response.write(_event(waiting, named))
             waiting = await anext(chunks, None)
     except failures as error:
         await response.write(_event(error_body(error, 500)))
     finally:
         await chunks.aclose()  # a connection that closed aborts the requests
-    await response.write(b"data: [DONE]\n\n")
+    if not named:
+        await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response
 
 
 def errors_as_json(
-    status_of: Callable[[Exception], int | None], path_of: Callable[[web.Request], str] = lambda one: one.path
+    status_of: Callable[[Exception], int | None],
+    path_of: Callable[[web.Request], str] = lambda one: one.path,
+    beside: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """The middleware that answers errors as OpenAI's clients expect them.
 
-    `status_of` gives None for what is no answer but a fault of the server; `path_of` is the path to be named.
+    `status_of` gives None for what is no answer but a fault of the server; `path_of` is the path to be named;
+    `beside` are fields of the body beside `error`.
     """
+
+    def told(error: BaseException, status: int, kind: str | None = None) -> web.Response:
+        return json_response({**error_body(error, status, kind), **beside}, status)
 
     @web.middleware
     async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except BODY_ERRORS:
-            return error_response(BadRequest(BAD_BODY), 400)
+            return told(BadRequest(BAD_BODY), 400)
         except web.HTTPException as error:
             # aiohttp's own refusals: unknown routes, wrong methods, bodies that are too large.
             problem = ValueError(f"{request.method} {path_of(request)}: {error.reason}")
-            return error_response(problem, error.status, "HTTPError")
+            return told(problem, error.status, "HTTPError")
         except Exception as error:
             status = status_of(error)
             if status is None:
                 raise
-            return error_response(error, status)
+            return told(error, status)
 
     return answered
 
 
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+def _event(value: dict[str, Any], named: bool = False) -> bytes:
+    name = f"event: {value['type']}\n".encode() if named else b""
+    return name + b"data: " + msgspec.json.encode(value) + b"\n\n"

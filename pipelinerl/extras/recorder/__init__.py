@@ -1,4 +1,4 @@
-"""Any program that speaks to an OpenAI-compatible endpoint becomes a rollout; imported by authors of domains.
+"""Any program that asks an endpoint of OpenAI or Anthropic becomes a rollout; imported by authors of domains.
 
     async with recorder.session(llm) as session:
         await session.run([sys.executable, "player.py"], deadline_s=60)  # it asks at OPENAI_BASE_URL

@@ -11,9 +11,10 @@ import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
+from yarl import URL
 
 from pipelinerl.async_llm import (
     RetryableAbortedCompletionError,
@@ -66,9 +67,20 @@ class Session:
     """What one program asks. Made by `recorder.session`."""
 
     def __init__(
-        self, llm: EngineLLM, http: aiohttp.ClientSession, base_url: str, override: bool = False
+        self,
+        llm: EngineLLM,
+        http: aiohttp.ClientSession,
+        base_url: str,
+        override: bool = False,
+        api_key: str = "none",
     ) -> None:
         self.llm, self.base_url, self.override = llm, base_url, override
+        self.api_key = api_key
+        """What a request has to show, where other hosts reach the session; on the loopback interface any."""
+        self.expired = False
+        """Whether a program passed its deadline, and what it had said until then was kept."""
+        self.responses: dict[str, list[dict[str, Any]]] = {}
+        """Chats up to a response of `/v1/responses`, by its id."""
         self.failure: Exception | None = None
         """Why the engines did not answer the last call; None if they did."""
         self._http = http
@@ -87,6 +99,11 @@ class Session:
         """Calls that were answered, in the order in which they were asked."""
         return [call for call in self._answers if call is not None]
 
+    @property
+    def anthropic_base_url(self) -> str:
+        """What Anthropic's client takes for its base URL; it adds `/v1` itself."""
+        return self.base_url.removesuffix("/v1")
+
     def texts(self, joined: bool = False) -> list[TrainingText]:
         """A text for each call; with `joined`, one for each dialogue whose prompts grew by appending.
 
@@ -98,6 +115,8 @@ class Session:
             text = make_training_text(self.llm, call)
             if asked := call.llm_info.get("overridden"):
                 text.metadata["overridden"] = asked
+            if self.expired:
+                text.metadata["expired"] = True
             texts.append(text)
         return join(texts) if joined else texts
 
@@ -172,40 +191,59 @@ class Session:
         deadline_s: float,
         stdin: str = "",
         env: Mapping[str, str] | None = None,
+        at_deadline: Literal["fail", "keep"] = "fail",
     ) -> str:
-        """Run a program that asks at `OPENAI_BASE_URL` and return what it printed.
+        """Run a program that asks at `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL` and return what it printed.
 
-        Its environment is `env`, `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `OPENAI_MODEL`, and of this process's
-        what programs need to start (`PASSED_ON`): no keys of wandb, hubs and clouds, unless `env` names them.
-        It and what it started are killed at the deadline and when the rollout is given up; neither outlives
-        this process, however that ends. Raises ProgramFailed with the last line of its errors, and the
-        engines' failure instead if the last call had no answer.
+        Its environment is `env`, both base URLs with their keys, `OPENAI_MODEL`, and of this process's what
+        programs need to start (`PASSED_ON`): no keys of wandb, hubs and clouds, unless `env` names them. It
+        and what it started are killed at the deadline and when the rollout is given up; neither outlives this
+        process, however that ends. Raises ProgramFailed with the last line of its errors, and the engines'
+        failure instead if the last call had no answer.
+
+        With `at_deadline="keep"` a program that passes its deadline ends the session and has not failed: what
+        it printed until then is returned, `expired` is true, and `texts` are those of the calls that the
+        engines had answered by then.
         """
-        # A proxy that is meant for others would be asked for the loopback interface too.
-        own = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": "none", "no_proxy": "127.0.0.1"}
-        own["OPENAI_MODEL"] = self.llm.model_name
         process = await asyncio.create_subprocess_exec(
             *wrapped(argv),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**_passed_on(), **own, **(env or {})},
+            env={**_passed_on(), **self._addresses(), **(env or {})},
             start_new_session=True,
         )
         _GUARD.add(process.pid)
+        out, err = bytearray(), bytearray()
         try:
-            talk = process.communicate(stdin.encode())
-            out, err = await wait_for(talk, f"the program {argv[0]}", deadline_s)
+            await wait_for(_talk(process, stdin, out, err), f"the program {argv[0]}", deadline_s)
         except WaitExpired as error:
-            raise self.failure or ProgramFailed(str(error)) from None
+            if at_deadline == "fail" or self.failure is not None:
+                raise self.failure or ProgramFailed(str(error)) from None
+            # Before the program is killed: a call that is answered meanwhile is late, however fast it dies.
+            await self.end()
+            self.expired = True
         finally:
             await _gone(process)
             _GUARD.discard(process.pid)
-        if process.returncode:
+        if process.returncode and not self.expired:
             said = err.decode(errors="replace").strip().rpartition("\n")[2]
             message = f"{argv[0]} ended with status {process.returncode}: {said or 'it said nothing'}"
             raise self.failure or ProgramFailed(message)
         return out.decode(errors="replace")
+
+    def _addresses(self) -> dict[str, str]:
+        """The variables by which clients of OpenAI and Anthropic find the session."""
+        host = str(URL(self.base_url).host)
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "OPENAI_MODEL": self.llm.model_name,
+            "ANTHROPIC_BASE_URL": self.anthropic_base_url,
+            "ANTHROPIC_API_KEY": self.api_key,
+            # A proxy that is meant for others would be asked for this address too.
+            "no_proxy": host,
+        }
 
     async def end(self) -> None:
         """Later requests are refused; those under way are given up."""
@@ -220,6 +258,24 @@ class Session:
 def _passed_on() -> dict[str, str]:
     found = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
     return {name: value for name, value in found.items() if not names_secret(name)}
+
+
+async def _talk(process: asyncio.subprocess.Process, stdin: str, out: bytearray, err: bytearray) -> None:
+    """Hand over the input and collect what is printed, so that it is there when time is over too."""
+    assert process.stdin and process.stdout and process.stderr
+
+    async def collect(stream: asyncio.StreamReader, into: bytearray) -> None:
+        while part := await stream.read(2**16):
+            into += part
+
+    async def feed(stream: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):  # a program need not read its input
+            stream.write(stdin.encode())
+            await stream.drain()
+        stream.close()
+
+    talk = feed(process.stdin), collect(process.stdout, out), collect(process.stderr, err)
+    await asyncio.gather(*talk, process.wait())
 
 
 async def _gone(process: asyncio.subprocess.Process) -> None:

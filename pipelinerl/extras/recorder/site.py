@@ -1,11 +1,15 @@
-"""The recording endpoint of a process: an HTTP site on the loopback interface, one for each event loop.
+"""The recording endpoint of a process: an HTTP site for each event loop, on the loopback interface by rule.
 
 It starts with the first session and stays until `close`, which the actor's worker calls at its end, so that a
-program that outlives its session is told so. The token in the path is the only secret: most SDKs let a user
-set nothing but the base URL.
+program that outlives its session is told so. On the loopback interface the token in the path is the only
+secret: most SDKs let a user set nothing but the base URL. A site that other hosts reach asks for a key as
+well, which SDKs send in a header, and which proxies and their logs do not show.
 """
 
 import asyncio
+import hashlib
+import hmac
+import ipaddress
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +20,7 @@ import aiohttp
 from aiohttp import web
 from jinja2 import TemplateError
 
+from pipelinerl.base.access import is_loopback
 from pipelinerl.base.malformed import log_one_line
 from pipelinerl.base.waits import wait_for
 from pipelinerl.base.web_pages import no_web_pages
@@ -29,7 +34,9 @@ from pipelinerl.engines.openai.handlers import (
     streamed,
 )
 from pipelinerl.extras.recorder import routes
-from pipelinerl.extras.recorder.routes import Answered
+from pipelinerl.extras.recorder.messages import messages
+from pipelinerl.extras.recorder.replies import Answered
+from pipelinerl.extras.recorder.responses import responses
 from pipelinerl.extras.recorder.session import ENGINE_FAILURES, NoSession, Session
 
 HOST = "127.0.0.1"
@@ -37,20 +44,33 @@ START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 5.0
 
 
-class Site:
-    """Hands requests to the sessions that are open."""
+class NoKey(PermissionError):
+    """A request from another host without the session's key (HTTP 401)."""
 
     def __init__(self) -> None:
-        self.sessions: dict[str, Session] = {}
-        app = web.Application(
-            client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_json(_status_of, _path_of), no_web_pages]
+        super().__init__(
+            "the key is not the session's; send its api_key as Authorization: Bearer or x-api-key"
         )
+
+
+class Site:
+    """Hands requests to the sessions that are open. `host` is the address at which it listens."""
+
+    def __init__(self, host: str = HOST) -> None:
+        self.sessions: dict[str, Session] = {}
+        self._host = host
+        self._secret = None if is_loopback(host) else secrets.token_bytes(32)
+        # Anthropic's client tells an error by its type, OpenAI's by what is below `error`.
+        errors = errors_as_json(_status_of, _path_of, {"type": "error"})
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors, no_web_pages])
         app.add_routes(
             [
                 web.get("/r/{token}/v1/models", self._models),
                 web.get("/r/{token}/v1/models/{name:.+}", self._models),  # a path has slashes
                 web.post("/r/{token}/v1/chat/completions", self._handler(routes.chat)),
                 web.post("/r/{token}/v1/completions", self._handler(routes.completions)),
+                web.post("/r/{token}/v1/responses", self._handler(responses)),
+                web.post("/r/{token}/v1/messages", self._handler(messages)),
                 # Beside /v1, where clients of vLLM look for it.
                 web.post("/r/{token}/inference/v1/generate", self._handler(routes.generate)),
             ]
@@ -63,7 +83,7 @@ class Site:
 
     async def start(self) -> "Site":
         await self._runner.setup()
-        await web.TCPSite(self._runner, HOST, 0, backlog=1024).start()
+        await web.TCPSite(self._runner, self._host, 0, backlog=1024).start()
         return self
 
     async def stop(self) -> None:
@@ -71,10 +91,18 @@ class Site:
 
     def url(self, token: str) -> str:
         """What a program of the session takes for OpenAI's base URL."""
-        return f"http://{HOST}:{self._runner.addresses[0][1]}/r/{token}/v1"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._runner.addresses[0][1]}/r/{token}/v1"
+
+    def api_key(self, token: str) -> str:
+        """What requests to a session have to show. It follows from the token: a client that is kept fits."""
+        return "none" if self._secret is None else hmac.digest(self._secret, token.encode(), "sha256").hex()
 
     def _session(self, http: web.Request) -> Session:
-        session = self.sessions.get(http.match_info["token"])
+        token = http.match_info["token"]
+        if self._secret is not None and not _shows(http, self.api_key(token)):
+            raise NoKey
+        session = self.sessions.get(token)
         if session is None:
             raise NoSession
         return session
@@ -93,7 +121,7 @@ class Site:
             answer = await route(self._session(http), await http.read())
             if answer.events is None:
                 return json_response(answer.body)
-            return await streamed(http, _each(answer.events))
+            return await streamed(http, _each(answer.events), named=answer.named)
 
         return handle
 
@@ -103,12 +131,13 @@ def _card(session: Session, name: str) -> dict[str, Any]:
     return card(name, session.llm.model_name, session.llm.context_size)
 
 
-_SITES: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Site]] = WeakKeyDictionary()
+_SITES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Site]]] = WeakKeyDictionary()
+"""By event loop, and by the address at which they listen."""
 
 
 @asynccontextmanager
 async def session(
-    llm: EngineLLM, *, override: bool = False, token: str | None = None
+    llm: EngineLLM, *, override: bool = False, token: str | None = None, host: str = HOST
 ) -> AsyncIterator[Session]:
     """Record what a program asks of `llm` while the block runs, at `session.base_url`.
 
@@ -119,14 +148,18 @@ async def session(
 
     `token` is for clients that are costly to make for each address: that of an earlier session which ended,
     with nobody left who speaks to it. Raises ValueError while it is in use.
+
+    `host` is for programs on other hosts: an address of this machine that they reach. They have to send
+    `session.api_key`, as SDKs do with the key that they are given. Raises ValueError for what is no address.
     """
-    site = await _site()
+    _check_host(host)
+    site = await _site(host)
     token = token or secrets.token_urlsafe(24)
     if token in site.sessions:
         raise ValueError("the token is that of a session that is still open")
     llm = llm.model_copy(update={"collect_logprobs": True})
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http:
-        opened = site.sessions[token] = Session(llm, http, site.url(token), override)
+        opened = site.sessions[token] = Session(llm, http, site.url(token), override, site.api_key(token))
         try:
             yield opened
         except Exception as error:
@@ -139,30 +172,54 @@ async def session(
 
 
 async def close() -> None:
-    """Stop the site of this event loop, if there is one."""
-    started = _SITES.pop(asyncio.get_running_loop(), None)
-    if started is not None:
+    """Stop the sites of this event loop."""
+    for started in _SITES.pop(asyncio.get_running_loop(), {}).values():
         site = await wait_for(started, "the recording endpoint's start", START_DEADLINE_S)
         await wait_for(site.stop(), "the recording endpoint's end", 2 * STOP_DEADLINE_S)
 
 
-async def _site() -> Site:
-    """The site of this event loop, started by whoever comes first."""
-    loop = asyncio.get_running_loop()
-    if loop not in _SITES:
-        _SITES[loop] = asyncio.create_task(Site().start(), name="recording endpoint")
-    started = _SITES[loop]
+async def _site(host: str) -> Site:
+    """The site of this event loop at an address, started by whoever comes first."""
+    sites = _SITES.setdefault(asyncio.get_running_loop(), {})
+    if host not in sites:
+        sites[host] = asyncio.create_task(Site(host).start(), name=f"recording endpoint at {host}")
+    started = sites[host]
     try:
         # Shielded: the rollout that came first may be given up while others wait for the same site.
         return await wait_for(asyncio.shield(started), "the recording endpoint's start", START_DEADLINE_S)
     except OSError:  # no port; the next session tries again
-        _SITES.pop(loop, None)
+        if sites.get(host) is started:
+            del sites[host]
         raise
+
+
+def _check_host(host: str) -> None:
+    try:
+        known = not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        known = False
+    if not known:
+        raise ValueError(
+            f"host {host!r} is no address that a program could ask; give an IP address of this machine that "
+            "the program's host reaches"
+        )
+
+
+def _shows(http: web.Request, key: str) -> bool:
+    """Whether a request has the key where OpenAI's clients put it, or where Anthropic's do."""
+    sent = http.headers.get("Authorization", "").removeprefix("Bearer "), http.headers.get("x-api-key", "")
+    return any(hmac.compare_digest(_digest(one), _digest(key)) for one in sent)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
 def _status_of(error: Exception) -> int | None:
     if isinstance(error, NoSession):
         return 404
+    if isinstance(error, NoKey):
+        return 401
     if isinstance(error, EngineRequestError):
         return error.status
     if isinstance(error, ENGINE_FAILURES):

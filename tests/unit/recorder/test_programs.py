@@ -2,15 +2,20 @@
 
 import ast
 import asyncio
+import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import psutil
 import pytest
+from omegaconf import OmegaConf
 
+from pipelinerl.base.waits import WaitExpired
 from pipelinerl.engines.client import EngineUnavailable
 from pipelinerl.extras import recorder
 from pipelinerl.extras.recorder import ProgramFailed
@@ -20,6 +25,7 @@ from tests.support.fake_engine import FakeEngine, said
 from tests.support.processes import alive
 from tests.support.tiny_model import save_model
 
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs/examples/recorded"
 ASKS = """
 import json, os, urllib.request
 url = os.environ["OPENAI_BASE_URL"] + "/completions"
@@ -126,6 +132,95 @@ async def test_what_a_program_started_ends_with_a_worker_that_is_killed(tmp_path
     worker.kill()
     worker.wait()
     await until(lambda: not any(alive(one.pid) for one in left))
+
+
+SAYS_MORE_THAN_TIME_ALLOWS = """
+import json, os, sys, time, urllib.request
+def ask(text):
+    body = json.dumps({"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": text}]})
+    url = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
+    request = urllib.request.Request(url, body.encode(), {"x-api-key": os.environ["ANTHROPIC_API_KEY"]})
+    said = json.load(urllib.request.urlopen(request, timeout=200))["content"][0]["text"]
+    print(text, said, flush=True)
+for text in ("one", "two"):
+    ask(text)
+open("MARK", "w").close()
+ask("three")
+"""
+
+
+def deadline_is_over_when(condition: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> float:
+    """A deadline for `run` that passes when the condition holds, and not by the clock."""
+    module = importlib.import_module("pipelinerl.extras.recorder.session")  # beside a function of that name
+    real, marked_s = module.wait_for, 77.0
+
+    async def until_then(wait: Any, name: str, deadline_s: float) -> Any:
+        if deadline_s != marked_s:
+            return await real(wait, name, deadline_s)
+        running = asyncio.ensure_future(wait)
+        await until(condition)
+        running.cancel()
+        raise WaitExpired(name, deadline_s)
+
+    monkeypatch.setattr(module, "wait_for", until_then)
+    return marked_s
+
+
+@pytest.mark.parametrize("at_deadline", ["fail", "keep"])
+async def test_what_was_said_before_the_deadline_is_kept_where_it_is_asked_for(
+    fake: FakeEngine, fake_llm: TrainableLLM, tmp_path: Path, at_deadline: Any, monkeypatch: Any
+) -> None:
+    mark = tmp_path / "mark"
+    program = [sys.executable, "-c", SAYS_MORE_THAN_TIME_ALLOWS.replace("MARK", str(mark))]
+
+    async def never(_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    fake.misbehave.extend([fake.reply(fake.answer([])), fake.reply(fake.answer([])), never])
+    async with recorder.session(fake_llm) as session:
+        over = deadline_is_over_when(lambda: mark.exists() and len(session._running) == 1, monkeypatch)
+        if at_deadline == "fail":
+            with pytest.raises(ProgramFailed, match="waited 77 s for the program"):
+                await session.run(program, deadline_s=over)
+            assert not session.expired
+            return
+        printed = await session.run(program, deadline_s=over, at_deadline="keep")
+        texts = session.texts()
+        assert printed == "one yes\ntwo yes\n" and session.expired
+        assert [text.output_text for text in texts] == ["yes<e>"] * 2
+        assert [text.metadata["expired"] for text in texts] == [True, True]
+        async with aiohttp.ClientSession() as http:
+            body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+            async with http.post(session.base_url + "/chat/completions", json=body) as answer:
+                assert answer.status == 404, "later calls are refused"
+
+
+@pytest.mark.parametrize("at_deadline", ["fail", "keep"])
+async def test_a_game_of_the_example_that_had_no_time_is_empty_or_failed(
+    fake_llm: TrainableLLM, at_deadline: str
+) -> None:
+    spec = importlib.util.spec_from_file_location("recorded_guessing", EXAMPLE / "recorded_guessing.py")
+    assert spec and spec.loader
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    cfg = OmegaConf.create({"recorded": {"deadline_s": 1e-3, "at_deadline": at_deadline}})
+    if at_deadline == "fail":
+        with pytest.raises(ProgramFailed, match=r"waited 0\.001 s"):
+            await example.play(cfg, fake_llm, {"answer": 7}, None)
+        return
+    result = await example.play(cfg, fake_llm, {"answer": 7}, None)
+    assert result.training_texts == [] and result.metrics.no_answer and not result.metrics.success
+
+
+async def test_an_engine_that_fails_at_the_deadline_is_no_rollout(
+    fake: FakeEngine, fake_llm: TrainableLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.always = 500
+    goes_on = f"import time\ntry:\n    exec({ASKS!r})\nexcept Exception:\n    time.sleep(600)"
+    async with recorder.session(fake_llm) as session:
+        over = deadline_is_over_when(lambda: session.failure is not None, monkeypatch)
+        with pytest.raises(EngineUnavailable, match="told to say 500"):
+            await session.run([sys.executable, "-c", goes_on], deadline_s=over, at_deadline="keep")
 
 
 async def test_a_program_gets_no_keys_but_those_that_are_named(

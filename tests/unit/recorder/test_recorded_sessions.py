@@ -118,11 +118,14 @@ async def test_a_stream_is_what_the_client_takes(llm: TrainableLLM) -> None:
         plain = await client.completions.create(model="m", prompt="Once", stream=True)
         text = "".join([one.choices[0].text async for one in plain])
         chat, completion = session.calls
-    first, usage = chunks
-    delta = first.choices[0]
-    assert (delta.delta.role, delta.delta.content) == ("assistant", chat.output.content)
-    assert delta.finish_reason == chat.llm_info["finish_reason"] and text == completion.output.content
-    assert usage.usage and usage.usage.completion_tokens == chat.output_length_tokens
+    *said, usage = chunks
+    assert len(said) == chat.output_length_tokens == usage.usage.completion_tokens > 1
+    deltas = [one.choices[0].delta for one in said]
+    assert [one.role for one in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
+    assert "".join(one.content or "" for one in deltas) == chat.output.content
+    ends = [one.choices[0].finish_reason for one in said]
+    assert ends == [None] * (len(ends) - 1) + [chat.llm_info["finish_reason"]]
+    assert text == completion.output.content
 
 
 async def test_a_stop_string_ends_the_text_and_its_ids_stay(llm: TrainableLLM) -> None:

@@ -1,0 +1,238 @@
+"""OpenAI's `/v1/responses`: its items as a chat, and the reply as its client reads it. Called by `site`.
+
+A session keeps its responses, so that a program may go on with `previous_response_id`. What a sampled chat
+has not (pictures, files, tools that a server runs, formats, conversations) is refused by name.
+"""
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from pipelinerl.engines.openai.fields import ChatFields
+from pipelinerl.engines.openai.handlers import read
+from pipelinerl.engines.openai.protocol import require
+from pipelinerl.extras.recorder.replies import Answered, Reply, by_token, chat_reply
+from pipelinerl.extras.recorder.session import Session
+
+Item = dict[str, Any]
+TEXTS = ("input_text", "output_text", "text")
+
+
+class ResponsesFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /v1/responses`; null stands for the default."""
+
+    input: str | list[Item]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    top_logprobs: int | None = None
+    truncation: str | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    # Taken without effect: about accounts, caches, and what is returned of what a session has not.
+    include: list[str] | None = None
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    reasoning: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    user: str | None = None
+
+    def check(self) -> None:
+        """Raises BadRequest for what a session never does; what chats do not do either is refused there."""
+        kind = ((self.text or {}).get("format") or {}).get("type", "text")
+        effort = (self.reasoning or {}).get("effort")
+        require(
+            (bool(self.input), "input is empty; at least one message is needed"),
+            (kind == "text", f"text.format {kind!r} is not supported; the policy is sampled freely"),
+            (effort is None, f"reasoning.effort {effort!r} is not supported; leave it out"),
+            (not self.top_logprobs, f"top_logprobs {self.top_logprobs} is not supported; send 0 or null"),
+            (self.truncation in (None, "disabled"), "truncation 'auto' is not supported; send disabled"),
+            (not self.background, "background: true is not supported; leave it out"),
+        )
+
+
+async def responses(session: Session, body: bytes) -> Answered:
+    """A chat in the words of OpenAI's responses, recorded as any other."""
+    fields = read(body, ResponsesFields)
+    turns = [*_earlier(session, fields), *_turns(fields.input)]
+    chat = read(msgspec.json.encode(_chat(fields, turns)), ChatFields)
+    asked = {"temperature": fields.temperature, "top_p": fields.top_p}
+    reply = await chat_reply(session, chat, asked)
+    name = f"resp_{uuid.uuid4().hex}"
+    session.responses[name] = [*turns, _assistant(reply)]
+    whole = _response(reply, fields, name, session.llm.model_name)
+    if not fields.stream:
+        return Answered(whole)
+    pieces = by_token(session.llm, reply.call, reply.content)
+    numbered = [one | {"sequence_number": at} for at, one in enumerate(_events(whole, pieces))]
+    return Answered({}, numbered, named=True)
+
+
+def _earlier(session: Session, fields: ResponsesFields) -> list[dict[str, Any]]:
+    """The chat up to the response that this one follows; its instructions are not carried over."""
+    name = fields.previous_response_id
+    if name is None:
+        return []
+    require((name in session.responses, f"previous_response_id {name[:100]!r} is not of this session"))
+    return session.responses[name]
+
+
+def _chat(fields: ResponsesFields, turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """The same request as a body of OpenAI's chat route."""
+    system = [{"role": "system", "content": fields.instructions}] if fields.instructions else []
+    chat: dict[str, Any] = {"messages": system + turns, "max_tokens": fields.max_output_tokens}
+    if fields.tools:
+        chat["tools"] = [_tool(one, f"tools[{at}]") for at, one in enumerate(fields.tools)]
+        chat |= {"tool_choice": fields.tool_choice, "parallel_tool_calls": fields.parallel_tool_calls}
+    return chat
+
+
+def _turns(given: str | list[Item]) -> list[dict[str, Any]]:
+    """Items as messages. A reply's text and the calls behind it are one message of a chat."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    turns: list[dict[str, Any]] = []
+    for position, item in enumerate(given):
+        where, kind = f"input[{position}]", item.get("type") or "message"
+        if kind == "message":
+            turns.append({"role": item.get("role"), "content": _text(item.get("content"), where)})
+        elif kind == "function_call":
+            if not (turns and turns[-1]["role"] == "assistant"):
+                turns.append({"role": "assistant", "content": ""})
+            turns[-1].setdefault("tool_calls", []).append(_call(item, where))
+        elif kind == "function_call_output":
+            result = _text(item.get("output"), where)
+            turns.append({"role": "tool", "tool_call_id": _named(item, "call_id", where), "content": result})
+        else:
+            require((False, f"{where}.type {kind!r} is not supported; only messages and calls are read"))
+    return turns
+
+
+def _call(item: Item, where: str) -> dict[str, Any]:
+    function = {"name": _named(item, "name", where), "arguments": item.get("arguments") or "{}"}
+    return {"id": _named(item, "call_id", where), "type": "function", "function": function}
+
+
+def _named(item: Mapping[str, Any], key: str, where: str) -> str:
+    value = item.get(key)
+    require((isinstance(value, str), f"{where} has no {key}"))
+    return str(value)
+
+
+def _text(content: Any, where: str) -> str:
+    """A text, or parts of text as lines, which is how the chat route joins its parts."""
+    if isinstance(content, str):
+        return content
+    listed = isinstance(content, list) and all(isinstance(one, dict) for one in content)
+    require((listed, f"{where} holds a {type(content).__name__}, not a text or a list of parts"))
+    for part in content:
+        known = part.get("type") in TEXTS and isinstance(part.get("text"), str)
+        require((known, f"{where} has a part of type {part.get('type')!r}; only text is read"))
+    return "\n".join(part["text"] for part in content)
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = tool.get("type")
+    require(
+        (kind == "function", f"{where}.type {kind!r} is not supported; only functions of the program are")
+    )
+    function = {
+        "name": _named(tool, "name", where),
+        "parameters": tool.get("parameters") or {"type": "object"},
+    }
+    if tool.get("description"):
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _assistant(reply: Reply) -> dict[str, Any]:
+    calls = [{"type": "function", **one.model_dump()} for one in reply.tool_calls]
+    return {"role": "assistant", "content": reply.content, **({"tool_calls": calls} if calls else {})}
+
+
+def _response(reply: Reply, fields: ResponsesFields, name: str, model: str) -> dict[str, Any]:
+    status = "incomplete" if reply.cut else "completed"
+    message: Item = {"type": "message", "id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}
+    message |= {"status": status, "content": [_part(reply.content)]}
+    output = [message] if reply.content or not reply.tool_calls else []
+    output += [
+        {"type": "function_call", "id": f"fc_{uuid.uuid4().hex}", "call_id": one.id, "status": status}
+        | {"name": one.function.name, "arguments": one.function.arguments}
+        for one in reply.tool_calls
+    ]
+    prompt, sampled = reply.call.prompt_length_tokens, reply.call.output_length_tokens
+    return {
+        "id": name,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": status,
+        "incomplete_details": {"reason": "max_output_tokens"} if reply.cut else None,
+        "error": None,
+        "model": fields.model or model,
+        "instructions": fields.instructions,
+        "previous_response_id": fields.previous_response_id,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "output": output,
+        "parallel_tool_calls": True,
+        "tool_choice": fields.tool_choice or "auto",
+        "tools": fields.tools or [],
+        "temperature": fields.temperature,
+        "top_p": fields.top_p,
+        "usage": {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + sampled,
+        },
+    }
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _events(whole: dict[str, Any], pieces: list[str]) -> Iterator[dict[str, Any]]:
+    """The stream of a response: each item is added, grows and is done; the whole comes last."""
+    begun = whole | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    for index, item in enumerate(whole["output"]):
+        empty: Item = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        added = item | empty | {"status": "in_progress"}
+        yield {"type": "response.output_item.added", "output_index": index, "item": added}
+        at = {"output_index": index, "item_id": item["id"]}
+        yield from _said(item, at, pieces) if item["type"] == "message" else _called(item, at)
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    yield {"type": f"response.{whole['status']}", "response": whole}
+
+
+def _said(item: Item, at: dict[str, Any], pieces: list[str]) -> Iterator[dict[str, Any]]:
+    (part,) = item["content"]
+    at = {**at, "content_index": 0}
+    yield {"type": "response.content_part.added", **at, "part": _part("")}
+    for piece in filter(None, pieces):
+        yield {"type": "response.output_text.delta", **at, "delta": piece, "logprobs": []}
+    yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
+    yield {"type": "response.content_part.done", **at, "part": part}
+
+
+def _called(item: Item, at: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    arguments, kind = item["arguments"], "response.function_call_arguments"
+    yield {"type": f"{kind}.delta", **at, "delta": arguments}
+    yield {"type": f"{kind}.done", **at, "name": item["name"], "arguments": arguments}
