@@ -37,7 +37,12 @@ def results(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
 
 
 def start_ranks(
-    folder: Path, count: int, program: str = "two_ranks.py", apart: bool = False, **fields: Any
+    folder: Path,
+    count: int,
+    program: str = "two_ranks.py",
+    apart: bool = False,
+    deadline_s: float = DEADLINE_S,
+    **fields: Any,
 ) -> list[tuple[int, str]]:
     """Exit code and stderr of each rank; the variables are those that a distributed launcher sets.
 
@@ -58,7 +63,7 @@ def start_ranks(
         start_new_session=True,
     )
     try:
-        out, _ = process.communicate(timeout=DEADLINE_S)
+        out, _ = process.communicate(timeout=deadline_s)
         assert process.returncode == 0
         return [(code, said) for code, said in json.loads(out.splitlines()[-1])]
     finally:
