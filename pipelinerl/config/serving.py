@@ -153,6 +153,9 @@ class WeightsConfig(Section):
 
     transport: Annotated[str, TRANSPORTS] = "nccl"
     """How tensors reach the engines."""
+    lora: Literal["merged", "adapter", "auto"] = "auto"
+    """With `finetune.lora`: send merged weights, or adapters alone, which the engine adds to the weights that
+    it was started with. `auto`: alone where a sampled token costs no more by it."""
     kv: Literal["keep", "recompute"] = "keep"
     """What happens to cached keys and values of running requests at an update."""
     parity_every: int = Field(50, ge=0)

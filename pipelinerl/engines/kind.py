@@ -57,6 +57,10 @@ class EngineKind(Variant):
     """Whether it can receive a version beside the weights that are served, as `weights.ahead` asks."""
     without_ahead: str = "this engine receives no version ahead"
     """Why `weights.ahead` means nothing to it, if so."""
+    loads_adapters: bool = False
+    """Whether it takes adapters alone and adds them to its weights, so that a token costs what it did."""
+    without_adapters: str = "this engine takes whole weights"
+    """Why `weights.lora=adapter` is not for it, if so."""
     planned: bool = False
     """Whether the memory plan of `launcher/memory_plan.py`, which is that of vLLM, holds for it on GPUs."""
     batches: bool = True

@@ -26,6 +26,7 @@ from pipelinerl.modeling.routing import Routers
 from pipelinerl.modeling.seq_parallel import check_model
 from pipelinerl.modeling.sharding import shard_policy
 from pipelinerl.modeling.value_head import build_value_head, load_value_head
+from pipelinerl.weights.transports.base import adapters_alone
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ def learner_of(
         cfg.derived_ is not None and cfg.derived_.whole_on_host,
         _device(cfg, ranks) if on_host else None,
         routers,
+        adapters_alone(cfg),
     )
 
 

@@ -26,7 +26,7 @@ from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
 from pipelinerl.finetune.rl.targets import Targets
 from pipelinerl.modeling.logprobs import TokenScores
-from pipelinerl.modeling.lora import is_adapter
+from pipelinerl.modeling.lora import adapter_tensors, is_adapter
 from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import active_parameters, distinct_parameters
 from pipelinerl.modeling.policy import Policy
@@ -76,6 +76,8 @@ class Learner:
 
     routers: Routers | None = None
     """Of a mixture of experts."""
+    adapters_alone: bool = False
+    """Whether engines are sent adapters without the weights that they belong to."""
     probe: np.ndarray | None = None
     """Ids on which engines and this policy are compared, int32 `[N, P]`; drawn at the first use."""
     sums: GradientSums | None = field(default=None, init=False)
@@ -194,11 +196,12 @@ class Learner:
     @property
     def elements(self) -> int:
         """Numbers that `weights` holds."""
-        return sum(p.numel() for name, p in self.model.named_parameters() if not is_adapter(name))
+        named = self.model.named_parameters()
+        return sum(p.numel() for name, p in named if is_adapter(name) == self.adapters_alone)
 
     @property
     def active_elements(self) -> int:
-        """Of them, those that one token passes through: as many experts as it is given."""
+        """Of the weights, those that one token passes through: as many experts as it is given."""
         return active_parameters(self.model)
 
     def prepare_publishing(self) -> None:
@@ -242,6 +245,8 @@ class Learner:
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and tensors that an engine has to receive, in the type that the trainer computes with."""
+        if self.adapters_alone:
+            return iter(adapter_tensors(self.model, torch.Tensor.detach).items())
         if not self.sharded:
             return distinct_parameters(self.model)
         if self._moved is not None:  # an engine that was started again may ask before the copy has ended

@@ -30,7 +30,7 @@ from pipelinerl.launcher.routing_choice import KEY as ROUTING
 from pipelinerl.launcher.trainer_choice import TrainerChoice
 from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.observe.wandb_run import wandb_mode
-from pipelinerl.weights.transports.base import weights_ahead
+from pipelinerl.weights.transports.base import adapters_alone, weights_ahead, why_merged
 
 STEP_KEYS = (
     "finetune.attempts",
@@ -103,6 +103,10 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
     if (copy := reasons.get(AHEAD)) not in (None, SIZED):
         because += f"; {copy}"
     yield Row("weight updates", sent, because, "weights.kv=keep|recompute")
+    if cfg.finetune.lora.enabled and cfg.updates_engines:
+        sent = "sent alone" if adapters_alone(cfg) else "sent merged"
+        because = why_merged(cfg) or "engines add them to their weights, so that no token costs more"
+        yield Row("adapters", sent, why("weights.lora", because), "weights.lora=merged|adapter")
     step = f"{cfg.derived.texts_per_step} samples, {cfg.attempts} rollouts a problem"
     key = "finetune.gradient_accumulation_passes"
     epochs = cfg.finetune.max_epochs

@@ -19,7 +19,7 @@ from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
 from pipelinerl.launcher.streams_server import server_child, server_job
 from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, HeartbeatCheck
 from pipelinerl.observe import wandb_run
-from pipelinerl.weights.transports.base import weights_ahead
+from pipelinerl.weights.transports.base import adapters_alone, weights_ahead
 
 ROLE_MODULES = {
     "actor": "pipelinerl.actor",
@@ -46,8 +46,8 @@ def commands(
 ) -> list[ChildSpec]:
     """One child process per job, in the order of `cfg.jobs`, and the trainer's stand-in where it is needed.
 
-    `checkpoint` is the folder that engines load instead of `model_path`; on `hosts` are the GPUs that
-    `job.gpus` counts.
+    `checkpoint` is the folder that engines load instead of `model_path`, unless they are sent adapters alone;
+    on `hosts` are the GPUs that `job.gpus` counts.
     """
     already_run = ("actor_llm",) if cfg.debug.use_existing_llms else ()
     jobs = [job for job in cfg.jobs if job.kind not in already_run]
@@ -59,7 +59,8 @@ def commands(
         elif job.kind == "service":
             made.append(run.service(job))
         elif job.kind in ENGINES:
-            trained = job.kind == "actor_llm" and checkpoint is not None
+            # A checkpoint's model has its adapters merged: those that are sent would count twice.
+            trained = job.kind == "actor_llm" and checkpoint is not None and not adapters_alone(cfg)
             made.append(run.engine(job, str(checkpoint) if trained else cfg.model_path))
         else:
             made.append(run.role(job))

@@ -1,6 +1,9 @@
-"""Low-rank adapters through peft (Hu et al. 2021): trained alone, merged when weights leave the trainer."""
+"""Low-rank adapters through peft (Hu et al. 2021), trained alone; engines get them merged, or add them.
 
-from collections.abc import Callable
+D outputs, E inputs and R the rank of a layer with an adapter. The embedded engine merges as the trainer does.
+"""
+
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +103,17 @@ def merged_weight(module: nn.Module, name: str, parameter: torch.Tensor, exact: 
     if not found or kind != "weight":
         return weight
     owner = module.get_submodule(owner_name)
-    down, up = (exact(part[ADAPTER].weight).float() for part in (owner.lora_A, owner.lora_B))
-    product = up @ down * owner.scaling[ADAPTER]
-    return (weight.float() + (product.T if owner.fan_in_fan_out else product)).to(weight.dtype)
+    down, up = (exact(part[ADAPTER].weight) for part in (owner.lora_A, owner.lora_B))
+    return adapted(weight, down, up, owner.scaling[ADAPTER], owner.fan_in_fan_out)
+
+
+def adapted(
+    weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float, transposed: bool
+) -> torch.Tensor:
+    """`weight` `[D, E]`, or `[E, D]` if `transposed`, plus the scaled product of `up` `[D, R]` and `down`
+    `[R, E]`; summed in float32."""
+    product = up.float() @ down.float() * scale
+    return (weight.float() + (product.T if transposed else product)).to(weight.dtype)
 
 
 def adapter_tensors(model: PreTrainedModel, exact: Exact) -> dict[str, torch.Tensor]:
@@ -112,6 +123,22 @@ def adapter_tensors(model: PreTrainedModel, exact: Exact) -> dict[str, torch.Ten
         for name, parameter in model.named_parameters()
         if is_adapter(name)
     }
+
+
+def adapter_pairs(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """`down` and `up` of `adapter_tensors` by the name of the weight that their product is added to.
+
+    Raises ValueError for a tensor that is half of no pair.
+    """
+    found = {}
+    down, up = _PARTS
+    for name in sorted(tensors):
+        other = name.replace(down, up) if down in name else name.replace(up, down)
+        if other == name or other not in tensors:
+            raise ValueError(f"{name} is half of no adapter")
+        if down in name:
+            found[name.removeprefix(_PREFIX).replace(down, ".")] = tensors[name], tensors[other]
+    return found
 
 
 def save_adapters(model: PreTrainedModel, tensors: dict[str, torch.Tensor], folder: Path) -> None:

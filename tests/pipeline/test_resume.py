@@ -58,12 +58,17 @@ def kill_after(run: LauncherProcess, steps: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_synchronous_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(start: Start) -> None:
-    straight = start(*COMMON, *SYNCHRONOUS, name="straight")
+@pytest.mark.parametrize("more", [(), ("weights.lora=adapter", "finetune.lora.enabled=true")])
+def test_a_synchronous_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
+    start: Start, more: tuple[str, ...]
+) -> None:
+    """Also where adapters travel alone, as one whose engine is sent merged weights."""
+    merged = [one.replace("lora=adapter", "lora=merged") for one in more]
+    straight = start(*COMMON, *SYNCHRONOUS, *merged, name="straight")
     assert straight.wait() == 0, straight.err
-    first = start(*COMMON, *SYNCHRONOUS)
+    first = start(*COMMON, *SYNCHRONOUS, *more)
     kill_after(first, 3)
-    again = start(*COMMON, *SYNCHRONOUS)
+    again = start(*COMMON, *SYNCHRONOUS, *more)
     assert again.wait() == 0, again.err
 
     one, two = straight.output_dir, again.output_dir

@@ -84,12 +84,12 @@ class RunningEngine:
 
 
 @asynccontextmanager
-async def running_engine(folder: Path, **settings: Any) -> AsyncIterator[RunningEngine]:
+async def running_engine(folder: Path, port: int = 0, **settings: Any) -> AsyncIterator[RunningEngine]:
     values = {"max_num_seqs": 8, "max_model_len": 512, "max_prefill_tokens": 64, **settings}
     checked = EngineSettings(model=folder, **values)
     server = EngineServer(checked, PackedModel(checked))
-    async with listening(server, "127.0.0.1", 0) as port, aiohttp.ClientSession() as session:
-        url = f"http://127.0.0.1:{port}"
+    async with listening(server, "127.0.0.1", port) as bound, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{bound}"
         yield RunningEngine(url, server, EngineClient(url, session), session)
 
 

@@ -14,6 +14,7 @@ class Embedded(EngineKind):
     ignores: Mapping[str, str] = {"vllm_config": "the embedded engine reads engine.*"}
     other_transport = "the embedded engine reads files; set file"
     without_ahead = "the embedded engine always reads versions ahead"
+    loads_adapters = True
     batches = False  # on a CPU
 
     def problems(self, cfg: Config, dry_run: bool) -> Iterator[str]:

@@ -3,22 +3,27 @@
 `prepare` does the slow part while tokens are still sampled and keeps the result; `update`, which belongs in a
 pause, then only switches. Without a `prepare`, or with another file, `update` does both. One version at most
 is kept; a failure, a newer `prepare` and a change of the transport drop it.
+
+A version is all weights, or adapters alone: those are added to a copy of the weights that the engine was
+started with, so that sampling costs the same either way.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from pipelinerl.base import faults
 from pipelinerl.engines.cpu.update_state import OutOfOrder, State, UpdateState
 from pipelinerl.engines.openai.protocol import FileUpdateInfo
 from pipelinerl.engines.version_file import HostMemory, read_tensors
 from pipelinerl.engines.wire import PermanentUpdateError, lacks_memory, parameter_checksum
+from pipelinerl.modeling.lora import adapted, adapter_pairs
 
 # Longest wait for another read of weights to end.
 READ_DEADLINE_S = 60.0
@@ -41,8 +46,10 @@ class PreparedWeights:
     """One version, checked, in memory of its own and laid out as the model's storages are."""
 
     info: FileUpdateInfo
-    storages: list[torch.Tensor]
-    """uint8, in the order of the loader's own."""
+    storages: dict[int, torch.Tensor]
+    """uint8, by the number of the loader's own; those that the version leaves as they are have none."""
+    adapters: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What the file had, where that are adapters alone."""
 
 
 class WeightLoader:
@@ -60,9 +67,12 @@ class WeightLoader:
         storages = {one.untyped_storage().data_ptr(): one for one in self._parameters.values()}
         self._places = {address: index for index, address in enumerate(storages)}
         self._storages = [_bytes(one) for one in storages.values()]
+        # Of storages with adapters, the weights without them; None where whole weights took their place.
+        self._base: dict[int, torch.Tensor] | None = {}
+        self._adapters: dict[str, torch.Tensor] = {}
 
     def read(self, info: FileUpdateInfo) -> PreparedWeights:
-        """All weights of the file, checked against size, checksum, names, shapes and dtypes.
+        """Weights or adapters of the file, checked against size, checksum, names, shapes and dtypes.
 
         Raises WeightsRefused with the first mismatch, WeightsUnfit for one of the model's own.
         """
@@ -75,27 +85,36 @@ class WeightLoader:
             raise WeightsRefused(f"{path} cannot be read: {error}") from None
         except ValueError as error:
             raise WeightsRefused(str(error)) from None
+        if info.adapter_scale is not None:
+            pairs = self._checked_pairs(tensors)
+            return PreparedWeights(info, self._with_adapters(pairs, info.adapter_scale), tensors)
         self._check(tensors)
         return PreparedWeights(info, self._lay_out(tensors))
 
     @property
     def bytes(self) -> int:
-        """Of the storages, which a version needs once more."""
+        """Of the storages, which a version needs once more, and the first with adapters twice."""
         return sum(one.nbytes for one in self._storages)
 
     @torch.no_grad()
     def switch(self, weights: PreparedWeights) -> None:
-        """Overwrite every parameter in place and restore ties; call between two steps only."""
-        for mine, new in zip(self._storages, weights.storages, strict=True):
-            mine.copy_(new)
+        """Overwrite the parameters in place and restore ties; call between two steps only."""
+        for number, new in weights.storages.items():
+            self._storages[number].copy_(new)
+        self._adapters = weights.adapters
+        if weights.info.adapter_scale is None:
+            self._base = None
         # In-place copies keep ties; this repairs a model whose head is a copy that should be tied.
         self._module.tie_weights()
 
     def checksums(self) -> dict[str, str]:
-        """XXH3 of the bytes of every distinct parameter, by name; call between two steps only."""
+        """XXH3 of the bytes of every distinct parameter and of the adapters in use, by name.
+
+        Call between two steps only.
+        """
         return {
             name: parameter_checksum(one.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
-            for name, one in self._parameters.items()
+            for name, one in (self._parameters | self._adapters).items()
         }
 
     def _check(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -114,17 +133,65 @@ class WeightLoader:
                     f"the model has {parameter.dtype} {tuple(parameter.shape)}; {SAME_MODEL}"
                 )
 
-    @torch.no_grad()
-    def _lay_out(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of the storages with `tensors` in the places of the parameters."""
-        copies = [one.clone() for one in self._storages]
-        for name, parameter in self._parameters.items():
-            place = copies[self._places[parameter.untyped_storage().data_ptr()]]
-            view = torch.empty(0, dtype=parameter.dtype).set_(
-                place.untyped_storage(), parameter.storage_offset(), parameter.shape, parameter.stride()
+    def _checked_pairs(self, tensors: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, ...]]:
+        """Both parts of each adapter by the parameter that they belong to."""
+        if self._base is None:
+            raise WeightsUnfit(
+                "this engine was sent whole weights before, and adapters belong to those that it was started "
+                "with; start it again, or set weights.lora=merged"
             )
-            view.copy_(tensors[name])
+        try:
+            pairs = adapter_pairs(tensors)
+        except ValueError as error:
+            raise WeightsUnfit(f"{error}; {SAME_MODEL}") from None
+        for name, (down, up) in pairs.items():
+            if (parameter := self._parameters.get(name)) is None:
+                raise WeightsUnfit(f"adapters of {name}, which is not in the model; {SAME_MODEL}")
+            shape = (up.shape[0], down.shape[1])
+            expected = tuple(reversed(parameter.shape)) if self._transposed(name) else tuple(parameter.shape)
+            if shape != expected or up.shape[1] != down.shape[0] or {up.dtype, down.dtype} != {torch.float32}:
+                raise WeightsUnfit(
+                    f"{name} of shape {expected} has adapters {up.dtype} {tuple(up.shape)} and {down.dtype} "
+                    f"{tuple(down.shape)}; {SAME_MODEL}"
+                )
+        return dict(pairs)
+
+    def _transposed(self, name: str) -> bool:
+        return isinstance(self._module.get_submodule(name.rpartition(".")[0]), Conv1D)
+
+    @torch.no_grad()
+    def _with_adapters(
+        self, pairs: dict[str, tuple[torch.Tensor, ...]], scale: float
+    ) -> dict[int, torch.Tensor]:
+        """Copies of the storages that have adapters, or had some in an earlier version, with these added."""
+        assert self._base is not None
+        for name in pairs:
+            # Weights that no version with adapters has changed are still those of the start.
+            number = self._place(self._parameters[name])
+            if number not in self._base:
+                self._base[number] = self._storages[number].clone()
+        copies = {number: one.clone() for number, one in self._base.items()}
+        for name, (down, up) in pairs.items():
+            view = self._view(copies, self._parameters[name])
+            view.copy_(adapted(view, down, up, scale, self._transposed(name)))
         return copies
+
+    @torch.no_grad()
+    def _lay_out(self, tensors: dict[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Copies of the storages with `tensors` in the places of the parameters."""
+        copies = {number: one.clone() for number, one in enumerate(self._storages)}
+        for name, parameter in self._parameters.items():
+            self._view(copies, parameter).copy_(tensors[name])
+        return copies
+
+    def _place(self, parameter: torch.Tensor) -> int:
+        return self._places[parameter.untyped_storage().data_ptr()]
+
+    def _view(self, copies: dict[int, torch.Tensor], parameter: torch.Tensor) -> torch.Tensor:
+        """Where a parameter lies in the copy of its storage."""
+        place = copies[self._place(parameter)].untyped_storage()
+        empty = torch.empty(0, dtype=parameter.dtype)
+        return empty.set_(place, parameter.storage_offset(), parameter.shape, parameter.stride())
 
 
 class WeightUpdates:

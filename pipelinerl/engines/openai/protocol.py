@@ -111,6 +111,8 @@ class FileUpdateInfo(msgspec.Struct, forbid_unknown_fields=True):
     version: str
     bytes: int
     checksum: str
+    adapter_scale: float | None = None
+    """The file has adapters alone, whose products are multiplied by this."""
 
 
 class UpdateFields(msgspec.Struct, forbid_unknown_fields=True):

@@ -51,6 +51,7 @@ class Vllm(EngineKind):
     transports = TRANSPORTS
     other_transport = f"vLLM has no such back-end; set {' or '.join(TRANSPORTS)}"
     ahead = True
+    without_adapters = "vLLM would compute adapters anew for every token, and takes merged weights here"
     planned = True
     stages = STAGES
 

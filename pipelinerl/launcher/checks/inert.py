@@ -147,6 +147,11 @@ CONDITIONAL = (  # what belongs to a variant is declared there
         lambda c: not engine_kind(c).ahead or c.weights.ahead != weights_ahead(c),
         not_ahead,
     ),
+    Inert(
+        "weights.lora",
+        lambda c: not c.finetune.lora.enabled,
+        "all weights are trained; set finetune.lora.enabled=true",
+    ),
     Inert("fsdp", lambda c: c.sharding is None, "nothing is sharded; set use_fsdp=true"),
     Inert("deepspeed_config", lambda c: not c.use_deepspeed, "nothing is sharded; set use_deepspeed=true"),
     _switched_off("wandb.use_wandb", "wandb.use_wandb=false"),

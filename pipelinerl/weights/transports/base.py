@@ -101,6 +101,8 @@ class TransportKind(Variant):
             yield f"weights.transport={self.name}: {engine.other_transport}"
         elif self.needs_gpu and cfg.hardware.kind == "cpu":
             yield f"weights.transport={self.name}: a CPU has none; set file"
+        if cfg.finetune.lora.enabled and cfg.weights.lora == "adapter" and (reason := why_merged(cfg)):
+            yield f"weights.lora=adapter: {reason}; set weights.lora=merged"
 
     def host_bytes(self, cfg: Config, version: float, readers: int) -> float:
         """Bytes of the trainer's host for versions of so many; `readers` processes receive ahead on it."""
@@ -130,6 +132,22 @@ def weights_ahead(cfg: Config) -> bool:
     engine = engine_kind(cfg)
     can = engine.ahead and (transport_kind(cfg).into_several_cards is None or engine.ranks(cfg) == 1)
     return can and cfg.weights.ahead is not False
+
+
+def adapters_alone(cfg: Config) -> bool:
+    """Whether adapters travel without the weights that they belong to: `weights.lora`."""
+    return cfg.finetune.lora.enabled and cfg.weights.lora != "merged" and not why_merged(cfg)
+
+
+def why_merged(cfg: Config) -> str:
+    """Why adapters of this run cannot travel alone; empty if they can."""
+    if not (engine := engine_kind(cfg)).loads_adapters:
+        return engine.without_adapters
+    if not cfg.updates_engines:
+        return "this run sends its engines nothing"
+    if cfg.debug.use_existing_llms:
+        return "engines that run already may have other weights than those of model_path"
+    return "" if cfg.sharding is None else "shards are put together as whole weights"
 
 
 def not_ahead(cfg: Config) -> str:

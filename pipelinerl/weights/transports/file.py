@@ -33,6 +33,7 @@ from pipelinerl.weights.transports.base import (
     Transport,
     TransportError,
     TransportKind,
+    adapters_alone,
     weights_ahead,
 )
 
@@ -49,11 +50,17 @@ class FileTransport(Transport):
     """Writes each version to `directory`, in `dtype`; null is float32."""
 
     def __init__(
-        self, directory: Path, dtype: torch.dtype | None = None, ahead: bool = False, size: int = 0
+        self,
+        directory: Path,
+        dtype: torch.dtype | None = None,
+        ahead: bool = False,
+        size: int = 0,
+        adapter_scale: float | None = None,
     ) -> None:
         """`ahead`: the engines are vLLM with this package's back-end and read while they generate.
 
         `size`: bytes of a version's tensors, where they are known, so that its memory need not grow.
+        `adapter_scale`: versions are adapters alone, whose products engines multiply by it.
         """
         # Not above: the launcher asks `FILE` without torch.
         import torch
@@ -61,6 +68,7 @@ class FileTransport(Transport):
         from pipelinerl.engines.version_file import HostMemory
 
         self.directory, self.dtype, self.ahead = directory, dtype or torch.float32, ahead
+        self._announced = {} if adapter_scale is None else {"adapter_scale": adapter_scale}
         self._written: list[Path] = []
         self._memory = HostMemory()
         self._memory.reserve(HEADER_ROOM + size)
@@ -106,6 +114,7 @@ class FileTransport(Transport):
             ) from error
         self._written.append(path)
         info = {"path": str(path), "version": str(version), "bytes": len(data), "checksum": found}
+        info |= self._announced
         layout = {name: (shape, str(self.dtype)) for name, shape in shapes.items()}
         return StagedUpdate(info, len(data), layout)
 
@@ -190,10 +199,15 @@ class File(TransportKind):
         return version * (kept + 1 + readers)
 
     def sender(self, cfg: Config, elements: int, dtype: torch.dtype, device: torch.device) -> FileTransport:
+        import torch
+
+        # Adapters in float32 whatever the engine computes with: it rounds their sum with its weights, once.
+        scale = cfg.finetune.lora.scale if adapters_alone(cfg) else None
+        dtype = dtype if scale is None else torch.float32
         configured = Path(cfg.weights.directory) if cfg.weights.directory else None
         output_dir, size = Path(str(cfg.output_dir)), elements * dtype.itemsize
         directory = weights_directory(output_dir, size, configured, shared=cfg.several_hosts)
-        return FileTransport(directory, dtype, weights_ahead(cfg), size)
+        return FileTransport(directory, dtype, weights_ahead(cfg), size, scale)
 
 
 FILE = File()

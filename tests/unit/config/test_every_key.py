@@ -31,6 +31,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "actor.domain_mix": {"world.env_replicas": 4},
     "environment_key": {"environment": {"_target_": "package.Maze"}},
     "vllm_config.python": {"vllm_config.version": "0.26.0"},
+    "weights.lora": {"finetune.lora.enabled": True},
     "world.actor_hosts": {"world.backend": "ray", "world.actor_fraction": 12},
     "world.interface": {"world.backend": "ray"},
 }

@@ -104,6 +104,7 @@ INERT: list[tuple[list[str], str]] = [
     (["actor.difficulty.low=0.2"], "actor.difficulty.low=0.2: has no effect here: set actor.sampling=diff"),
     (["actor.difficulty_aware_penalty.gamma=2"], "actor.difficulty_aware_penalty.gamma=2.0"),
     (["finetune.lora.r=8"], "finetune.lora.r=8: has no effect here: all weights are trained"),
+    (["weights.lora=merged"], "weights.lora=merged: has no effect here: all weights are trained"),
     (["test_dataset_names=[]", "eval_every_n_versions=0", "eval_at_end=false"], "eval_at_end=false"),
     (
         ["test_dataset_names=[]", "eval_every_n_versions=0", "test_llm.parameters.top_p=0.5"],
@@ -129,6 +130,18 @@ IMPOSSIBLE: list[tuple[list[str], str]] = [
     (["finetune.seq_length=0"], "finetune.seq_length=0"),
     (["finetune.attempts=0"], "finetune.attempts=0"),
     (["finetune.seq_parallel=0"], "finetune.seq_parallel=0"),
+    (
+        ["finetune.lora.enabled=true", "weights.lora=adapter", "debug.use_existing_llms=true"],
+        "weights.lora=adapter: engines that run already may have other weights than those of model_path; set",
+    ),
+    (
+        [
+            *("finetune.lora.enabled=true", "weights.lora=adapter"),
+            *("finetune.send_weight_updates=false", "max_lag=null"),
+        ],
+        "weights.lora=adapter: this run sends its engines nothing; set weights.lora=merged",
+    ),
+    (["finetune.lora.enabled=true", "weights.lora=none"], "weights.lora='none'"),
     (["finetune.seq_parallel=2"], "finetune.seq_parallel=2: does not divide the 1 trainer ranks; set "),
     (["finetune.gradient_checkpointing=offload"], "=offload: a CPU run is in host memory; set true on a CPU"),
     (["finetune.rl.epsilon_high=-1"], "finetune.rl.epsilon_high=-1"),

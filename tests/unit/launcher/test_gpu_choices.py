@@ -51,6 +51,24 @@ def test_back_end_and_order_of_the_steps_agree(
     assert weights_ahead(cfg) is backend.endswith("_ahead") is ("received ahead" in out)
 
 
+ADAPTERS = "finetune.lora.enabled=true"
+
+
+def test_vllm_is_sent_merged_adapters_and_the_table_says_why(placed: Placed, refused: Refused) -> None:
+    _, out = placed(*ON_GPUS, "hardware.devices=2", ADAPTERS)
+    assert "sent merged" in out and "vLLM would compute" in out
+    said = refused(*ON_GPUS, "hardware.devices=2", ADAPTERS, "weights.lora=adapter")
+    assert "weights.lora=adapter: vLLM would compute" in said and "set weights.lora=merged" in said
+
+
+def test_shards_go_merged_to_an_embedded_engine(placed: Placed, refused: Refused) -> None:
+    beside = (*ON_GPUS[:3], "hardware.devices=3", "engine.kind=embedded", "weights.transport=file", ADAPTERS)
+    assert "sent merged" in placed(*beside, "use_fsdp=true")[1]
+    assert "sent alone" in placed(*beside, "use_fsdp=false")[1]
+    said = refused(*beside, "use_fsdp=true", "weights.lora=adapter")
+    assert "weights.lora=adapter: shards are put together as whole weights; set weights.lora=merged" in said
+
+
 def test_receiving_ahead_where_it_cannot_be_is_refused(refused: Refused) -> None:
     said = refused(*ON_GPUS, TENSOR_PARALLEL, "weights.ahead=true")
     assert "weights.ahead=true: has no effect here: nothing is received ahead over NCCL into" in said

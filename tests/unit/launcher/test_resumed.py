@@ -18,7 +18,11 @@ GUESSING = ("+domain=guessing", "engine.max_model_len=64", "llm.parameters.max_t
 @pytest.fixture
 def begun(dry_run: DryRun, tmp_path: Path) -> Path:
     """The folder of a run that has a checkpoint."""
-    assert dry_run(*GUESSING)[0] == 0
+    return run_with_checkpoint(dry_run, tmp_path)
+
+
+def run_with_checkpoint(dry_run: DryRun, tmp_path: Path, *given: str) -> Path:
+    assert dry_run(*GUESSING, *given)[0] == 0
     checkpoint = tmp_path / "run/finetune/current"
     checkpoint.mkdir(parents=True)
     (checkpoint / "config.json").write_text("{}")
@@ -182,3 +186,36 @@ def test_a_resumed_run_needs_what_its_remaining_steps_need(key: str, larger: boo
     last = min(int(tree.finetune.max_train_steps), int(tree.finetune.interrupt_train_steps))
     expected = 256 * steps_done + texts * max(0, last - steps_done)
     assert cfg.total_texts(steps_done, 256 * steps_done) == expected
+
+
+ADAPTERS = "finetune.lora.enabled=true"
+
+
+@pytest.mark.parametrize(
+    ("given", "sent", "because"),
+    [
+        ((), "sent alone", "engines add them to their weights, so that no token costs more"),
+        (("weights.lora=adapter",), "sent alone", "given"),
+        (("weights.lora=merged",), "sent merged", "given"),
+    ],
+)
+def test_engines_that_are_sent_adapters_alone_begin_with_the_model_and_not_with_the_checkpoint(
+    dry_run: DryRun, tmp_path: Path, model: Path, given: tuple[str, ...], sent: str, because: str
+) -> None:
+    """A checkpoint's model has its adapters merged: those that are sent would count twice."""
+    begun = run_with_checkpoint(dry_run, tmp_path, ADAPTERS)
+    status, out, err = dry_run(*GUESSING, ADAPTERS, *given)
+    assert (status, err) == (0, "")
+    (row,) = [line for line in out.splitlines() if " adapters " in line]
+    assert sent in row and because.split()[0] in row
+    script = (begun / "actor_vllm_0/start.sh").read_text()
+    loaded = begun / "finetune/current" if "merged" in sent else model
+    assert f"--model {loaded} " in script
+
+
+def test_engines_that_nobody_sends_adapters_begin_with_the_checkpoint(
+    dry_run: DryRun, tmp_path: Path
+) -> None:
+    begun = run_with_checkpoint(dry_run, tmp_path, ADAPTERS)
+    assert dry_run(*GUESSING, ADAPTERS, "debug.mode=actor", "max_lag=null")[0] == 0
+    assert f"--model {begun / 'finetune/current'} " in (begun / "actor_vllm_0/start.sh").read_text()
