@@ -135,7 +135,11 @@ async def engine(
     recorder: tape.Recorder | None = None
     async with AsyncExitStack() as stack:
         if column == "embedded":
-            settings = {"max_num_seqs": 16, "max_model_len": models.CONTEXT, "served_model_name": "model"}
+            settings: dict[str, Any] = {
+                "max_num_seqs": 16,
+                "max_model_len": models.CONTEXT,
+                "served_model_name": "model",
+            }
             url = (await stack.enter_async_context(running_engine(model_folder(tied), **settings))).url
         elif column in RECORDED:
             header, tests = tape.load(RECORDED[column])
