@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
