@@ -24,6 +24,7 @@ from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.compose import Composition, compose
+from pipelinerl.config.reference import explained
 from pipelinerl.config.secrets import shown_tree
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import HOST_BACKENDS
@@ -128,7 +129,8 @@ def launch(argv: Sequence[str]) -> int:
     """Do what the arguments ask for. Raises what `main` turns into one line."""
     arguments = parse(argv)
     if arguments.help:
-        print(USAGE)
+        asked = [word.partition("=")[0].lstrip("+~") for word in arguments.overrides]
+        print("\n".join(chain.from_iterable(map(explained, asked))) if asked else USAGE)
         return COMPLETED
     if (fault := faults.problem()) is not None:
         raise ConfigError(fault)

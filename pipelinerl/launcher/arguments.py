@@ -16,6 +16,7 @@ USAGE = """usage: python -m pipelinerl.launch [+domain=NAME | --config-name NAME
   validate=true         stop after validation
   force_restart=true    start over in the same folder
   --cfg job             print the composed configuration and stop
+  --help KEY            what a key or a section means, with its default
   --plain               a line of progress a minute, from the start and also on a terminal
   DRY_RUN=1             (environment) write every start.sh, start nothing"""
 
@@ -34,7 +35,7 @@ class Arguments:
     plain: bool = False
     """One line of progress a minute."""
     help: bool = False
-    """Print the usage and stop."""
+    """Print the usage, or what the keys among `overrides` mean, and stop."""
 
 
 def parse(argv: Sequence[str]) -> Arguments:
