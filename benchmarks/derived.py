@@ -5,6 +5,7 @@ Each takes a function that reads a result by its file's name and returns what th
 
 import json
 import re
+import statistics
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -179,6 +180,21 @@ def optimum(read: Read) -> Any:
     return found
 
 
+def later_rates(read: Read) -> Any:
+    """By result and arm: tokens a second of the steps behind the first, prompts and waiting included."""
+    found: dict[str, Any] = {}
+    for name in ("gpu_sizes", "gpu_sizes_newest"):
+        for arm, row in read(name)["rows"].items():
+            rates = [step["throughput/tokens_per_sec"] for step in row["steps"][1:]]
+            if rates:
+                found.setdefault(name, {})[arm] = {
+                    "median": statistics.median(rates),
+                    "least": min(rates),
+                    "most": max(rates),
+                }
+    return found
+
+
 ON_CARDS = ("gpu_sizes", "gpu_sizes_newest", "gpu_models")
 """What `benchmarks.gpu.sizes` writes; the last appears with the first run for it."""
 MODELS = {
@@ -244,5 +260,6 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         highest_tenths,
         optimum,
         on_cards,
+        later_rates,
     )
 }

@@ -186,6 +186,9 @@ def main() -> int:
         "client processes": options.clients,
         "torch": torch.__version__,
     }
+    if "once" in options.rows:
+        also = ["vllm_config.quick_slots"] * options.quick_slots
+        settings["keys"] = ["vllm_config.outputs_once", *also]
     if settings["cards"] == 1 and options.backend.startswith("nccl"):
         settings["nccl"] = "several ranks on one card"
     missed = report("gpu_engine", figures(rows.found), settings, options.out)

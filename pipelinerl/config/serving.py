@@ -159,7 +159,8 @@ class WeightsConfig(Section):
     kv: Literal["keep", "recompute"] = "keep"
     """What happens to cached keys and values of running requests at an update."""
     parity_every: int = Field(50, ge=0)
-    """Updates between two comparisons of engine and trainer log-probabilities; 0 = the first only."""
+    """Updates between two comparisons of engine and trainer log-probabilities, beside the first two; 0 = the
+    first two only."""
     parity_max_abs: float = Field(1e-4, gt=0)
     """Largest difference that passes in float32, in nats."""
     parity_mean_abs: float | None = Field(None, gt=0)
