@@ -34,6 +34,7 @@ from domains.reputation_hacking.game.mitigations import (
 from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.game.policies import play, returns
 from domains.reputation_hacking.ppo.paired import QUICK_SEEDS, held_out
+from pipelinerl.base.errors import CommandParser
 
 PRICE, TRAIN_SEEDS, QUICK_UPDATES = 0.5, 3, 20
 SHOWN_UPDATES = 10
@@ -61,9 +62,7 @@ TABLE: tuple[Intervention, ...] = (
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m domains.reputation_hacking.interventions", description=__doc__
-    )
+    parser = CommandParser(prog="python -m domains.reputation_hacking.interventions", description=__doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help=f"{QUICK_SEEDS} evaluation seeds, {QUICK_UPDATES} updates")
     add("--out", type=Path, metavar="FILE.json", help="write every number, each training seed apart")

@@ -205,3 +205,9 @@ def trainer_config(output_dir: Path, model: PreTrainedModel, **fields: Any) -> C
     for key in ("gradient_checkpointing", "compiled_checkpointing"):
         derived[key] = finetune["gradient_checkpointing"]
     return Config.model_validate(top | {"finetune": finetune, "derived": derived})
+
+
+def make_task(folder: Path) -> None:
+    """A task of one document, as a retrieval server reads it."""
+    (folder / "files").mkdir(parents=True)
+    (folder / "files" / "note.md").write_text("cold chain audit")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.config.staleness import Staleness
 from pipelinerl.finetune.collect import count_batch, fetch
 from pipelinerl.finetune.metrics import StepStatistics, step_metrics
 from pipelinerl.finetune.mismatch import GROUPS, age_groups, mismatch_metrics, mismatch_sums
@@ -54,7 +55,7 @@ def test_newest_tokens_of_a_sample_that_older_weights_began_are_apart() -> None:
 def test_age_is_that_of_the_weights_that_score_and_stale_tokens_are_left_out() -> None:
     """Two steps behind the last announcement nothing is new any more, whatever is announced."""
     assert groups_of(sampled_by(1, 40), weights_version=48) == [{"lag_2_3"}]
-    assert groups_of(sampled_by(1, 20), oldest=30) == [{"none"}]
+    assert groups_of(sampled_by(1, 20), staleness=Staleness(10)) == [{"none"}]
     assert groups_of(sampled_by(1, 41)) == [{"none"}], "of a recorded run that came further"
 
 
@@ -141,7 +142,7 @@ def test_tokens_without_a_weight_are_counted_by_the_first_reason() -> None:
     samples = [ready(1), ready(2, overflow=True), ready(3, loss_weight_scale=0.0)]
     samples.append(sampled_by(4, -9, overflow=True))
     batch, statistics = encode(samples, 0, 4), StepStatistics()
-    targets = targets_of(batch, rl, oldest=-4)
+    targets = targets_of(batch, rl, staleness=Staleness(4))
     count_batch(statistics, batch, targets)
     labels = np.bincount(targets.sample)
     assert statistics.masked == {"overlong": labels[1], "no_weight": labels[2], "max_lag": labels[3]}

@@ -63,7 +63,8 @@ def test_records_of_experts_are_those_of_samples_and_of_all_tokens_in_the_engine
     cached = plan.engine.cards * plan.engine.parts["keys and values"] / (48 * 2 * 4 * 128 * 2)
     expected = (samples * 10000 + plan.engines * cached) * 48 * 8
     assert found["records of experts"] == pytest.approx(expected, rel=1e-9)
-    assert "records of experts" not in parts("30B-A3B", 141, 8, max_lag=1000)
+    free = {"rl": {"routing": "free"}}
+    assert "records of experts" not in parts("30B-A3B", 141, 8, max_lag=1000, finetune=free)
     assert "records of experts" not in parts("8B", 80, 4)
 
 

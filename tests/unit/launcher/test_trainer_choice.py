@@ -74,6 +74,7 @@ def choose(tmp_path: Path) -> Choose:
         ]
         if changes.pop("reference", False):
             jobs.append(Job(kind="preprocessor", idx=2, gpus=gpus[-1:]))
+            changes["rl"] = {"kl_coef": 0.1}
         derived = {"trainer_ranks": trainers, "texts_per_step": 8, "texts_per_update": 8}
         finetune = {"seq_length": 16384} | changes
         tree = {"model_path": str(tmp_path), "finetune": finetune, "jobs": jobs, "derived": derived} | top

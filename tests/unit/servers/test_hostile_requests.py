@@ -21,6 +21,7 @@ from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
 from retrieval_server.app import RetrievalService
 from retrieval_server.app import build_app as retrieval_app
 from retrieval_server.store import Store
+from tests.support.builders import make_task
 from tests.support.engine_harness import running_engine
 from tests.support.text_model import build_text_model
 
@@ -53,7 +54,7 @@ async def serving(name: str, folder: Path) -> AsyncIterator[int]:
     if name == "retrieval":
         page = {"docid": "1", "url": "https://a.example/1", "text": "cold chain audit"}
         (folder / "web.jsonl").write_text(json.dumps(page) + "\n")
-        (folder / "tasks").mkdir()
+        make_task(folder / "tasks/one")
         app = retrieval_app(RetrievalService(Store.load(folder / "tasks", folder / "web.jsonl")))
     elif name == "scorer":
         app = scorer_app(ScoringService(RulesClassifier()))

@@ -25,6 +25,7 @@ from retrieval_server.app import build_app as retrieval_app
 from retrieval_server.limits import RequestError
 from retrieval_server.malformed import log_one_line
 from retrieval_server.store import Store
+from tests.support.builders import make_task
 from tests.support.engine_harness import running_engine
 from tests.support.text_model import build_text_model
 
@@ -154,7 +155,7 @@ async def test_a_client_that_hangs_up_in_its_body_leaves_nothing_in_the_log(
 ) -> None:
     if name == "retrieval":
         (tmp_path / "web.jsonl").write_text(json.dumps({"docid": "1", "url": "u", "text": "cold"}) + "\n")
-        (tmp_path / "tasks").mkdir()
+        make_task(tmp_path / "tasks/one")
         app = retrieval_app(RetrievalService(Store.load(tmp_path / "tasks", tmp_path / "web.jsonl")))
         path = "/browsecomp/search"
     else:

@@ -32,6 +32,7 @@ from pipelinerl.launcher.services import control_token_file, write_control_token
 from retrieval_server.app import RetrievalService
 from retrieval_server.app import build_app as retrieval_app
 from retrieval_server.store import Store
+from tests.support.builders import make_task
 from tests.support.engine_harness import build_model, running_engine
 
 TOKEN = "a-token-of-sixteen-or-more"
@@ -100,7 +101,7 @@ async def serving(name: str, folder: Path) -> AsyncIterator[int]:
         return
     if name == "retrieval":
         (folder / "web.jsonl").write_text(json.dumps({"docid": "1", "url": "u", "text": "cold chain"}) + "\n")
-        (folder / "tasks").mkdir()
+        make_task(folder / "tasks/one")
         app = retrieval_app(RetrievalService(Store.load(folder / "tasks", folder / "web.jsonl")))
     elif name == "scorer":
         app = scorer_app(ScoringService(RulesClassifier()))
@@ -203,6 +204,7 @@ def test_every_control_route_of_an_embedded_engine_is_known_as_one(tmp_path: Pat
         "/inference/v1/generate",
         "/v1/completions",
         "/v1/chat/completions",
+        "/tokenize",
     }
     assert {path.partition("?")[0] for path, _ in CONTROL} < found
 
