@@ -45,12 +45,12 @@ format: setup
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-# Types are checked beside the tests, which leave a core idle now and then; both are heard to their ends. Not by a
+# Three workers for two cores, because tests wait for processes; types are checked beside them; both are heard to their ends. Not by a
 # make of its own: `make --dry-run` would run that line, tests included.
 # The folder of all: of each that is named here xdist's controller would import the conftest, some of them torch.
 test: style
 	@{ $(PY) -m mypy && $(PY) -m benchmarks.documents --check; } & types=$$!; \
-	$(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu' --ignore=tests/gpu tests; tests=$$?; \
+	$(PY) -m pytest -q -n 3 --dist worksteal -m 'not slow and not gpu' --ignore=tests/gpu tests; tests=$$?; \
 	wait $$types || { echo "types: refused, see above"; exit 1; }; exit $$tests
 
 test-all: lint
