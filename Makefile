@@ -45,8 +45,8 @@ format: setup
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-# Three workers for two cores, because tests wait for processes; types are checked beside them; both are heard to their ends. Not by a
-# make of its own: `make --dry-run` would run that line, tests included.
+# Three workers for two cores, because tests wait for processes. Types are checked beside them, and both are heard to
+# their ends; not by a make of its own, because `make --dry-run` would run that line, tests included.
 # The folder of all: of each that is named here xdist's controller would import the conftest, some of them torch.
 test: style
 	@{ $(PY) -m mypy && $(PY) -m benchmarks.documents --check; } & types=$$!; \
