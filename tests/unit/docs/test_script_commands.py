@@ -27,7 +27,7 @@ PAGES = sorted(
     for page in ROOT.glob(pattern)
 )
 OF_OTHER_TESTS = ("pipelinerl.launch", "pipelinerl.bootstrap", "pytest")
-WITHOUT_OPTIONS = ("domains.reputation_hacking.env",)
+WITHOUT_OPTIONS = ("domains.reputation_hacking.env", "pipelinerl.config.reference")
 PLACES = {"PORT": "8080", "HOST:PORT": "127.0.0.1:8080"}
 """What a reader puts in for words in capitals where a number is asked for."""
 
