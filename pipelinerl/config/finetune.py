@@ -94,7 +94,7 @@ class RLConfig(Section):
     """Temperature at which log-probabilities are recomputed; that of the sampling."""
     routing: Literal["auto", "replay", "free"] = "auto"
     """Experts of a mixture's tokens: `replay` takes those that the engine sent them to, `free` those that the
-    trainer's routers would; `auto` replays those of the embedded engine, vLLM's once a card has run it.
+    trainer's routers would; `auto` replays those of the embedded engine, and of vLLM from 0.31 on.
     Dense models have none."""
     router_aux_loss_coef: float = Field(0.0, ge=0)
     """Weight of the loss that balances the load of experts, as in configurations of transformers."""

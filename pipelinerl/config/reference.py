@@ -104,11 +104,12 @@ def _escaped(text: str) -> str:
 
 def explained(name: str) -> list[str]:
     """Lines about a key, or about each key of a section. Raises ConfigError for a name that is neither."""
-    every = {key.name: key for group in groups() for key in group.keys}
+    sections = list(groups())
+    every = {key.name: key for group in sections for key in group.keys}
     found = [key for one, key in every.items() if one == name or one.startswith(f"{name}.")]
     if not found:
-        sections = [group.name for group in groups() if group.name]
-        raise ConfigError(f"--help {name}: no such key; {suggestion(name, [*every, *sections])}")
+        names = [*every, *(group.name for group in sections if group.name)]
+        raise ConfigError(f"--help {name}: no such key; {suggestion(name, names)}")
     lines = []
     for key in found:
         kept = "; kept over a resume" if key.kept else ""
