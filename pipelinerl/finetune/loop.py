@@ -29,7 +29,7 @@ from pipelinerl.finetune.collect import (
     count_batch,
     fetch,
 )
-from pipelinerl.finetune.compile_later import LaterCompilation
+from pipelinerl.finetune.compile_later import LaterCompilation, makes_kernels, warm_up
 from pipelinerl.finetune.feed import Feed, Follower
 from pipelinerl.finetune.memory import MemoryDebug
 from pipelinerl.finetune.metrics import StepStatistics, step_metrics
@@ -123,6 +123,8 @@ class Trainer:
                 self._announcements = stack.enter_context(TrainerAnnouncements(self.output_dir))
                 self._status = stack.enter_context(StatusFile(self.output_dir, "finetune"))
                 self._stale_in_queue = stack.enter_context(StaleInQueue(self.output_dir))
+            if makes_kernels(self.learner, self.cfg):
+                warm_up(self.learner, self.cfg)
             self._broadcaster.start()
             self._say_samples(self.counters.samples)
             # Also on a resume: engines that have just loaded the checkpoint know no version, and the other

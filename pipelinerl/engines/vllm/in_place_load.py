@@ -11,6 +11,7 @@ by the comparison.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 
 import torch
@@ -44,15 +45,26 @@ class InPlaceLoad:
         _check_nothing_derived(model)
         parameters, experts = dict(model.named_parameters()), _experts(model)
         parts: dict[str, list[tuple[int, str, torch.Tensor]]] = {}
+        whole: set[str] = set()  # parameters whose only tensor has their name
+        # What belongs to parts that this engine serves without, such as the tower of a model that also sees.
+        self._without: dict[str, torch.Size] = {}
         for name, tensor in tensors:
-            target, position = _of_experts(name, experts) or _target(name, parameters, {**GATE_UP, **packed})
-            if target not in parameters:
+            names = _names(name, model)
+            ways = (
+                _of_experts(one, experts) or _target(one, parameters, {**GATE_UP, **packed}) for one in names
+            )
+            target, position = next(filter(None, ways), ("", 0))
+            if target in parameters:
+                parts.setdefault(target, []).append((position, name, tensor))
+                whole |= {target} & {*names}
+            elif target or not _is_left_out(name, model):
                 raise NoInPlaceLoad(f"the model has no parameter for {name}")
-            parts.setdefault(target, []).append((position, name, tensor))
+            else:
+                self._without[name] = tensor.shape
         self._places: dict[str, torch.Tensor] = {}
         for target, found in parts.items():
             in_order = [(name, tensor) for _, name, tensor in sorted(found, key=itemgetter(0))]
-            self._places |= _slices(target, parameters[target], in_order)
+            self._places |= _slices(target, parameters[target], in_order, target in whole)
         # Such as a head sent as its own to a model that keeps it in the memory of the embedding.
         if len({one.data_ptr() for one in self._places.values()}) < len(self._places):
             raise NoInPlaceLoad("several tensors have one place")
@@ -62,7 +74,7 @@ class InPlaceLoad:
                 raise NoInPlaceLoad(f"{name} is in no version")
         # Names and shapes alone would not show a scale, a transposition or another order of the parts.
         for name, tensor in tensors:
-            if not _equal(self._places[name], tensor):
+            if name in self._places and not _equal(self._places[name], tensor):
                 raise NoInPlaceLoad(f"the model does not hold {name} as it was sent")
         self._pointers = _pointers(model)
 
@@ -77,14 +89,39 @@ class InPlaceLoad:
         Raises ValueError, with nothing copied, for other names or shapes than those of the first version.
         """
         given = {name: tensor.shape for name, tensor in tensors}
-        if given != {name: place.shape for name, place in self._places.items()}:
+        if given != self._without | {name: place.shape for name, place in self._places.items()}:
             raise ValueError("names or shapes of the tensors have changed since the first version")
-        if len(tensors) > MOST_SINGLE_COPIES:
-            places = [self._places[name] for name, _ in tensors]
-            torch._foreach_copy_(places, [tensor for _, tensor in tensors], non_blocking=True)
+        copies = [(self._places[name], tensor) for name, tensor in tensors if name not in self._without]
+        if len(copies) > MOST_SINGLE_COPIES:
+            places, sources = zip(*copies, strict=True)
+            torch._foreach_copy_(places, sources, non_blocking=True)
             return
-        for name, tensor in tensors:
-            self._places[name].copy_(tensor, non_blocking=True)
+        for place, tensor in copies:
+            place.copy_(tensor, non_blocking=True)
+
+
+def _names(name: str, model: torch.nn.Module) -> list[str]:
+    """A checkpoint's name, and what vLLM's own mapping of the model makes of it, if it is loaded at all."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    if mapper is None:
+        return [name]
+    # Since 0.33 it also knows which part of a parameter a tensor is, which `packed` says here.
+    if hasattr(mapper, "orig_to_new_stacked"):
+        mapper = replace(mapper, orig_to_new_stacked={})
+    own = mapper._map_name(name)
+    return [name] if own in (None, name) else [name, own]
+
+
+def _is_left_out(name: str, model: torch.nn.Module) -> bool:
+    """Whether the model serves without what the name belongs to: its module is there, as vLLM's stubs are,
+    without a single weight."""
+    module = model
+    for word in _names(name, model)[-1].split("."):
+        below = module._modules.get(word)  # a stub hands on every attribute of what it stands for
+        if below is None:
+            break
+        module = below
+    return module is not model and next(module.parameters(), None) is None
 
 
 def _experts(model: torch.nn.Module) -> dict[str, tuple[str, int]]:
@@ -111,8 +148,8 @@ def _of_experts(name: str, experts: Mapping[str, tuple[str, int]]) -> tuple[str,
     return (target + kind, position) if target else None
 
 
-def _target(name: str, parameters: Mapping[str, torch.Tensor], packed: Packed) -> tuple[str, int]:
-    """The parameter of a tensor, and which of its parts the tensor is."""
+def _target(name: str, parameters: Mapping[str, torch.Tensor], packed: Packed) -> tuple[str, int] | None:
+    """The parameter of a tensor, and which of its parts the tensor is; None if there is none."""
     if name in parameters:
         return name, 0
     words = name.split(".")
@@ -121,11 +158,14 @@ def _target(name: str, parameters: Mapping[str, torch.Tensor], packed: Packed) -
             target = ".".join(fused if word == part else word for word in words)
             if target in parameters:
                 return target, position
-    raise NoInPlaceLoad(f"the model has no parameter for {name}")
+    return None
 
 
-def _slices(fused: str, parameter: torch.Tensor, parts: Named) -> dict[str, torch.Tensor]:
-    """The part of a parameter for each of its tensors, which lie one behind the other."""
+def _slices(fused: str, parameter: torch.Tensor, parts: Named, whole: bool) -> dict[str, torch.Tensor]:
+    """The part of a parameter for each of its tensors, which lie one behind the other.
+
+    `whole`: the tensor has the parameter's own name.
+    """
     if [tensor.shape for _, tensor in parts] == [parameter.shape]:  # also a number, which has no rows
         return {parts[0][0]: parameter.detach()}
     if parameter.dim() > 1 and all(tensor.dim() == parameter.dim() - 1 for _, tensor in parts):
@@ -137,8 +177,7 @@ def _slices(fused: str, parameter: torch.Tensor, parts: Named) -> dict[str, torc
     rows = sum(len(tensor) for _, tensor in parts)
     # vLLM pads a vocabulary with rows of zeros. Only there: rows that are missing from several parts, or from
     # one that is not all of its parameter, belong to a tensor that was not sent.
-    may_be_padded = [name for name, _ in parts] == [fused]
-    if rows > len(parameter) or (rows < len(parameter) and not may_be_padded):
+    if rows > len(parameter) or (rows < len(parameter) and not whole):
         raise NoInPlaceLoad(f"{fused} has {len(parameter)} rows, its tensors {rows}")
     if bool(parameter[rows:].any()):
         raise NoInPlaceLoad(f"{fused} holds more than zeros behind its {rows} rows")

@@ -142,23 +142,25 @@ TOKEN_COLUMNS = tuple(
 SENTINEL_TOKENS = 8
 
 
-def sentinel_batch(step: int, step_texts: int, share: bool = False) -> PipelineBatchEncoding:
-    """A micro-batch of 8 tokens without labels for a rank that has no sample in this step."""
-    zeros = np.zeros((1, SENTINEL_TOKENS), np.float32)
-    ids = np.zeros((1, SENTINEL_TOKENS), np.int32)
+def sentinel_batch(
+    step: int, step_texts: int, share: bool = False, tokens: int = SENTINEL_TOKENS
+) -> PipelineBatchEncoding:
+    """A micro-batch of one text without labels, for a rank that has no sample in this step."""
+    zeros = np.zeros((1, tokens), np.float32)
+    ids = np.zeros((1, tokens), np.int32)
     values: dict[str, Any] = dict.fromkeys(TOKEN_COLUMNS, zeros)
     return PipelineBatchEncoding(
         **values
         | {
             "input_ids": ids,
             "labels": np.full_like(ids, MASKED_TOKEN_ID),
-            "position_ids": np.arange(SENTINEL_TOKENS, dtype=np.int32)[None],
+            "position_ids": np.arange(tokens, dtype=np.int32)[None],
             "segment_ids": ids,
             "token_versions": np.full_like(ids, UNSAMPLED),
             "group_tokens": zeros + 1,
             "num_labels": zeros + 1,
         },
-        seq_boundaries=np.array([0, SENTINEL_TOKENS], np.int32),
+        seq_boundaries=np.array([0, tokens], np.int32),
         text_ids=[],
         step=step,
         step_texts=step_texts,

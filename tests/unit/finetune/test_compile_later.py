@@ -8,7 +8,7 @@ import torch
 
 from pipelinerl.config.finetune import COMPILE_WORTH_S
 from pipelinerl.finetune import compile_later
-from pipelinerl.finetune.compile_later import LaterCompilation
+from pipelinerl.finetune.compile_later import LaterCompilation, makes_kernels, warm_up
 from pipelinerl.finetune.rl.batch import encode
 from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.activations import decoder_layers
@@ -119,3 +119,31 @@ def test_a_run_that_switches_learns_what_one_does_that_does_not(
     plain, switched = saved(tmp_path / "plain"), saved(tmp_path / "switched")
     for name, tensor in plain.items():
         torch.testing.assert_close(switched[name], tensor)
+
+
+def test_kernels_are_made_by_a_full_row_that_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = trainer(tmp_path, gradient_checkpointing=False)
+    assert not makes_kernels(one.learner, one.cfg)  # on a CPU there is nothing to make
+    before = {name: tensor.clone() for name, tensor in one.learner.model.state_dict().items()}
+    lengths: list[int] = []
+    take_part = Learner.take_part
+
+    def noting(self: Learner, batch: Any) -> None:
+        lengths.append(batch.n_tokens)
+        take_part(self, batch)
+
+    monkeypatch.setattr(Learner, "take_part", noting)
+    warm_up(one.learner, one.cfg)
+    assert lengths == [one.cfg.finetune.seq_length]
+    assert all(torch.equal(before[name], tensor) for name, tensor in one.learner.model.state_dict().items())
+    assert all(p.grad is None for p in one.learner.model.parameters())
+
+    def lacking(self: Learner, batch: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    monkeypatch.setattr(Learner, "take_part", lacking)
+    warm_up(one.learner, one.cfg)
+    (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert said == "no kernels were made before the first step: OutOfMemoryError: CUDA out of memory."

@@ -1,6 +1,7 @@
 """Versions put into a served model by copies: what may be, and everything that must not."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -188,6 +189,67 @@ def test_other_tensors_than_the_first_version_change_nothing(loaded: Served) -> 
         with pytest.raises(ValueError, match="have changed since the first version"):
             in_place.load(wrong)
     assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.state_dict().items())
+
+
+@dataclass
+class Mapper:
+    """vLLM's `WeightsMapper` as far as it is asked: since 0.33 it knows the parts of parameters as well."""
+
+    prefix: dict[str, str | None]
+    orig_to_new_stacked: dict[str, tuple[str, str]]
+
+    def _map_name(self, name: str) -> str | None:
+        for part, (whole, _) in self.orig_to_new_stacked.items():
+            name = name.replace(part, whole)
+        for old, new in self.prefix.items():
+            if name.startswith(old):
+                return None if new is None else new + name.removeprefix(old)
+        return name
+
+
+class Stub(nn.Module):
+    """Stands for a tower that is not served; hands on every attribute of what it hides, as vLLM's does."""
+
+    def __init__(self, hidden: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["hidden"] = hidden
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.__dict__["hidden"], name)
+
+
+class Seeing(nn.Module):
+    """A decoder of text below another name, and a tower of sight that it is served without."""
+
+    def __init__(self, decoder: Served) -> None:
+        super().__init__()
+        self.language_model = decoder
+        self.visual = Stub(nn.Sequential(nn.Linear(2, 2)))
+        stacked = {f".{part}_proj.": (".qkv_proj.", part) for part in "qkv"}
+        names = {"model.visual.": "visual.", "model.language_model.": "language_model.", "mtp.": None}
+        self.hf_to_vllm_mapper = Mapper(names, stacked)
+
+
+def seen_version(seed: int) -> Version:
+    sight = [("model.visual.0.weight", torch.ones(2, 2)), ("model.visual.0.bias", torch.ones(2))]
+    return [*sight, *((f"model.language_model.{name}", tensor) for name, tensor in version(seed))]
+
+
+def test_the_text_half_of_a_model_that_also_sees(loaded: Served) -> None:
+    in_place = InPlaceLoad(Seeing(loaded), seen_version(1), PACKED)
+    in_place.load(seen_version(2))
+    expected = Served()
+    expected.load_its_own_way(version(2))
+    for name, tensor in state(expected).items():
+        assert torch.equal(tensor, loaded.state_dict()[name]), name
+    with pytest.raises(ValueError, match="have changed since the first version"):
+        in_place.load(seen_version(3)[1:])
+
+
+@pytest.mark.parametrize("name", ["model.audio.0.weight", "model.language_model.layers.0.extra", "lone"])
+def test_what_no_part_of_the_model_stands_for_is_not_left_out(loaded: Served, name: str) -> None:
+    with pytest.raises(NoInPlaceLoad, match=f"no parameter for {name}"):
+        InPlaceLoad(Seeing(loaded), [*seen_version(1), (name, torch.ones(2))], PACKED)
 
 
 EXPERTS, WIDTH = 3, 6
