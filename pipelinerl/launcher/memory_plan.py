@@ -280,7 +280,8 @@ class _Planner:
     def _may_compile(self) -> bool:
         tune, shape = self._cfg.finetune, self._shape
         without = shape.linear is not None and kernel_missing(self._card.hopper) is not None
-        return tune.compile == "auto" and not never_compiled(tune, shape.experts > 0, without)
+        # Layers with experts are compiled in parts, and counted as if they were not.
+        return tune.compile == "auto" and not shape.experts and not never_compiled(tune, without)
 
     def _ways_of_sharding(self, ranks: int) -> Iterator[tuple[Sharding | None, bool]]:
         """Whole or sharded, and where sharded with the gathered copy on the card or in host memory."""

@@ -18,7 +18,6 @@ from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import Card, CardOf, card_memory
 from pipelinerl.launcher.decoder_shape import (
     decoder_shape,
-    has_experts,
     has_states,
     model_config,
 )
@@ -89,7 +88,7 @@ def choose_trainer(
     cards = _cards(cfg, devices, memory_of)
     hopper = any(card is not None and card.hopper for card in cards)
     missing = kernel_missing(hopper) if cfg.trainer_on_gpu and has_states(config) else None
-    compiles, because_compile = _compile(cfg, config, missing)
+    compiles, because_compile = _compile(cfg, missing)
     if planned is not None and planned.compiled_first:
         compiles, because_compile = True, "the first steps would not fit without"
     eager, compiled, because = _checkpointing(cfg, config, _room(cfg, cards), planned, missing)
@@ -99,16 +98,13 @@ def choose_trainer(
     )
 
 
-def _compile(
-    cfg: Config, config: dict[str, Any] | None, missing: Missing | None
-) -> tuple[bool | Literal["later"], str]:
+def _compile(cfg: Config, missing: Missing | None) -> tuple[bool | Literal["later"], str]:
     tune = cfg.finetune
     if tune.compile != "auto":
         return tune.compile, ""
     if not cfg.trainer_on_gpu:
         return False, "on a CPU"
-    experts = config is not None and has_experts(config)
-    if reason := never_compiled(tune, experts, missing is not None):
+    if reason := never_compiled(tune, missing is not None):
         return False, reason
     return "later", f"if {COMPILE_WORTH_S / 60:.0f} minutes of work are left after two steps"
 

@@ -134,16 +134,13 @@ def undivided(size: int, ranks: int, shape: DecoderShape | None) -> str | None:
 NO_KERNEL = "layers with a state, without their kernel"
 
 
-def never_compiled(tune: FinetuneConfig, experts: bool, without_kernel: bool) -> str:
+def never_compiled(tune: FinetuneConfig, without_kernel: bool) -> str:
     """Why `finetune.compile=auto` compiles no layers on cards; empty where it may.
 
-    `experts`: whether the model has layers with them; `without_kernel`: whether its layers have a state and
-    their kernel is missing.
+    `without_kernel`: whether the model's layers have a state and their kernel is missing.
     """
     if not (tune.load_as_bf16 and tune.use_flash_attention):
         return "attention goes sample by sample"
-    if experts:
-        return "layers with experts"
     return NO_KERNEL if without_kernel else ""
 
 

@@ -53,16 +53,39 @@ def bare_layers(model: PreTrainedModel) -> None:
     """Undo `checkpoint_layers` and `compile_layers`, in place."""
     for layer in decoder_layers(model):
         vars(layer).pop("forward", None)
+        for part in _compiled_parts(layer):
+            original = getattr(vars(part).get("forward"), "_torchdynamo_orig_callable", None)
+            if original is not None:
+                part.forward = original
 
 
 def compile_layers(model: PreTrainedModel, dynamic: bool | None = True) -> None:
-    """Compile the decoder layers, in place and after `checkpoint_layers`; all share one piece of code."""
+    """Compile the decoder layers, in place and after `checkpoint_layers`; all share one piece of code.
+
+    Of a layer with experts its attention, its norms and the products of its experts, each by itself: the
+    router stays as it is, because it may be told what to choose and notes what it chose.
+    """
     for layer in decoder_layers(model):
+        parts = _compiled_parts(layer)
+        for part in parts:
+            part.forward = compiled(part.forward, dynamic)
+        if parts:
+            continue
         # Of the forward alone: hooks of the module, such as those that gather its shards, stay outside.
         if isinstance(layer.forward, FromHost):  # copies to the host and back stay outside
             layer.forward.forward = compiled(layer.forward.forward, dynamic)
             continue
         layer.forward = compiled(layer.forward, dynamic)
+
+
+def _compiled_parts(layer: nn.Module) -> list[nn.Module]:
+    """What is compiled of a layer that has experts; nothing of a dense one, which is compiled as a whole."""
+    blocks = [one for one in layer.modules() if isinstance(getattr(one, "experts", None), nn.Module)]
+    if not blocks:
+        return []
+    beside = [one for one in layer.children() if not {*blocks} & {*one.modules()}]
+    # A list of single experts loops over those that got tokens.
+    return [*beside, *(one.experts for one in blocks if not isinstance(one.experts, nn.ModuleList))]
 
 
 def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:

@@ -147,7 +147,7 @@ def test_what_is_not_known_recomputes_everything(
     ("size", "changes", "compiled"),
     [
         ("1.7B", {}, "later"),
-        (EXPERTS, {}, False),
+        (EXPERTS, {}, "later"),
         ("1.7B", {"load_as_bf16": False}, False),
         ("1.7B", {"use_flash_attention": False}, False),
         ("1.7B", {"compile": True}, True),

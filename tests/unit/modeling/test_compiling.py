@@ -9,12 +9,13 @@ import torch
 
 from pipelinerl.base.waits import current_waits
 from pipelinerl.modeling import attention, compiling
-from pipelinerl.modeling.activations import compile_layers
+from pipelinerl.modeling.activations import bare_layers, checkpoint_layers, compile_layers
 from pipelinerl.modeling.compiling import compiled, named_compilations
 from pipelinerl.modeling.logprobs import _block_gradient, _block_sums
 from pipelinerl.modeling.model import hidden_states, prepare_model
+from pipelinerl.modeling.routing import Routers
 from pipelinerl.modeling.segments import Segments
-from tests.support.tiny_model import causal_lm
+from tests.support.tiny_model import causal_lm, mixture_lm
 
 WIDTH = 16
 
@@ -90,3 +91,34 @@ def test_a_compilation_is_a_wait_with_a_name(
     assert waits == [["torch.compile"], []]
     said = [record.message for record in caplog.records if record.name == compiling.__name__]
     assert len(said) == 1 and said[0].startswith("torch.compile took ")
+
+
+def test_experts_are_compiled_beside_a_router_that_is_told_what_to_choose(waits: list[list[str]]) -> None:
+    """Outputs, gradients and what routers note are those of layers that are not compiled; so it is undone."""
+    torch.manual_seed(0)
+    model = prepare_model(mixture_lm(31, hidden=WIDTH), gradient_checkpointing=True)
+    routers = Routers.of(model)
+    assert routers is not None
+
+    def train(length: int) -> list[torch.Tensor]:
+        ids = torch.arange(length)[None]
+        routes = np.stack([np.roll(np.arange(8), i)[:2] for i in range(4 * length)])
+        with routers.replaying(routes.astype(np.uint8).reshape(length, 4, 2), None, torch.device("cpu")):
+            hidden = hidden_states(model, ids, ids, None)
+            hidden.pow(2).sum().backward()
+            found = [hidden.detach().clone(), routers.recorded().clone()]
+        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        return found
+
+    plain = [train(length) for length in (5, 9)]
+    compile_layers(model)
+    for expected, length in zip(plain, (5, 9), strict=True):
+        for one, other in zip(train(length), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert waits
+    compiled_calls = len(waits)
+    bare_layers(model)
+    checkpoint_layers(model, True)
+    assert all(torch.equal(*pair) for pair in zip(train(5), plain[0], strict=True))
+    assert len(waits) == compiled_calls
