@@ -100,8 +100,8 @@ def _without_stdout() -> int:
     """Whoever read the output has gone (`| head`): what was running has been stopped; say so."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains once more at its end
     print(
-        "launcher: nobody reads the output any more (a closed pipe), so the run was stopped; "
-        "write it to a file, and the same command resumes",
+        "launcher: nobody reads the output any more (a closed pipe), so it ends here; give the same "
+        "command with its output in a file, which resumes a run that was going on",
         file=sys.stderr,
     )
     return FAILED

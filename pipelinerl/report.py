@@ -1,5 +1,6 @@
 """Report a run, also while it is going on: python -m pipelinerl.report OUTPUT_DIR."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,14 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     try:
         report_run(args.output_dir)
+        sys.stdout.flush()
     except (ConfigError, DamagedLine, StreamError) as error:
         print(printable(f"report: {error}"), file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `| head`: the report is written; keep the interpreter from complaining
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError as error:  # a full disk, a folder that may not be written or read
+        print(printable(f"report: {error}; put it right, then report again"), file=sys.stderr)
         return 1
     return 0
 

@@ -22,6 +22,7 @@ TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ANSWER_STEMS = frozenset({"qa_dict", "file_dict", "eval", "dr_question"})
 TEXT_SUFFIXES = (".md", ".txt", ".csv")
 ORIGINAL_SUFFIXES = (".pdf", ".docx", ".pptx", ".xlsx", ".html", ".jsonl")
+_POINTER = "version https://git-lfs.github.com/spec/"
 _HEADING = re.compile(r"^#{1,6}[ \t]+(\S.*)$", re.MULTILINE)
 
 
@@ -127,25 +128,39 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
         if holds_answers(places[path].relative_to(boundary)) or (status.st_dev, status.st_ino) in answers:
             continue
         text = _read_text(path)
-        if text.strip() and text not in copies:
+        if text.startswith(_POINTER):
+            raise CorpusError(f"{path} is a pointer of git LFS and not the text; run git lfs pull")
+        if text.strip() and _bare(text) not in copies:
             rest = relative.as_posix()
             yield LocalDocument(task_id, rest, text, originals.get(strip_extensions(rest).lower()))
-    outside = [path for path in found if path not in inside]
+    if unread := [
+        path for path in (files, *paths) if path.is_dir() and not os.access(path, os.R_OK | os.X_OK)
+    ]:
+        raise CorpusError(f"{unread[0]} cannot be read (its permissions); let the server read it")
+    outside = [path for path in found if path not in inside or not os.path.exists(path)]
     outward = [path for path in outside if path.suffix.lower() in TEXT_SUFFIXES or path.is_dir()]
     if outward and not kept:
         raise CorpusError(
-            f"{outward[0]} leads out of the task's folder, and so do all its {len(outward)} texts, which are "
-            "not served: copy the files themselves there (cp -rL; a hub's download with a local folder)"
+            f"{outward[0]} leads out of the task's folder, or nowhere, and so do all its {len(outward)} "
+            "texts, which are not served: copy the files themselves there (cp -rL; a hub's download with a "
+            "local folder)"
         )
     if outward:
-        logger.warning("%s: %d links lead out of the folder and are not served", files, len(outward))
+        logger.warning(
+            "%s: %d links lead out of the folder, or nowhere, and are not served", files, len(outward)
+        )
 
 
 def _answer_files(folder: Path) -> tuple[set[tuple[int, int]], set[str]]:
     """Of the task's answer files: device and number, by which a hard link to one is known, and the text."""
     named = [path for path in folder.rglob("*") if holds_answers(path.relative_to(folder)) and path.is_file()]
     numbers = {(status.st_dev, status.st_ino) for status in (path.stat() for path in named)}
-    return numbers, {path.read_text(encoding="utf-8-sig", errors="replace") for path in named}
+    return numbers, {_bare(_read_text(path, "replace")) for path in named}
+
+
+def _bare(text: str) -> str:
+    """Without blanks: an editor adds a line's end to a copy, a program indents its JSON."""
+    return "".join(text.split())
 
 
 def holds_answers(relative: PurePath) -> bool:
@@ -153,9 +168,9 @@ def holds_answers(relative: PurePath) -> bool:
     return any(part.lstrip(".").split(".", 1)[0].strip().lower() in ANSWER_STEMS for part in relative.parts)
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, errors: str = "strict") -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig", errors=errors)
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path} is not UTF-8 (byte {error.start}); convert it to UTF-8") from error
     except OSError as error:

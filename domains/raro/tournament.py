@@ -31,6 +31,7 @@ from domains.raro.evaluate import is_correct, verifiable
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, Verdict, parse_verdict
 from domains.raro.prompts import critic_prompt, ordered, policy_prompt
 from domains.raro.rollout import read_answer
+from pipelinerl.base.child import wrapped
 from pipelinerl.base.errors import CommandParser, printable
 from pipelinerl.config import ConfigError, load_tree
 from pipelinerl.config.compose import compose
@@ -198,9 +199,8 @@ async def served(model: str, args: argparse.Namespace) -> AsyncIterator[str]:
         "--threads",
         str(args.threads),
     ]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pipelinerl.engines.cpu", *given, stdout=asyncio.subprocess.PIPE
-    )
+    argv = wrapped([sys.executable, "-m", "pipelinerl.engines.cpu", *given])
+    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
         line = (await asyncio.wait_for(process.stdout.readline(), ENGINE_START_S)).decode()

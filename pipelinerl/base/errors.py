@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -64,7 +65,12 @@ def first_line(error: Exception) -> str:
 
 
 def show_what_it_can() -> None:
-    """Let stdout print a question mark for what the terminal cannot show, instead of failing."""
+    """Let stdout print a question mark for what the terminal cannot show, instead of failing.
+
+    One that was closed before the start (`>&-`) shows nothing.
+    """
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
 
@@ -93,7 +99,9 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     """One line per pydantic problem: dotted key, value, what is allowed."""
     lines = []
     for item in error.errors(include_url=False):
-        path = [*([prefix] if prefix else []), *(str(part) for part in item["loc"])]
+        # Of a key that takes values of several types each type is a part, such as `list[str]`.
+        parts = (str(part) for part in item["loc"] if "[" not in str(part))
+        path = [*([prefix] if prefix else []), *parts]
         key = ".".join(path)
         if item["type"] == "extra_forbidden":
             *parents, name = item["loc"]

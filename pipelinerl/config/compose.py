@@ -19,7 +19,7 @@ from yaml import YAMLError
 from pipelinerl.base.errors import ConfigError, first_line, suggestion
 from pipelinerl.config.choice import Choice
 from pipelinerl.config.detect import visible_devices
-from pipelinerl.config.hydra_files import file_order, files, in_subfolder
+from pipelinerl.config.hydra_files import file_order, files, in_one_line, in_subfolder
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_bundled
 from pipelinerl.config.keys import apply, brought_keys, leaves
 from pipelinerl.config.legacy import not_yaml, settle, whole_tree
@@ -59,6 +59,7 @@ class Composition:
         return origin(self.layers, keys)
 
 
+@in_one_line()
 def compose(
     given: Sequence[str] = (), config_name: str | None = None, config_dir: Path | None = None
 ) -> Composition:

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from pipelinerl.base.errors import ConfigError, explain
@@ -51,7 +52,10 @@ def _is_copy(tree: DictConfig, line: str) -> bool:
     """Whether a problem is about a key that takes its value from another one, which is named as well."""
     key = line.partition("=")[0]
     parent, _, name = key.rpartition(".")
-    node = OmegaConf.select(tree, parent) if parent else tree
+    try:
+        node = OmegaConf.select(tree, parent) if parent else tree
+    except OmegaConfBaseException:  # a line about an item of a list, whose place is no key
+        return False
     return isinstance(node, DictConfig) and name in node and OmegaConf.is_interpolation(node, name)
 
 

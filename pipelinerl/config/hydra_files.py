@@ -71,6 +71,21 @@ class _UserFolders(SearchPathPlugin):  # type: ignore[misc]
 
 
 @contextmanager
+def in_one_line() -> Iterator[None]:
+    """Raises ConfigError for what omegaconf refuses while files are read and laid over each other."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        key = f"{error.full_key}: " if error.full_key else ""
+        raise ConfigError(f"a configuration file cannot be read: {key}{first_line(error)}") from None
+    except RecursionError:
+        raise ConfigError(
+            "a configuration file cannot be read: it is among its own defaults, or sections are too deep "
+            "inside each other; take its name out of the defaults"
+        ) from None
+
+
+@contextmanager
 def _hydra(roots: Sequence[Path]) -> Iterator[ConfigLoader]:
     """hydra over these folders, for one call. Raises ConfigError for what it refuses."""
     Plugins.instance().register(_UserFolders)

@@ -2,7 +2,8 @@
 
 A run's tree is read by people and shared: `files.save` writes it masked, with the values beside it in a file
 that is its owner's alone. Secret is what comes from the environment (`${oc.env:NAME}`), what a key names as a
-token, key, password or secret, an address with a password in it, and what repeats one of these.
+token, key, password or secret, a text with one in it (an address, a header, an option of a command), and
+what refers to one of these.
 """
 
 import os
@@ -21,6 +22,7 @@ Place = tuple[str | int, ...]
 """Keys and indices from the root of the tree."""
 _ALWAYS = {
     *("password", "passwords", "passwd", "passphrase", "passphrases", "pwd", "secret", "secrets"),
+    *("passcode", "passcodes", "pw", "jwt", "otp"),
     *(
         "credential",
         "credentials",
@@ -36,7 +38,7 @@ _ALWAYS = {
 }
 _TOKENS = {"token", "tokens"}
 """In a key that is not the core's: `max_tokens` holds a number, which is not masked."""
-_LAST = {"key", "keys", "pat"}
+_LAST = {"key", "keys", "pass", "pat"}
 """As the last word of such a key."""
 _OF_KEYS = {"access", "account", "api", "encryption", "master", "private", "signing", "ssh"}
 """Before the word key, wherever it is in such a key."""
@@ -44,9 +46,12 @@ _WHERE = {"env", "file", "id", "ids", "name", "path"}
 """As the last word: where a secret is found, or of which it is."""
 _VARIABLE = re.compile(r"oc\.env:\s*['\"]?([^,}'\"\s]+)")
 _IN_ADDRESS = re.compile(
-    r"://[^/\s@]*:[^/\s@]+@|\bhttps?://[^/\s@]+@|[?&][\w-]*(token|key|secret|password|signature)[\w-]*=",
+    r"://[^/\s@]*:[^/\s@]+@|\bhttps?://[^/\s@]+@|[?&#;](sig|[\w-]*(token|key|secret|password|pwd|signature)[\w-]*)=",
     re.IGNORECASE,
 )
+_IN_HEADER = re.compile(r"\bauthorization:\s*\S|^\s*bearer\s+\S{6,}\s*$", re.IGNORECASE)
+_IN_COMMAND = re.compile(r"(?:^|\s)(?:--?([a-z][\w-]*)|([A-Z][A-Z0-9_]*))=(?=\S*[A-Za-z])")
+"""An option or a variable with its value, as commands have them; one of a number counts something."""
 _LEAST_REPEATED = 6
 """Characters of a value that is also looked for inside of others; shorter ones are part of too much."""
 
@@ -115,7 +120,13 @@ def _is_secret(place: Place, value: Any, raw: Any) -> bool:
     if not isinstance(value, str):
         return False
     below = (place[: depth + 1] for depth, part in enumerate(place) if _names_token(part))
-    return any(not _is_core(one) for one in below) or bool(_IN_ADDRESS.search(value))
+    return any(not _is_core(one) for one in below) or _holds_secret(value)
+
+
+def _holds_secret(text: str) -> bool:
+    """Whether an address, a header or an option in it has a secret."""
+    named = (option or variable for option, variable in _IN_COMMAND.findall(text))
+    return bool(_IN_ADDRESS.search(text) or _IN_HEADER.search(text)) or any(map(names_secret, named))
 
 
 def names_secret(name: str) -> bool:
@@ -138,8 +149,8 @@ def _from_environment(raw: Any) -> bool:
 
 
 def _words(part: str | int) -> list[str]:
-    """`hfToken`, `HF_TOKEN` and `hf-token` are the words hf and token."""
-    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", str(part))
+    """`hfToken`, `HFToken`, `HF_TOKEN` and `hf-token` are the words hf and token."""
+    apart = re.sub(r"([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])", r"\1\3 \2\4", str(part))
     return re.findall(r"[a-z]+", apart.lower())
 
 

@@ -104,28 +104,40 @@ def weights_directory(
 
 
 def _make(folder: Path) -> None:
-    """Make a folder; one in shared memory, where everybody may write, is this user's alone.
+    """Make a folder; one where everybody may write, as in shared memory or /tmp, is this user's alone.
 
     Raises OSError for one that another user made there, who could read or replace the weights.
     """
-    if folder.parent != SHARED_MEMORY:
-        folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.parent != SHARED_MEMORY and not folder.parent.stat().st_mode & stat.S_IWOTH:
+        folder.mkdir(exist_ok=True)
         return
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    if not _is_own(folder):
         why = "not a folder of this user; have its owner remove it, or set weights.directory"
         raise OSError(errno.EPERM, why, str(folder))
-    if found.st_mode & 0o077:  # made by hand
+    if folder.stat().st_mode & 0o077:  # made by hand
         folder.chmod(0o700)
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether it is a folder, and no link to one, of this process's user."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _owner_file(folder: Path) -> TextIO:
+    """Its file of the owner, opened; OSError for a pipe, at which this would wait, and for a link."""
+    flags = os.O_NONBLOCK | os.O_NOFOLLOW
+    return open(folder / OWNER, "a", opener=lambda path, asked: os.open(path, asked | flags, 0o666))
 
 
 def claim(folder: Path) -> TextIO:
     """Make the folder this process's own until the returned file is closed, or the process ends."""
     while True:
         _make(folder)
-        owner = (folder / OWNER).open("a")
+        owner = _owner_file(folder)
         fcntl.flock(owner, fcntl.LOCK_SH)
         with suppress(FileNotFoundError):  # somebody removed the folder between the two lines above
             if os.path.samestat(os.fstat(owner.fileno()), (folder / OWNER).stat()):
@@ -139,12 +151,17 @@ def remove_abandoned(dry_run: bool = False) -> dict[Path, int]:
     Folders of other users, and such without an owner's file, are left alone.
     """
     found: dict[Path, int] = {}
-    for path in sorted(SHARED_MEMORY.glob(f"{OF_A_RUN}*/{OWNER}")):
-        with suppress(OSError), path.open("a") as owner:
+    for owned in sorted(SHARED_MEMORY.glob(f"{OF_A_RUN}*/{OWNER}")):
+        folder = owned.parent
+        with suppress(OSError):
+            if not _is_own(folder):
+                continue
+        with suppress(OSError), _owner_file(folder) as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found[path.parent] = sum(file.stat().st_size for file in path.parent.iterdir())
+            size = sum(file.lstat().st_size for file in folder.iterdir())
             if not dry_run:
-                shutil.rmtree(path.parent)
+                shutil.rmtree(folder)
+            found[folder] = size
     return found
 
 

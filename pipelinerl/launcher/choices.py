@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
+from pipelinerl.base.errors import printable
 from pipelinerl.base.files import write_whole
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.environments import environment_specs
@@ -28,6 +28,7 @@ from pipelinerl.launcher.memory_choice import AHEAD, FSDP, PREFIXES, ROWS, SIZED
 from pipelinerl.launcher.plan import NO_ADDRESS, RunPlan
 from pipelinerl.launcher.routing_choice import KEY as ROUTING
 from pipelinerl.launcher.trainer_choice import TrainerChoice
+from pipelinerl.observe.progress import Output
 from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.observe.wandb_run import wandb_mode
 from pipelinerl.weights.transports.base import adapters_alone, weights_ahead, why_merged
@@ -52,7 +53,7 @@ class Row(NamedTuple):
 def table(plan: RunPlan) -> list[Row]:
     """Rows of the table, in the order in which a run uses them, without secrets."""
     hidden_values = secrets_of(plan.tree)
-    return [Row(*(hidden(cell, hidden_values) for cell in row)) for row in _rows(plan)]
+    return [Row(*(printable(hidden(cell, hidden_values)) for cell in row)) for row in _rows(plan)]
 
 
 def _rows(plan: RunPlan) -> Iterator[Row]:
@@ -316,7 +317,7 @@ def print_choices(plan: RunPlan) -> None:
         shown.add_column(column, overflow="fold")
     for row in table(plan):
         shown.add_row(*row)
-    Console(width=None if os.isatty(1) else 144).print(shown)
+    Output(width=None if os.isatty(1) else 144).print(shown)
 
 
 def keep_choices(output_dir: Path, rows: Sequence[Row]) -> None:

@@ -149,7 +149,8 @@ class RunFolder(Closing):
         try:
             return int(OmegaConf.select(read_shown(self.path), "attempt")) + 1
         except (ConfigError, ValueError, TypeError) as error:
-            aside = [int(path.name.removeprefix("streams_")) for path in self.path.glob("streams_[0-9]*")]
+            named = (path.name.removeprefix("streams_") for path in self.path.glob("streams_[0-9]*"))
+            aside = [int(number) for number in named if number.isdecimal()]
             log.warning("damaged tree: starts are counted by the streams that were set aside: %s", error)
             return max(aside, default=-1) + 2
 
@@ -196,7 +197,7 @@ class RunFolder(Closing):
                 raise ValueError(f"{text[:40]!r} is no mark")
             if not all(type(value) is int and value >= 0 for value in done.values()):
                 raise ValueError(f"{text[:40]!r} counts nothing")
-        except (ValueError, OSError) as error:
+        except (ValueError, RecursionError, OSError) as error:
             raise ConfigError(
                 f"{mark}: damaged ({first_line(error)}); remove it, then the same command goes on from the "
                 "last checkpoint, or finds its steps made"

@@ -4,6 +4,8 @@ Everything comes from the files that the roles write (metrics.jsonl, status.json
 for any run on this disk and costs the roles nothing.
 """
 
+import errno
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,20 @@ def notable_waits(status: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
+class Output(Console):
+    """What commands print on stdout, as it is. Raises BrokenPipeError where nobody reads it any more.
+
+    rich would take `[red]` in a path or a name for a colour, end with a traceback at `[/x]`, and end the
+    process with status 1 and no word where nobody reads.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 class ProgressDisplay(Closing):
     """Shows the status line: in place on a terminal, else as plain lines when something changed.
 
@@ -138,7 +154,7 @@ class ProgressDisplay(Closing):
         self._accounting.update()  # of an earlier start; a damaged file is refused before anything starts
         self._tails = [LineTail(output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")]
         self._latest: dict[str, Any] = {}
-        self._console = console or Console(soft_wrap=True, highlight=False)
+        self._console = console or Output(soft_wrap=True)
         self._shown = ""
         self._plain, self._next = plain, self._start
         self._live: Live | None = None

@@ -16,6 +16,7 @@ from pipelinerl.observe.balance import Balance
 from pipelinerl.observe.comparisons import EXPLANATION, label_rows
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
+from pipelinerl.observe.progress import Output
 from pipelinerl.observe.report_page import write_report_page
 from pipelinerl.observe.summary import Section, Summary, summarise
 
@@ -210,7 +211,7 @@ def write_report(
     text = msgspec.json.format(msgspec.json.encode(content), indent=2)
     write_whole(report_dir / "report.json", text + b"\n")
     write_report_page(output_dir, shown, figures, rollouts)
-    console = console or Console(highlight=False)
+    console = console or Output()
     # Tables need some room; a narrower terminal wraps them, a pipe has no width of its own.
     console.width = max(console.width, _LEAST_WIDTH if console.is_terminal else _PIPE_WIDTH)
     print_report(shown, report_dir, console)

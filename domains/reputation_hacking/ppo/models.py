@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -76,7 +77,7 @@ def make_model(params: Params, recipe: Recipe, env: VecEnv, seed: int, n_steps: 
     rest_at = float(np.float32(params.fatigue_threshold / params.fatigue_max)) if recipe.rest_flag else None
     # Plain floats, since the schedule is saved with the model.
     last, fall = recipe.final_learning_rate, recipe.learning_rate - recipe.final_learning_rate
-    return PPO(
+    model = PPO(
         "MlpPolicy",
         env,
         learning_rate=lambda left: last + fall * left,
@@ -96,6 +97,8 @@ def make_model(params: Params, recipe: Recipe, env: VecEnv, seed: int, n_steps: 
         seed=seed,
         verbose=0,
     )
+    model.set_logger(Logger(None, []))  # its own would leave a folder in /tmp for each model
+    return model
 
 
 def model_state(

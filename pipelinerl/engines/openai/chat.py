@@ -82,10 +82,13 @@ def read_tool_calls(text: str, tagged: Schemas | None = None) -> tuple[str | Non
     calls: list[dict[str, Any]] = []
     for part in rest.split(OPEN):
         inside = part.partition(CLOSE)[0]
-        functions = _json_call(inside) if tagged is None else _tagged_calls(inside, tagged)
+        try:
+            functions = _json_call(inside) if tagged is None else _tagged_calls(inside, tagged)
+            calls += map(_tool_call, functions)
+        except RecursionError:  # arguments with a thousand brackets inside each other
+            return text, []
         if not functions:
             return text, []
-        calls += map(_tool_call, functions)
     return (text[:start] + answer).strip() or None, calls
 
 

@@ -169,6 +169,8 @@ def errors_as_json(
             return await handler(request)
         except BODY_ERRORS:
             return told(BadRequest(BAD_BODY), 400)
+        except RecursionError:  # of JSON in the body, or of a template that writes it out
+            return told(BadRequest("the body has brackets too deep inside each other; nest them less"), 400)
         except web.HTTPException as error:
             # aiohttp's own refusals: unknown routes, wrong methods, bodies that are too large.
             problem = ValueError(f"{request.method} {path_of(request)}: {error.reason}")

@@ -8,6 +8,10 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 T = TypeVar("T")
+MESSAGE_CHARS = 900
+"""Most characters of an error."""
+VERSION_DIGITS = 18
+"""Of a weight version, which then fits an integer of 64 bits."""
 
 
 class BadRequest(ValueError):
@@ -136,9 +140,12 @@ def parse(body: bytes, kind: type[T]) -> T:
 
 
 def check_version(text: str) -> None:
-    """BadRequest unless a weight version is a decimal integer."""
-    # `isdigit` alone also holds for characters that `int` refuses.
-    require((text.isascii() and text.isdigit(), f"weight version {text!r} is not a decimal integer"))
+    """BadRequest unless a weight version is a decimal integer of at most `VERSION_DIGITS` digits."""
+    # `isdigit` alone also holds for characters that `int` refuses, and `int` refuses thousands of digits.
+    sound = text.isascii() and text.isdigit() and len(text) <= VERSION_DIGITS
+    require(
+        (sound, f"weight version {text[:30]!r} is not a decimal integer of at most {VERSION_DIGITS} digits")
+    )
 
 
 def require(*rules: tuple[bool, str]) -> None:
@@ -149,8 +156,9 @@ def require(*rules: tuple[bool, str]) -> None:
 
 
 def error_body(error: BaseException, status: int, kind: str | None = None) -> dict[str, Any]:
-    """An error as OpenAI's clients expect it, on one line."""
+    """An error as OpenAI's clients expect it, on one line, however long what it quotes of the request is."""
     message = " ".join(str(error).split())
+    message = message if len(message) <= MESSAGE_CHARS else f"{message[: MESSAGE_CHARS - 3]}..."
     return {
         "error": {"message": message, "type": kind or type(error).__name__, "param": None, "code": status}
     }

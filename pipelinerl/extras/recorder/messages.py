@@ -180,7 +180,7 @@ def _uses(reply: Reply) -> list[Block] | None:
     for one in reply.tool_calls:
         try:
             given = msgspec.json.decode(one.function.arguments or "{}", type=dict[str, Any])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
         uses.append({"type": "tool_use", "id": one.id, "name": one.function.name, "input": given})
     return uses

@@ -183,8 +183,9 @@ class _Channel:
         answer = json.loads(self._answers.readline() or b'{"error": "EOFError", "message": "it ended"}')
         if "error" in answer:
             kind = getattr(builtins, str(answer["error"]), RuntimeError)
-            # Not SystemExit, which would end the tests as if all had passed.
-            if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            # Not SystemExit, which would end the tests as if all had passed, nor StopIteration, which would
+            # end `all(map(...))` so; a generator makes this of it, too.
+            if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is StopIteration:
                 kind = RuntimeError
             raise kind(str(answer.get("message")))
         if "method" in answer:

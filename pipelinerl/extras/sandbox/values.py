@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 PLAIN: tuple[Any, ...] = (bool, int, float, str)
+_HUGE = 10**4000
+"""Python neither writes nor reads integers of more than 4,300 digits in tens; in hexadecimal ones it does."""
 SEQUENCES: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 TYPES: dict[str, type] = {
     kind.__name__: kind
@@ -63,6 +65,8 @@ def encode(value: Any, kept: Kept | None = None) -> Any:
     """
     if value is None:
         return None
+    if isinstance(value, int) and abs(int(value)) >= _HUGE:
+        return {"int": hex(int(value))}
     for kind in PLAIN:
         if isinstance(value, kind):
             return kind(value)
@@ -104,6 +108,8 @@ def decode(value: Any, known: Callable[[Any], Any] | None = None) -> Any:
             return SEQUENCES[name](decode(item, known) for item in inside)
         if name == "dict":
             return {decode(key, known): decode(item, known) for key, item in inside}
+        if name == "int":
+            return int(inside, 16)
         if name == "complex":
             return complex(*inside)
         if name == "bytes":

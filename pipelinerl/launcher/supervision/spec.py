@@ -122,6 +122,8 @@ def write_start_script(spec: ChildSpec, secrets: Mapping[Place, Any] | None = No
     lines += [f"export {key}={shlex.quote(value)}" for key, value in sorted(spec.env.items())]
     lines.append(f"exec {shlex.join(spec.argv)}")
     path = Path(spec.log_dir) / "start.sh"
-    text = "\n".join(lines) + "\n"
-    write_whole(path, text, mode=0o755 if hidden(text, secrets or {}) == text else 0o700)
+    known = secrets or {}
+    given = [*spec.argv, *spec.env.values()]  # before they are quoted, which changes what has a quote in it
+    private = any(hidden(one, known) != one or one in map(str, known.values()) for one in given)
+    write_whole(path, "\n".join(lines) + "\n", mode=0o700 if private else 0o755)
     return path

@@ -42,6 +42,13 @@ more:
   webhook: https://hooks.example.com/written-2626-hook
   signed: https://h/x?X-Amz-Signature=written-2727-sign
   remote: https://written-2828-user@host/mine.git
+  HFToken: written-3131-acronym
+  db_pass: written-3232-word
+  blob: https://h/x?sv=1&sig=written-3333-sas
+  connection: Endpoint=sb://h;SharedAccessKey=written-3434-conn
+  lines: ["Authorization: Bearer written-3535-line", "--api-key=written-3636-option"]
+  command: OPENAI_API_KEY=written-3737-shell python judge.py --max-tokens=512
+  counts: python judge.py --max-tokens=512
 decoded: ${oc.decode:${oc.env:FAKE_MAPPING}}
 vllm_config:
   vllm_kwargs: {api-key: written-7777-vllm, max-num-seqs: 3}
@@ -54,11 +61,13 @@ ENVIRONMENT = {
 }
 SECRETS = [f"written-{n}" for n in (1111, 2222, 3333, 4444, 5555, 6666, 7777)]
 SECRETS += [f"written-{n}" for n in (2121, 2929, 2323, 2424, 2525, 2626, 2727, 2828)]
+SECRETS += [f"written-{n}" for n in (3131, 3232, 3333, 3434, 3535, 3636, 3737)]
 SECRETS += ["environment-8888", "environment-9999", "environment-1010", "60606"]
 OPEN = [
     "JUDGE_KEY",
     "JUDGE_FILE",
     "answer_tokens: 12",
+    "counts: python judge.py --max-tokens=512",
     "timeout: 30",
     "max-num-seqs: 3",
     "environment_key: null",

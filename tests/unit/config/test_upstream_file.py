@@ -113,6 +113,29 @@ def test_a_value_that_changes_results_is_refused(
         composed("hardware=gpu", config_dir=folder, config_name="exp_config")
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("train_dataset_names: [1, null]", "train_dataset_names.1: missing"),
+        ("environments: [abc]", "environments.0='abc': input should be a valid dictionary"),
+        ("x: ${y", "a configuration file cannot be read: x: "),
+        ("null: 2", "a configuration file cannot be read: Incompatible key type"),
+        (
+            "defaults: [exp_config, _self_]",
+            "a configuration file cannot be read: it is among its own defaults",
+        ),
+    ],
+)
+def test_what_omegaconf_refuses_is_one_line(composed: Compose, folder: Path, given: str, said: str) -> None:
+    defaults = "" if given.startswith("defaults") else "defaults: [base, _self_]\n"
+    file = "dataset_loader: a.b\nactor: {rollout_policy: a.c}\n"
+    (folder / "exp_config.yaml").write_text(f"{defaults}{file}{given}\n")
+    with pytest.raises(ConfigError) as refused:
+        typed(composed("hardware=cpu", config_dir=folder, config_name="exp_config").tree)
+    assert any(said in problem for problem in refused.value.problems)
+    assert all("\n" not in problem for problem in refused.value.problems)
+
+
 @pytest.mark.parametrize("key", sorted(REMOVED))
 def test_a_key_that_is_gone_passes_at_its_default_with_a_line_or_not_at_all(key: str) -> None:
     given = list[str]()

@@ -10,6 +10,7 @@ from tests.support.text_model import build_text_model
 
 Case = tuple[Any, str]
 DEEP = b"[" * 50_000
+DEEP_CALL = {"function": {"name": "f", "arguments": DEEP.decode()}}
 SAMPLING = {"max_tokens": 2, "temperature": 1.0, "logprobs": 0}
 
 
@@ -55,6 +56,7 @@ ENGINE: dict[str, list[Case]] = {
         (sampling(min_p=3), "min_p 3.0"),
         (sampling(seed="x"), "$.sampling_params.seed"),
         (sampling(stop_token_ids=[9999]), "9999"),
+        (sampling(stop_token_ids=[-1] * 100_000), "stop_token_ids [-1, -1"),
         (sampling(min_tokens=9), "min_tokens 9"),
         (sampling(n=0), "n 0"),
         (sampling(n=1000), "n 1000"),
@@ -79,6 +81,7 @@ ENGINE: dict[str, list[Case]] = {
         ({"prompt": "hi", "max_tokens": 0}, "max_tokens 0"),
         ({"prompt": "hi", "n": -1}, "n -1"),
         ({"prompt": "hi", "model": "other"}, "'other'"),
+        ({"prompt": "hi", "model": "other" * 100_000}, "model 'other"),
         ({"prompt": "hi", "temperature": "x"}, "$.temperature"),
     ],
     "/v1/chat/completions": [
@@ -90,6 +93,8 @@ ENGINE: dict[str, list[Case]] = {
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": "t"}, "$.tools"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "tools": [{"a": ' + DEEP + b"]" * 50_000, "nest"),
+        ({"messages": [{"role": "assistant", "tool_calls": [DEEP_CALL]}]}, "nest them less"),
     ],
     "/pause?mode=keep&clear=1": [({}, "'clear'")],
     "/resume?now=1": [({}, "'now'")],
@@ -104,7 +109,10 @@ ENGINE: dict[str, list[Case]] = {
         ({"update_info": {"names": []}}, "`names`"),
     ],
     "/finish_weight_update": [({"version": "1"}, "`version`")],
-    "/update_weight_version": [({"weight_version": "one"}, "'one'")],
+    "/update_weight_version": [
+        ({"weight_version": "one"}, "'one'"),
+        ({"weight_version": "9" * 5000}, "at most 18 digits"),
+    ],
     "/weight_checker": [({"action": "snapshot"}, "`action`")],
     "/shutdown_weight_transfer_engine": [({"now": True}, "`now`")],
     "/v1/embeddings": [({}, "POST /v1/embeddings: Not Found")],

@@ -59,6 +59,7 @@ DAMAGES: list[Callable[[str], str]] = [
     lambda _: '{"steps": "40"}',
     lambda _: '{"steps": 40, "epochs": null}',
     lambda _: "\x00" * 30,
+    lambda _: "[" * 100_000,
 ]
 
 
@@ -234,6 +235,12 @@ def test_a_closed_output_is_one_line(tmp_path: Path) -> None:
     os.close(write)
     assert ended.returncode == 1
     assert "nobody reads the output any more (a closed pipe)" in one_line(ended.stderr)
+
+
+def test_an_output_that_was_closed_before_the_start_shows_nothing(tmp_path: Path) -> None:
+    command = f"exec {sys.executable} -m pipelinerl.launch --help >&-"
+    ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=300)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("damage", ["", "x", "3 0123", "-1", "٣", None])

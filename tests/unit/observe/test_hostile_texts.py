@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipelinerl.base.errors import CommandParser, ConfigError, printable
@@ -17,7 +18,7 @@ from pipelinerl.launcher.run import failure_line
 from pipelinerl.launcher.supervision import ChildFailed
 from pipelinerl.modeling.loading import DamagedModel, load_causal_lm
 from pipelinerl.modeling.value_head import load_tensors
-from pipelinerl.observe.progress import ProgressDisplay
+from pipelinerl.observe.progress import Output, ProgressDisplay
 from pipelinerl.observe.report import write_report
 from retrieval_server import __main__ as serve
 from retrieval_server import arguments, index
@@ -60,6 +61,23 @@ def test_a_report_steers_nothing(tmp_path: Path) -> None:
     folder = write_report(tmp_path, None, [section], Console(file=said))
     for text in (said.getvalue(), (folder / "report.md").read_text()):
         assert "owned" in text and steers(text) == []
+
+
+def test_a_table_shows_brackets_and_colons_as_they_are() -> None:
+    said, table = io.StringIO(), Table("a")
+    table.add_row("[red]x [/y] :smile:")
+    Output(file=said).print(table)
+    assert "[red]x [/y] :smile:" in said.getvalue()
+    assert [path for path in (ROOT / "pipelinerl").rglob("*.py") if "Console(" in path.read_text()] == []
+
+
+def test_what_nobody_reads_is_an_error_that_the_launcher_names() -> None:
+    class Left(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        Output(file=Left()).print("a line")
 
 
 @pytest.mark.parametrize("command", ["report", "view", "new_domain", "streams"])

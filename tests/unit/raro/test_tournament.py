@@ -3,8 +3,13 @@
 import asyncio
 import json
 import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -204,3 +209,32 @@ def test_an_engine_that_does_not_answer_is_one_line(
     monkeypatch.setattr("domains.raro.tournament.run", unanswered)
     assert main(["--base-url", "http://x", "--model", "m"]) == 2
     assert capsys.readouterr().err == "tournament: http://x: connection: refused\n"
+
+
+STARTS_AN_ENGINE = """
+import argparse, asyncio, os, signal, sys, time
+from domains.raro import tournament
+real = asyncio.create_subprocess_exec
+async def started(*argv, **options):
+    engine = "import os, time; print('engine', os.getpid(), 'on http://x', flush=True); time.sleep(600)"
+    process = await real(*argv[: argv.index('-m')], "-c", engine, **options)
+    print(process.pid, flush=True)
+    return process
+asyncio.create_subprocess_exec = started
+async def main():
+    args = argparse.Namespace(base_url=None, context=8, threads=1)
+    async with tournament.served("m", args) as address:
+        assert address == "http://x"
+        os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
+def test_the_engine_of_a_tournament_that_is_killed_ends_with_it() -> None:
+    command = [sys.executable, "-c", STARTS_AN_ENGINE]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300)
+    assert ended.returncode == -signal.SIGKILL
+    pid, ends = int(ended.stdout), time.monotonic() + 60
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < ends, "the engine goes on"
+        time.sleep(0.02)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -218,9 +219,14 @@ def test_the_originals_game_and_training_are_two_options(tmp_path: Path) -> None
     assert [shape[1][name] for name in names] == [1e-3, 1e-5, 0.02, 0.01]
 
 
-def test_a_constant_bonus_stays(tmp_path: Path) -> None:
+def test_a_constant_bonus_stays_and_no_folder_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = ("--n-envs", "4", "--steps", "400", "--entropy", "0.05", "--learning-rate", "2e-4")
+    (elsewhere := tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
     assert train_in(tmp_path, *given) == 0
+    assert not list(elsewhere.glob("SB3-*"))
     saved = PPO.load(tmp_path / "trained_model.zip", device="cpu")
     assert (saved.ent_coef, saved.lr_schedule(0.0), saved.lr_schedule(1.0)) == (0.05, 2e-4, 2e-4)
 

@@ -234,7 +234,43 @@ def test_a_task_of_outward_links_is_refused_and_single_ones_are_told(
         list(read_task("DR1", tmp_path / "DR1"))
     (files / "c.md").write_text("one of its own")
     assert [one.rest for one in read_task("DR1", tmp_path / "DR1")] == ["c.md"]
-    assert "2 links lead out of the folder and are not served" in caplog.text
+    assert "2 links lead out of the folder, or nowhere, and are not served" in caplog.text
+
+
+ANSWERS = '{"answer": "the quarter"}\n'
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [ANSWERS, ANSWERS + "\n", ANSWERS.strip(), '{\n  "answer":\n    "the quarter"\n}', "\ufeff" + ANSWERS],
+)
+def test_a_copy_of_an_answer_file_is_one_however_it_is_spaced(copy: str, tmp_path: Path) -> None:
+    folder = task_of(tmp_path / "DR1")
+    (folder / "qa_dict.json").write_text(ANSWERS)
+    (folder / "files" / "notes.md").write_text(copy)
+    (folder / "files" / "more.md").write_text(ANSWERS + "and something of its own")
+    assert [one.rest for one in read_task("DR1", folder)] == ["more.md", "report.md"]
+
+
+def test_a_text_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = task_of(tmp_path / "DR1")
+    (folder / "files" / "gone.md").symlink_to("nothing.md")
+    assert [one.rest for one in read_task("DR1", folder)] == ["report.md"]
+    assert "1 links lead out of the folder, or nowhere" in caplog.text
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12\n"
+    (folder / "files" / "large.csv").write_text(pointer)
+    with pytest.raises(CorpusError, match=r"large.csv is a pointer of git LFS .* git lfs pull"):
+        list(read_task("DR1", folder))
+
+
+def test_a_folder_that_may_not_be_read_is_no_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = task_of(tmp_path / "DR1")
+    (closed := folder / "files" / "closed").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != closed)  # to root all are open
+    with pytest.raises(CorpusError, match=r"files/closed cannot be read"):
+        list(read_task("DR1", folder))
 
 
 def test_links_in_a_circle_lead_nowhere(tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ async def test_values_come_back_as_built_in_types() -> None:
         assert value is None and "a A is no value that can be compared" in outcome.stderr
         _, value = await box.call("class Solution:\n    def twice(self, n): return 2 * n", "twice", [4])
         assert value == 8
+        _, value = await box.call("def f(n): return [n * 10**4000]", "f", [-(10**5000)])
+        assert value == [-(10**9000)]  # more digits than Python reads
         outcome, value = await box.call("import os\ndef f(): os.write(3, b'{nonsense'); return 1", "f", [])
         assert outcome.ok and value is None
         outcome, value = await box.call("def f(): return 'x' * 10 ** 6", "f", [])
@@ -110,6 +112,8 @@ CHEATS = {
     "the frames above": "import sys, gc\ndef add(a, b):\n    sys._getframe(1).f_globals.clear(); return 0",
     "a marker": "print('PASSED', flush=True)\ndef add(a, b): print('PASSED'); return 0",
     "a written answer": "import os\ndef add(a, b): os.write(3, b'{\"value\": true}\\n' * 9); return 0",
+    "the end of an iteration": "def add(a, b): raise StopIteration",
+    "an end by name": "class StopIteration(Exception): pass\ndef add(a, b): raise StopIteration",
     "an error by name": "class SystemExit(Exception): pass\ndef add(a, b): raise SystemExit(0)",
     "a broken answer": "import os\ndef add(a, b): os.write(3, b'[[[[[[' * 100 + b'\\n'); return 3",
     "the tracer": "import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(print)\ndef add(a, b): return 0",
@@ -124,7 +128,8 @@ CHEATS = {
 
 @pytest.mark.parametrize("cheat", CHEATS)
 async def test_tests_of_a_data_set_cannot_be_passed_without_the_answer(cheat: str) -> None:
-    tests = "for a in range(5):\n    assert add(a, 2) == a + 2, a\nassert not add(0, 0) and add(-1, 0) == -1"
+    tests = "for a, sum in zip(range(5), map(add, range(5), [2] * 5)):\n    assert sum == a + 2, a\n"
+    tests += "assert all(map(lambda a: not add(a, -a), range(3)))"
     async with Sandbox(LIMITS) as box:
         right, passed = await box.check("def add(a, b): return a + b", ["add"], tests)
         assert right.ok and passed.ok

@@ -140,6 +140,41 @@ def test_a_folder_in_shared_memory_is_the_users_alone(
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_configured_folder_where_everybody_writes_is_as_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    folder = wire.weights_directory(tmp_path / "run", 1, shared)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    another = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another)
+    with pytest.raises(OSError, match="not a folder of this user"):
+        wire.weights_directory(tmp_path / "run", 1, shared)
+
+
+def test_what_others_put_into_shared_memory_holds_up_no_launcher_and_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "SHARED_MEMORY", tmp_path / "shm")
+    pipe, linked, theirs = (tmp_path / "shm" / f"pipelinerl-{name}" for name in ("pipe", "linked", "theirs"))
+    precious = tmp_path / "precious"
+    for folder in (pipe, theirs, precious):
+        folder.mkdir(parents=True)
+        (folder / "data").write_text("x")
+    os.mkfifo(pipe / wire.OWNER)  # who opens it to write waits for a reader
+    linked.symlink_to(precious)
+    for folder in (precious, theirs):
+        (folder / wire.OWNER).touch()
+    another = os.geteuid() + 1
+    with monkeypatch.context() as as_another:
+        as_another.setattr(os, "geteuid", lambda: another)
+        assert wire.remove_abandoned() == {}
+    assert set(wire.remove_abandoned()) == {theirs}, "this user's own"
+    assert (pipe / "data").exists() and (precious / "data").exists()
+
+
 @pytest.mark.parametrize("kind", ["folder", "link"])
 def test_a_folder_that_another_user_made_there_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -284,3 +284,10 @@ def test_the_start_script_quotes_and_holds_only_the_child_s_own_environment(
     assert "export OMP_NUM_THREADS=1" in text
     assert "secret" not in text
     assert text.endswith("""exec python -c 'print('"'"'a b'"'"')'\n""")
+
+
+@pytest.mark.parametrize("secret", ["it's-a-secret", "two\nlines of it", "abc"])
+def test_a_start_script_with_a_secret_is_its_owners_alone(secret: str, tmp_path: Path) -> None:
+    spec = ChildSpec(name="x", argv=["serve", "--api-key", secret], log_dir=tmp_path, env={})
+    assert write_start_script(spec, {("api_key",): secret}).stat().st_mode & 0o077 == 0
+    assert write_start_script(spec, {("api_key",): "another-secret"}).stat().st_mode & 0o055 == 0o055
