@@ -55,8 +55,8 @@ def _rollout_page(output_dir: Path, domain: Domain, observe: ObserveConfig) -> P
 
 def _holds_a_run(folder: Path) -> bool:
     """Whether a role has recorded anything there; a dry run or a start writes a configuration only."""
-    found = (next(folder.glob(pattern), None) for pattern in ("*/metrics.jsonl", "accounting/*.jsonl"))
-    return any(path is not None for path in found)
+    found = (path for pattern in ("*/metrics.jsonl", "accounting/*.jsonl") for path in folder.glob(pattern))
+    return any(path.stat().st_size for path in found)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     try:
         report_run(args.output_dir)
-    except (ConfigError, DamagedLine, StreamError) as error:
+    except (ConfigError, DamagedLine, StreamError, OSError) as error:
         print(printable(f"report: {error}"), file=sys.stderr)
         return 1
     return 0
