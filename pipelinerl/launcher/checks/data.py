@@ -100,6 +100,7 @@ def model_problems(cfg: Config) -> Iterator[str]:
         if not damaged:
             config = json.loads((path / "config.json").read_text())
             yield from _positions(cfg, config)
+            yield from _stop_ids(cfg, config)
             if "finetune" in cfg.debug.roles:
                 yield from _quantised(path, config)
                 yield from _layers(path, config)
@@ -140,6 +141,14 @@ def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
         )
 
 
+def _stop_ids(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
+    size = _of_text(config).get("vocab_size")
+    for group in ("llm", "test_llm"):
+        ids = getattr(cfg, group).parameters.stop_token_ids
+        if isinstance(size, int) and (unknown := [one for one in ids if one >= size]):
+            yield f"{group}.parameters.stop_token_ids={ids}: the model has ids below {size}, not {unknown[0]}"
+
+
 def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
     """Kinds of layers that the trainer refuses once it has loaded the model; not every file has them."""
     kinds = _of_text(config).get("layer_types")
@@ -174,6 +183,9 @@ def damaged_files(folder: Path) -> Iterator[str]:
     if index.is_file():
         yield from _shard_problems(folder, index)
     for path in sorted(folder.glob("*.safetensors")):
+        if not path.exists():  # as in a hub's cache whose blobs were cleared
+            yield f"model_path={folder}: {path.name} is a link to {path.readlink()}, which is not there"
+            continue
         problem = safetensors_problem(path)
         if problem is not None:
             yield f"model_path={folder}: {path.name} {problem}; copy or save it again"

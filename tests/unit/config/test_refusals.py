@@ -25,6 +25,7 @@ MISSPELT = [
     ("llm.parameters.max_token=3", "did you mean llm.parameters.max_tokens?"),
     ("+llm.parameters.logit_bias=1", "llm.parameters.logit_bias: unknown key"),
     ("model_path.x=1", "model_path holds a value and no keys"),
+    ("train_subset.begin=5", "set the whole of it, train_subset={begin: VALUE, end: VALUE}"),
     ("finetune=grop", "finetune=grop: no such choice; did you mean grpo?"),
     ("hardware=tpu", "hardware=tpu: no such profile"),
     ("streams=kafka", "streams=kafka: no such choice"),
