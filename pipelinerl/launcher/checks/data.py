@@ -42,6 +42,9 @@ def check(cfg: Config, dry_run: bool = False) -> Iterator[str]:
                     f"test_dataset_names: {name} is trained on too, so its evaluation would not be held out; "
                     "name another dataset, or set test_dataset_names=[] with eval_every_n_versions=0"
                 )
+        tested = cfg.test_dataset_names
+        for name in sorted({name for name in tested if tested.count(name) > 1}):
+            yield f"test_dataset_names: {name} is named twice, so its problems count twice; name it once"
         if cfg.debug.evaluates_only and not cfg.test_dataset_names:
             yield "test_dataset_names=[]: nothing to evaluate; name a dataset"
         elif cfg.eval_every_n_versions > 0 and not cfg.test_dataset_names:

@@ -97,6 +97,7 @@ def looked_at(tree: DictConfig) -> Looked:
         named = isinstance(error, ValueError | OSError)
         said = str(error).removeprefix(_loader(cfg)).lstrip(": ")
         return Looked([f"{_loader(cfg)}: {'' if named else f'{type(error).__name__}: '}{said}"])
+    test = test if cfg.evaluates else []
     said = f"{len(train)} to train on, {len(test)} to evaluate"
     if len(train) <= COMPARED and (both := shared(train, test)):
         said += f" ({both} of them are trained on too)"

@@ -86,6 +86,7 @@ CONTRADICTIONS = [
     ("actor.rollout_policy=f", "not a dotted path"),
     ("actor.rollout_policy=null", "actor.rollout_policy: missing"),
     ("train_dataset_names=[]", "nothing to train on"),
+    ("test_dataset_names=[other,more,other]", "test_dataset_names: other is named twice"),
     ("test_dataset_names=[other,train]", "train is trained on too, so its evaluation would not be held out"),
     ("test_dataset_names=[]", "set eval_every_n_versions=0"),
     ("train_subset={begin: 5, end: 5}", "it would be empty"),
