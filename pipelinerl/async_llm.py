@@ -88,12 +88,14 @@ async def _ask(
 
 
 def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:
-    output = LLMOutput(content=_content(llm.load_tokenizer(), generation))
+    text = ended_text(llm.load_tokenizer(), generation.token_ids, generation.stop_reason)
+    output = LLMOutput(content=text)
     if generation.message is not None:
         output = LLMOutput.model_validate({**generation.message, "role": "assistant"})
     info = {
         "model_name": llm.model_name,
         "finish_reason": generation.finish_reason,
+        "stop_reason": generation.stop_reason,
         "engine": generation.engine,
         "exact_versions": generation.exact_versions,
         "latency_s": generation.latency_s,
@@ -111,18 +113,20 @@ def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:
     )
 
 
-def _content(tokenizer: Any, generation: Generation) -> str:
-    """The text without the stop text or the stop id that ended it, as engines write it; the ids hold both."""
-    ids, stop = generation.token_ids, generation.stop_reason
-    if isinstance(stop, int) and len(ids) and ids[-1] == stop:
+def ended_text(
+    tokenizer: Any, ids: np.ndarray, stop: int | str | None, *, skip_special: bool = True, keep: bool = False
+) -> str:
+    """The text of sampled `ids` without the stop text or the stop id that ended it, as engines write it; the
+    ids hold both, and with `keep` so does the text."""
+    if isinstance(stop, int) and not keep and len(ids) and ids[-1] == stop:
         ids = ids[:-1]
-    text = decode(tokenizer, ids, skip_special=True)
+    text = decode(tokenizer, ids, skip_special)
     if not isinstance(stop, str):
         return text
     # The last id completed it; earlier ones, below `min_tokens`, ended nothing.
-    before = decode(tokenizer, ids[:-1], skip_special=True).rstrip("\ufffd")
+    before = decode(tokenizer, ids[:-1], skip_special).rstrip("\ufffd")
     at = text.find(stop, max(0, len(before) - len(stop) + 1))
-    return text if at < 0 else text[:at]
+    return text if at < 0 else text[: at + len(stop) if keep else at]
 
 
 def run_blocking(llm: EngineLLM, request: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:

@@ -208,8 +208,12 @@ Domain = BaseDomain
 
 def problem_list(found: Any, what: str) -> list[dict[str, Any]]:
     """What a loader returned. Raises ValueError, beginning with `what`, for anything but a list of dicts."""
-    if not isinstance(found, Sequence) or not all(isinstance(problem, dict) for problem in found):
+    if isinstance(found, str) or not isinstance(found, Sequence):
         raise ValueError(f"{what} must return a list of dicts, got {type(found).__name__}")
+    for problem in found:
+        if not isinstance(problem, dict):
+            kinds = f"{type(found).__name__} with a {type(problem).__name__}"
+            raise ValueError(f"{what} must return a list of dicts, got a {kinds}")
     return list(found)
 
 

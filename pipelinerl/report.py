@@ -56,8 +56,8 @@ def _rollout_page(output_dir: Path, domain: Domain, observe: ObserveConfig) -> P
 
 def _holds_a_run(folder: Path) -> bool:
     """Whether a role has recorded anything there; a dry run or a start writes a configuration only."""
-    found = (next(folder.glob(pattern), None) for pattern in ("*/metrics.jsonl", "accounting/*.jsonl"))
-    return any(path is not None for path in found)
+    found = (path for pattern in ("*/metrics.jsonl", "accounting/*.jsonl") for path in folder.glob(pattern))
+    return any(path.stat().st_size for path in found)
 
 
 def main(argv: list[str] | None = None) -> int:

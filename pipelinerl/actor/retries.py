@@ -12,6 +12,8 @@ from pipelinerl.engines.client import AbortedCompletion, EngineUnavailable
 
 SERVER_ERROR = 500
 TOO_MANY_REQUESTS = 429
+LONGEST = 300
+"""Characters of a reason."""
 
 
 def retryable(error: BaseException) -> bool:
@@ -59,9 +61,21 @@ def _place(error: BaseException) -> str:
 def reason_of(error: BaseException) -> str:
     """One short line for counting and for people, in characters that any file can hold.
 
-    It ends with the file and line of the rollout code.
+    It ends with the file and line of the rollout code. Of a group of errors, such as a TaskGroup raises, it
+    is that of the first.
     """
-    text = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    try:
+        text = str(error)
+    except Exception:  # whatever an error of a domain does
+        text = "its text cannot be made"
     name = type(error).__name__
     place = _place(error).replace(" ", "_").replace("_(", " (", 1)
-    return (f"{name}: {text}" if text else name)[: 300 - len(place)] + place
+    text = one_line(text)
+    return (f"{name}: {text}" if text else name)[: LONGEST - len(place)] + place
+
+
+def one_line(text: str) -> str:
+    """A reason on one line, at most `LONGEST` characters that any file can hold."""
+    return " ".join(text.split()).encode("utf-8", "backslashreplace").decode()[:LONGEST]

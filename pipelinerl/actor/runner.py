@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from pipelinerl.actor.blocking import BlockingCalls
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
-from pipelinerl.actor.retries import backoff_s, reason_of, retryable
+from pipelinerl.actor.retries import backoff_s, one_line, reason_of, retryable
 from pipelinerl.base import faults
 from pipelinerl.config.roles import ActorConfig
 from pipelinerl.engines.client import EngineUnavailable
@@ -136,7 +136,7 @@ class RolloutRunner:
         rollout.dataset = None if result.dataset_name is None else str(result.dataset_name)
         rollout.domain = None if result.domain is None else str(result.domain)
         if result.failed is not None:
-            rollout.reason = result.failed
+            rollout.reason = one_line(result.failed)
             return
         assert result.metrics is not None
         if rollout.domain is not None and self._tells_domain:

@@ -25,14 +25,12 @@ def describe(values: Sequence[float], name: str) -> dict[str, float]:
     if not len(values):
         return {}
     array = np.asarray(values, np.float64)
-    variance = float(array.var())
+    low, high = float(array.min()), float(array.max())
+    if low == high:  # the mean of equal values may differ from them by rounding
+        return {f"{name}_mean": low + 0.0}  # not -0.0
     described = {f"{name}_mean": float(array.mean())}
-    if variance > 0:
-        described |= {
-            f"{name}_max": float(array.max()),
-            f"{name}_min": float(array.min()),
-            f"{name}_var": variance,
-        }
+    if (variance := float(array.var())) > 0:
+        described |= {f"{name}_max": high, f"{name}_min": low, f"{name}_var": variance}
     return described
 
 

@@ -131,7 +131,10 @@ def _hint(tree: DictConfig, key: str) -> str:
     while isinstance(node, dict) and node.get(parts[depth], MISSING) != MISSING:
         node, depth = node[parts[depth]], depth + 1
     if not isinstance(node, dict):
-        return f"{'.'.join(parts[:depth])} holds a value and no keys"
+        held = ".".join(parts[:depth])
+        if parts[depth] in (known := fields_at(Config, parts[:depth])):  # of a section that is off
+            return f"set the whole of it, {held}={{{', '.join(f'{name}: VALUE' for name in known)}}}"
+        return f"{held} holds a value and no keys"
     siblings, takes_any = [str(name) for name in node], not fields_at(Config, parts[:depth])
     if not takes_any and (renamed := _named_elsewhere(tree, parts)):
         return f"did you mean {renamed}?"

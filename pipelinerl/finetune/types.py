@@ -44,7 +44,7 @@ class TrainingMetrics:
         self.passes += len(step.tokens)
         self.samples += step.texts
         self.tokens += sum(step.tokens)
-        self.sampled_tokens += step.lags.total()
+        self.sampled_tokens += step.lags.total() - step.masked["overlong"]
         self.samples_too_old_to_queue += dropped_in_queue
         self.samples_too_old_to_train += step.stale_texts
         self.tokens_too_old_to_train += step.stale_tokens

@@ -26,7 +26,8 @@ _RANDOM = re.compile("^(?!classifier|summary).*(drop|jitter)")
 """Names of probabilities and widths with which modules draw in training: `resid_pdrop`, `hidden_dropout`,
 `layerdrop`, `router_jitter_noise`; a causal LM has no classifier and no summary."""
 _THRESHOLDS = ("PhimoeTopKRouter",)
-"""Modules whose jitter is a threshold in evaluation, which engines keep: 0 would make it another model."""
+_THRESHOLD = "router_jitter_noise"
+"""Modules in which this is a threshold in evaluation, which engines keep: 0 would make it another model."""
 _PROBED = 4
 """Tokens for which the model's own logits are compared with those that are computed here."""
 _DRAWS = 8
@@ -133,7 +134,7 @@ def _stop_draws(model: PreTrainedModel) -> dict[str, float]:
     for module in model.modules():
         for owner in (getattr(module, "config", None), module):
             for name, value in _draws_of(owner):
-                if thresholds and "jitter" in name:
+                if thresholds and name == _THRESHOLD:
                     continue
                 if owner is not module or value not in found.values():  # a name that people have written
                     found.setdefault(name, value)

@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 from omegaconf import OmegaConf
 
+from pipelinerl.base.errors import printable
 from pipelinerl.base.files import write_whole
 from pipelinerl.config.files import config_path, read_shown
 from pipelinerl.observe.summary import Section
@@ -30,7 +31,7 @@ def write_report_page(
     )
     tree = _tree(output_dir)
     text = environment.get_template("report.html").render(
-        name=output_dir.resolve().name,
+        name=printable(output_dir.resolve().name),  # which need not be UTF-8
         facts=_facts(output_dir, tree),
         rollouts=rollouts,
         sections=sections,

@@ -136,7 +136,8 @@ def headline_metrics(evaluations: Sequence[Evaluation], wanted: Sequence[str]) -
 def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> dict[str, float]:
     """Throughput, lag and version mixing of a whole run; the names say the units."""
     rates: dict[str, float] = {}
-    last = {name: value for record in finetune for name, value in record.items()}
+    # A value that was no number stands as null in the file.
+    last = {name: value for record in finetune for name, value in record.items() if value is not None}
     for label, name in (
         ("trained_texts", "stats/samples"),
         ("trained_tokens", "stats/tokens"),
@@ -163,7 +164,7 @@ def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> di
     if len(lag):
         same = len(weights) == len(lag) and weights.y.sum() > 0
         rates["lag_mean_texts"] = float(np.average(lag.y, weights=weights.y if same else None))
-    times = [record["time"] for record in actor + finetune if "time" in record]
+    times = [record["time"] for record in actor + finetune if record.get("time") is not None]
     if len(times) > 1 and (elapsed := max(times) - min(times)) > 0:
         rates["elapsed_s"] = elapsed
         if "trained_texts" in rates:

@@ -125,7 +125,8 @@ class SignalWatch:
         if self._rewards is None:
             return ""
         low, high = self._rewards
-        return f" (all {low:g})" if low == high else f" (each group its own, {low:g} to {high:g})"
+        one, other = f"{low:g}", f"{high:g}"
+        return f" (all {one})" if one == other else f" (each group its own, {one} to {other})"
 
 
 def warn_about_role_weights(rl: RLConfig) -> None:

@@ -46,27 +46,40 @@ class Outcome(enum.StrEnum):
 
 TRAINER = "finetune"
 """The role whose ends a resume may roll back."""
-# Ends of a rollout, the most final first.
 _OF_ONE = re.compile(
     r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
-    r"|(?<!\d)(?<!HTTP )(?<!status )\d+(?:\.\d+)?"
+    r"|\b(?=[0-9a-fA-F]*[0-9])[0-9a-fA-F]{8,}\b"
+    r"|(?<!\d)(?<!HTTP )(?<!status )(?<!status=)(?<!status code )(?<![eE]rror code: )(?!\d{3}, message=)"
+    r"(?<!exit code )(?<!signal )"
+    r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 )
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+# Not the apostrophe of a word.
+_QUOTED = re.compile(r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"")
+_STATUS = re.compile(r".[45]\d\d [A-Z][a-zA-Z ]+.")
 _PLACE = re.compile(r" \([^()\s]+:\d+\)$")
 _LONG_QUOTE = 20
 
 
 def kind_of(reason: str) -> str:
-    """A reason without what belongs to one rollout (ids, numbers, long or numbered quotes), to be counted.
+    """A reason without what belongs to one rollout, to be counted: ids, numbers, and quotes that are long,
+    have one of these, or are a value that stands behind the words.
 
-    The file and line at its end stay, and so does a status of HTTP.
+    The file and line at its end stay, and so do a status of HTTP, an exit code and a signal.
     """
     place = found[0] if (found := _PLACE.search(reason)) else ""
     said = reason.removesuffix(place) if place else reason
-    said = _QUOTED.sub(lambda q: "'…'" if len(q[0]) > _LONG_QUOTE or _OF_ONE.search(q[0]) else q[0], said)
-    return _OF_ONE.sub("#", said) + place
+    return _OF_ONE.sub("#", _QUOTED.sub(_quoted, said)) + place
 
 
+def _quoted(quote: re.Match[str]) -> str:
+    before = quote.string[: quote.start()]
+    # "KeyError: 'x'" names a place in the data; in "could not convert string to float: 'x'" x is the data.
+    value = before.endswith(": ") and before.count(": ") > 1
+    of_one = value or len(quote[0]) > _LONG_QUOTE or _OF_ONE.search(quote[0])
+    return "'…'" if of_one and not _STATUS.fullmatch(quote[0]) else quote[0]
+
+
+# Ends of a rollout, the most final first.
 TRAINING_ENDS = (Outcome.TRAINED, Outcome.STALE, Outcome.FILTERED, Outcome.FAILED, Outcome.EMPTY)
 EVAL_ENDS = (Outcome.EVAL_DONE, Outcome.EVAL_FAILED)
 # They say something also where they name no rollout.

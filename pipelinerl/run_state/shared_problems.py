@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from xxhash import xxh3_64
 
@@ -35,11 +36,19 @@ def shared(train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]
     # Not a system prompt, which many problems have in common.
     own = {key for key, values in texts.items() if 2 * len(values) > len(train)}
 
-    def told(content: Collection[tuple[str, str]]) -> frozenset[tuple[str, str]]:
-        return frozenset(pair for pair in content if pair[0] in own) or frozenset(content)
+    def told(content: Collection[tuple[str, str]], keys: Collection[str]) -> frozenset[tuple[str, str]]:
+        return frozenset(pair for pair in content if pair[0] in keys) or frozenset(content)
 
-    known = {told(content) for content in contents}
-    return sum(told([*_leaves(problem)]) in known for problem in test)
+    @lru_cache
+    def known(keys: frozenset[str]) -> set[frozenset[tuple[str, str]]]:
+        return {told(content, keys) for content in contents}
+
+    def is_known(content: Collection[tuple[str, str]]) -> bool:
+        # By what the test problem has: a solution may be written out in the training problem alone.
+        keys = frozenset(own) & {key for key, _ in content}
+        return told(content, keys) in known(keys)
+
+    return sum(is_known([*_leaves(problem)]) for problem in test)
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -56,13 +65,14 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, set | frozenset):
         yield key, " ".join(sorted(map(str, value)))  # which have another order in each process
     elif value is not None:
-        shown = str(value)
+        # Of a table a whole number may come as a float.
+        shown = str(int(value) if isinstance(value, float) and value.is_integer() else value)
         yield key, type(value).__name__ if " at 0x" in shown else shown
 
 
 @lru_cache(1 << 14)
 def _plain(text: str) -> str:
-    return "".join(text.split()).casefold()
+    return "".join(normalize("NFC", text).split()).casefold()
 
 
 def _path(output_dir: Path) -> Path:

@@ -102,11 +102,23 @@ class OutputText:
         # Both with the settled ids in front: some decoders strip the space before the first id they get.
         known = self._decode(self._window[: self._settled])
         whole = self._decode(self._window)
-        incomplete = whole.endswith(REPLACEMENT) and len(self._window) - self._settled < MAX_OPEN_IDS
-        if final or not incomplete:
-            self.text += whole[len(known) :]
-            self._window = self._window[self._settled :]
-            self._settled = len(self._window)
+        end = len(self._window)
+        if whole.endswith(REPLACEMENT) and not final:
+            if end - self._settled < MAX_OPEN_IDS:
+                return
+            end = self._end_of_settled(whole)
+        self.text += (whole if end == len(self._window) else self._decode(self._window[:end]))[len(known) :]
+        self._window = self._window[self._settled :]
+        self._settled = end - self._settled
+
+    def _end_of_settled(self, whole: str) -> int:
+        """Ids of the window before its last character, which the next id may complete: behind what is no
+        character, or is U+FFFD itself, a new one may have begun."""
+        for end in range(len(self._window) - 1, self._settled, -1):
+            # A split within a character makes two replacements of one.
+            if self._decode(self._window[:end]) + self._decode(self._window[end:]) == whole:
+                return end
+        return len(self._window)
 
     def _find_stop(self) -> str | None:
         stops = self._stops

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from pipelinerl.async_llm import ended_text
 from pipelinerl.base.tokenizing import decode
 from pipelinerl.engines.llm_call import LLMCall, Prompt, ToolCall
 from pipelinerl.engines.llm_engine import EngineLLM
@@ -107,13 +108,15 @@ def bound(
 
 def shown(llm: EngineLLM, call: LLMCall, fields: SharedFields | SamplingFields) -> tuple[str, str | None]:
     """The answer's text as the program gets it, without the stop string that ended it; that stop string."""
-    text = decode(llm.load_tokenizer(), call.output_token_ids, fields.skip_special_tokens)
-    stops = llm.parameters.get("stop") or ()
-    found = [(at, one) for one in stops if (at := text.find(one)) >= 0]
-    if call.llm_info["finish_reason"] != "stop" or not found:
-        return text, None
-    at, stop = min(found)
-    return text[: at + len(stop)] if fields.include_stop_str_in_output else text[:at], stop
+    stop = call.llm_info["stop_reason"]
+    text = ended_text(
+        llm.load_tokenizer(),
+        call.output_token_ids,
+        stop,
+        skip_special=fields.skip_special_tokens,
+        keep=fields.include_stop_str_in_output,
+    )
+    return text, stop if isinstance(stop, str) else None
 
 
 def by_token(llm: EngineLLM, call: LLMCall, text: str) -> list[str]:

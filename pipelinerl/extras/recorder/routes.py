@@ -151,7 +151,7 @@ def _piece(call: LLMCall, text: str, start: int = 0, end: int | None = None) -> 
         ],
         text=text,
         finish_reason=call.llm_info["finish_reason"] if end == length else None,
-        stop_reason=None,
+        stop_reason=call.llm_info["stop_reason"] if end == length else None,
         first=start == 0,
     )
 

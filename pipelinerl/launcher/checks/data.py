@@ -42,6 +42,9 @@ def check(cfg: Config, dry_run: bool = False) -> Iterator[str]:
                     f"test_dataset_names: {name} is trained on too, so its evaluation would not be held out; "
                     "name another dataset, or set test_dataset_names=[] with eval_every_n_versions=0"
                 )
+        tested = cfg.test_dataset_names
+        for name in sorted({name for name in tested if tested.count(name) > 1}):
+            yield f"test_dataset_names: {name} is named twice, so its problems count twice; name it once"
         if cfg.debug.evaluates_only and not cfg.test_dataset_names:
             yield "test_dataset_names=[]: nothing to evaluate; name a dataset"
         elif cfg.eval_every_n_versions > 0 and not cfg.test_dataset_names:
@@ -100,6 +103,7 @@ def model_problems(cfg: Config) -> Iterator[str]:
         if not damaged:
             config = json.loads((path / "config.json").read_text())
             yield from _positions(cfg, config)
+            yield from _stop_ids(cfg, config)
             if "finetune" in cfg.debug.roles:
                 yield from _quantised(path, config)
                 yield from _layers(path, config)
@@ -140,6 +144,14 @@ def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
         )
 
 
+def _stop_ids(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
+    size = _of_text(config).get("vocab_size")
+    for group in ("llm", "test_llm"):
+        ids = getattr(cfg, group).parameters.stop_token_ids
+        if isinstance(size, int) and (unknown := [one for one in ids if one >= size]):
+            yield f"{group}.parameters.stop_token_ids={ids}: the model has ids below {size}, not {unknown[0]}"
+
+
 def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
     """Kinds of layers that the trainer refuses once it has loaded the model; not every file has them."""
     kinds = _of_text(config).get("layer_types")
@@ -174,6 +186,9 @@ def damaged_files(folder: Path) -> Iterator[str]:
     if index.is_file():
         yield from _shard_problems(folder, index)
     for path in sorted(folder.glob("*.safetensors")):
+        if not path.exists():  # as in a hub's cache whose blobs were cleared
+            yield f"model_path={folder}: {path.name} is a link to {path.readlink()}, which is not there"
+            continue
         problem = safetensors_problem(path)
         if problem is not None:
             yield f"model_path={folder}: {path.name} {problem}; copy or save it again"

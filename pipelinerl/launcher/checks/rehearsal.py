@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.actor.problems import Problem, load_problems, payload
@@ -96,13 +97,20 @@ def looked_at(tree: DictConfig) -> Looked:
         named = isinstance(error, ValueError | OSError)
         said = str(error).removeprefix(_loader(cfg)).lstrip(": ")
         return Looked([f"{_loader(cfg)}: {'' if named else f'{type(error).__name__}: '}{said}"])
+    test = test if cfg.evaluates else []
     said = f"{len(train)} to train on, {len(test)} to evaluate"
     if len(train) <= COMPARED and (both := shared(train, test)):
         said += f" ({both} of them are trained on too)"
     try:
         sizes = list(prompt_sizes(tree, cfg, domain, chain(train, test)))
+    except TemplateError as error:
+        return Looked([f"model_path={cfg.model_path}: its chat template refuses a first prompt: {error}"])
     except ValueError as error:
         return Looked([f"model_path={cfg.model_path}: {error}"])
+    except Exception as error:  # whatever a domain does
+        where = type(domain).__name__
+        said = f"{where}.first_messages: {type(error).__name__}: {error}"
+        return Looked([f"domain_hooks={cfg.domain_hooks}: {said}"])
     return _judged(cfg, sizes, said)
 
 
@@ -118,7 +126,7 @@ def _carried(problems: Iterable[Problem]) -> None:
 def prompt_sizes(tree: DictConfig, cfg: Config, domain: Domain, problems: Iterator[Problem]) -> Iterator[int]:
     """Tokens of first prompts, where the domain tells them and there is a tokenizer to be read here.
 
-    Raises ValueError without a chat template.
+    Raises ValueError without a chat template, TemplateError for one that does not take them.
     """
     tokenizer, until = None, time.monotonic() + PROMPTS_S
     for problem in problems:

@@ -27,6 +27,7 @@ from pipelinerl.actor.stats import (
     RecentGroups,
     Throughput,
     UnsolvedWatch,
+    describe,
 )
 from pipelinerl.async_llm import RetryableAbortedCompletionError
 from pipelinerl.config import Config
@@ -205,6 +206,12 @@ def test_failures_are_judged_over_recent_rollouts():
     assert monitor.complaint() is None
 
 
+def test_the_mean_of_equal_values_is_that_value():
+    for value in (0.1, 0.7, 1e12 / 3, -0.0):
+        assert describe([value] * 3, "reward") == {"reward_mean": value}
+    assert str(describe([-0.0], "reward")["reward_mean"]) == "0.0"
+
+
 def test_failures_are_counted_by_kind_and_named_with_the_place_of_the_rollout_code():
     def rollout(number):
         if number % 3:
@@ -231,6 +238,65 @@ def test_failures_are_counted_by_kind_and_named_with_the_place_of_the_rollout_co
 def test_a_kind_keeps_a_status_and_its_place():
     assert kind_of("Error: HTTP 503 of 10.0.0.7:8080 (a/b.py:12)") == "Error: HTTP 503 of #.#:# (a/b.py:12)"
     assert kind_of("no_texts") == "no_texts"
+
+
+@pytest.mark.parametrize(
+    "reasons",
+    [
+        ["RuntimeError: task 7f3b9c2e1d failed", "RuntimeError: task 1a2b3c4d5e failed"],
+        [
+            "ValueError: could not convert string to float: 'ten'",
+            "ValueError: could not convert string to float: 'x'",
+        ],
+        ["ValueError: loss is 1e-05", "ValueError: loss is 0.25"],
+    ],
+)
+def test_what_belongs_to_one_rollout_makes_no_kind(reasons: list[str]) -> None:
+    assert len(set(map(kind_of, reasons))) == 1
+
+
+@pytest.mark.parametrize(
+    "reasons",
+    [
+        [
+            "ClientResponseError: 500, message='Internal Server Error'",
+            "ClientResponseError: 503, message='Service Unavailable'",
+        ],
+        ["InternalServerError: Error code: 500 - gone", "InternalServerError: Error code: 503 - gone"],
+        [
+            "Failed: Server error '500 Internal Server Error' for url",
+            "Failed: Server error '502 Bad Gateway' for url",
+        ],
+        ["ProgramFailed: exit code 1", "ProgramFailed: exit code 137"],
+        ["TypeError: can't add 'a'", "TypeError: can't multiply 'a'"],
+        ["KeyError: 'answer'", "KeyError: 'question'"],
+    ],
+)
+def test_what_is_another_fault_is_another_kind(reasons: list[str]) -> None:
+    assert len(set(map(kind_of, reasons))) == 2
+
+
+async def test_a_group_of_errors_is_named_by_its_first():
+    async def fail() -> None:
+        raise ValueError("no gold")
+
+    async def rollout() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail())
+
+    try:
+        await rollout()
+    except* ValueError as group:
+        reason = reason_of(group)
+    assert reason == f"ValueError: no gold (actor/test_actor_parts.py:{fail.__code__.co_firstlineno + 1})"
+
+
+def test_an_error_without_a_text_still_has_a_reason():
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise KeyError("detail")
+
+    assert reason_of(Odd()) == "Odd: its text cannot be made"
 
 
 def test_the_lags_of_a_long_wait_for_a_version_are_not_all_kept():

@@ -140,6 +140,7 @@ async def test_without_an_engine_the_run_ends_instead_of_the_rollout():
         (lambda: fails(KeyboardInterrupt()), "KeyboardInterrupt"),
         (lambda: {"reward": 1}, "TypeError: the rollout policy returned a dict, expected a RolloutResult"),
         (lambda: RolloutResult(training_texts=[], failed="no sandbox"), "no sandbox"),
+        (lambda: RolloutResult(training_texts=[], failed="Traceback:\n  gone\n"), "Traceback: gone"),
     ],
 )
 async def test_a_bug_in_the_domain_is_one_failed_rollout(behaviour, reason):

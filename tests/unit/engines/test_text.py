@@ -35,6 +35,22 @@ def test_pieces_join_to_what_the_tokeniser_decodes() -> None:
         assert "".join(pieces) == output.text == BACKEND.decode(ids), ids
 
 
+@pytest.mark.parametrize(
+    "sampled",
+    [
+        "é\ufffdé".encode(),  # the character that also stands for what is none
+        b"\xf0\x9f\x99" + "🙂".encode(),  # an emoji behind the beginning of another
+        b"\xc3\xe2\x82" + "中é".encode(),
+        b"\x82\x82\x82" + "👩\u200d👧e\u0301".encode(),
+    ],
+)
+def test_a_character_behind_bytes_that_are_none_is_whole(sampled: bytes) -> None:
+    id_of = {token_bytes(BACKEND, token): token for token in range(2, 258)}
+    output = OutputText(BACKEND, SamplingFields())
+    pieces, _ = feed(output, [id_of[bytes([byte])] for byte in sampled])
+    assert "".join(pieces) == output.text == sampled.decode(errors="replace")
+
+
 def test_no_piece_ends_in_the_middle_of_a_character() -> None:
     pieces, _ = feed(OutputText(BACKEND, SamplingFields()), ids_of("a🙂é"))
     assert [one for one in pieces if one] == ["a", "🙂", "é"]

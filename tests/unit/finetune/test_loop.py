@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 
 from pipelinerl.finetune.checkpoints import settle
 from pipelinerl.finetune.loop import Trainer
+from pipelinerl.finetune.metrics import StepStatistics
+from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.observe import mismatch
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.run_state.announcements import AnnouncedVersion, trainer_stream
@@ -118,6 +121,13 @@ def test_sampled_tokens_are_counted_without_prompts_and_stale_ones(tmp_path: Pat
     late.counters.samples = 100
     late.run()
     assert late.counters.sampled_tokens == 0 and late.counters.tokens_too_old_to_train == expected[-1]
+
+
+def test_sampled_tokens_of_filtered_samples_are_not_trained() -> None:
+    counters = TrainingMetrics()
+    step = StepStatistics(texts=2, tokens=[30], lags=Counter({0: 12, 8: 5}), masked=Counter(overlong=7))
+    counters.count(step, grad_norm=1.0, dropped_in_queue=0)
+    assert (counters.tokens, counters.sampled_tokens) == (30, 10)
 
 
 def test_update_interval_spans_steps(tmp_path: Path) -> None:

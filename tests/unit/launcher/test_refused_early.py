@@ -83,10 +83,16 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list
             "train_subset.begin=5: there are 5 problems; lower it",
         ),
         ("def load(names): return {'a': 1}", [], "load: must return a list of dicts, got dict"),
+        ("def load(names): return [{'n': 1}, 'b']", [], "return a list of dicts, got a list with a str"),
         ("def load(names): return 1 / 0", [], "load: ZeroDivisionError: division by zero"),
         ("def load(names):\n    import os\n    os._exit(7)", [], "ended its process with status 7"),
         ("def load(names): return [{'n': lambda: 0}]", [], "problem 0 cannot be sent to a worker process"),
         ("def load(names): raise SystemExit(0)", [], "loading ended its process with status 0"),
+        (
+            "def load(names): return [{'n': 1}]",
+            ["llm.parameters.stop_token_ids=[7,999999]"],
+            "stop_token_ids=[7, 999999]: the model has ids below ",
+        ),
         (
             "def load(names): return [{'n': 0}, {'n': lambda: 0}]",
             [],
@@ -204,6 +210,34 @@ def test_a_tokenizer_without_a_chat_template(tmp_path: Path, refused: Started) -
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
     line = refused("+domain=counting", f"model_path={model}")
     assert f"model_path={model}: tokenizer" in line and "has no chat template; add one" in line
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for m in messages %}{{ m.content", "unexpected end of template"),
+        ("{{ raise_exception('no system here') }}", "no system here"),
+    ],
+)
+def test_a_chat_template_that_takes_no_prompt(
+    template: str, why: str, tmp_path: Path, refused: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "look", looked_here)
+    model = tmp_path / "odd"
+    shutil.copytree(COUNTING, model, ignore=shutil.ignore_patterns("*.jinja"))
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    line = refused("+domain=counting", f"model_path={model}")
+    assert f"model_path={model}: its chat template refuses a first prompt: {why}" in line
+
+
+def test_a_link_to_weights_that_are_gone(tmp_path: Path, refused: Started) -> None:
+    model = tmp_path / "cleared"
+    shutil.copytree(COUNTING, model)
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").symlink_to("../blobs/0a1b")
+    line = refused("+domain=counting", f"model_path={model}")
+    assert "model.safetensors is a link to ../blobs/0a1b, which is not there" in line
 
 
 def test_a_prompt_that_fills_the_context(refused: Started) -> None:

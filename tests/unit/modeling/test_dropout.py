@@ -29,6 +29,8 @@ FAMILIES: list[tuple[str, dict[str, Any], str]] = [
     ),  # reads its configuration in a forward
     ("Starcoder2", {"residual_dropout": 0.3, "sliding_window": None}, "residual_dropout=0.3"),
     ("Mixtral", {"router_jitter_noise": 0.3, "sliding_window": None}, "router_jitter_noise=0.3"),
+    # As in Phi-3.5-MoE; its other jitter is a threshold in evaluation, and stays.
+    ("Phimoe", {"input_jitter_noise": 0.3, "router_jitter_noise": 0.1}, "input_jitter_noise=0.3"),
     ("Llama", {"attention_dropout": 0.3}, "attention_dropout=0.3"),
     ("BioGpt", {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.0}, "hidden_dropout_prob=0.3"),
 ]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 from dataclasses import replace
 from itertools import pairwise
@@ -183,6 +184,42 @@ def test_a_terminal_that_knows_only_ascii_gets_the_report(
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True))
     assert main([str(run_dir)]) == 0
     assert b"434 trained" in shown.getvalue()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_folder_of_any_name_is_reported_and_one_that_takes_no_report_is_named(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    latin = tmp_path / os.fsdecode(b"r\xe9sultat")  # no UTF-8
+    shutil.copytree(run_dir, latin)
+    assert main([str(latin)]) == 0
+    assert "r\\xdce9sultat" in (latin / "report" / "index.html").read_text()
+    capsys.readouterr()
+    shutil.rmtree(latin / "report")
+    (latin / "report").touch()
+    assert main([str(latin)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("report: ") and "File exists" in said and said.count("\n") == 1
+
+
+def test_a_record_that_nothing_was_written_to_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "actor" / "metrics.jsonl").touch()
+    assert main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"report: there is no run in {tmp_path}\n"
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_counter_that_is_no_number_costs_its_figure_only(tmp_path: Path) -> None:
+    (tmp_path / "finetune").mkdir()
+    (tmp_path / "finetune" / "metrics.jsonl").write_text(
+        '{"time": null, "step": 8, "stats/samples": 8, "stats/tokens": 80}\n'
+        '{"time": 2.0, "step": 16, "stats/samples": 16, "stats/tokens": null}\n'
+    )
+    rates = summarise(tmp_path).rates
+    assert (rates["trained_texts"], rates["trained_tokens"]) == (16, 80)
 
 
 def test_a_run_that_wrote_nothing_is_reported_as_such(tmp_path: Path) -> None:

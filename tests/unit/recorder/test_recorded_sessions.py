@@ -19,7 +19,7 @@ from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin
 from tests.support.engine_harness import RunningEngine, full_logprobs, reference, until
 from tests.support.fake_engine import FakeEngine
-from tests.support.tiny_model import save_model
+from tests.support.tiny_model import build_tokenizer, save_model
 
 SAY: list[Any] = [{"role": "user", "content": "Say something."}]
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -138,6 +138,37 @@ async def test_a_stop_string_ends_the_text_and_its_ids_stay(llm: TrainableLLM) -
     assert cut.choices[0].text == free.choices[0].text.partition(stop)[0]
     assert call.output.content == cut.choices[0].text
     assert session.texts()[1].output_text.endswith(stop) and session.texts()[1].finished
+
+
+@pytest.mark.parametrize(
+    ("sampled", "ended_by", "shown"),
+    [
+        ("1212", "2", "121"),  # the first 2 was sampled below the run's min_tokens
+        ("12", None, "12"),  # and here the end id came behind it
+        ("123", 7, "12"),  # the id of 3, one of stop_token_ids
+    ],
+)
+async def test_an_answer_ends_where_the_engine_ended_it(
+    tmp_path: Any, sampled: str, ended_by: int | str | None, shown: str
+) -> None:
+    model = save_model(tmp_path)
+    known = build_tokenizer()
+    ids = known.convert_tokens_to_ids(list(sampled)) + ([known.eos_token_id] if ended_by is None else [])
+    ended_by = ids[-1] if isinstance(ended_by, int) else ended_by
+    with FakeEngine(lambda prompt: ids) as fake:
+        reply = fake.reply(ids)
+        reply["choices"][0]["stop_reason"] = ended_by
+        fake.misbehave += [reply, reply]
+        parameters = {"max_tokens": 9, "stop": ["2"], "min_tokens": 2, "stop_token_ids": [9]}
+        llm = TrainableLLM(
+            model_name=str(model), base_url=fake.url, parameters=parameters, context_size=512, max_retries=0
+        )
+        async with recorded(llm) as (_, client):
+            chat = await client.chat.completions.create(model="m", messages=SAY)
+            plain = await client.completions.create(model="m", prompt="a")
+    assert chat.choices[0].message.content == plain.choices[0].text == shown
+    told = [one.choices[0].model_dump()["stop_reason"] for one in (chat, plain)]
+    assert told == [ended_by, ended_by]
 
 
 RULES: list[tuple[dict[str, Any], str]] = [

@@ -38,6 +38,21 @@ def test_texts_decide_whatever_they_are_called(test: list[Row], count: int) -> N
     assert shared(TRAIN, test) == count
 
 
+@pytest.mark.parametrize(
+    ("trained", "tested", "count"),
+    [
+        ({"question": QUESTIONS[3], "solution": "Three and one are four."}, {"question": QUESTIONS[3]}, 1),
+        ({"question": QUESTIONS[3]}, {"question": QUESTIONS[3], "solution": "Three and one are four."}, 1),
+        ({"text": "A document of some length", "question": QUESTIONS[3]}, {"question": QUESTIONS[4]}, 0),
+        ({"question": "Où est le café de Paris?"}, {"question": "Où est le cafe\u0301 de Paris?"}, 1),
+        ({"numbers": [3, 4], "target": 7}, {"numbers": [3.0, 4.0], "target": 7.0}, 1),
+        ({"numbers": [3, 4], "target": 7}, {"numbers": [3.5, 4.0], "target": 7.0}, 0),
+    ],
+)
+def test_a_problem_is_known_in_another_form(trained: Row, tested: Row, count: int) -> None:
+    assert shared([trained], [tested]) == count
+
+
 def test_a_text_that_all_problems_have_says_nothing() -> None:
     system = "You are a calculator. Answer with one number."
     train = [{"system": system, "question": f"{n}+1"} for n in range(30)]

@@ -60,6 +60,12 @@ class AdvantageEstimator:
         raise NotImplementedError
 
 
+def equal_but_for_rounding(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """bool `[N]`: whether two rewards, float64 `[N]`, may be sums of the same terms."""
+    larger: np.ndarray = np.maximum(np.abs(one), np.abs(other))
+    return np.abs(other - one) <= _ROUNDING * larger
+
+
 def leave_one_out(
     bucket: np.ndarray, reward: np.ndarray, n_samples: int, divide_by_std: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -74,7 +80,7 @@ def leave_one_out(
     lowest, highest = np.full(len(rows), np.inf), np.full(len(rows), -np.inf)
     np.minimum.at(lowest, bucket, reward)
     np.maximum.at(highest, bucket, reward)
-    equal = highest - lowest <= _ROUNDING * np.maximum(np.abs(lowest), np.abs(highest))
+    equal = equal_but_for_rounding(lowest, highest)
     above = np.where(equal[bucket], 0.0, reward - lowest[bucket])
     total = np.bincount(bucket, weights=above)
     mine, own = bucket[:n_samples], above[:n_samples]

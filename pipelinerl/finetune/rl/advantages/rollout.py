@@ -6,6 +6,7 @@ from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.advantages.base import (
     AdvantageEstimator,
     Advantages,
+    equal_but_for_rounding,
     leave_one_out,
     mean_per_group,
 )
@@ -44,8 +45,8 @@ rollout = Rollout()
 
 def _check_one_reward(table: SampleTable, rollouts: np.ndarray, first: np.ndarray) -> None:
     expected = table.reward[first][rollouts]
-    for row in np.flatnonzero(table.reward != expected)[:1].tolist():
+    for row in np.flatnonzero(~equal_but_for_rounding(table.reward, expected))[:1].tolist():
         raise ValueError(
-            f"sample {table.name(row)}: reward {table.reward[row]:g} differs from {expected[row]:g} of the "
-            "rollout's first sample; rewards per step need finetune.rl.step_reward_advantages=true"
+            f"sample {table.name(row)}: reward {table.reward[row]:.16g} differs from {expected[row]:.16g} of "
+            "the rollout's first sample; rewards per step need finetune.rl.step_reward_advantages=true"
         )

@@ -285,6 +285,14 @@ def test_equal_rewards_of_any_size_have_no_advantage(reward: float, steps: bool)
             assert found.baseline.tolist() == [t["reward"] for t in texts]
 
 
+def test_rewards_of_a_rollout_may_be_sums_in_another_order_and_others_are_told_apart() -> None:
+    summed = [text(0, 0, 0.1 + 0.2), text(0, 1, 0.3), text(1, 0, 1.3), text(1, 1, 1.3)]
+    np.testing.assert_allclose(estimate(summed).advantage, [-1, -1, 1, 1], rtol=1e-15)
+    apart = [text(0, 0, 0.3), text(0, 1, 0.3 + 1e-12), text(1, 0, 1), text(1, 1, 1)]
+    with pytest.raises(ValueError, match=r"g/0/1: reward 0\.300000000001 differs from 0\.3 of"):
+        estimate(apart)
+
+
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e9, 1e12, 9e14])
 def test_large_rewards_that_differ_keep_their_differences(size: float) -> None:
     rewards = [size + i for i in (0, 1, 2, 5, 0, 7, 3, 3)]  # exact in float64
