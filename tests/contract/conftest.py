@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 import torch
 
+from pipelinerl.engines.serving.backend import ServerSettings
 from tests.support.contract import models, tape
 from tests.support.contract.engines import (
     COLUMNS,
@@ -29,7 +30,8 @@ from tests.support.contract.engines import (
     nccl_transport,
 )
 from tests.support.contract.live_vllm import Installation, serving
-from tests.support.engine_harness import running_engine
+from tests.support.contract.toy import ToyBackend
+from tests.support.engine_harness import running_engine, served
 
 MARKS = {
     "cpu": [pytest.mark.slow],
@@ -142,6 +144,9 @@ async def engine(
                 "served_model_name": "model",
             }
             url = (await stack.enter_async_context(running_engine(model_folder(tied), **settings))).url
+        elif column == "toy":
+            limits = ServerSettings(model=model_folder(tied), max_num_seqs=16, max_model_len=models.CONTEXT)
+            url = (await stack.enter_async_context(served(ToyBackend(limits)))).url
         elif column in RECORDED:
             header, tests = tape.load(RECORDED[column])
             facts = Facts.of_vllm(header["vllm"])
@@ -157,7 +162,7 @@ async def engine(
         session = await stack.enter_async_context(aiohttp.ClientSession())
         made = Engine(url, facts, tied, model_folder(tied), session, transport)
         yield made
-    if made.spoiled and column not in ("embedded", *RECORDED):
+    if made.spoiled and column not in ("embedded", "toy", *RECORDED):
         live.end(column, tied)
     if recorder is not None and request.node.stash[PASSED]:
         live.recorded[test] = recorder.exchanges

@@ -27,9 +27,10 @@ from tests.support.contract import models
 
 TAPES = Path(__file__).resolve().parents[2] / "fixtures"
 RECORDED = {"recorded-0.26": TAPES / "vllm_0_26.jsonl.gz", "recorded-0.32": TAPES / "vllm_0_32.jsonl.gz"}
-COLUMNS = ("embedded", *RECORDED, "cpu", "cpu-ahead", "cpu-once")
+COLUMNS = ("embedded", "toy", *RECORDED, "cpu", "cpu-ahead", "cpu-once")
 COLUMNS += ("gpu-file", "gpu-nccl", "gpu-nccl-ahead", "gpu-file-once")
-"""`cpu`: a CPU build of vLLM in the environment of VLLM_PYTHON; `gpu`: vLLM of this environment.
+"""`toy`: the smallest back end behind this project's server; `cpu`: a CPU build of vLLM in the environment of
+VLLM_PYTHON; `gpu`: vLLM of this environment.
 
 `ahead`: weights are received while the engine generates. `once`: with
 `vllm_config.outputs_once` and `quick_slots`.

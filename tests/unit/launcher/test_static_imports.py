@@ -16,6 +16,7 @@ ALLOWED = {
         "pipelinerl/extras/bootstrap/",
         "pipelinerl/finetune/",
         "pipelinerl/engines/cpu/",
+        "pipelinerl/engines/serving/",
         "pipelinerl/engines/version_file.py",
         "pipelinerl/engines/vllm/in_place_load.py",
         "pipelinerl/engines/vllm/receive_",
