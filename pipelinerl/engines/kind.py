@@ -93,6 +93,10 @@ class EngineKind(Variant):
         """The command line of its server, and what it adds to the environment."""
         raise NotImplementedError
 
+    def receiver_problem(self, transport: str, ahead: bool) -> str | None:
+        """Why nothing of it receives from this one of `transports` in this way; None if something does."""
+        return None
+
     def routes_problem(self, cfg: Config) -> str | None:
         """Why its engines cannot say the experts of tokens, and what to do; None where they can."""
         return f"engine.kind={self.name} does not say the experts of tokens; use another kind"

@@ -9,6 +9,7 @@ import pytest
 from pipelinerl.config import Config
 from pipelinerl.config.variants import ENGINE_KINDS, REGISTRIES, TRANSPORTS, Variants
 from pipelinerl.engines.kind import EngineKind, EngineStart, Why, engine_kind
+from pipelinerl.engines.vllm.kind import VLLM
 from pipelinerl.observe.balance import remedies
 from pipelinerl.weights.transports.base import TransportKind, transport_kind, weights_ahead
 from tests.unit.config.test_every_key import KEYS
@@ -47,6 +48,7 @@ class Toy(EngineKind):
 
 class Pigeon(TransportKind):
     name = "pigeon"
+    ahead = True
     ignores = {"weights.buffer_mb": "a pigeon has no buffer"}  # noqa: RUF012
     into_several_cards = "pigeons into several lofts"
 
@@ -54,7 +56,13 @@ class Pigeon(TransportKind):
         return "pigeon", cfg.weights.directory, elements, dtype, device
 
 
-TOY, PIGEON = Toy(), Pigeon()
+class Snail(TransportKind):
+    """What a new transport is that says nothing of itself."""
+
+    name = "snail"
+
+
+TOY, PIGEON, SNAIL = Toy(), Pigeon(), Snail()
 CHOSEN = ("hardware=cpu", "engine.kind=toy", "weights.transport=pigeon", "wandb.use_wandb=false")
 
 
@@ -92,6 +100,47 @@ def test_what_engine_and_transport_cannot_do_together_is_off(placed: Placed, tmp
     cfg, said = placed(*CHOSEN, "engine.threads=2")
     assert not weights_ahead(cfg) and "received ahead" not in said
     assert "--paused" in (tmp_path / "run" / "actor_vllm_0" / "start.sh").read_text()
+
+
+@pytest.fixture
+def snail(registered: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transport that is received in the pause alone, and engines that have a place for it."""
+    monkeypatch.setitem(TRANSPORTS.places, "snail", f"{__name__}.SNAIL")
+    for engine in (TOY, VLLM):
+        monkeypatch.setattr(engine, "transports", ("pigeon", "snail"))
+
+
+@pytest.mark.usefixtures("snail")
+def test_what_a_transport_does_not_declare_arrives_in_the_pause(
+    placed: Placed, refused: Refused, tmp_path: Any
+) -> None:
+    chosen = (*CHOSEN[:2], "weights.transport=snail", CHOSEN[3])
+    cfg, said = placed(*chosen)
+    assert not weights_ahead(cfg) and "received ahead" not in said
+    assert "--paused" in (tmp_path / "run" / "actor_vllm_0" / "start.sh").read_text()
+    expected = (
+        "weights.ahead=true: has no effect here: nothing is received ahead over weights.transport=snail"
+    )
+    assert expected in refused(*chosen, "weights.ahead=true")
+
+
+@pytest.mark.usefixtures("snail")
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["pigeon"],
+            "weights.transport=pigeon: vLLM has no back end 'pigeon_ahead'; set weights.ahead=false",
+        ),
+        (["pigeon", "weights.ahead=false"], "vLLM has no back end 'pigeon'; set file"),
+        (["snail"], "weights.transport=snail: vLLM has no back end 'snail'; set file"),
+    ],
+)
+def test_a_transport_that_nobody_in_vllm_receives_is_refused(
+    refused: Refused, overrides: list[str], expected: str
+) -> None:
+    transport, *others = overrides
+    assert expected in refused(*ON_GPUS, f"weights.transport={transport}", *others)
 
 
 @pytest.mark.usefixtures("registered")
