@@ -363,7 +363,7 @@ def _because_sharded(plan: MemoryPlan) -> str:
 
 def _texts(cfg: Config, derived: DerivedConfig) -> int:
     """Samples that may be under way: what the age of weights admits, or one update where it has no bound."""
-    return cfg.staleness.admitted(derived.texts_per_update) or derived.texts_per_update
+    return cfg.staleness_with(derived).admitted or derived.texts_per_update
 
 
 def _choose_in_flight(tree: DictConfig, hosts: Sequence[Host], plan: MemoryPlan | None) -> Iterator[Choice]:

@@ -4,9 +4,11 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipelinerl.config import Config
+from pipelinerl.config.staleness import Staleness
 from pipelinerl.config.variants import ENGINE_KINDS, REGISTRIES, TRANSPORTS, Variants
 from pipelinerl.engines.kind import EngineKind, EngineStart, Why, engine_kind
 from pipelinerl.engines.vllm.kind import VLLM
@@ -186,6 +188,20 @@ def test_nobody_compares_the_name_of_a_variant() -> None:
                 if ast.unparse(side).endswith(keys) or ast.unparse(side).endswith('("engine.kind")'):
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert found == []
+
+
+@pytest.mark.parametrize(("given", "lag", "admitted"), [(0, 0, 64), (1, 64, 128), (3, 192, 256)])
+def test_the_unit_of_the_bound_is_one_method(
+    placed: Placed, monkeypatch: pytest.MonkeyPatch, given: int, lag: int, admitted: int
+) -> None:
+    """Read as a number of updates, the key bounds the actor, the trainer and what is shown alike."""
+    in_updates = property(lambda self: None if self.given is None else self.given * self.update)
+    monkeypatch.setattr(Staleness, "samples", in_updates)
+    cfg, said = placed("hardware=cpu", f"max_lag={given}", "finetune.gradient_accumulation_passes=64")
+    assert cfg.staleness.update == 64 and cfg.staleness.admitted == admitted
+    assert cfg.staleness.too_old(np.array([lag, lag + 1])).tolist() == [False, True]
+    assert f"at most {lag} samples when trained" in said
+    assert cfg.staleness.synchronous == (given == 0)
 
 
 def test_only_the_configuration_knows_how_the_bound_on_age_is_given() -> None:
