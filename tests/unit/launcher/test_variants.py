@@ -1,7 +1,11 @@
 """A variant is one object: an engine and a transport of this file run with nothing else changed."""
 
 import ast
+import re
+import shlex
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,6 +15,7 @@ from pipelinerl.config import Config
 from pipelinerl.config.staleness import Staleness
 from pipelinerl.config.variants import ENGINE_KINDS, REGISTRIES, TRANSPORTS, Variants
 from pipelinerl.engines.kind import EngineKind, EngineStart, Why, engine_kind
+from pipelinerl.engines.serving import command
 from pipelinerl.engines.vllm.kind import VLLM
 from pipelinerl.observe.balance import remedies
 from pipelinerl.weights.transports.base import TransportKind, transport_kind, weights_ahead
@@ -86,6 +91,26 @@ def test_a_run_with_variants_of_another_file_is_planned(placed: Placed, tmp_path
     assert engine_kind(cfg).dtype(cfg) == "bfloat16"
     assert transport_kind(cfg).sender(cfg, 10, "type", "place") == ("pigeon", None, 10, "type", "place")
     assert remedies(cfg, "engines")[0] == "winding it up"
+
+
+def test_the_kind_of_the_page_starts_its_server(
+    placed: Placed, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """`docs/engine.md`: a back end of one's own behind the project's server."""
+    page = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
+    (block,) = re.findall(
+        r"^```python\n(from pipelinerl.engines.kind .*?)^```", page, re.MULTILINE | re.DOTALL
+    )
+    module = ModuleType("mine")
+    exec(block, vars(module))  # the page's own code
+    monkeypatch.setitem(sys.modules, "mine", module)
+    monkeypatch.setitem(ENGINE_KINDS.places, "mine", "mine.MINE")
+    placed("hardware=cpu", "engine.kind=mine", "engine.max_waiting=77", "engine.max_num_seqs=5")
+    script = (tmp_path / "run" / "actor_vllm_0" / "start.sh").read_text()
+    (said,) = re.findall(r"-m pipelinerl\.engines\.mine (.*)", script.replace("\\\n", " "))
+    parser = command.parser("", "")
+    options = parser.parse_args(shlex.split(said))
+    assert (options.max_waiting, options.max_num_seqs) == (77, 5)
 
 
 @pytest.mark.usefixtures("registered")
