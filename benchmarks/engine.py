@@ -49,9 +49,9 @@ from pipelinerl.config.finetune import LoraConfig
 from pipelinerl.engines.client import Generation, SamplingParams
 from pipelinerl.engines.cpu.model import PackedModel
 from pipelinerl.engines.cpu.settings import EngineSettings
-from pipelinerl.engines.cpu.weight_updates import WeightLoader
 from pipelinerl.engines.fleet import Fleet
 from pipelinerl.engines.openai.protocol import FileUpdateInfo
+from pipelinerl.engines.serving.module_weights import ModuleWeights
 from pipelinerl.engines.vllm.installed import has_command
 from pipelinerl.engines.vllm.options import serve_words
 from pipelinerl.engines.wire import weights_directory
@@ -245,7 +245,7 @@ def bench_adapters(model_dir: Path, updates: int) -> dict[str, float]:
     results["parameters"] = float(sum(one.numel() for _, one in distinct_parameters(model)))
     for way, (scale, tensors) in ways.items():
         settings = EngineSettings(model=model_dir, max_num_seqs=1, max_model_len=64)
-        loader = WeightLoader(PackedModel(settings).module)
+        loader = ModuleWeights(PackedModel(settings).module)
         times: dict[str, list[float]] = {"stage": [], "prepare": [], "switch": []}
         with tempfile.TemporaryDirectory() as folder:
             transport = FileTransport(Path(folder), adapter_scale=scale)

@@ -32,12 +32,12 @@ from aiohttp import web
 
 from benchmarks._figures import ROOT, Figure, at_least, command_line, report
 from benchmarks.gpu.runs import launcher
-from pipelinerl.engines.cpu.engine import Engine
-from pipelinerl.engines.cpu.model import PackedModel
-from pipelinerl.engines.cpu.sequence import Request, Result
-from pipelinerl.engines.cpu.server import EngineServer, listening
+from pipelinerl.engines.cpu.backend import CpuBackend
 from pipelinerl.engines.cpu.settings import EngineSettings
 from pipelinerl.engines.openai.protocol import FileUpdateInfo, SamplingFields
+from pipelinerl.engines.serving.sequence import Request, Result
+from pipelinerl.engines.serving.server import EngineServer, listening
+from pipelinerl.engines.serving.thread import Engine
 from pipelinerl.weights.transports.file import FileTransport
 
 MODEL = ROOT / "domains" / "privacy_hopqa" / "checkpoint"
@@ -71,7 +71,7 @@ def settings(prefix_cache: bool) -> EngineSettings:
 async def record(seed: int, steps: int, out: Path) -> list[Call]:
     """What the actor of a run asks, in order."""
     chosen = settings(prefix_cache=False)
-    server = EngineServer(chosen, PackedModel(chosen))
+    server = EngineServer(CpuBackend(chosen))
     calls: list[Call] = []
     ended = 0
 
@@ -124,13 +124,13 @@ class Replay:
 def replay(calls: Sequence[Call], prefix_cache: bool, update_every: int = 0) -> Replay:
     """Ask an engine for all of `calls`."""
     chosen = settings(prefix_cache)
-    model = PackedModel(chosen)
+    backend = CpuBackend(chosen)
     ends: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def deliver(results: list[Result]) -> None:
         ends.put(sum(piece is None for _, piece in results))
 
-    engine = Engine(chosen, model, on_results=deliver, on_failed=lambda _: ends.put(-1))
+    engine = Engine(backend, on_results=deliver, on_failed=lambda _: ends.put(-1))
     asked = ended = updates = 0
     with tempfile.TemporaryDirectory() as folder:
         transport = FileTransport(Path(folder))
@@ -143,7 +143,7 @@ def replay(calls: Sequence[Call], prefix_cache: bool, update_every: int = 0) -> 
                 asked += 1
             if update_every and ended // update_every > updates:
                 updates += 1
-                _update(engine, transport, model, updates)
+                _update(engine, transport, backend, updates)
             more = ends.get(timeout=DEADLINE_S)
             if more < 0:
                 raise RuntimeError(f"the engine failed: {engine.failure}")
@@ -159,9 +159,9 @@ def _request(number: int, call: Call) -> Request:
     return Request(str(number), call.ids, sampling, max_tokens=call.sampled, eos_ids=frozenset())
 
 
-def _update(engine: Engine, transport: FileTransport, model: PackedModel, version: int) -> None:
+def _update(engine: Engine, transport: FileTransport, backend: CpuBackend, version: int) -> None:
     """The same weights again, as an update in flight with `weights.kv=keep` brings new ones."""
-    staged = transport.stage(version, model.module.named_parameters())
+    staged = transport.stage(version, backend.model.module.named_parameters())
     info = msgspec.convert(staged.info, FileUpdateInfo)
     engine.pause("keep", False).result().result()
     engine.between_steps(engine.update.start).result()

@@ -13,8 +13,8 @@ from domains.math.rollouts import verdict
 from domains.prompts import question_messages
 from domains.tir.settings import settings_of
 from domains.tir.tool import program_of, use
-from pipelinerl.async_llm import llm_async_generate, make_training_text
-from pipelinerl.extras.recorder.joining import joined
+from pipelinerl.async_llm import make_training_text
+from pipelinerl.dialogues import dialogue, joined
 from pipelinerl.extras.sandbox.host import Sandbox
 from pipelinerl.llm import LLMCall, Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText
@@ -58,39 +58,28 @@ _sandboxes = PerTree(_sandbox)
 async def converse(cfg: DictConfig, llm: TrainableLLM, task: str, session: aiohttp.ClientSession) -> Dialogue:
     """Answers until one has no program to run, is cut off, or is the last that is allowed."""
     settings, found = _settings.of(cfg), Dialogue()
-    prompt = Prompt(messages=question_messages(cfg, task))
-    while True:
-        call = await llm_async_generate(llm, prompt, session)
-        found.calls.append(call)
-        program = program_of(call.output.content or "")
-        cut = call.llm_info.get("finish_reason") == "length"
-        if program is None or cut or len(found.calls) == settings.max_turns:
-            return found
+
+    async def run(call: LLMCall) -> list[dict[str, Any]] | None:
+        if (program := program_of(call.output.content or "")) is None:
+            return None
         result, ran = await use(_sandboxes.of(cfg), program, settings.output_chars)
         found.programs += 1
         found.errors += not ran
-        prompt = _next(llm, call, {"role": "user", "content": result})
-        if len(llm.prompt_ids(prompt)) >= llm.context_size:
-            return found
+        return [{"role": "user", "content": result}]
 
-
-def _next(llm: TrainableLLM, call: LLMCall, message: dict[str, Any]) -> Prompt:
-    """The dialogue goes on from the ids that were sampled; as messages where the template alters replies."""
-    try:
-        return llm.continue_prompt(call, [message])
-    except ValueError:
-        reply = {"role": "assistant", "content": call.output.content or ""}
-        return Prompt(messages=[*call.prompt.messages, reply, message])
+    prompt = Prompt(messages=question_messages(cfg, task))
+    found.calls = await dialogue(llm, prompt, run, session, max_turns=settings.max_turns)
+    return found
 
 
 async def generate_tir_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Answer one question; every text has the reward of the verdict on the last answer."""
-    dialogue = await converse(cfg, llm, problem["task"], session)
+    found = await converse(cfg, llm, problem["task"], session)
     asked = time.monotonic()
-    status = await verdict(cfg, problem, dialogue.calls[-1].output.content or "", session)
-    texts = [make_training_text(llm, call) for call in dialogue.calls]
+    status = await verdict(cfg, problem, found.calls[-1].output.content or "", session)
+    texts = [make_training_text(llm, call) for call in found.calls]
     reward, penalty = rollout_reward(cfg, llm, texts, status)
     metrics = TirMetrics(
         reward=reward,
@@ -98,8 +87,8 @@ async def generate_tir_rollout(
         no_error=status != "unparsable",
         no_answer=status == "no_answer",
         penalty=penalty,
-        num_python_calls=dialogue.programs,
-        python_errors=dialogue.errors,
+        num_python_calls=found.programs,
+        python_errors=found.errors,
         num_steps=len(texts),
         verify_s=time.monotonic() - asked,
     )

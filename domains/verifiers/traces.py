@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelinerl.extras.recorder.joining import joined
+from pipelinerl.dialogues import joined
 from pipelinerl.rollouts import TrainingText
 
 Recorded = dict[tuple[bytes, int], list[TrainingText]]

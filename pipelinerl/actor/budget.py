@@ -25,7 +25,7 @@ class LagBudget:
         recent: Iterable[float] = (),
         replayed: int = 0,
     ):
-        """`bound` is `Config.admitted`, None without a bound; `recent` are samples of earlier rollouts,
+        """`bound` is `Staleness.admitted`, None without a bound; `recent` are samples of earlier rollouts,
         `replayed` those that a resumed run has kept.
         """
         self.bound = bound

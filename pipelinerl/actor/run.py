@@ -83,7 +83,7 @@ class Actor:
             missing = "no snapshot of the actor up to version %d; problems are drawn from the start"
             log.warning(missing, point.version)
         recent = saved["recent_texts"] if saved is not None else ()
-        budget = LagBudget(cfg.admitted, point.version, recent, point.replayed)
+        budget = LagBudget(cfg.staleness.admitted, point.version, recent, point.replayed)
         log.info("lag bound in samples: %s (%s)", budget.bound, cfg.staleness)
         # It begins the ids of groups: no group of this start has the name of one that an earlier start lost.
         start = self.snapshots.next_start(cfg.attempt, bool(log_size(self.output_dir, "actor")))

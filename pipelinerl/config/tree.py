@@ -166,12 +166,11 @@ class Config(OpenSection):
     @property
     def staleness(self) -> Staleness:
         """The bound on the age of what is trained."""
-        return Staleness(self.max_lag)
+        return self.staleness_with(self.derived_)
 
-    @property
-    def admitted(self) -> int | None:
-        """Samples that may be ahead of the last weight version; None without a bound."""
-        return self.staleness.admitted(self.derived.texts_per_update)
+    def staleness_with(self, derived: DerivedConfig | None) -> Staleness:
+        """The same with quantities that are not written into the tree yet."""
+        return Staleness(self.max_lag, None if derived is None else derived.texts_per_update)
 
     @property
     def rows_at_once(self) -> int:

@@ -1,1 +1,1 @@
-"""Inference engines: the client of all (`client`, `fleet`), the CPU engine (`cpu`), `vllm`, OpenAI routes."""
+"""Inference engines: `client` and `fleet` of all, the server (`serving`), back end `cpu`, `vllm`."""

@@ -2,10 +2,11 @@
 
 The launcher asks it (checks, choices, memory, commands), the trainer (type and names of the weights) and the
 advice after the first steps; nobody compares `engine.kind` with a name. Neither torch nor vLLM may be
-imported by the file of a kind. `docs/engine.md` lists the routes and counters that its server needs, so that
-client, fleet, publisher and supervision know no kinds.
+imported by the file of a kind. `serving/backend.py` is where the computing part of a kind of our own
+begins; client, fleet, publisher and supervision know no kinds.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -92,6 +93,10 @@ class EngineKind(Variant):
         """The command line of its server, and what it adds to the environment."""
         raise NotImplementedError
 
+    def receiver_problem(self, transport: str, ahead: bool) -> str | None:
+        """Why nothing of it receives from this one of `transports` in this way; None if something does."""
+        return None
+
     def routes_problem(self, cfg: Config) -> str | None:
         """Why its engines cannot say the experts of tokens, and what to do; None where they can."""
         return f"engine.kind={self.name} does not say the experts of tokens; use another kind"
@@ -123,6 +128,28 @@ class EngineKind(Variant):
         Raises ValueError for names that it is not known to load.
         """
         return tensors
+
+
+def served_command(module: str, start: EngineStart, **more: object) -> list[str]:
+    """The command line of an engine on `engines/serving`, whose `__main__` is that of `module`.
+
+    `more` are options of its own settings, by the names of their fields.
+    """
+    engine, job = start.cfg.engine, start.job
+    options = {
+        "model": start.model,
+        "served_model_name": start.cfg.model_path,
+        "host": job.hostname,
+        "port": job.port,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_model_len": engine.max_model_len,
+        "max_waiting": engine.max_waiting,
+        **more,
+    }
+    argv = [sys.executable, "-m", module]
+    for name, value in options.items():
+        argv += [f"--{name.replace('_', '-')}", str(value)]
+    return argv
 
 
 def engine_kind(cfg: Config) -> EngineKind:

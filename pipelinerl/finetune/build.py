@@ -82,20 +82,19 @@ def learner_of(
     optimiser = build_optimiser(policy, finetune, on_host)
     scheduler = build_scheduler(optimiser, finetune)
     masters = MasterWeights(model) if finetune.load_as_bf16 and sharding is None else None
-    threshold = finetune.gradient_clipping_threshold
     return Learner(
-        policy,
-        optimiser,
-        scheduler,
-        finetune.rl,
-        ranks,
-        masters,
-        threshold,
-        finetune.load_as_bf16,
-        cfg.derived_ is not None and cfg.derived_.whole_on_host,
-        _device(cfg, ranks) if on_host else None,
-        routers,
-        adapters_alone(cfg),
+        policy=policy,
+        optimiser=optimiser,
+        scheduler=scheduler,
+        rl=finetune.rl,
+        ranks=ranks,
+        masters=masters,
+        gradient_clipping_threshold=finetune.gradient_clipping_threshold,
+        bfloat16=finetune.load_as_bf16,
+        whole_on_host=cfg.derived_ is not None and cfg.derived_.whole_on_host,
+        computes_on=_device(cfg, ranks) if on_host else None,
+        routers=routers,
+        adapters_alone=adapters_alone(cfg),
     )
 
 

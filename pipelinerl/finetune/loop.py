@@ -36,7 +36,7 @@ from pipelinerl.finetune.metrics import StepStatistics, step_metrics
 from pipelinerl.finetune.peaks import Hardware, peak_flops
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
-from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.finetune.rl.losses import Coefficients, policy_loss
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.modeling.compiling import named_compilations
@@ -252,7 +252,8 @@ class Trainer:
 
     def _log(self, step: StepStatistics, coefficients: Coefficients) -> None:
         counters = self.counters
-        measured = step_metrics(step, coefficients, self.ranks.count, self._hardware)
+        loss = policy_loss(self.finetune.rl.policy_loss)
+        measured = step_metrics(step, coefficients, self.ranks.count, self._hardware, loss)
         counters.train_loss = measured.get("rl/loss", counters.train_loss)
         rl = {name: value for name, value in measured.items() if name.startswith("rl/")}
         self._last_rl = rl | {"completed_steps": counters.completed_steps}

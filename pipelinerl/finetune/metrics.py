@@ -7,7 +7,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,23 +16,20 @@ import torch
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.mismatch import SHAPE, mismatch_metrics
 from pipelinerl.finetune.peaks import Hardware
-from pipelinerl.finetune.ratios import ratio_histogram, ratio_quantiles
+from pipelinerl.finetune.ratios import LOG_RATIO_BINS, ratio_histogram, ratio_quantiles
 from pipelinerl.finetune.rl.labels import TextStatistics, capped_families
 from pipelinerl.finetune.rl.losses import policy_loss
-from pipelinerl.finetune.rl.losses.base import Coefficients, LossInputs, kl_N
+from pipelinerl.finetune.rl.losses.base import (
+    Coefficients,
+    LossInputs,
+    LossMetric,
+    PolicyLoss,
+    Reducer,
+    kl_N,
+)
 from pipelinerl.finetune.rl.losses.correction import corrected, importance
 from pipelinerl.modeling.routing import RoutingCounts
 from pipelinerl.observe.metrics import histogram
-
-
-class Reducer(Enum):
-    """How what a metric's function gives is combined."""
-
-    SUM = "sum over the tokens of all micro-batches and ranks"
-    TEXT_MEAN = "mean over the step's samples of each sample's mean over its tokens"
-    MAX = "maximum over tokens"
-    MIN = "minimum over tokens"
-    STEP = "once, from the merged counts of the step"
 
 
 @torch.no_grad()
@@ -329,10 +326,18 @@ METRICS: tuple[Metric, ...] = (
     Metric("stats/lag_histogram", STEP, _lag_histogram),
 )
 """What the trainer measures of a step. A new metric is a row here and one of docs/metrics.md; totals of the
-run are counters of `TrainingMetrics`."""
+run are counters of `TrainingMetrics`. What only one loss has, its file declares (`PolicyLoss.metrics`)."""
 
 _OF_TOKENS = tuple(metric for metric in METRICS if metric.reducer is not STEP)
 _OF_STEP = tuple(metric for metric in METRICS if metric.reducer is STEP)
+
+
+def _of_loss(loss: PolicyLoss) -> list[Metric]:
+    return [Metric(f"rl/loss/{one.name}", one.reducer, partial(_seen, one)) for one in loss.metrics]
+
+
+def _seen(metric: LossMetric, tokens: Tokens) -> torch.Tensor:
+    return metric.of(tokens.seen, tokens.rl)
 
 
 @torch.no_grad()
@@ -341,13 +346,14 @@ def token_statistics(
 ) -> torch.Tensor:
     """What one micro-batch measures, on the device and without synchronisation.
 
-    float32, the metrics of tokens in the order of METRICS and behind them the counts of `ratio_histogram`.
+    float32, the metrics of tokens as in METRICS, the counts of `ratio_histogram`, metrics of the loss.
     count_N float32: number of targets of the token's sample, so that sums of x / count
     are sums of sample means.
     """
     tokens = Tokens(inputs, loss, rl, input_size)
     measured = [_of_batch(metric, tokens, count_N) for metric in _OF_TOKENS]
-    return torch.cat([torch.stack(measured), ratio_histogram(tokens.log_ratio_N)])
+    of_loss = [_of_batch(metric, tokens, count_N)[None] for metric in _of_loss(tokens.policy_loss)]
+    return torch.cat([torch.stack(measured), ratio_histogram(tokens.log_ratio_N), *of_loss])
 
 
 def _of_batch(metric: Metric, tokens: Tokens, count_N: torch.Tensor) -> torch.Tensor:
@@ -362,13 +368,15 @@ def _of_batch(metric: Metric, tokens: Tokens, count_N: torch.Tensor) -> torch.Te
     return values.sum() if metric.reducer is SUM else (values / count_N).sum()
 
 
-def measured_of_tokens(vectors: list[list[float]], texts: int) -> dict[str, float]:
+def measured_of_tokens(vectors: list[list[float]], texts: int, loss: PolicyLoss) -> dict[str, float]:
     """The metrics of tokens from the micro-batches' vectors; one without a finite value is absent."""
     if not vectors:
         return {}
-    table = np.array(vectors, np.float64)
-    out = ratio_quantiles(table[:, len(_OF_TOKENS) :].sum(axis=0))
-    for column, metric in zip(table.T, _OF_TOKENS):
+    of_tokens, counts, of_loss = np.split(
+        np.array(vectors, np.float64), [len(_OF_TOKENS), len(_OF_TOKENS) + len(LOG_RATIO_BINS)], axis=1
+    )
+    out = ratio_quantiles(counts.sum(axis=0))
+    for column, metric in [*zip(of_tokens.T, _OF_TOKENS), *zip(of_loss.T, _of_loss(loss))]:
         if metric.reducer is MAX:
             value = column.max()
         elif metric.reducer is MIN:
@@ -381,10 +389,17 @@ def measured_of_tokens(vectors: list[list[float]], texts: int) -> dict[str, floa
 
 
 def step_metrics(
-    counts: StepStatistics, coefficients: Coefficients, ranks: int, hardware: Hardware
+    counts: StepStatistics,
+    coefficients: Coefficients,
+    ranks: int,
+    hardware: Hardware,
+    loss: PolicyLoss | None = None,
 ) -> dict[str, Any]:
-    """Metrics that have a value, the quantiles of the ratio, and means by role and situation."""
-    out: dict[str, Any] = {**measured_of_tokens(counts.vectors, counts.texts)}
+    """Metrics that have a value, the quantiles of the ratio, and means by role and situation.
+
+    `loss` is the one of the run, where it may have metrics of its own.
+    """
+    out: dict[str, Any] = {**measured_of_tokens(counts.vectors, counts.texts, loss or PolicyLoss())}
     step = Step(counts=counts, rl=out, coefficients=coefficients, ranks=ranks, hardware=hardware)
     of_step = {metric.name: metric.of(step) for metric in _OF_STEP}
     out |= {name: float(v) if isinstance(v, int) else v for name, v in of_step.items() if v is not None}

@@ -5,11 +5,10 @@ trainer had the same weights, and what differs is how they compute. What older t
 the age of their weights. Counted on the device by `Learner.accumulate`, read by the metrics of a step.
 """
 
-from functools import lru_cache
-
 import numpy as np
 import torch
 
+from pipelinerl.finetune.ratios import Bins
 from pipelinerl.finetune.rl.losses.base import LOG_RATIO_BOUND
 from pipelinerl.finetune.rl.targets import Targets
 from pipelinerl.observe.mismatch import AGES, EXPERTS
@@ -18,15 +17,9 @@ GROUPS = AGES + EXPERTS
 _FIRST_STEPS = np.array([1, 2, 4, 8])
 _OF_AGE = np.array([0, 2, 3, 4, 5])
 _MOMENTS = 4
-_EDGES = np.geomspace(1e-6, LOG_RATIO_BOUND, 80)
-"""Bins of |log ratio|, each 24 % of its size wide."""
-SHAPE = (len(GROUPS), _MOMENTS + len(_EDGES) + 1)
-
-
-@lru_cache(maxsize=4)
-def _edges(device: torch.device) -> torch.Tensor:
-    """_EDGES on the device: copied once, because a copy would wait for it."""
-    return torch.as_tensor(_EDGES, dtype=torch.float32, device=device)
+_BINS = Bins(np.geomspace(1e-6, LOG_RATIO_BOUND, 80), 0.0)
+"""Of |log ratio|, each 24 % of its size wide."""
+SHAPE = (len(GROUPS), _MOMENTS + len(_BINS))
 
 
 def age_groups(targets: Targets) -> np.ndarray:
@@ -58,8 +51,8 @@ def mismatch_sums(
     values = torch.stack([size, log_ratio.square(), ratio, ratio.square()], 1)
     rows = len(GROUPS) + 1  # the last one is left out
     moments = values.new_zeros(rows, _MOMENTS).index_add(0, groups, values)
-    bins = len(_EDGES) + 1
-    at = groups * bins + torch.bucketize(size, _edges(size.device))
+    bins = len(_BINS)
+    at = groups * bins + _BINS.of(size, torch.float32)
     counts = size.new_zeros(rows * bins).index_add(0, at, torch.ones_like(size))
     return torch.cat([moments, counts.reshape(rows, bins)], 1)[:-1]
 
@@ -77,19 +70,10 @@ def mismatch_metrics(sums: np.ndarray) -> dict[str, float]:
             out[f"mismatch/{name}/tokens"] = float(n)
             out[f"mismatch/{name}/mean_abs"] = float(size / n)
             out[f"mismatch/{name}/mean_square"] = float(square / n)
-            out[f"mismatch/{name}/p99"] = _quantile(row[_MOMENTS:], 0.99)
+            out[f"mismatch/{name}/p99"] = _BINS.quantile(row[_MOMENTS:], 0.99)
             out[f"mismatch/{name}/ess"] = float(ratio**2 / (n * squared))
     squares, everyone = sums[: len(AGES), 1], tokens[: len(AGES)].sum()
     if tokens[0] and squares.sum():
         arithmetic, whole = squares[0] / tokens[0], squares.sum() / everyone
         out["mismatch/age_share"] = float(max(0.0, 1 - arithmetic / whole))
     return out
-
-
-def _quantile(counts: np.ndarray, share: float) -> float:
-    """Of |log ratio| from a histogram over _EDGES, linear within a bin."""
-    reached = np.cumsum(counts) / counts.sum()
-    at = int(np.searchsorted(reached, share))
-    before = reached[at - 1] if at else 0.0
-    low, high = (_EDGES[at - 1] if at else 0.0), _EDGES[min(at, len(_EDGES) - 1)]
-    return float(low + (share - before) / (reached[at] - before) * (high - low))

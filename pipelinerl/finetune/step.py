@@ -51,7 +51,7 @@ class MicroStatistics:
     """Of a mixture of experts, `Routers.measured` and behind it the auxiliary loss."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Learner:
     """The policy and what changes it.
 

@@ -252,9 +252,10 @@ def _recomputed(mode: Checkpointing) -> str:
 
 
 def _lag(cfg: Config, why: Why) -> Row:
-    shown, cut = cfg.staleness.shown(cfg.derived.texts_per_update)
-    because = why("max_lag")
-    return Row("age of weights", shown, f"{because}; {cut}" if cut else because, "max_lag=SAMPLES")
+    bound = cfg.staleness
+    shown, cut = bound.shown()
+    because = why(bound.KEY)
+    return Row("age of weights", shown, f"{because}; {cut}" if cut else because, f"{bound.KEY}={bound.UNIT}")
 
 
 def _evaluation(cfg: Config, why: Why) -> Row:

@@ -321,7 +321,8 @@ def _usual_share(cfg: Config, hosts: Sequence[Host], cards: Sequence[Card], dry_
 def _of_unknown(cfg: Config, usual_share: float, known: bool) -> Iterator[Choice]:
     """The usual values. `known`: the cards are, so that the model's sizes are what is not."""
     if known:  # a copy of unknown size beside the engine's share would fail at the first update
-        yield Choice(AHEAD, not transport_kind(cfg).copy_on_card, "the model's sizes are not known")
+        transport = transport_kind(cfg)
+        yield Choice(AHEAD, transport.ahead and not transport.copy_on_card, "the model's sizes are not known")
     yield Choice(FSDP, False, UNKNOWN)
     yield Choice(TENSOR_PARALLEL, 1, UNKNOWN)
     yield Choice(UTILIZATION, usual_share, UNKNOWN)
@@ -338,8 +339,8 @@ def _of_plan(cfg: Config, plan: MemoryPlan) -> Iterator[Choice]:
         size = _tensor_parallel(cfg, engine.cards)
         yield Choice(TENSOR_PARALLEL, size, "the weights fit on so many cards")
         yield Choice(UTILIZATION, engine.share, f"what {plan.card} leaves beside the second copy")
-        several = transport_kind(cfg).into_several_cards if engine.cards > 1 else None
-        yield Choice(AHEAD, engine.ahead, SIZED if engine.ahead else several or f"no {SIZED}")
+        over = transport_kind(cfg).not_ahead(engine.cards)
+        yield Choice(AHEAD, engine.ahead, SIZED if engine.ahead else over or f"no {SIZED}")
     if trainer is not None:
         yield Choice(FSDP, trainer.sharding is not None and not cfg.use_deepspeed, _because_sharded(plan))
 
@@ -362,7 +363,7 @@ def _because_sharded(plan: MemoryPlan) -> str:
 
 def _texts(cfg: Config, derived: DerivedConfig) -> int:
     """Samples that may be under way: what the age of weights admits, or one update where it has no bound."""
-    return cfg.staleness.admitted(derived.texts_per_update) or derived.texts_per_update
+    return cfg.staleness_with(derived).admitted or derived.texts_per_update
 
 
 def _choose_in_flight(tree: DictConfig, hosts: Sequence[Host], plan: MemoryPlan | None) -> Iterator[Choice]:

@@ -186,7 +186,7 @@ class _Planner:
         cfg, shape, card, work = self._cfg, self._shape, self._card, self._work(cards)
         wanted, weights = self._wanted(engines), weight_bytes(shape, work)
         requests = self._asked.in_flight or max(FEWEST, wanted)
-        can = work.cards == 1 or self._transport.into_several_cards is None
+        can = self._transport.not_ahead(work.cards) is None
         copy = copy_bytes(shape, work) if self._transport.copy_on_card else 0.0
         ways = [True, False] if cfg.weights.ahead == "auto" else [bool(cfg.weights.ahead)]
         found: list[EnginePlan] = []
@@ -218,7 +218,8 @@ class _Planner:
     def _engine_too_small(self, work: EngineWork, beside: float) -> DoesNotFit:
         cfg, shape, card = self._cfg, self._shape, self._card
         weights, request = weight_bytes(shape, work), whole_request_bytes(shape, work)
-        copies = cfg.weights.ahead is True and self._transport.copy_on_card and work.cards == 1
+        can = self._transport.not_ahead(work.cards) is None
+        copies = cfg.weights.ahead is True and self._transport.copy_on_card and can
         second = copy_bytes(shape, work) if copies and cfg.updates_engines else 0.0
         other = step_bytes(shape, work, FEWEST) + FIXED
         needed = weights + second + other + request + UNCOUNTED

@@ -83,7 +83,7 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from training.check(cfg, derived)
     if derived is not None and cfg.updates_engines:
         asked = derive(cfg, []).texts_per_update
-        yield from cfg.staleness.problems(asked, derived.texts_per_update, derived.trainer_ranks)
+        yield from cfg.staleness_with(derived).problems(asked, derived.trainer_ranks)
     if derived is not None:
         yield from _rows_over_ranks(cfg, derived)
     if places is not None:

@@ -123,7 +123,7 @@ def lag_binds(cfg: Config, actor: Sequence[dict[str, Any]]) -> bool:
 
     A rollout may have many samples, so that slots, which count rollouts, say little about a bound in samples.
     """
-    if (bound := cfg.admitted) is None:
+    if (bound := cfg.staleness.admitted) is None:
         return False
     held = list[bool]()
     for before, record in pairwise(record for record in actor if record.keys() >= _LAG_BUDGET):
@@ -191,8 +191,8 @@ def _between(cfg: Config, held: bool) -> Iterator[str]:
 def _in_flight(cfg: Config, held: bool) -> Iterator[str]:
     """What holds back further rollouts: the lag bound, or the slots."""
     slots = cfg.actor.llm_max_rollouts * len(cfg.jobs_of("actor_llm"))
-    if (admitted := cfg.admitted) is not None and (held or admitted <= slots):
-        yield cfg.staleness.looser(cfg.derived.texts_per_update)
+    if (admitted := cfg.staleness.admitted) is not None and (held or admitted <= slots):
+        yield cfg.staleness.looser()
     else:
         yield f"more actor.llm_max_rollouts ({cfg.actor.llm_max_rollouts})"
 

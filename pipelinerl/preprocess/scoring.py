@@ -5,7 +5,7 @@ scored by engines over HTTP or in this process; only the latter imports torch.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -32,12 +32,18 @@ def score_reference(samples: Sequence[Sample], scorer: Scorer | None) -> list[Sa
             sample.ref_logprobs = sample.old_logprobs
         return []
     unscored = []
-    for sample, found in zip(samples, scorer.score(samples), strict=True):
-        if found is None or not np.isfinite(found).all():
+    for sample, found in _scores(samples, scorer):
+        if found is None:
             unscored.append(sample)
         else:
             sample.ref_logprobs = found
     return unscored
+
+
+def _scores(samples: Sequence[Sample], scorer: Scorer) -> Iterator[tuple[Sample, np.ndarray | None]]:
+    """Each sample with its log-probabilities; None where there are none, or one of them is no number."""
+    for sample, found in zip(samples, scorer.score(samples), strict=True):
+        yield sample, found if found is not None and np.isfinite(found).all() else None
 
 
 class Teachers:
@@ -68,9 +74,8 @@ class Teachers:
             elif self._teacher.alone:
                 unscored.append(sample)
         for name, own in of.items():
-            scores = self._scorers[self._places[name]].score(own)
-            for sample, found in zip(own, scores, strict=True):
-                if found is None or not np.isfinite(found).all():
+            for sample, found in _scores(own, self._scorers[self._places[name]]):
+                if found is None:
                     unscored.append(sample)
                     continue
                 difference = found - sample.old_logprobs

@@ -10,7 +10,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -18,6 +17,7 @@ import torch
 
 from tests.support.contract import models, tape
 from tests.support.contract.engines import (
+    BACKENDS,
     COLUMNS,
     EMBEDDED,
     RECORDED,
@@ -29,7 +29,7 @@ from tests.support.contract.engines import (
     nccl_transport,
 )
 from tests.support.contract.live_vllm import Installation, serving
-from tests.support.engine_harness import running_engine
+from tests.support.engine_harness import served
 
 MARKS = {
     "cpu": [pytest.mark.slow],
@@ -135,13 +135,8 @@ async def engine(
     facts, transport = EMBEDDED, file_transport(tmp_path, column.endswith("ahead"))
     recorder: tape.Recorder | None = None
     async with AsyncExitStack() as stack:
-        if column == "embedded":
-            settings: dict[str, Any] = {
-                "max_num_seqs": 16,
-                "max_model_len": models.CONTEXT,
-                "served_model_name": "model",
-            }
-            url = (await stack.enter_async_context(running_engine(model_folder(tied), **settings))).url
+        if column in BACKENDS:
+            url = (await stack.enter_async_context(served(BACKENDS[column](model_folder(tied))))).url
         elif column in RECORDED:
             header, tests = tape.load(RECORDED[column])
             facts = Facts.of_vllm(header["vllm"])
@@ -157,7 +152,7 @@ async def engine(
         session = await stack.enter_async_context(aiohttp.ClientSession())
         made = Engine(url, facts, tied, model_folder(tied), session, transport)
         yield made
-    if made.spoiled and column not in ("embedded", *RECORDED):
+    if made.spoiled and column not in (*BACKENDS, *RECORDED):
         live.end(column, tied)
     if recorder is not None and request.node.stash[PASSED]:
         live.recorded[test] = recorder.exchanges

@@ -13,9 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from pipelinerl.engines.client import EngineClient
-from pipelinerl.engines.cpu.model import PackedModel
-from pipelinerl.engines.cpu.server import EngineServer, listening
+from pipelinerl.engines.cpu.backend import CpuBackend
 from pipelinerl.engines.cpu.settings import EngineSettings
+from pipelinerl.engines.serving.backend import Backend
+from pipelinerl.engines.serving.server import EngineServer, listening
 from tests.support.tiny_model import causal_lm
 
 VOCAB = 256
@@ -60,6 +61,8 @@ def full_logprobs(model: Any, ids: list[int] | np.ndarray, temperature: float = 
 class RunningEngine:
     url: str
     server: EngineServer
+    backend: Any
+    """Of the kind that the test asked for."""
     client: EngineClient
     session: aiohttp.ClientSession
 
@@ -86,11 +89,16 @@ class RunningEngine:
 @asynccontextmanager
 async def running_engine(folder: Path, port: int = 0, **settings: Any) -> AsyncIterator[RunningEngine]:
     values = {"max_num_seqs": 8, "max_model_len": 512, "max_prefill_tokens": 64, **settings}
-    checked = EngineSettings(model=folder, **values)
-    server = EngineServer(checked, PackedModel(checked))
+    async with served(CpuBackend(EngineSettings(model=folder, **values)), port) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def served(backend: Backend, port: int = 0) -> AsyncIterator[RunningEngine]:
+    server = EngineServer(backend)
     async with listening(server, "127.0.0.1", port) as bound, aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{bound}"
-        yield RunningEngine(url, server, EngineClient(url, session), session)
+        yield RunningEngine(url, server, backend, EngineClient(url, session), session)
 
 
 async def until(condition: Callable[[], bool], deadline_s: float = 200.0) -> None:

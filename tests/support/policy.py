@@ -29,4 +29,5 @@ def learner(
     """Plain gradient descent at a constant rate, on the tiny model unless another is given."""
     policy = Policy(tiny_model() if model is None else model, value_head)
     optimiser = torch.optim.SGD(policy.parameters(), lr=learning_rate)
-    return Learner(policy, optimiser, build_scheduler(optimiser, CONSTANT), rl, Ranks())
+    scheduler = build_scheduler(optimiser, CONSTANT)
+    return Learner(policy=policy, optimiser=optimiser, scheduler=scheduler, rl=rl, ranks=Ranks())

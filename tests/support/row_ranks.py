@@ -21,7 +21,7 @@ from pipelinerl.config import Config, RLConfig
 from pipelinerl.finetune.build import build_learner
 from pipelinerl.finetune.ranks import Ranks, join_ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, sentinel_batch
-from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.finetune.rl.losses import LOSSES, Coefficients, declared
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner, MicroStatistics
@@ -39,9 +39,8 @@ BEGIN = (1, 2, 3, 4, 5, 6, 7)
 
 
 def _loss(name: str) -> dict[str, Any]:
-    clip = (
-        {} if name == "sft" else {"epsilon_high": 0.3} | ({} if name == "reinforce" else {"epsilon_low": 0.1})
-    )
+    clip = {"epsilon_high": 0.3, "epsilon_low": 0.1}
+    clip = {key: value for key, value in clip.items() if key not in declared(name).ignores}
     return {"rl": {"policy_loss": name, "temperature": 0.8, **clip}}
 
 
@@ -50,7 +49,7 @@ def _with_values(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    **{name: _loss(name) for name in ("ppo", "gspo", "cispo", "reinforce", "sft")},
+    **{name: _loss(name) for name in LOSSES},
     "sharded": _loss("gspo") | {"use_fsdp": True},
     "value head": _with_values(_loss("ppo")),
     "adapters": _loss("ppo") | {"lora": {"enabled": True, "r": 4}},

@@ -1,8 +1,6 @@
-"""The CPU engine: a transformers causal LM behind the project's inference routes.
+"""The CPU engine: a transformers causal LM as a back end of `engines/serving`.
 
-Start it with `python -m pipelinerl.engines.cpu --model DIR --port P`. One thread answers HTTP
-(`server`), one thread owns the model, the KV slots and the scheduler (`engine`). A request goes through
-`protocol` (its fields), `served` (what may be asked), `sequence` (its state), `scheduler` (when it runs),
-`attention` and `model` (the forward), `sampling` (the next token) and back. What requests begin with alike is
+Start it with `python -m pipelinerl.engines.cpu --model DIR --port P`. `backend` computes a step: `scheduler`
+says which tokens, `attention` and `model` are the forward over KV slots. What requests begin with alike is
 computed once per version (`prefixes`).
 """

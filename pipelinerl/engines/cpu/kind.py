@@ -1,10 +1,9 @@
 """`engine.kind=embedded`: this package's own engine, which runs on the CPU and is set by `engine.*`."""
 
-import sys
 from collections.abc import Iterator, Mapping
 
 from pipelinerl.config.tree import Config
-from pipelinerl.engines.kind import EngineKind, EngineStart, Why
+from pipelinerl.engines.kind import EngineKind, EngineStart, Why, served_command
 
 
 class Embedded(EngineKind):
@@ -23,22 +22,9 @@ class Embedded(EngineKind):
             yield f"engine.max_prefill_tokens={given}: more than the slots hold; set at most {most}"
 
     def command(self, start: EngineStart) -> tuple[list[str], dict[str, str]]:
-        engine, job = start.cfg.engine, start.job
-        options = {
-            "model": start.model,
-            "served-model-name": start.cfg.model_path,
-            "host": job.hostname,
-            "port": job.port,
-            "max-num-seqs": engine.max_num_seqs,
-            "max-model-len": engine.max_model_len,
-            "max-prefill-tokens": engine.max_prefill_tokens,
-            "max-waiting": engine.max_waiting,
-            "dtype": engine.dtype,
-            "threads": engine.threads,
-        }
-        argv = [sys.executable, "-m", "pipelinerl.engines.cpu"]
-        for name, value in options.items():
-            argv += [f"--{name}", str(value)]
+        engine = start.cfg.engine
+        own = {"max_prefill_tokens": engine.max_prefill_tokens, "dtype": engine.dtype}
+        argv = served_command("pipelinerl.engines.cpu", start, **own, threads=engine.threads)
         argv.append(f"--{'' if prefix_cache(start.cfg) else 'no-'}enable-prefix-caching")
         if start.routes:
             argv.append("--enable-return-routed-experts")

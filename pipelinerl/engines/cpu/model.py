@@ -4,7 +4,6 @@ Used by the engine thread. A forward over slots replaces parts of the architectu
 with that before anything is served.
 """
 
-import json
 import logging
 from collections.abc import Sequence as SequenceOf
 from typing import Any
@@ -22,9 +21,10 @@ from pipelinerl.engines.cpu.forwards import (
     fused_forward_applies,
 )
 from pipelinerl.engines.cpu.scheduler import Chunk, Plan
-from pipelinerl.engines.cpu.sequence import Request
 from pipelinerl.engines.cpu.settings import EngineSettings
 from pipelinerl.engines.openai.protocol import SamplingFields
+from pipelinerl.engines.serving.backend import UnsupportedModel
+from pipelinerl.engines.serving.sequence import Request
 from pipelinerl.modeling.delta_net import delta_nets, use_packed_delta_nets
 from pipelinerl.modeling.layer_kinds import TRAINED, unknown_kinds
 from pipelinerl.modeling.loading import load_causal_lm
@@ -44,10 +44,6 @@ LONGEST_CHECK = 1024
 """Tokens of the check at start of a model with sliding windows; their masks have tests of their own."""
 
 
-class UnsupportedModel(ValueError):
-    """The model cannot run on this engine; the message says why."""
-
-
 class PackedModel:
     """A causal LM whose forward takes one packed step (see `attention`)."""
 
@@ -56,8 +52,8 @@ class PackedModel:
         self._forward: Forward
         self.module = load_causal_lm(settings.model, dtype=self.dtype, local_files_only=True).eval()
         config = self.module.config.get_text_config(decoder=True)
+        self.config = config
         self.vocab_size: int = config.vocab_size
-        self.eos_ids = _eos_ids(settings, config)
         _check_config(config, settings, with_states=bool(delta_nets(self.module)))
         if self.dtype != torch.float32:
             _use_float32_head(self.module)
@@ -224,18 +220,6 @@ def _use_capping_attention(module: Any) -> None:
     """Of transformers' own attentions for a CPU only one caps scores; the others leave the cap out."""
     if getattr(module.config, "attn_logit_softcapping", None) is not None:
         module.set_attn_implementation("eager")
-
-
-def _eos_ids(settings: EngineSettings, config: transformers.PreTrainedConfig) -> frozenset[int]:
-    """End ids of the model's configuration and, where it exists, of its generation configuration."""
-    found = [config.eos_token_id]
-    path = settings.model / "generation_config.json"
-    if path.is_file():
-        found.append(json.loads(path.read_text()).get("eos_token_id"))
-    ids: set[int] = set()
-    for entry in found:
-        ids.update(entry if isinstance(entry, list) else [] if entry is None else [entry])
-    return frozenset(ids)
 
 
 def _use_float32_head(module: torch.nn.Module) -> None:

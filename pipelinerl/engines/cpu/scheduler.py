@@ -9,14 +9,13 @@ is still computing a beginning of both, it waits for that. Who waits does so for
 has nobody to wait for, so in every step somebody computes.
 """
 
-import heapq
-from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from pipelinerl.engines.cpu.prefixes import BLOCK, Copies, PrefixIndex
-from pipelinerl.engines.cpu.sequence import NO_SLOT, Sequence
+from pipelinerl.engines.serving.backend import Queue
+from pipelinerl.engines.serving.sequence import NO_SLOT, Sequence
 
 
 @dataclass(slots=True)
@@ -50,42 +49,28 @@ class Plan:
         return [*self.decodes, *self.prefills]
 
 
-class Scheduler:
+class Scheduler(Queue):
     """Owns the slots; `plan` is called once before each step."""
 
     def __init__(
         self, max_num_seqs: int, max_prefill_tokens: int, capacity: int = 0, pool_rows: int = 0
     ) -> None:
         """`capacity` tokens per slot; a pool of `pool_rows` rows behind the slots, 0 for no prefix cache."""
+        # Slots in use lie together, and attention covers a prefix of the cache.
+        super().__init__(max_num_seqs)
         self.max_prefill_tokens = max_prefill_tokens
-        # Whoever adds a sequence puts it behind all earlier ones.
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
-        self.preemptions = 0
-        # The lowest free slot first keeps the used ones together, and attention covers a prefix of the cache.
-        self._free = list(range(max_num_seqs))
         self._capacity = capacity
         self._index = PrefixIndex(max_num_seqs * capacity, pool_rows) if pool_rows else None
-        # Tokens, as vLLM counts them: of sequences that looked into the prefix cache, and found there.
-        self.prefix_queries = 0
-        self.prefix_hits = 0
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence and free its slot; does nothing for one that is unknown."""
         if sequence.slot != NO_SLOT:
             self.save_prefix(sequence)
-            self.running.remove(sequence)
-            heapq.heappush(self._free, sequence.slot)
-            sequence.slot = NO_SLOT
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+        super().remove(sequence)
 
     def forget_computed(self) -> None:
-        """Every running sequence computes its keys and values again, prompt and output."""
+        super().forget_computed()
         for sequence in self.running:
-            sequence.computed = 0
             sequence.shareable, sequence.looked_up, sequence.leader = True, False, None
-        self.preemptions += len(self.running)
 
     def save_prefix(self, sequence: Sequence) -> None:
         """Keep what is computed of a running sequence for those that begin likewise."""
@@ -94,12 +79,10 @@ class Scheduler:
             self._index.save(sequence.tokens[: sequence.computed], sequence.request.cache_salt, row)
 
     def clear_prefixes(self) -> None:
-        """Empty the prefix cache."""
         if self._index is not None:
             self._index.clear()
 
     def weights_changed(self) -> None:
-        """Nothing that was computed until now may be found by a sequence that comes later."""
         self.clear_prefixes()
         for sequence in self.running:
             # It goes on with keys of both weights, which are nobody else's. Without any it starts afresh.
@@ -109,7 +92,7 @@ class Scheduler:
     def plan(self, *, admit: bool = True) -> Plan:
         """The next step; `admit=False` leaves the waiting sequences where they are."""
         if admit:
-            self._admit()
+            self.admit()
         loads = Copies()
         if self._index is not None:
             for sequence in self.running:
@@ -133,12 +116,6 @@ class Scheduler:
         if self._index is not None and (decodes or prefills):
             plan.saves = self._index.take_saves()
         return plan
-
-    def _admit(self) -> None:
-        while self.waiting and self._free:
-            sequence = self.waiting.popleft()
-            sequence.slot = heapq.heappop(self._free)
-            self.running.append(sequence)
 
     def _share(self, sequence: Sequence, index: PrefixIndex, loads: Copies) -> None:
         """Load what is there of the sequence's beginning, and decide whether to wait for more of it."""

@@ -1,6 +1,6 @@
 """What servers of OpenAI's routes do alike: read bodies, put answers together, stream them, tell errors.
 
-Called by the embedded engine (`engines/cpu`) and by the recording endpoint (`extras/recorder`), which say
+Called by the server of engines (`engines/serving`) and the recording endpoint (`extras/recorder`), which say
 what was sampled and by which model.
 """
 

@@ -19,6 +19,7 @@ from pipelinerl.engines.vllm.installed import (
 )
 from pipelinerl.engines.vllm.options import (
     AHEAD,
+    BACKENDS,
     DEFAULT_VERSION,
     STATES_BACKEND,
     TRANSPORTS,
@@ -105,6 +106,11 @@ class Vllm(EngineKind):
         env |= {outputs_once.SWITCH: "1"} if vllm.outputs_once else {}
         env |= {quick_slots.SWITCH: "1"} if vllm.quick_slots else {}
         return serve_argv(options), env
+
+    def receiver_problem(self, transport: str, ahead: bool) -> str | None:
+        if (backend := transport + (AHEAD if ahead else "")) in ("nccl", *BACKENDS):
+            return None
+        return f"vLLM has no back end {backend!r}; {'set weights.ahead=false' if ahead else 'set file'}"
 
     def routes_problem(self, cfg: Config) -> str | None:
         kwargs = {key.replace("-", "_"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}

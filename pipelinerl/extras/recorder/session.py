@@ -25,10 +25,10 @@ from pipelinerl.base.child import wrapped
 from pipelinerl.base.guard import GroupGuard
 from pipelinerl.base.waits import WaitExpired, wait_for
 from pipelinerl.config.secrets import names_secret
+from pipelinerl.dialogues import joined as join
 from pipelinerl.engines.errors import AbortedCompletion, EngineUnavailable
 from pipelinerl.engines.llm_call import LLMCall, Prompt
 from pipelinerl.engines.llm_engine import EngineLLM
-from pipelinerl.extras.recorder.joining import joined as join
 from pipelinerl.rollouts import TrainingText
 
 END_DEADLINE_S = 10.0

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.files import config_path, read_started
 from pipelinerl.config.machine import ROLES_OF_MODE
+from pipelinerl.config.staleness import Staleness
 from pipelinerl.config.tree import Config
 from pipelinerl.observe.history import read_evaluations
 from pipelinerl.streams.kind import streams_kind
@@ -39,7 +40,7 @@ def check(cfg: Config) -> Iterator[str]:
     yield from _of_one_kind(cfg)
     if samples and not cfg.updates_engines and cfg.staleness.bounded and not debug.evaluates_only:
         cause = "finetune.send_weight_updates=false" if debug.mode == "" else f"debug.mode={shown}"
-        yield f"{cfg.staleness}: {cause} sends no weights, so every sample grows old; set max_lag=null"
+        yield f"{cfg.staleness}: {cause} sends no weights, so every sample grows old; set {Staleness(None)}"
 
 
 def _of_one_kind(cfg: Config) -> Iterator[str]:

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 from pipelinerl.config.machine import DerivedConfig
 from pipelinerl.config.roles import DifficultyConfig
+from pipelinerl.config.staleness import Staleness
 from pipelinerl.config.tree import Config
 
 
@@ -86,7 +87,7 @@ def _buffers(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
     pre, texts, admitted = (
         cfg.preprocess,
         derived.texts_per_step,
-        cfg.staleness.admitted(derived.texts_per_update),
+        cfg.staleness_with(derived).admitted,
     )
     if pre.dataset_buffer_size not in (0, pre.ring_buffer_size):
         yield (
@@ -103,7 +104,7 @@ def _buffers(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
     if admitted is not None and pre.dataset_buffer_size > admitted:
         yield (
             f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: {cfg.staleness} admits at most "
-            f"{admitted} samples, so it never fills; lower it or raise max_lag"
+            f"{admitted} samples, so it never fills; lower it or raise {Staleness.KEY}"
         )
     for key, expected in (("input", "actor"), ("output", "training_data")):
         if getattr(pre, key) != expected and not cfg.debug.mode:

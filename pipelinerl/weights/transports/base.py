@@ -88,6 +88,9 @@ class TransportKind(Variant):
 
     needs_gpu: bool = False
     """Whether trainer and engines have to be on GPUs."""
+    ahead: bool = False
+    """Whether engines can receive it beside the weights that they serve; otherwise it arrives in their pause.
+    For vLLM the back end `NAME_ahead` of `engines/vllm/options.py` then does so, beside `NAME`."""
     on_one_card: str | None = None
     """Why trainer and engine cannot share a card with it; None if they can."""
     into_several_cards: str | None = None
@@ -101,8 +104,16 @@ class TransportKind(Variant):
             yield f"weights.transport={self.name}: {engine.other_transport}"
         elif self.needs_gpu and cfg.hardware.kind == "cpu":
             yield f"weights.transport={self.name}: a CPU has none; set file"
+        elif (reason := engine.receiver_problem(self.name, weights_ahead(cfg))) is not None:
+            yield f"weights.transport={self.name}: {reason}"
         if cfg.finetune.lora.enabled and cfg.weights.lora == "adapter" and (reason := why_merged(cfg)):
             yield f"weights.lora=adapter: {reason}; set weights.lora=merged"
+
+    def not_ahead(self, cards: int) -> str | None:
+        """Over what an engine of so many cards receives nothing ahead; None if it does."""
+        if not self.ahead:
+            return f"weights.transport={self.name}"
+        return self.into_several_cards if cards > 1 else None
 
     def host_bytes(self, cfg: Config, version: float, readers: int) -> float:
         """Bytes of the trainer's host for versions of so many; `readers` processes receive ahead on it."""
@@ -130,7 +141,7 @@ def transport_named(name: str) -> TransportKind:
 def weights_ahead(cfg: Config) -> bool:
     """Whether engines receive a version while they generate: engine and transport can, and nobody said no."""
     engine = engine_kind(cfg)
-    can = engine.ahead and (transport_kind(cfg).into_several_cards is None or engine.ranks(cfg) == 1)
+    can = engine.ahead and transport_kind(cfg).not_ahead(engine.ranks(cfg)) is None
     return can and cfg.weights.ahead is not False
 
 
@@ -152,7 +163,10 @@ def why_merged(cfg: Config) -> str:
 
 def not_ahead(cfg: Config) -> str:
     """Why `weights.ahead` means nothing here, and what to do: the engine's reason, or the transport's."""
-    engine, several = engine_kind(cfg), transport_kind(cfg).into_several_cards
-    if engine.ahead:
-        return f"nothing is received ahead over {several}; set weights.transport=file"
-    return f"{engine.without_ahead}; leave it out"
+    if not (engine := engine_kind(cfg)).ahead:
+        return f"{engine.without_ahead}; leave it out"
+    transport = transport_kind(cfg)
+    over = transport.not_ahead(engine.ranks(cfg))
+    return f"nothing is received ahead over {over}; " + (
+        "set weights.transport=file" if transport.ahead else "leave it out"
+    )

@@ -191,6 +191,7 @@ class File(TransportKind):
     """Needs a folder that the engines see as well."""
 
     name = "file"
+    ahead = True
     ignores: Mapping[str, str] = {"world.actor_group_port": "weights travel through files"}
 
     def host_bytes(self, cfg: Config, version: float, readers: int) -> float:

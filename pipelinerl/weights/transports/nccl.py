@@ -236,6 +236,7 @@ class Nccl(TransportKind):
     """Needs a GPU for each process of the group."""
 
     name = "nccl"
+    ahead = True
     needs_gpu = True
     on_one_card = "NCCL does not connect processes on one GPU"
     into_several_cards = "NCCL into an engine of several cards"

@@ -16,6 +16,9 @@ from transformers import PreTrainedModel
 from benchmarks.gpu.cards import nccl_cards
 from pipelinerl.base.http import CallFailed, call
 from pipelinerl.engines.client import EngineClient, Generation
+from pipelinerl.engines.cpu.backend import CpuBackend
+from pipelinerl.engines.cpu.settings import EngineSettings
+from pipelinerl.engines.serving.backend import Backend, ServerSettings
 from pipelinerl.engines.vllm.installed import installed_version
 from pipelinerl.engines.vllm.options import VllmVersion
 from pipelinerl.weights.engine_update import PublishDeadlines
@@ -24,12 +27,20 @@ from pipelinerl.weights.transports.base import NamedTensor, StagedUpdate, Transp
 from pipelinerl.weights.transports.file import FileTransport
 from pipelinerl.weights.transports.nccl import NcclTransport
 from tests.support.contract import models
+from tests.support.contract.toy import ToyBackend
 
 TAPES = Path(__file__).resolve().parents[2] / "fixtures"
 RECORDED = {"recorded-0.26": TAPES / "vllm_0_26.jsonl.gz", "recorded-0.32": TAPES / "vllm_0_32.jsonl.gz"}
-COLUMNS = ("embedded", *RECORDED, "cpu", "cpu-ahead", "cpu-once")
+LIMITS: dict[str, Any] = {"max_num_seqs": 16, "max_model_len": models.CONTEXT}
+BACKENDS: dict[str, Callable[[Path], Backend]] = {
+    "embedded": lambda model: CpuBackend(EngineSettings(model=model, max_prefill_tokens=64, **LIMITS)),
+    "toy": lambda model: ToyBackend(ServerSettings(model=model, **LIMITS)),
+}
+"""Of a folder of a model; served in the test's own process."""
+COLUMNS = (*BACKENDS, *RECORDED, "cpu", "cpu-ahead", "cpu-once")
 COLUMNS += ("gpu-file", "gpu-nccl", "gpu-nccl-ahead", "gpu-file-once")
-"""`cpu`: a CPU build of vLLM in the environment of VLLM_PYTHON; `gpu`: vLLM of this environment.
+"""`toy`: the smallest back end behind this project's server; `cpu`: a CPU build of vLLM in the environment of
+VLLM_PYTHON; `gpu`: vLLM of this environment.
 
 `ahead`: weights are received while the engine generates. `once`: with
 `vllm_config.outputs_once` and `quick_slots`.

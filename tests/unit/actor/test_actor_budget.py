@@ -9,7 +9,7 @@ from pipelinerl.config.staleness import Staleness
 
 def bound(max_lag: int | None, update: int) -> int | None:
     """What the launcher admits with updates of so many texts."""
-    return Staleness(max_lag).admitted(update)
+    return Staleness(max_lag, update).admitted
 
 
 class Pipeline:

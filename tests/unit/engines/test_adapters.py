@@ -87,7 +87,7 @@ def alone(folder: Path, lora: LoraConfig = LORA) -> FileTransport:
 
 
 def in_use(engine: RunningEngine) -> dict[str, torch.Tensor]:
-    return {name: one.detach().clone() for name, one in engine.server._model.module.named_parameters()}
+    return {name: one.detach().clone() for name, one in engine.backend.model.module.named_parameters()}
 
 
 @asynccontextmanager
@@ -151,7 +151,7 @@ async def test_a_layer_that_has_no_adapter_any_more_has_its_first_weights(
     transports = alone(tmp_path / "all"), alone(tmp_path / "few", few)
     models = trained(llama_model), trained(llama_model, seed=1, lora=few)
     async with running_engine(llama_model) as engine:
-        assert engine.server._model.forward_name == "FusedForward"
+        assert engine.backend.model.forward_name == "FusedForward"
         await engine.post("/init_weight_transfer_engine", INIT)
         for version, transport, model in zip((1, 2), transports, models, strict=True):
             await engine.update(transport.stage(version, adapters(model)).info)
@@ -280,7 +280,7 @@ async def test_adapters_that_were_not_sent_are_named(tied_model: Path, tmp_path:
         publishing(engine.url, alone(tmp_path)) as publisher,
     ):
         await asyncio.to_thread(publisher.publish, 1, adapters(model))
-        name, kept = list(engine.server.engine.weights.loader._adapters.items())[3]
+        name, kept = list(engine.backend.weights._adapters.items())[3]
         kept[0, 0] += 1e-6
         with pytest.raises(WeightUpdateError, match=f"not what was sent: {name} is"):
             await asyncio.to_thread(check_loaded, publisher)
@@ -306,7 +306,7 @@ async def test_the_trainer_compares_engines_with_itself_through_its_adapters(
             )
             assert learner.elements == numbers and 0 < found["weights/bytes"] - 4 * numbers < 2**14
             # Other weights below the adapters than the trainer's: what is sent is right, its sum is not.
-            loader = engine.server.engine.weights.loader
+            loader = engine.backend.weights
             with torch.no_grad():
                 for kept in loader._storages if how == "merged" else (loader._base or {}).values():
                     kept.view(torch.float32).mul_(1.5)

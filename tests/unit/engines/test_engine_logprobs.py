@@ -67,7 +67,7 @@ async def test_logprobs_equal_the_full_forward(
     folder = request.getfixturevalue(architecture)
     model = reference(folder)
     async with running_engine(folder) as engine:
-        assert engine.server._model.forward_name == forward
+        assert engine.backend.model.forward_name == forward
         lengths = [1, 2, 4, 63, 64, 65, 200, 350]
         generations = await asyncio.gather(
             *(
@@ -149,7 +149,7 @@ async def test_a_llama_is_fused_only_where_that_is_right(
 ) -> None:
     build_llama(tmp_path, **fields)
     async with running_engine(tmp_path) as engine:
-        assert engine.server._model.forward_name == forward
+        assert engine.backend.model.forward_name == forward
         runs = await asyncio.gather(
             *(
                 engine.client.generate(random_prompt(length), SamplingParams(max_tokens=20, ignore_eos=True))

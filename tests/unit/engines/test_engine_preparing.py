@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from pipelinerl.engines.client import SamplingParams
-from pipelinerl.engines.cpu import weight_updates
-from pipelinerl.engines.cpu.update_state import OutOfOrder, State, UpdateState
-from pipelinerl.engines.cpu.weight_updates import WeightsUnfit, WeightUpdates
 from pipelinerl.engines.openai.protocol import FileUpdateInfo
+from pipelinerl.engines.serving import weight_updates
+from pipelinerl.engines.serving.backend import WeightsUnfit
+from pipelinerl.engines.serving.module_weights import ModuleWeights
+from pipelinerl.engines.serving.update_state import OutOfOrder, State, UpdateState
+from pipelinerl.engines.serving.weight_updates import WeightUpdates
 from pipelinerl.engines.wire import CHECK_ROUTE, PREPARE_ROUTE
 from pipelinerl.weights.engine_state import offered
 from pipelinerl.weights.transports.file import FileTransport
@@ -131,7 +133,8 @@ class Updates:
         monkeypatch.setattr(self.module, "tie_weights", lambda: None, raising=False)
         self.state = UpdateState()
         self.state.init()
-        self.updates = WeightUpdates(self.module, self.state, lambda work: work(), lambda: None)
+        weights = ModuleWeights(self.module)
+        self.updates = WeightUpdates(weights, self.state, lambda work: work(), lambda: None)
         self.transport = FileTransport(folder)
         self.reading, self.go_on = threading.Event(), threading.Event()
         read = self.updates.loader.read

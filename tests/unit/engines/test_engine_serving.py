@@ -17,11 +17,11 @@ import pytest
 
 from pipelinerl.engines.client import EngineClient, EngineUnavailable, SamplingParams
 from pipelinerl.engines.cpu.__main__ import main
-from pipelinerl.engines.cpu.engine import EngineEnded
 from pipelinerl.engines.cpu.scheduler import Scheduler
-from pipelinerl.engines.cpu.sequence import Request, Sequence
-from pipelinerl.engines.cpu.settings import default_model_len
 from pipelinerl.engines.openai.protocol import SamplingFields
+from pipelinerl.engines.serving.backend import default_model_len
+from pipelinerl.engines.serving.sequence import Request, Sequence
+from pipelinerl.engines.serving.thread import EngineEnded
 from pipelinerl.weights.engine_update import PublishDeadlines
 from pipelinerl.weights.publisher import Publisher
 from pipelinerl.weights.transports.base import StagedUpdate
@@ -129,7 +129,7 @@ async def test_abort_by_id_and_counters(tied_model: Path) -> None:
 
 async def test_a_model_that_gives_no_numbers_is_a_server_error(tied_model: Path) -> None:
     async with running_engine(tied_model) as engine:
-        engine.server._model.module.model.norm.weight.data.fill_(float("nan"))
+        engine.backend.model.module.model.norm.weight.data.fill_(float("nan"))
         with pytest.raises(EngineUnavailable, match="log-probability nan"):
             await engine.client.generate([1], SamplingParams(max_tokens=1))
 
@@ -142,7 +142,7 @@ async def test_a_dead_engine_thread_fails_its_requests_and_ends_the_server(
         def fail(*_: object) -> None:
             raise RuntimeError("no more memory")
 
-        monkeypatch.setattr(engine.server._model, "logits", fail)
+        monkeypatch.setattr(engine.backend.model, "logits", fail)
         with pytest.raises(EngineUnavailable, match="engine failed: RuntimeError: no more memory"):
             await engine.client.generate([1], SamplingParams(max_tokens=1))
         await asyncio.wait_for(engine.server.failed.wait(), 100)

@@ -77,7 +77,7 @@ async def test_prompts_are_scored_across_pieces(tmp_path: Path) -> None:
 async def test_the_slot_of_an_aborted_request_begins_anew(tmp_path: Path) -> None:
     folder = save(tmp_path)
     async with running_engine(folder, max_num_seqs=1) as engine:
-        scheduler = engine.server.engine._scheduler
+        scheduler = engine.backend.queue
         body = {"request_id": "long", "token_ids": random_prompt(50), "sampling_params": {"max_tokens": 400}}
         body["sampling_params"] |= {"ignore_eos": True}  # type: ignore[operator]
         long = asyncio.create_task(engine.post("/inference/v1/generate", body))
@@ -110,7 +110,7 @@ async def test_an_update_in_flight_keeps_the_state_or_computes_it_again(
     async with running_engine(before) as engine:
         await engine.post("/init_weight_transfer_engine", {"init_info": {}})
         running = asyncio.create_task(sampled(engine, [20, 41], tokens=300))
-        scheduler = engine.server.engine._scheduler
+        scheduler = engine.backend.queue
         await until(
             lambda: all(one.output_length > 10 for one in scheduler.running) and scheduler.running != []
         )

@@ -97,7 +97,7 @@ async def test_an_update_reaches_the_fused_weights_of_a_llama(tmp_path: Path, ti
     new = reference(build_llama(tmp_path / "new", tie_word_embeddings=tied, seed=1))
     prompt = random_prompt(40)
     async with running_engine(old) as engine:
-        assert engine.server._model.forward_name == "FusedForward"
+        assert engine.backend.model.forward_name == "FusedForward"
         before = await engine.client.prompt_logprobs(prompt)
         np.testing.assert_allclose(before, full_logprobs(reference(old), prompt), atol=2e-5)
         await engine.post("/init_weight_transfer_engine", {"init_info": {}})
@@ -173,7 +173,7 @@ async def test_parameters_that_were_not_sent_are_named(
         await asyncio.to_thread(publisher.wait_ready, 100)
         await asyncio.to_thread(publisher.publish, 1, new.named_parameters())
         await asyncio.to_thread(check_loaded, publisher)
-        name, parameter = list(engine.server.engine.weights.loader._module.named_parameters())[3]
+        name, parameter = list(engine.backend.weights._module.named_parameters())[3]
         with torch.no_grad():
             parameter[(0,) * parameter.dim()] += 1e-6  # of which no comparison of log-probabilities knows
         with pytest.raises(

@@ -85,7 +85,7 @@ async def test_an_engine_that_fails_in_a_stream_is_an_error_of_the_client(folder
             model="model", prompt="a", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
         )
         await anext(aiter(stream))
-        engine.server._model.module.model.norm.weight.data.fill_(float("nan"))
+        engine.backend.model.module.model.norm.weight.data.fill_(float("nan"))
         with pytest.raises(openai.APIError, match="log-probability nan"):
             async with asyncio.timeout(200):
                 _ = [one async for one in stream]

@@ -294,7 +294,7 @@ async def test_a_sampled_call_is_an_answer_of_its_own(folder: Path, monkeypatch:
         for index in range(2):
             wanted = iter([*text, TOKENIZER.eos_token_id])
             monkeypatch.setattr(
-                "pipelinerl.engines.cpu.engine.sample",
+                "pipelinerl.engines.cpu.backend.sample",
                 lambda logits, sequences, wanted=wanted: ([next(wanted)], [-1.0]),
             )
             if index == 0:

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelinerl.engines.cpu import __main__ as command
+from pipelinerl.engines.cpu import __main__ as embedded
 from pipelinerl.engines.cpu.prefixes import BLOCK
 from pipelinerl.engines.cpu.scheduler import Scheduler
-from pipelinerl.engines.cpu.sequence import Request, Sequence
 from pipelinerl.engines.cpu.settings import EngineSettings
 from pipelinerl.engines.openai.protocol import SamplingFields
+from pipelinerl.engines.serving import command
+from pipelinerl.engines.serving.sequence import Request, Sequence
 from pipelinerl.weights.transports.file import FileTransport
 from tests.support.contract.models import logprobs_over_an_update
 from tests.support.engine_harness import (
@@ -295,8 +296,8 @@ def test_the_flags_are_vllms(
         seen.append(settings)
         raise ValueError("enough")
 
-    monkeypatch.setattr(command, "PackedModel", refuse)
+    monkeypatch.setattr(embedded, "CpuBackend", refuse)
     monkeypatch.setattr(command.sys, "setswitchinterval", lambda _: None)
-    assert command.main(["--model", str(tied_model), *flags]) == command.REFUSED
+    assert embedded.main(["--model", str(tied_model), *flags]) == command.REFUSED
     assert [one.enable_prefix_caching for one in seen] == [expected]
     assert (seen[0].pool_rows > 0) == expected

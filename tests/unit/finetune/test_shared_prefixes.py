@@ -15,7 +15,7 @@ from pipelinerl.config.finetune import LoraConfig, RLConfig
 from pipelinerl.config.staleness import Staleness
 from pipelinerl.finetune.metrics import METRICS, Reducer
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step
-from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.finetune.rl.losses import LOSSES, Coefficients
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.modeling.lora import add_adapters, is_adapter
@@ -33,7 +33,6 @@ NEWEST = 10
 # Two ids, so that samples agree for a while, equal each other and are prefixes of each other.
 IDS = st.lists(st.integers(1, 2), min_size=1, max_size=10)
 TEXTS = st.lists(st.tuples(IDS, st.integers(0, 10)), min_size=1, max_size=14)
-LOSSES = ("reinforce", "ppo", "gspo", "cispo", "sft")
 
 
 def sample_of(number: int, ids: Sequence[int], prompt: int) -> Sample:

@@ -14,7 +14,7 @@ from pipelinerl.finetune.metrics import METRICS, StepStatistics, step_metrics, t
 from pipelinerl.finetune.peaks import Hardware
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode, sentinel_batch
 from pipelinerl.finetune.rl.labels import label_statistics
-from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, policy_loss
+from pipelinerl.finetune.rl.losses import LOSSES, Coefficients, LossInputs, policy_loss
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.modeling.value_head import build_value_head
@@ -121,7 +121,7 @@ def test_lr_zero_gives_ratio_one(model: PreTrainedModel) -> None:
         assert metrics[name] == pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("loss", ["reinforce", "ppo", "gspo", "cispo", "sft"])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_ess_uses_unclamped_ratios(loss: Any) -> None:
     ratios = torch.tensor([1.0, 1.0, 1.0, 2.7913])  # an effective sample size of 0.777
     zeros = torch.zeros(4)

@@ -34,7 +34,7 @@ def test_steps_are_whole_for_every_rank_and_updates_are_whole_steps(
 def test_without_lag_as_much_is_admitted_as_a_step_of_three_ranks_needs(placed: Placed) -> None:
     cfg, out = placed(*THREE_RANKS, "max_lag=0", "finetune.gradient_accumulation_passes=1024")
     assert "1026 samples" in out
-    budget, admitted = LagBudget(cfg.admitted, 0, [1.0]), 0
+    budget, admitted = LagBudget(cfg.staleness.admitted, 0, [1.0]), 0
     while budget.admits(0, 0):
         budget.group_started(1)
         admitted += 1

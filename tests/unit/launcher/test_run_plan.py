@@ -135,10 +135,11 @@ def test_a_plan_has_what_every_process_has_to_agree_on(configured: Any) -> None:
     overrides = ("hardware=cpu", "max_lag=700", "finetune.gradient_accumulation_passes=256")
     made = planned(configured(*overrides, "actor.llm_max_rollouts=5"))
     assert (made.cfg.derived.texts_per_step, made.cfg.derived.texts_per_update) == (256, 256)
-    assert made.cfg.admitted == 2 * 256 + 256 and made.cfg.actor.llm_max_rollouts == 5
+    assert made.cfg.staleness.admitted == 2 * 256 + 256 and made.cfg.actor.llm_max_rollouts == 5
     executed = [child.name.removeprefix("services/") for child in made.children]
     assert [job.name for job in made.cfg.jobs] == executed[: len(made.cfg.jobs)]
-    assert made.memory is None and planned(configured("hardware=cpu", "max_lag=null")).cfg.admitted is None
+    unbounded = planned(configured("hardware=cpu", "max_lag=null")).cfg.staleness
+    assert made.memory is None and unbounded.admitted is None
 
 
 def test_a_start_of_a_folder_has_its_number_and_its_checkpoint(configured: Any, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ ALLOWED = {
         "pipelinerl/extras/bootstrap/",
         "pipelinerl/finetune/",
         "pipelinerl/engines/cpu/",
+        "pipelinerl/engines/serving/module_weights.py",
+        "pipelinerl/engines/serving/sampling.py",
         "pipelinerl/engines/version_file.py",
         "pipelinerl/engines/vllm/in_place_load.py",
         "pipelinerl/engines/vllm/receive_",

@@ -1,14 +1,22 @@
 """A variant is one object: an engine and a transport of this file run with nothing else changed."""
 
 import ast
+import re
+import shlex
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipelinerl.config import Config
+from pipelinerl.config.staleness import Staleness
 from pipelinerl.config.variants import ENGINE_KINDS, REGISTRIES, TRANSPORTS, Variants
 from pipelinerl.engines.kind import EngineKind, EngineStart, Why, engine_kind
+from pipelinerl.engines.serving import command
+from pipelinerl.engines.vllm.kind import VLLM
 from pipelinerl.observe.balance import remedies
 from pipelinerl.weights.transports.base import TransportKind, transport_kind, weights_ahead
 from tests.unit.config.test_every_key import KEYS
@@ -47,6 +55,7 @@ class Toy(EngineKind):
 
 class Pigeon(TransportKind):
     name = "pigeon"
+    ahead = True
     ignores = {"weights.buffer_mb": "a pigeon has no buffer"}  # noqa: RUF012
     into_several_cards = "pigeons into several lofts"
 
@@ -54,7 +63,13 @@ class Pigeon(TransportKind):
         return "pigeon", cfg.weights.directory, elements, dtype, device
 
 
-TOY, PIGEON = Toy(), Pigeon()
+class Snail(TransportKind):
+    """What a new transport is that says nothing of itself."""
+
+    name = "snail"
+
+
+TOY, PIGEON, SNAIL = Toy(), Pigeon(), Snail()
 CHOSEN = ("hardware=cpu", "engine.kind=toy", "weights.transport=pigeon", "wandb.use_wandb=false")
 
 
@@ -78,6 +93,26 @@ def test_a_run_with_variants_of_another_file_is_planned(placed: Placed, tmp_path
     assert remedies(cfg, "engines")[0] == "winding it up"
 
 
+def test_the_kind_of_the_page_starts_its_server(
+    placed: Placed, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """`docs/engine.md`: a back end of one's own behind the project's server."""
+    page = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
+    (block,) = re.findall(
+        r"^```python\n(from pipelinerl.engines.kind .*?)^```", page, re.MULTILINE | re.DOTALL
+    )
+    module = ModuleType("mine")
+    exec(block, vars(module))  # the page's own code
+    monkeypatch.setitem(sys.modules, "mine", module)
+    monkeypatch.setitem(ENGINE_KINDS.places, "mine", "mine.MINE")
+    placed("hardware=cpu", "engine.kind=mine", "engine.max_waiting=77", "engine.max_num_seqs=5")
+    script = (tmp_path / "run" / "actor_vllm_0" / "start.sh").read_text()
+    (said,) = re.findall(r"-m pipelinerl\.engines\.mine (.*)", script.replace("\\\n", " "))
+    parser = command.parser("", "")
+    options = parser.parse_args(shlex.split(said))
+    assert (options.max_waiting, options.max_num_seqs) == (77, 5)
+
+
 @pytest.mark.usefixtures("registered")
 def test_an_engine_of_another_file_is_placed_on_gpus(placed: Placed, tmp_path: Any) -> None:
     cfg, said = placed(*CHOSEN[1:], *ON_GPUS[:3], "hardware.devices=2")
@@ -92,6 +127,47 @@ def test_what_engine_and_transport_cannot_do_together_is_off(placed: Placed, tmp
     cfg, said = placed(*CHOSEN, "engine.threads=2")
     assert not weights_ahead(cfg) and "received ahead" not in said
     assert "--paused" in (tmp_path / "run" / "actor_vllm_0" / "start.sh").read_text()
+
+
+@pytest.fixture
+def snail(registered: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transport that is received in the pause alone, and engines that have a place for it."""
+    monkeypatch.setitem(TRANSPORTS.places, "snail", f"{__name__}.SNAIL")
+    for engine in (TOY, VLLM):
+        monkeypatch.setattr(engine, "transports", ("pigeon", "snail"))
+
+
+@pytest.mark.usefixtures("snail")
+def test_what_a_transport_does_not_declare_arrives_in_the_pause(
+    placed: Placed, refused: Refused, tmp_path: Any
+) -> None:
+    chosen = (*CHOSEN[:2], "weights.transport=snail", CHOSEN[3])
+    cfg, said = placed(*chosen)
+    assert not weights_ahead(cfg) and "received ahead" not in said
+    assert "--paused" in (tmp_path / "run" / "actor_vllm_0" / "start.sh").read_text()
+    expected = (
+        "weights.ahead=true: has no effect here: nothing is received ahead over weights.transport=snail"
+    )
+    assert expected in refused(*chosen, "weights.ahead=true")
+
+
+@pytest.mark.usefixtures("snail")
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["pigeon"],
+            "weights.transport=pigeon: vLLM has no back end 'pigeon_ahead'; set weights.ahead=false",
+        ),
+        (["pigeon", "weights.ahead=false"], "vLLM has no back end 'pigeon'; set file"),
+        (["snail"], "weights.transport=snail: vLLM has no back end 'snail'; set file"),
+    ],
+)
+def test_a_transport_that_nobody_in_vllm_receives_is_refused(
+    refused: Refused, overrides: list[str], expected: str
+) -> None:
+    transport, *others = overrides
+    assert expected in refused(*ON_GPUS, f"weights.transport={transport}", *others)
 
 
 @pytest.mark.usefixtures("registered")
@@ -137,6 +213,20 @@ def test_nobody_compares_the_name_of_a_variant() -> None:
                 if ast.unparse(side).endswith(keys) or ast.unparse(side).endswith('("engine.kind")'):
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert found == []
+
+
+@pytest.mark.parametrize(("given", "lag", "admitted"), [(0, 0, 64), (1, 64, 128), (3, 192, 256)])
+def test_the_unit_of_the_bound_is_one_method(
+    placed: Placed, monkeypatch: pytest.MonkeyPatch, given: int, lag: int, admitted: int
+) -> None:
+    """Read as a number of updates, the key bounds the actor, the trainer and what is shown alike."""
+    in_updates = property(lambda self: None if self.given is None else self.given * self.update)
+    monkeypatch.setattr(Staleness, "samples", in_updates)
+    cfg, said = placed("hardware=cpu", f"max_lag={given}", "finetune.gradient_accumulation_passes=64")
+    assert cfg.staleness.update == 64 and cfg.staleness.admitted == admitted
+    assert cfg.staleness.too_old(np.array([lag, lag + 1])).tolist() == [False, True]
+    assert f"at most {lag} samples when trained" in said
+    assert cfg.staleness.synchronous == (given == 0)
 
 
 def test_only_the_configuration_knows_how_the_bound_on_age_is_given() -> None:

@@ -18,8 +18,8 @@ from domains.privacy_hopqa.scorer.app import ScoringService, build_app
 from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
 from domains.privacy_hopqa.scorer.protocol import MAX_FACT_CHARS, MAX_QUERY_CHARS, parse_request
 from pipelinerl.base.tokenizing import load_tokenizer
-from pipelinerl.engines.cpu.served import Served
 from pipelinerl.engines.openai.protocol import BadRequest
+from pipelinerl.engines.serving.served import Served
 from retrieval_server.app import RetrievalService
 from retrieval_server.app import build_app as retrieval_app
 from retrieval_server.limits import RequestError

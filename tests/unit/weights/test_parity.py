@@ -33,8 +33,16 @@ def trainer(model: PreTrainedModel, bfloat16: bool = True) -> Learner:
     """A trainer that only scores."""
     model = prepare_model(model)
     masters = MasterWeights(model) if bfloat16 else None
-    optimiser: Any = None
-    return Learner(Policy(model), optimiser, optimiser, RLConfig(), Ranks(), masters, None, bfloat16)
+    unused: Any = None
+    return Learner(
+        policy=Policy(model),
+        optimiser=unused,
+        scheduler=unused,
+        rl=RLConfig(),
+        ranks=Ranks(),
+        masters=masters,
+        bfloat16=bfloat16,
+    )
 
 
 def compare(model: Any, learner: Learner) -> ParityResult:

@@ -9,8 +9,10 @@ normalisation, so that gradients of micro-batches and ranks simply add up.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipelinerl.config.finetune import RLConfig
 
@@ -69,8 +71,30 @@ class Coefficients:
     entropy: float = 0.0
 
 
+class Reducer(Enum):
+    """How what a metric's function gives is combined."""
+
+    SUM = "sum over the tokens of all micro-batches and ranks"
+    TEXT_MEAN = "mean over the step's samples of each sample's mean over its tokens"
+    MAX = "maximum over tokens"
+    MIN = "minimum over tokens"
+    STEP = "once, from the merged counts of the step"
+
+
+class LossMetric(NamedTuple):
+    """A metric that only runs with this loss have, reported as `rl/loss/NAME`."""
+
+    name: str
+    reducer: Reducer
+    """Any but STEP."""
+    doc: str
+    """What it says, with its unit."""
+    of: Callable[[LossInputs, RLConfig], torch.Tensor]
+    """Float32 `[N]` of what the term sees; without gradient."""
+
+
 class PolicyLoss:
-    """A policy loss: its term, the settings that it does not read, and what its clip metrics count.
+    """A policy loss: its term, the settings that it does not read, and what its metrics count.
 
     A loss of this package is a file with an instance named like the file. One of another package is named by
     its dotted path: an instance of a subclass, or a plain function `(LossInputs, RLConfig) -> scalar`, which
@@ -83,6 +107,9 @@ class PolicyLoss:
     """Whether rewards or advantages weigh the tokens; False for imitation."""
     reads_ratio: bool = True
     """Whether the term multiplies with the importance ratio."""
+
+    metrics: tuple[LossMetric, ...] = ()
+    """What it measures beyond `rl/ratio_new_old` and the clip metric, which each loss has."""
 
     def __call__(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
         """The scalar policy term, a sum to be minimised."""

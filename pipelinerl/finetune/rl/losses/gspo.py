@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.rl.losses.base import LossInputs, PolicyLoss, beyond, mean_S, sum_S
+from pipelinerl.finetune.rl.losses.base import (
+    LossInputs,
+    LossMetric,
+    PolicyLoss,
+    Reducer,
+    beyond,
+    mean_S,
+    sum_S,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +29,15 @@ class Gspo(PolicyLoss):
         "final_entropy_bonus",
         "relu_log_p_weights",
         "use_advantages",
+    )
+
+    metrics = (
+        LossMetric(
+            "sample_ratio",
+            Reducer.TEXT_MEAN,
+            "importance ratio of a sample, as the term multiplies with it",
+            lambda inputs, rl: sample_ratio_S(inputs)[inputs.text_N],
+        ),
     )
 
     def __call__(self, inputs: LossInputs, rl: RLConfig) -> torch.Tensor:

@@ -1,6 +1,8 @@
 """The objective of a step: an independent formula gives the same, and cutting the step up changes nothing."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.rl import losses
+from pipelinerl.finetune.metrics import measured_of_tokens, token_statistics
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode
 from pipelinerl.finetune.rl.loss_scale import apply_scales
-from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, declared, policy_loss, total_loss
+from pipelinerl.finetune.rl.losses import (
+    LOSSES,
+    Coefficients,
+    LossInputs,
+    PolicyLoss,
+    declared,
+    policy_loss,
+    total_loss,
+)
+from pipelinerl.finetune.rl.losses.base import LossMetric, Reducer
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner
@@ -24,7 +35,14 @@ from tests.support.builders import ready
 from tests.support.policy import VOCAB, learner, tiny_model
 
 COEFFICIENTS = Coefficients(0.1, 0.01)
-LOSSES = ["cispo", "gspo", "ppo", "reinforce", "sft"]
+# Of a token with weight w, log-probability new, factor F and ratio r; that of gspo is of a sample.
+FORMULAS: dict[str, Callable[..., float]] = {
+    "reinforce": lambda w, new, factor, r, low, high: w * new * factor * min(r, high),
+    "ppo": lambda w, new, factor, r, low, high: w * min(r * factor, min(max(r, low), high) * factor),
+    "cispo": lambda w, new, factor, r, low, high: w * min(max(r, low), high) * factor * new,
+    "sft": lambda w, new, factor, r, low, high: w * new,
+    "gspo": lambda *_: 0.0,
+}
 
 
 def random_inputs(seed: int, n: int = 40, texts: int = 5) -> LossInputs:
@@ -66,13 +84,7 @@ def plain_loss(x: LossInputs, rl: RLConfig, k: float, e: float) -> float:
         r = float(np.exp(new - old))
         factor = float((x.advantages_N if rl.use_advantages else x.rewards_N)[t])
         factor = max(factor, 0.0) if rl.relu_log_p_weights else factor
-        total -= {
-            "reinforce": w * new * factor * min(r, high),
-            "ppo": w * min(r * factor, min(max(r, low), high) * factor),
-            "cispo": w * min(max(r, low), high) * factor * new,
-            "sft": w * new,
-            "gspo": 0.0,
-        }[rl.policy_loss]
+        total -= FORMULAS[rl.policy_loss](w, new, factor, r, low, high)
         ratios.setdefault(int(x.text_N[t]), []).append((new - old, float(x.advantages_N[t]), w))
         d = min(max(ref - new, -5.0), 5.0)
         total += w_kl * (k * (np.exp(d) - d - 1) - e * entropy)
@@ -87,7 +99,7 @@ def plain_loss(x: LossInputs, rl: RLConfig, k: float, e: float) -> float:
 
 OPTIONS = [
     (loss, options)
-    for loss in LOSSES
+    for loss in FORMULAS
     for options in ({}, {"use_advantages": False}, {"relu_log_p_weights": True})
     if not set(options) & set(declared(loss).ignores)
 ]
@@ -122,8 +134,45 @@ def test_every_gradient_equals_its_formula(loss: str) -> None:
 
 
 def test_the_accepted_losses_are_those_that_exist() -> None:
-    assert tuple(LOSSES) == losses.LOSSES
+    assert len(LOSSES) >= len(FORMULAS) and set(FORMULAS) <= set(LOSSES)
     assert all(policy_loss(name) is declared(name) for name in LOSSES)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_has_an_independent_formula(loss: str) -> None:
+    """Here, or in a test of its own."""
+    assert loss in FORMULAS or Path(__file__).with_name(f"test_loss_{loss}.py").exists()
+
+
+def test_a_loss_declares_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the micro-batches of a step; a run with another loss does not have them."""
+    inputs = [random_inputs(1), random_inputs(2)]
+
+    class Own(PolicyLoss):
+        metrics = (
+            LossMetric("largest", Reducer.MAX, "advantage", lambda x, rl: x.advantages_N),
+            LossMetric("far", Reducer.SUM, "tokens", lambda x, rl: (x.ratio_N > 1).float()),
+        )
+
+    monkeypatch.setattr("pipelinerl.finetune.metrics.policy_loss", lambda name: Own())
+    vectors = [
+        token_statistics(one, torch.ones(40), torch.zeros(()), RLConfig(), 40).tolist() for one in inputs
+    ]
+    found, without = (measured_of_tokens(vectors, 10, loss) for loss in (Own(), PolicyLoss()))
+    assert found == without | {
+        "rl/loss/largest": pytest.approx(max(float(one.advantages_N.max()) for one in inputs)),
+        "rl/loss/far": sum(int((one.logprobs_N > one.old_logprobs_N).sum()) for one in inputs),
+    }
+
+
+def test_gspo_says_the_ratio_of_samples() -> None:
+    x = random_inputs(4)
+    (metric,) = declared("gspo").metrics
+    means = {
+        text: float((x.logprobs_N - x.old_logprobs_N)[x.text_N == text].mean()) for text in x.text_N.tolist()
+    }
+    expected = [float(np.exp(means[text])) for text in x.text_N.tolist()]
+    assert metric.of(x, RLConfig()).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -8,11 +8,9 @@ import torch
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.config.staleness import Staleness
 from pipelinerl.finetune.rl.batch import encode
-from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, policy_loss, total_loss
+from pipelinerl.finetune.rl.losses import LOSSES, Coefficients, LossInputs, policy_loss, total_loss
 from pipelinerl.finetune.rl.targets import targets_of
 from tests.support.builders import ready
-
-LOSSES = ["cispo", "gspo", "ppo", "reinforce", "sft"]
 
 
 def half_stale() -> LossInputs:

@@ -1,15 +1,62 @@
-"""Texts of a recorded session: one for each call, or one for each dialogue that grew by appending. Pure.
+"""Several turns with one model: `dialogue` asks them, `joined` makes one sample of those that only append.
 
-A call continues another when its prompt begins with the other's prompt and answer, token for token. Joined,
-each sampled token is labelled once and computed once; what the program or the template put in between is
-masked.
+For domains whose model calls tools or answers an environment, and for recorded sessions. A call continues
+another when its prompt begins with the other's prompt and answer, token for token. Joined, each sampled token
+is labelled once and computed once; what the program or the template put in between is masked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
+import aiohttp
 import numpy as np
 
+from pipelinerl.async_llm import llm_async_generate
+from pipelinerl.engines.llm_call import LLMCall, Prompt
+from pipelinerl.engines.llm_engine import EngineLLM
 from pipelinerl.rollouts import MASKED_TOKEN_ID, TrainingText, VersionSpan
+
+Message = dict[str, Any]
+
+
+async def dialogue(
+    llm: EngineLLM,
+    prompt: Prompt,
+    reply: Callable[[LLMCall], Awaitable[Sequence[Message] | None]],
+    session: aiohttp.ClientSession,
+    *,
+    max_turns: int,
+) -> list[LLMCall]:
+    """Ask, go on with the messages that `reply` gives to each answer, and return all calls, at least one.
+
+    It ends where `reply` gives none, behind an answer that was cut off, after `max_turns` answers, and where
+    the next prompt would fill the context. Raises as `llm_async_generate`. Each prompt appends to the ids
+    that were sampled; it is rendered anew with `prompt.tools`, whose calls the engine has to read, and where
+    the template alters replies. `make_training_texts_from_llm_calls` makes samples, `joined` joins them.
+    """
+    calls: list[LLMCall] = []
+    while True:
+        call = await llm_async_generate(llm, prompt, session)
+        calls.append(call)
+        if call.llm_info.get("finish_reason") == "length" or len(calls) == max_turns:
+            return calls
+        if not (messages := await reply(call)):
+            return calls
+        prompt = _next(llm, call, list(messages))
+        if len(llm.prompt_ids(prompt)) >= llm.context_size:
+            return calls
+
+
+def _next(llm: EngineLLM, call: LLMCall, messages: list[Message]) -> Prompt:
+    if not call.prompt.tools:
+        try:
+            return llm.continue_prompt(call, messages)
+        except ValueError:  # the template alters replies
+            pass
+    said: Message = {"role": "assistant", "content": call.output.content or ""}
+    if call.output.tool_calls:
+        said["tool_calls"] = [{"type": "function", **one.model_dump()} for one in call.output.tool_calls]
+    return Prompt(messages=[*call.prompt.messages, said, *messages], tools=call.prompt.tools)
 
 
 def joined(texts: Sequence[TrainingText]) -> list[TrainingText]:
@@ -17,6 +64,7 @@ def joined(texts: Sequence[TrainingText]) -> list[TrainingText]:
 
     A text is appended to the longest one that it continues. Two that continue the same text stay apart, as
     does one whose tokens are of older weights than those before it: spans of a sample may not decrease.
+    Raises ValueError for texts of unlike rewards, which one sample cannot have.
     """
     dialogues: list[list[TrainingText]] = []
     for text in texts:
@@ -46,9 +94,12 @@ def _join(dialogue: Sequence[TrainingText]) -> TrainingText:
     # A turn that was cut makes a cut dialogue, whatever came after it.
     cut = next((text for text in dialogue if not text.finished), last)
     metadata = {key: value for text in dialogue for key, value in text.metadata.items()}
+    if len(rewards := {text.reward for text in dialogue}) > 1:
+        raise ValueError(f"calls of rewards {sorted(rewards)} are no one sample; join first, reward then")
     return TrainingText(
         text=last.text,
         # From the first sampled token on, so that `prompt_text` is what the dialogue began with.
+        reward=last.reward,
         n_predicted=len(last.text) - len(dialogue[0].prompt_text),
         logprobs=np.concatenate([text.logprobs for text in dialogue]),
         input_ids=last.input_ids,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pipelinerl.engines.answers import LOGPROB_FLOOR
-from pipelinerl.engines.cpu.sequence import Sequence
+from pipelinerl.engines.serving.sequence import Sequence
 
 
 @torch.inference_mode()

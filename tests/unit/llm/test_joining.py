@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipelinerl.extras.recorder.joining import joined
+from pipelinerl.dialogues import joined
 from pipelinerl.rollouts import TrainingText, VersionSpan
 
 

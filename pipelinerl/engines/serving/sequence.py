@@ -5,6 +5,7 @@ Made by `served`, then changed by the engine thread alone; handlers read them ag
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -31,6 +32,9 @@ class Sequence:
     computed: int = 0
     """Tokens whose keys and values are in the slot."""
     slot: int = NO_SLOT
+    """Its place among the sequences that run."""
+    state: Any = None
+    """What a back end keeps of it, such as keys and values."""
     shareable: bool = True
     """Whether all keys in the slot are of the weights in use, so that others may have them."""
     looked_up: bool = False

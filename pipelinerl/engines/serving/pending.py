@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from pipelinerl.engines.cpu.engine import Engine
-from pipelinerl.engines.cpu.sequence import Request, Result
 from pipelinerl.engines.openai.protocol import BadRequest
+from pipelinerl.engines.serving.sequence import Request, Result
+from pipelinerl.engines.serving.thread import Engine
 
 
 class QueueFull(RuntimeError):

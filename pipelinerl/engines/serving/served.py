@@ -11,10 +11,9 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from pipelinerl.base.tokenizing import load_tokenizer
-from pipelinerl.engines.cpu.model import PackedModel, UnsupportedModel
-from pipelinerl.engines.cpu.sequence import Request
-from pipelinerl.engines.cpu.settings import EngineSettings
 from pipelinerl.engines.openai.protocol import BadRequest, SamplingFields, UnknownModel, require
+from pipelinerl.engines.serving.backend import Backend, UnsupportedModel
+from pipelinerl.engines.serving.sequence import Request
 
 LEAST = 0.01
 """Of temperatures and factors: what is smaller is 0 in float32, or makes logits that are no numbers."""
@@ -31,10 +30,10 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 class Served:
     """Builds checked requests for the engine."""
 
-    def __init__(self, settings: EngineSettings, model: PackedModel) -> None:
+    def __init__(self, backend: Backend) -> None:
+        self._settings = settings = backend.settings
         self.name = settings.served_model_name
-        self._settings = settings
-        self._vocab_size, self._eos_ids = model.vocab_size, model.eos_ids
+        self._vocab_size, self._eos_ids = backend.vocab_size, backend.eos_ids
         has_text = (settings.model / "tokenizer.json").is_file()
         self._tokenizer = _tokenizer(settings.model) if has_text else None
 

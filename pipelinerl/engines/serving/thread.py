@@ -1,4 +1,4 @@
-"""The engine thread: it alone touches model, slots and update state; everybody else hands it work.
+"""The engine thread: it alone touches back end, queue and update state; everybody else hands it work.
 
 Between two steps it runs the commands that came in (new requests, aborts, pause, weights, resume), so no
 forward pass ever sees half a change. Results go back through the callbacks given with the work.
@@ -9,20 +9,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-import torch
-
-from pipelinerl.engines.cpu.metrics import EngineMetrics
-from pipelinerl.engines.cpu.model import PackedModel
-from pipelinerl.engines.cpu.sampling import sample, score
-from pipelinerl.engines.cpu.scheduler import Chunk, Plan, Scheduler
-from pipelinerl.engines.cpu.sequence import Request, Result, Sequence
-from pipelinerl.engines.cpu.settings import EngineSettings
-from pipelinerl.engines.cpu.update_state import OutOfOrder, UpdateState
-from pipelinerl.engines.cpu.weight_updates import WeightUpdates
+from pipelinerl.engines.serving.backend import Backend, Drawn
+from pipelinerl.engines.serving.metrics import EngineMetrics
+from pipelinerl.engines.serving.sequence import Request, Result
+from pipelinerl.engines.serving.update_state import OutOfOrder, UpdateState
+from pipelinerl.engines.serving.weight_updates import WeightUpdates
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -35,29 +30,24 @@ class EngineEnded(RuntimeError):
 
 
 class Engine:
-    """Runs requests on a model; `start` and `stop` frame its thread."""
+    """Runs requests on a back end; `start` and `stop` frame its thread."""
 
     def __init__(
         self,
-        settings: EngineSettings,
-        model: PackedModel,
+        backend: Backend,
         *,
         on_results: Callable[[list[Result]], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
         """What the engine thread calls: `on_results` after a step or an abort, `on_failed` when it died."""
-        self.settings = settings
         self.metrics = EngineMetrics()
         self.update = UpdateState()
         # Set when the thread died; the engine serves nothing from then on.
         self.failure: BaseException | None = None
-        self._model = model
+        self._backend, self._queue = backend, backend.queue
         # Takes new weights, from threads of the callers'.
         self.weights = WeightUpdates(
-            model.module, self.update, self._wait_between_steps, lambda: self._scheduler.weights_changed()
-        )
-        self._scheduler = Scheduler(
-            settings.max_num_seqs, settings.max_prefill_tokens, settings.max_model_len, model.pool_rows
+            backend.weights, self.update, self._wait_between_steps, self._queue.weights_changed
         )
         self._requests: dict[str, Request] = {}
         # Pauses of mode `wait` that are to be answered when the last running sequence has ended.
@@ -98,7 +88,7 @@ class Engine:
 
     def reset_prefix_cache(self) -> Future[None]:
         """Empty the prefix cache; running requests keep what they have."""
-        return self.between_steps(self._scheduler.clear_prefixes)
+        return self.between_steps(self._queue.clear_prefixes)
 
     def resume(self) -> Future[None]:
         """Go on sampling."""
@@ -147,8 +137,8 @@ class Engine:
     # Everything below runs in the engine thread.
 
     def _run(self) -> None:
-        torch.set_num_threads(self.settings.threads)
         try:
+            self._backend.begin()
             while self._take_commands():
                 if self.update.serving:
                     self._step()
@@ -167,7 +157,7 @@ class Engine:
         """Run waiting commands; block for one if there is nothing to generate. False at the end."""
         # Blocks only where there is nothing to do. After the first command whatever else waits is run as
         # well, so that all of it is in force in the next step.
-        idle = not self.update.serving or not (self._scheduler.running or self._scheduler.waiting)
+        idle = not self.update.serving or not (self._queue.running or self._queue.waiting)
         while True:
             try:
                 command = self._inbox.get(block=idle)
@@ -180,64 +170,23 @@ class Engine:
 
     def _step(self) -> None:
         # A pause of mode `wait` would never be complete if waiting sequences took the slots that become free.
-        plan = self._scheduler.plan(admit=not self._draining)
-        if not plan.chunks:
-            return
         started = time.perf_counter()
-        pieces, ended = self._generate(plan)
+        drawn = self._backend.step(admit=not self._draining)
+        if drawn is None:
+            return
+        pieces, ended = self._append(drawn)
         self.metrics.steps += 1
         self.metrics.step_seconds += time.perf_counter() - started
         self._hand_out(pieces, ended)
         self._end_drain()
 
-    def _generate(self, plan: Plan) -> tuple[list[Result], list[Request]]:
-        """One forward pass and what follows from it: tokens to be streamed, and the requests that ended."""
-        chunks = plan.chunks
-        sampling, rows = [], []
-        scoring: list[tuple[Chunk, int]] = []
-        row = 0
-        for chunk in chunks:
-            # The sequences of a request have one prompt; the first of them scores it.
-            if chunk.sequence.index == 0 and chunk.sequence.request.scores_prompt:
-                scoring.append((chunk, row))
-            row += chunk.end - chunk.start
-            if chunk.samples:
-                sampling.append(chunk.sequence)
-                rows.append(row - 1)
-        targets = [_prompt_targets(chunk, first) for chunk, first in scoring]
-        # Behind the rows that sample, since the logits are split there.
-        for wanted, _ in targets:
-            rows.extend(wanted)
-        logits = self._model.logits(plan, rows)
-        for chunk in chunks:
-            chunk.sequence.computed = chunk.end
-        for chunk in plan.prefills:
-            self._scheduler.save_prefix(chunk.sequence)
-        self._score_prompts(scoring, targets, logits[len(sampling) :])
-        return self._sample(sampling, logits[: len(sampling)])
-
-    def _score_prompts(
-        self,
-        scoring: list[tuple[Chunk, int]],
-        targets: list[tuple[list[int], list[int]]],
-        logits: torch.Tensor,
-    ) -> None:
-        begin = 0
-        for (chunk, _), (_, ids) in zip(scoring, targets, strict=True):
-            if ids:
-                values, ranks = score(logits[begin : begin + len(ids)], torch.tensor(ids))
-                chunk.sequence.request.prompt_scores.extend(zip(values, ranks, strict=True))
-                begin += len(ids)
-
-    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> tuple[list[Result], list[Request]]:
-        if not sequences:
-            return [], []
-        ids, logprobs = sample(logits, sequences)
+    def _append(self, drawn: Sequence[Drawn]) -> tuple[list[Result], list[Request]]:
+        """Take the tokens of a step: those that are to be streamed, and the requests that ended."""
         # Read by the thread that ran the forward pass: no update lies between a token and its version.
         version = self.update.version
         ended: dict[str, Request] = {}
         pieces: list[Result] = []
-        for one, token, logprob in zip(sequences, ids, logprobs, strict=True):
+        for one, token, logprob in drawn:
             request = one.request
             if not logprob > -float("inf"):  # NaN or an impossible token: the weights are not numbers
                 request.error = f"the model gave log-probability {logprob} with weights {version}"
@@ -247,10 +196,10 @@ class Engine:
                     pieces.append((request, one.piece(one.output_length - 1)))
             # The slot is free for the next step, not only when the other sequences of the request end.
             if request.error or one.finish_reason:
-                self._scheduler.remove(one)
+                self._queue.remove(one)
                 if request.finished:
                     ended[request.request_id] = request
-        self.metrics.generation_tokens += len(sequences)
+        self.metrics.generation_tokens += len(drawn)
         return pieces, list(ended.values())
 
     def _admit(self, request: Request) -> None:
@@ -258,7 +207,7 @@ class Engine:
             return
         self._requests[request.request_id] = request
         self.metrics.prompt_tokens += request.prompt_length
-        self._scheduler.waiting.extend(request.sequences)
+        self._queue.waiting.extend(request.sequences)
         self._observe()
 
     def _hand_out(self, pieces: list[Result], ended: list[Request]) -> None:
@@ -266,7 +215,7 @@ class Engine:
         for request in ended:
             del self._requests[request.request_id]
             for sequence in request.sequences:
-                self._scheduler.remove(sequence)
+                self._queue.remove(sequence)
             reason = "error" if request.error else request.sequences[0].finish_reason or "abort"
             self.metrics.finished[reason] += 1
         self._observe()
@@ -291,7 +240,7 @@ class Engine:
     def _pause(self, mode: str, clear_cache: bool) -> Future[None]:
         done: Future[None] = Future()
         if clear_cache:
-            self._scheduler.clear_prefixes()
+            self._queue.clear_prefixes()
         # In a pause already, nothing runs that could come to its end.
         if mode == "wait" and self.update.serving:
             self._draining.append(done)
@@ -302,13 +251,13 @@ class Engine:
             self._abort([])
         # After an abort no sequence is left that would have to be computed again.
         elif mode == "keep" and clear_cache:
-            self._scheduler.forget_computed()
+            self._queue.forget_computed()
         done.set_result(None)
         return done
 
     def _end_drain(self) -> None:
         """Answer pauses of mode `wait` once nothing runs any more."""
-        if self._draining and not self._scheduler.running:
+        if self._draining and not self._queue.running:
             self.update.pause()
             for future in self._draining:
                 future.set_result(None)
@@ -322,25 +271,15 @@ class Engine:
         self._draining.clear()
 
     def _observe(self) -> None:
-        scheduler, metrics = self._scheduler, self.metrics
-        metrics.running, metrics.waiting = len(scheduler.running), len(scheduler.waiting)
-        metrics.preemptions = scheduler.preemptions
-        metrics.prefix_queries, metrics.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
-        used = sum(one.length for one in scheduler.running)
-        metrics.kv_usage = used / (self.settings.max_num_seqs * self.settings.max_model_len)
+        found, metrics, settings = self._queue, self.metrics, self._backend.settings
+        metrics.running, metrics.waiting = len(found.running), len(found.waiting)
+        metrics.preemptions = found.preemptions
+        metrics.prefix_queries, metrics.prefix_hits = found.prefix_queries, found.prefix_hits
+        used = sum(one.length for one in found.running)
+        metrics.kv_usage = used / (settings.max_num_seqs * settings.max_model_len)
 
     def _fail_everything(self, message: str) -> None:
         requests = list(self._requests.values())
         for request in requests:
             request.error = message
         self._hand_out([], requests)
-
-
-def _prompt_targets(chunk: Chunk, first_row: int) -> tuple[list[int], list[int]]:
-    """Rows of a step, and for each the prompt id after it, as far as they are not scored yet."""
-    request = chunk.sequence.request
-    # A cleared cache has the prompt computed a second time; what was scored then stays.
-    begin = max(chunk.start, len(request.prompt_scores))
-    end = min(chunk.end, request.prompt_length - 1)
-    rows = [first_row + position - chunk.start for position in range(begin, end)]
-    return rows, chunk.sequence.tokens[begin + 1 : end + 1].tolist() if rows else []

@@ -12,10 +12,6 @@ from typing import Any
 
 from aiohttp import web
 
-from pipelinerl.engines.cpu.engine import Engine
-from pipelinerl.engines.cpu.pending import PendingRequests, RequestFailed
-from pipelinerl.engines.cpu.sequence import Request, usage_of
-from pipelinerl.engines.cpu.served import Served
 from pipelinerl.engines.openai.answers import ChatWriter, CompletionWriter, Writer
 from pipelinerl.engines.openai.chat import prompt_text
 from pipelinerl.engines.openai.fields import (
@@ -26,6 +22,10 @@ from pipelinerl.engines.openai.fields import (
 )
 from pipelinerl.engines.openai.handlers import Answer, json_response, read, streamed
 from pipelinerl.engines.openai.protocol import TokenizeFields, parse
+from pipelinerl.engines.serving.pending import PendingRequests, RequestFailed
+from pipelinerl.engines.serving.sequence import Request, usage_of
+from pipelinerl.engines.serving.served import Served
+from pipelinerl.engines.serving.thread import Engine
 
 # Bodies from this size on are read and tokenised beside the event loop.
 IN_THREAD_BYTES = 64 * 1024

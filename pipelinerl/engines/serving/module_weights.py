@@ -1,44 +1,23 @@
-"""New weights for an engine: read and checked in a thread of the caller's, switched to between two steps.
+"""The weights of a torch module, read from a file into memory of their own and switched to in one copy.
 
-`prepare` does the slow part while tokens are still sampled and keeps the result; `update`, which belongs in a
-pause, then only switches. Without a `prepare`, or with another file, `update` does both. One version at most
-is kept; a failure, a newer `prepare` and a change of the transport drop it.
-
-A version is all weights, or adapters alone: those are added to a copy of the weights that the engine was
-started with, so that sampling costs the same either way.
+For any back end whose weights are a module (`ModuleWeights`); `weight_updates` calls it. A version is all
+weights, or adapters alone: those are added to a copy of the weights that the engine was started with, so that
+sampling costs the same either way.
 """
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from pipelinerl.base import faults
-from pipelinerl.engines.cpu.update_state import OutOfOrder, State, UpdateState
 from pipelinerl.engines.openai.protocol import FileUpdateInfo
+from pipelinerl.engines.serving.backend import Weights, WeightsRefused, WeightsUnfit
 from pipelinerl.engines.version_file import HostMemory, read_tensors
-from pipelinerl.engines.wire import PermanentUpdateError, lacks_memory, parameter_checksum
+from pipelinerl.engines.wire import parameter_checksum
 from pipelinerl.modeling.lora import adapted, adapter_pairs
 
-# Longest wait for another read of weights to end.
-READ_DEADLINE_S = 60.0
 SAME_MODEL = "engine and trainer have to be given one model (model_path) and one type (engine.dtype)"
-
-# Runs a function in the engine thread between two steps; waits for its result.
-BetweenSteps = Callable[[Callable[[], Any]], Any]
-
-
-class WeightsRefused(ValueError):
-    """The file is not what was announced; no tensor has changed."""
-
-
-class WeightsUnfit(WeightsRefused, PermanentUpdateError):
-    """The model or this host cannot take them, nor could another process; no tensor has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +31,7 @@ class PreparedWeights:
     """What the file had, where that are adapters alone."""
 
 
-class WeightLoader:
+class ModuleWeights(Weights):
     """Knows the distinct parameters of a model; a tied head is one parameter and is sent once.
 
     Parameters may be views of storages that they share in any layout. A version is therefore laid out in
@@ -108,10 +87,7 @@ class WeightLoader:
         self._module.tie_weights()
 
     def checksums(self) -> dict[str, str]:
-        """XXH3 of the bytes of every distinct parameter and of the adapters in use, by name.
-
-        Call between two steps only.
-        """
+        """XXH3 of the bytes of every distinct parameter and of the adapters in use, by name."""
         return {
             name: parameter_checksum(one.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
             for name, one in (self._parameters | self._adapters).items()
@@ -192,123 +168,6 @@ class WeightLoader:
         place = copies[self._place(parameter)].untyped_storage()
         empty = torch.empty(0, dtype=parameter.dtype)
         return empty.set_(place, parameter.storage_offset(), parameter.shape, parameter.stride())
-
-
-class WeightUpdates:
-    """`prepare` and `update` block, for a thread of the caller's; the rest is for the engine thread."""
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        state: UpdateState,
-        between_steps: BetweenSteps,
-        on_switch: Callable[[], None],
-    ) -> None:
-        """`on_switch` is called in the engine thread when other weights are in force."""
-        self._on_switch = on_switch
-        self.loader = WeightLoader(module)
-        self._state = state
-        self._between_steps = between_steps
-        self._reading = threading.Lock()
-        self._prepared: PreparedWeights | None = None
-
-    def prepare(self, info: FileUpdateInfo) -> None:
-        """Read and check the announced weights, and keep them for `update`.
-
-        Raises OutOfOrder, WeightsRefused or WeightsUnfit; nothing is kept then.
-        """
-        with self._alone():
-            self._prepared = None
-            # Before the read: a call out of order is refused without touching the file.
-            self._between_steps(lambda: self._state.preparing(info.version))
-            with self._memory():
-                faults.hit("engine:mid_prepare")
-                self._prepared = self.loader.read(info)
-            # An update that did not wait for the read, or the end of the transport, makes it useless. This
-            # only looks at the state, from this thread: between two steps it would answer when a step begins,
-            # and the pause that follows would have to wait for all of it.
-            try:
-                self._state.preparing(info.version)
-            except OutOfOrder:
-                self._prepared = None
-                raise
-
-    def update(self, info: FileUpdateInfo) -> None:
-        """Put the announced weights in the place of those in use.
-
-        Raises OutOfOrder, WeightsRefused or WeightsUnfit when nothing was changed.
-        """
-        # From here on another update, a pause and a resume are out of order, until the read has ended.
-        self._between_steps(lambda: self._state.loading(info.version))
-        try:
-            with self._memory():
-                faults.hit("engine:mid_update")
-                weights = self._take(info)
-        # Whatever hindered the read, nothing has changed. An engine that stayed in LOADING could be neither
-        # resumed nor updated again.
-        except BaseException:
-            self._between_steps(lambda: self._state.loaded(State.REFUSED))
-            raise
-        self._between_steps(lambda: self._switch(weights))
-
-    def init(self) -> None:
-        """A publisher agrees on the transport; what an earlier one had prepared is dropped."""
-        self._state.init()
-        self._prepared = None
-
-    def leave(self) -> None:
-        """The transport is given up."""
-        self._state.leave()
-        self._prepared = None
-
-    @property
-    def prepared_version(self) -> str | None:
-        """The version that waits for its update, if any."""
-        return None if self._prepared is None else self._prepared.info.version
-
-    def _take(self, info: FileUpdateInfo) -> PreparedWeights:
-        """What was prepared if it is this very file, else what is read now."""
-        with self._alone():
-            prepared, self._prepared = self._prepared, None
-            # All of the announcement is compared: another file of the same version holds other weights.
-            if prepared is not None and prepared.info == info:
-                return prepared
-            del prepared  # its memory is needed for the read
-            return self.loader.read(info)
-
-    @contextmanager
-    def _memory(self) -> Iterator[None]:
-        """A version lies beside the weights in use; WeightsUnfit where this host has no room for it."""
-        try:
-            yield
-        except (MemoryError, RuntimeError) as error:
-            if not lacks_memory(error):
-                raise
-            size = self.loader.bytes / 2**30
-            raise WeightsUnfit(
-                f"the host has no memory for a second copy of the weights ({size:.2g} GiB, while it is read "
-                "twice that); lower engine.count or engine.max_num_seqs, or choose a smaller model_path"
-            ) from error
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One read at a time, so that there is memory of one version beside the weights in use."""
-        if not self._reading.acquire(timeout=READ_DEADLINE_S):
-            raise TimeoutError(f"another read of weights did not end within {READ_DEADLINE_S:g} s")
-        try:
-            yield
-        finally:
-            self._reading.release()
-
-    def _switch(self, weights: PreparedWeights) -> None:
-        try:
-            self.loader.switch(weights)
-        # Some tensors may be new and others old. Nothing may be sampled from such a mixture.
-        except BaseException:
-            self._state.loaded(State.BROKEN)
-            raise
-        self._on_switch()
-        self._state.loaded(State.LOADED)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The HTTP side of an engine: routes, limits, and the way between the event loop and the engine thread.
 
-`__main__` serves it, tests do so in their own process. Handlers run in the event loop and touch neither model
-nor scheduler: they hand work to the engine thread and wait for its result.
+`command` serves it, tests do so in their own process. Handlers run in the event loop and touch neither back
+end nor queue: they hand work to the engine thread and wait for its result.
 """
 
 import asyncio
@@ -16,15 +16,6 @@ from aiohttp import web
 
 from pipelinerl.base.access import control_refusal, control_token, own_names, refusal
 from pipelinerl.base.malformed import log_one_line
-from pipelinerl.engines.cpu.engine import COMMAND_DEADLINE_S, Engine, EngineEnded
-from pipelinerl.engines.cpu.model import PackedModel
-from pipelinerl.engines.cpu.openai_routes import OpenAIRoutes
-from pipelinerl.engines.cpu.pending import PendingRequests, QueueFull, RequestFailed
-from pipelinerl.engines.cpu.sequence import usage_of
-from pipelinerl.engines.cpu.served import Served
-from pipelinerl.engines.cpu.settings import EngineSettings
-from pipelinerl.engines.cpu.update_state import OutOfOrder
-from pipelinerl.engines.cpu.weight_updates import WeightsRefused
 from pipelinerl.engines.openai import protocol
 from pipelinerl.engines.openai.handlers import (
     MAX_BODY_BYTES,
@@ -36,6 +27,13 @@ from pipelinerl.engines.openai.handlers import (
     token_answer,
 )
 from pipelinerl.engines.openai.protocol import BadRequest, UnknownModel
+from pipelinerl.engines.serving.backend import Backend, WeightsRefused
+from pipelinerl.engines.serving.openai_routes import OpenAIRoutes
+from pipelinerl.engines.serving.pending import PendingRequests, QueueFull, RequestFailed
+from pipelinerl.engines.serving.sequence import usage_of
+from pipelinerl.engines.serving.served import Served
+from pipelinerl.engines.serving.thread import COMMAND_DEADLINE_S, Engine, EngineEnded
+from pipelinerl.engines.serving.update_state import OutOfOrder
 from pipelinerl.engines.wire import CHECK_ROUTE, PREPARE_ROUTE
 
 T = TypeVar("T")
@@ -61,22 +59,20 @@ STATUS: dict[type[Exception], int] = {
 class EngineServer:
     """An aiohttp application around one engine; `app` is ready to be served."""
 
-    def __init__(self, settings: EngineSettings, model: PackedModel) -> None:
-        self.settings = settings
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.settings = backend, backend.settings
         # Set when the engine thread died; the process should end.
         self.failed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._model = model
         self._created = int(time.time())
-        self._served = Served(settings, model)
+        self._served = Served(backend)
         self.engine = Engine(
-            settings,
-            model,
+            backend,
             # Called in the engine thread, which runs from `listening` on; `_pending` is made by then.
             on_results=lambda results: self._to_loop(self._pending.deliver, results),
             on_failed=lambda _: self._to_loop(self.failed.set),
         )
-        self._pending = PendingRequests(settings.max_num_seqs, settings.max_waiting)
+        self._pending = PendingRequests(self.settings.max_num_seqs, self.settings.max_waiting)
         self._token = control_token()
         self.app = web.Application(
             client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_json(_status_of), self._guarded]
