@@ -165,18 +165,6 @@ def test_the_command_reports_a_run_and_refuses_a_missing_one(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_report_that_cannot_be_written_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "accounting").mkdir()
-    (tmp_path / "accounting" / "actor.jsonl").touch()
-    (tmp_path / "report").touch()
-    assert main([str(tmp_path)]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("report: ") and f"'{tmp_path}/report'" in line
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_a_terminal_that_knows_only_ascii_gets_the_report(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
