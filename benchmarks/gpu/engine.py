@@ -18,7 +18,8 @@ files.
 - `throughput`: waves of N requests of 512 + 512 tokens with log-probabilities, against the same wave of the
   offline engine with the same flags, on the trainer's card while the server rests; beside it the rate with N
   requests always in flight, and the CPU time of every process. `--api-servers` are its HTTP front-ends (0: as
-  many as a run has).
+  many as a run has). Rates are also said as a share of the card's limit: what reading the weights once a step
+  and the keys and values of these lengths allows at the bandwidth of a copy, measured before anything starts.
 - `once`: the server's waves of `throughput` again on another server, with `vllm_config.outputs_once` and,
   given `--quick-slots`, `quick_slots`, on the trainer's card. `--rows throughput once` has both servers.
 - `failure`: the engine is stopped with SIGSTOP in the middle of a broadcast; the publisher has to name it at
@@ -43,7 +44,7 @@ import torch
 from benchmarks._figures import RESULTS, Figure, at_most, command_line, report, write_json
 from benchmarks._processes import started
 from benchmarks.gpu import throughput
-from benchmarks.gpu.cards import OUTPUT, PROMPT, UPDATING, check_cards, engine_kwargs
+from benchmarks.gpu.cards import OUTPUT, PROMPT, UPDATING, card_limits, check_cards, engine_kwargs
 from benchmarks.gpu.runs import Terminated, leave_in_order, write_partial
 from benchmarks.gpu.served import (
     PYTHON,
@@ -107,6 +108,8 @@ def figures(found: dict[str, Any]) -> Iterator[Figure]:
         yield Figure(f"|delta| of {name}", value, "nats")
     yield from throughput.throughput_figures(found.get("served"), found.get("offline", []))
     yield from throughput.once_figures(found.get("once"), found.get("served"))
+    servers = {"client": found.get("served"), "outputs once": found.get("once")}
+    yield from throughput.limit_figures(found.get("limits"), servers)
     if "failure" in found:
         yield at_most("stopped engine named after", found["failure"]["seconds"], "s", 30.0)
 
@@ -160,17 +163,21 @@ def main() -> int:
     options = parsed()
     # The trainer's side uses the second GPU alone, as the launcher would give it.
     os.environ["CUDA_VISIBLE_DEVICES"] = options.gpus[1]
-    device = torch.device("cpu") if options.cpu else torch.device("cuda", 0)
+    device, limits = torch.device("cpu") if options.cpu else torch.device("cuda", 0), None
     folder = model_folder(options.size, options.folder / options.size)
     if options.cpu:
         site = Path(tempfile.mkdtemp(prefix="site-"))
         named_vllm(site, str(installed_version(PYTHON)))
         os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     else:
-        memory = torch.cuda.get_device_properties(device).total_memory
-        check_cards(options, model_config(options.size), memory)
+        about, config = torch.cuda.get_device_properties(device), model_config(options.size)
+        check_cards(options, config, about.total_memory)
+        if {"throughput", "once"} & set(options.rows):  # before a server is on this card
+            limits = card_limits(config, engine_kwargs(options, config), options.in_flight, about.name)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     rows = Rows(options.out)
+    if limits is not None:
+        rows.keep("limits", limits)
     leave_in_order()
     try:
         measure(options, folder, device, rows)

@@ -18,6 +18,7 @@ from pipelinerl.launcher.engine_memory import (
     UNCOUNTED,
     EngineWork,
     copy_bytes,
+    decode_reads,
     requests_held,
     route_store_bytes,
     seconds_per_token,
@@ -191,6 +192,7 @@ class _Planner:
         ways = [True, False] if cfg.weights.ahead == "auto" else [bool(cfg.weights.ahead)]
         found: list[EnginePlan] = []
         steps = step_bytes(shape, work, requests) + FIXED
+        reads = decode_reads(shape, work).model_copy(update={"card": card.name, "copies": self._copies})
         for ahead in ways if can else [False]:
             second = copy if ahead and cfg.updates_engines else 0.0
             share = self._share(card.free - beside - second - UNCOUNTED, weights + steps)
@@ -205,7 +207,7 @@ class _Planner:
                 }
                 cache = parts["keys and values"]
                 records = self._copies * route_store_bytes(shape, work, cache) if work.routes else 0.0
-                found.append(EnginePlan(cards, share, ahead, held * self._copies, parts, records))
+                found.append(EnginePlan(cards, share, ahead, held * self._copies, parts, records, reads))
         if not found:
             raise self._engine_too_small(work, beside)
         # Without a second copy an update pauses longer, which costs less than half of the requests does.

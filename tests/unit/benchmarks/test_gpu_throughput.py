@@ -16,7 +16,7 @@ from benchmarks.gpu.cards import SEVERAL_RANKS, check_cards
 from benchmarks.gpu.clients import merged, wave
 from benchmarks.gpu.engine import parsed
 from benchmarks.gpu.served import model_config
-from benchmarks.gpu.throughput import throughput_figures
+from benchmarks.gpu.throughput import limit_figures, throughput_figures
 from benchmarks.gpu.usage import roles
 
 
@@ -89,6 +89,20 @@ def test_waves_stand_beside_those_of_the_offline_engine() -> None:
     assert found["client, 256 always in flight"].goal is None
     assert found["  client, 256 requests: APIServer x 4, CPU per token"].value == 40.0
     assert not any("offline" in one.name for one in throughput_figures(served, []))
+
+
+def test_rates_stand_beside_the_limit_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.7B: 3.44 GB of weights, 114,688 bytes of keys and values a token, 767.5 tokens of context."""
+    monkeypatch.setattr(cards, "copy_bandwidth", lambda device: 4.0e12)
+    config = model_config("1.7B")
+    kwargs = cards.engine_kwargs(on_cards("0", "1"), config)
+    limits = cards.card_limits(config, kwargs, [256, 512], "H200")
+    step_s = (3.4409e9 + 512 * 767.5 * 114_688) / 4.0e12
+    assert limits["tok_s"][512] == pytest.approx(512 / step_s, rel=1e-3)
+    served = {"waves": [row(512, 256 / step_s)], "steady": row(256, 18.0)}
+    found = {one.name: one for one in limit_figures(limits, {"client": served, "outputs once": None})}
+    assert found["client, 512 at once: of the card's limit"].value == pytest.approx(0.5, rel=1e-3)
+    assert len(found) == 3 and not list(limit_figures(None, {"client": served}))
 
 
 H200 = 139 * 2**30
