@@ -52,6 +52,8 @@ def engine_kwargs(options: argparse.Namespace, config: Qwen3Config) -> dict[str,
     """Flags of a server for so many requests at once; the offline engine has the same."""
     requests = max(options.in_flight)
     kwargs = {"max-model-len": CONTEXT, "max-num-seqs": requests, "max-num-batched-tokens": 8192}
+    if options.kv != "auto":
+        kwargs["kv-cache-dtype"] = options.kv
     if options.cpu:
         return {**kwargs, "dtype": "float32", "enforce-eager": ""}
     size = kv_bytes(config, requests)

@@ -3,6 +3,7 @@
     python -m benchmarks.gpu.engine [--size 1.7B] [--rows parity update throughput once failure] [--gpus 0 1]
                                     [--variants 4] [--in-flight 256 512] [--api-servers 0]
                                     [--backend nccl_ahead] [--clients 2] [--quick-slots] [--cpu] [--port 8300]
+                                    [--kv auto|fp8|fp8_e5m2]
                                     [--folder /tmp/pipelinerl-bench] [--out FILE]
 
 Random weights of a Qwen3 architecture. The engine has one GPU and the trainer's side another; with
@@ -14,7 +15,9 @@ files.
   seconds of each step, what lies between them, and the share of the time in which nothing was generated.
   `--variants` measures the first ways only.
 - `parity`: log-probabilities of the engine after an update against transformers' forward, tied weights; of
-  both against float32.
+  both against float32; and the ratio r of transformers to engine of tokens that the engine samples then: mean
+  |log r|, quantiles of r, and the effective sample size. `--kv fp8` keeps keys and values in 8 bits, in all
+  servers; run with and without it to compare.
 - `throughput`: waves of N requests of 512 + 512 tokens with log-probabilities, against the same wave of the
   offline engine with the same flags, on the trainer's card while the server rests; beside it the rate with N
   requests always in flight, and the CPU time of every process. `--api-servers` are its HTTP front-ends (0: as
@@ -106,6 +109,8 @@ def figures(found: dict[str, Any]) -> Iterator[Figure]:
     yield from update_figures(found.get("update", []))
     for name, value in found.get("parity", {}).items():
         yield Figure(f"|delta| of {name}", value, "nats")
+    for name, (value, unit) in found.get("ratio", {}).items():
+        yield Figure(f"sampled tokens: {name}", value, unit)
     yield from throughput.throughput_figures(found.get("served"), found.get("offline", []))
     yield from throughput.once_figures(found.get("once"), found.get("served"))
     servers = {"client": found.get("served"), "outputs once": found.get("once")}
@@ -151,7 +156,7 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device, row
             side = TrainerSide(server, options.backend, random_model(folder, device))
             keep = partial(rows.keep, "update")
             works: dict[str, Callable[[], Any]] = {
-                "parity": side.parity,
+                "parity": lambda: side.parity(partial(rows.keep, "ratio")),
                 "update": lambda: side.updates(options.variants, streams, keep),
                 "failure": side.failure,
             }
@@ -191,6 +196,7 @@ def main() -> int:
         "api servers": options.api_servers,
         "back-end": options.backend,
         "client processes": options.clients,
+        "keys and values": options.kv,
         "torch": torch.__version__,
     }
     if "once" in options.rows:

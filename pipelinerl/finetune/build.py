@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from pipelinerl.base.logs import REMARK
 from pipelinerl.config import Config
 from pipelinerl.config.finetune import RLConfig, Sharding
+from pipelinerl.engines.kind import eight_bits
 from pipelinerl.finetune.optimiser import build_optimiser, build_scheduler
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.step import Learner
@@ -96,6 +97,7 @@ def learner_of(
         _device(cfg, ranks) if on_host else None,
         routers,
         adapters_alone(cfg),
+        eight_bits(cfg),
     )
 
 

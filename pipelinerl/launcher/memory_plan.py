@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.finetune import Checkpointing, Sharding
 from pipelinerl.config.tree import Config
-from pipelinerl.engines.kind import engine_kind
+from pipelinerl.engines.kind import eight_bits, engine_kind
 from pipelinerl.launcher.cards import GIB, Card
 from pipelinerl.launcher.decoder_shape import DecoderShape
 from pipelinerl.launcher.engine_memory import (
@@ -176,7 +176,7 @@ class _Planner:
             batched_tokens=int(batched) if batched else 8192,
             cards=max(1, cards // self._copies),
             bytes_per_number=4 if engine_kind(self._cfg).dtype(self._cfg) == "float32" else 2,
-            cache_bytes_per_number=1 if "fp8" in str(self._kwargs.get("kv-cache-dtype")) else 2,
+            cache_bytes_per_number=1 if eight_bits(self._cfg) else 2,
             bounded=not self._kwargs.get("disable-hybrid-kv-cache-manager"),
             states=2 if self._kwargs.get("enable-prefix-caching") else 1,
             routes=self._shape.experts > 0 and may_replay(self._cfg),

@@ -34,6 +34,12 @@ from pipelinerl.engines.vllm.start import STAGES
 from pipelinerl.engines.vllm.weight_names import vllm_names
 
 DTYPES = ("bfloat16", "float32")
+CACHE_TYPES = {"bfloat16": "bfloat16", "float32": "float32"} | {
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+"""torch's types by values of `kv-cache-dtype`; `auto` is that of the weights."""
 STATES_KEY = f"vllm_config.vllm_kwargs.{STATES_BACKEND}"
 NO_FLASHINFER = f"vLLM without {FLASHINFER}"
 
@@ -57,6 +63,9 @@ class Vllm(EngineKind):
 
     def dtype(self, cfg: Config) -> str:
         return str(cfg.vllm_config.vllm_kwargs.get("dtype", "bfloat16"))
+
+    def cache_type(self, cfg: Config) -> str:
+        return CACHE_TYPES.get(_cache_dtype(cfg), self.dtype(cfg))
 
     def cards(self, cfg: Config) -> int:
         return cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
@@ -190,6 +199,12 @@ def _version(cfg: Config) -> VllmVersion:
     return VllmVersion.parse(vllm.version or installed_version(vllm.python) or DEFAULT_VERSION)
 
 
+def _cache_dtype(cfg: Config) -> str:
+    """`kv-cache-dtype` as it is given; `auto` without."""
+    kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
+    return str(kwargs.get("kv-cache-dtype") or "auto")
+
+
 def _states_backend(cfg: Config) -> str | None:
     """The kernel that a flag names for prompts in layers of gated DeltaNet; None without the flag."""
     kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
@@ -235,6 +250,12 @@ def _flags(cfg: Config) -> Iterator[str]:
         yield (
             f"vllm_config.vllm_kwargs.dtype={kwargs.get('dtype')}: weights are sent in one known type; "
             f"set {' or '.join(DTYPES)}"
+        )
+    if (cache := _cache_dtype(cfg)) not in ("auto", *CACHE_TYPES):
+        *others, last = CACHE_TYPES
+        yield (
+            f"vllm_config.vllm_kwargs.kv-cache-dtype={cache}: the memory plan and the comparison with the "
+            f"trainer do not know it; set auto, {', '.join(others)} or {last}"
         )
     yield from kwargs_problems(cfg.vllm_config.vllm_kwargs)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.config.finetune import Sharding
+from pipelinerl.engines.kind import eight_bits
 from pipelinerl.weights.transports.base import weights_ahead
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused
@@ -193,3 +194,16 @@ def test_a_size_may_be_left_out_or_written_as_text(placed: Placed) -> None:
         overrides = ("hardware.devices=4", f"vllm_config.vllm_kwargs.tensor-parallel-size={size}")
         cfg, _ = placed(*ON_GPUS, *overrides)
         assert len(cfg.jobs_of("actor_llm")) == engines
+
+
+CACHE = "+vllm_config.vllm_kwargs.kv-cache-dtype"
+
+
+def test_a_cache_in_eight_bits_is_planned_with_and_compared_as_such(placed: Placed, refused: Refused) -> None:
+    plain, _ = placed(*ON_GPUS, "hardware.devices=2xH100-80GB")
+    small, _ = placed(*ON_GPUS, "hardware.devices=2xH100-80GB", f"{CACHE}=fp8_e5m2")
+    assert (eight_bits(plain), eight_bits(small)) == (None, "float8_e5m2")
+    half, whole = small.derived.engine_reads, plain.derived.engine_reads
+    assert half is not None and whole is not None and half.token == whole.token / 2
+    said = refused(*ON_GPUS, "hardware.devices=2", f"{CACHE}=int4")
+    assert f"{CACHE[1:]}=int4: " in said and "set auto, bfloat16, float32, fp8, fp8_e4m3 or fp8_e5m2" in said
