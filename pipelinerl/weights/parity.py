@@ -26,8 +26,8 @@ ROUNDING_FACTOR = 3.0
 """Two sound bfloat16 forwards differ by about 1.4 times what rounding does to one of them.
 
 Of an engine with keys and values in 8 bits, rounding is measured with queries, keys and values in these. Its
-kernel also rounds what the softmax gives, as coarsely as values, which makes at most 1.4 times that error: with
-the trainer's own share of it 1.4 x 1.4, within this factor.
+kernel also rounds what the softmax gives, as coarsely as values: at most 1.4 times that error, and with
+the trainer's own rounding 1.4 x 1.4, which is within this factor.
 """
 LEAST_MEAN_LIMIT = 0.01
 """Nats; below it differences do not matter to training, whatever rounding explains."""

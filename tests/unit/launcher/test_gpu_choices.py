@@ -1,5 +1,6 @@
 """What is sharded and how versions are received is printed, and every role is told the same."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from pipelinerl.config.finetune import Sharding
 from pipelinerl.engines.kind import eight_bits
 from pipelinerl.weights.transports.base import weights_ahead
 from tests.support.one_line import check_one_line
-from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused
+from tests.unit.launcher.conftest import ON_GPUS, QWEN_1_7B, DryRun, Placed, Refused
 
 TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size=2"
 
@@ -199,7 +200,10 @@ def test_a_size_may_be_left_out_or_written_as_text(placed: Placed) -> None:
 CACHE = "+vllm_config.vllm_kwargs.kv-cache-dtype"
 
 
-def test_a_cache_in_eight_bits_is_planned_with_and_compared_as_such(placed: Placed, refused: Refused) -> None:
+def test_a_cache_in_eight_bits_is_planned_with_and_compared_as_such(
+    model: Path, placed: Placed, refused: Refused
+) -> None:
+    (model / "config.json").write_text(json.dumps(QWEN_1_7B | {"max_position_embeddings": 16384}))
     plain, _ = placed(*ON_GPUS, "hardware.devices=2xH100-80GB")
     small, _ = placed(*ON_GPUS, "hardware.devices=2xH100-80GB", f"{CACHE}=fp8_e5m2")
     assert (eight_bits(plain), eight_bits(small)) == (None, "float8_e5m2")
