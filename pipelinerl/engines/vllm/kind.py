@@ -251,6 +251,11 @@ def _flags(cfg: Config) -> Iterator[str]:
             f"vllm_config.vllm_kwargs.dtype={kwargs.get('dtype')}: weights are sent in one known type; "
             f"set {' or '.join(DTYPES)}"
         )
+    if cfg.vllm_config.frontend == "rust":
+        yield (
+            "vllm_config.frontend=rust: it takes no middleware, without which the routes that control an "
+            "engine are open to all; leave python"
+        )
     if (cache := _cache_dtype(cfg)) not in ("auto", *CACHE_TYPES):
         *others, last = CACHE_TYPES
         yield (

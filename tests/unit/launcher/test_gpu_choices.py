@@ -211,3 +211,8 @@ def test_a_cache_in_eight_bits_is_planned_with_and_compared_as_such(
     assert half is not None and whole is not None and half.token == whole.token / 2
     said = refused(*ON_GPUS, "hardware.devices=2", f"{CACHE}=int4")
     assert f"{CACHE[1:]}=int4: " in said and "set auto, bfloat16, float32, fp8, fp8_e4m3 or fp8_e5m2" in said
+
+
+def test_the_front_end_that_takes_no_middleware_is_refused(refused: Refused) -> None:
+    said = refused(*ON_GPUS, "hardware.devices=2", "vllm_config.frontend=rust")
+    assert "vllm_config.frontend=rust: it takes no middleware" in said and "leave python" in said
