@@ -119,6 +119,9 @@ class EngineConfig(Section):
     """`embedded` runs on the CPU, `vllm` on GPUs or, with a CPU build of vLLM, on the CPU."""
     count: int = Field(1, ge=1)
     """Engines on the CPU; on GPUs the placement decides."""
+    per_card: int = Field(1, ge=1, le=4)
+    """Engines that share a card, each with an equal part of it; more than 1 takes engines of one card, and
+    weights through files. They run beside each other through CUDA's MPS where that is installed."""
     threads: int = Field(1, ge=1)
     """Threads of an embedded engine's forward pass."""
     dtype: Literal["float32", "bfloat16"] = "float32"

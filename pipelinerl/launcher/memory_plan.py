@@ -132,14 +132,20 @@ class _Planner:
         """Engines of so many cards, and trainer ranks. Raises DoesNotFit."""
         if self.trains and ranks < 1:
             raise ConfigError(f"world: {len(self._cards)} GPUs leave none for the trainer")
-        used = engines * cards
+        used, together = engines * cards, self._cfg.engine.per_card
         self._card = _least(self._cards[:used] or self._cards)
-        engine = self.engine(cards, max(1, engines)) if self.serves else None
+        others = self._card.free * (together - 1) / together
+        engine = self.engine(cards, max(1, engines * together), others) if self.serves else None
         self._card = _least(self._cards[used:] or self._cards)
         trainer = self.trainer(ranks) if self.trains else None
         first = _least(self._cards[:used] or self._cards)
         return MemoryPlan(
-            card=first, engines=engines, engine=engine, trainer=trainer, divided=free, behind=self._card
+            card=first,
+            engines=engines * together,
+            engine=engine,
+            trainer=trainer,
+            divided=free,
+            behind=self._card,
         )
 
     def _speed(self, plan: MemoryPlan) -> float:
@@ -150,6 +156,9 @@ class _Planner:
 
     def _cards_of_an_engine(self, most: int) -> Iterator[int]:
         """Sizes of an engine: that which is given, or one card and then more, as heads can be divided."""
+        if self._cfg.engine.per_card > 1:
+            yield 1
+            return
         if self._kwargs.get("tensor-parallel-size") is not None:
             yield self._cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
             return
@@ -183,7 +192,7 @@ class _Planner:
         )
 
     def engine(self, cards: int, engines: int, beside: float = 0.0) -> EnginePlan:
-        """An engine of so many cards, one of `engines`; `beside` bytes of each card are a trainer's."""
+        """An engine of so many cards, one of `engines`; `beside` bytes of each card are those of others."""
         cfg, shape, card, work = self._cfg, self._shape, self._card, self._work(cards)
         wanted, weights = self._wanted(engines), weight_bytes(shape, work)
         requests = self._asked.in_flight or max(FEWEST, wanted)
@@ -192,7 +201,8 @@ class _Planner:
         ways = [True, False] if cfg.weights.ahead == "auto" else [bool(cfg.weights.ahead)]
         found: list[EnginePlan] = []
         steps = step_bytes(shape, work, requests) + FIXED
-        reads = decode_reads(shape, work).model_copy(update={"card": card.name, "copies": self._copies})
+        about = {"card": card.name, "copies": self._copies, "sharing": cfg.engine.per_card}
+        reads = decode_reads(shape, work).model_copy(update=about)
         for ahead in ways if can else [False]:
             second = copy if ahead and cfg.updates_engines else 0.0
             share = self._share(card.free - beside - second - UNCOUNTED, weights + steps)
@@ -359,7 +369,7 @@ class _Planner:
 
     def _sampling(self, engine: EnginePlan) -> float:
         """Seconds of one engine for a sampled token."""
-        _, bandwidth = self._card.speed
+        bandwidth = self._card.speed[1] / self._cfg.engine.per_card
         return seconds_per_token(self._shape, self._work(engine.cards), engine.requests, bandwidth)
 
     def _training(self, ranks: int) -> float:

@@ -216,7 +216,7 @@ def http_processes(cfg: Config, job: Job, host: Host) -> int:
     if cfg.vllm_config.api_server_count is not None or not job.gpus:
         return cfg.vllm_config.api_server_count or 1
     used = {gpu for one in cfg.jobs if one.node_rank == host.rank for gpu in one.gpus}
-    return api_servers(host.cores, len(job.gpus), len(used))
+    return api_servers(host.cores, len(job.gpus), len(used) * cfg.engine.per_card)
 
 
 def _on_cpu(cfg: Config) -> Iterator[str]:
@@ -231,6 +231,11 @@ def _on_cpu(cfg: Config) -> Iterator[str]:
 
 
 def _flags(cfg: Config) -> Iterator[str]:
+    if (together := cfg.engine.per_card) > 1 and (cards := VLLM.cards(cfg)) > 1:
+        yield (
+            f"engine.per_card={together}: an engine of {cards} GPUs (tensor x pipeline x data) shares none; "
+            "set 1, or the parallel sizes to 1"
+        )
     kwargs = {key.replace("-", "_"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
     for name, value in (
         ("max_model_len", cfg.engine.max_model_len),
