@@ -2,11 +2,20 @@
 
 import argparse
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from transformers import Qwen3Config
 
+from pipelinerl.config.card_limit import mean_context
 from pipelinerl.config.detect import visible_devices
+from pipelinerl.finetune.peaks import copy_bandwidth
+from pipelinerl.launcher.decoder_shape import decoder_shape
+from pipelinerl.launcher.engine_memory import EngineWork, decode_reads
+
+Limits = dict[str, Any]
+"""`card`, `copy_bytes_per_s`, and `tok_s` by requests in flight."""
 
 PROMPT = OUTPUT = 512
 CONTEXT = PROMPT + OUTPUT + 16
@@ -31,7 +40,10 @@ def nccl_cards() -> int:
 
 
 def kv_bytes(config: Qwen3Config, requests: int, context: int = CONTEXT) -> int:
-    """KV cache in bfloat16 of so many requests at their full length, and a little more for whole blocks."""
+    """KV cache in bfloat16 of so many requests at their full length, and a little more for whole blocks.
+
+    In 8 bits that is more than is needed, so that both have the same number of requests.
+    """
     per_token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     return int(1.03 * per_token * requests * context)
 
@@ -40,10 +52,26 @@ def engine_kwargs(options: argparse.Namespace, config: Qwen3Config) -> dict[str,
     """Flags of a server for so many requests at once; the offline engine has the same."""
     requests = max(options.in_flight)
     kwargs = {"max-model-len": CONTEXT, "max-num-seqs": requests, "max-num-batched-tokens": 8192}
+    if options.kv != "auto":
+        kwargs["kv-cache-dtype"] = options.kv
     if options.cpu:
         return {**kwargs, "dtype": "float32", "enforce-eager": ""}
     size = kv_bytes(config, requests)
     return {**kwargs, "kv-cache-memory-bytes": size, "gpu-memory-utilization": SHARED_MEMORY}
+
+
+def card_limits(config: Qwen3Config, kwargs: Mapping[str, Any], counts: Sequence[int], card: str) -> Limits:
+    """Tokens a second that reading a card's memory allows an engine, by requests in flight.
+
+    The bandwidth is that of a copy on the visible card, `card` its name.
+    """
+    shape, copied = decoder_shape(config.to_dict()), copy_bandwidth(torch.device("cuda", 0))
+    assert shape is not None and copied is not None
+    small = "fp8" in str(kwargs.get("kv-cache-dtype"))
+    work = EngineWork(max_model_len=CONTEXT, cache_bytes_per_number=1 if small else 2)
+    reads, context = decode_reads(shape, work), mean_context(PROMPT, OUTPUT)
+    found = {count: reads.tokens_per_second(count, context, copied) for count in counts}
+    return {"card": card, "copy_bytes_per_s": copied, "tok_s": found}
 
 
 def check_cards(options: argparse.Namespace, config: Qwen3Config, card_bytes: int) -> None:

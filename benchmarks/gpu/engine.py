@@ -3,6 +3,7 @@
     python -m benchmarks.gpu.engine [--size 1.7B] [--rows parity update throughput once failure] [--gpus 0 1]
                                     [--variants 4] [--in-flight 256 512] [--api-servers 0]
                                     [--backend nccl_ahead] [--clients 2] [--quick-slots] [--cpu] [--port 8300]
+                                    [--kv auto|fp8|fp8_e5m2]
                                     [--folder /tmp/pipelinerl-bench] [--out FILE]
 
 Random weights of a Qwen3 architecture. The engine has one GPU and the trainer's side another; with
@@ -14,11 +15,14 @@ files.
   seconds of each step, what lies between them, and the share of the time in which nothing was generated.
   `--variants` measures the first ways only.
 - `parity`: log-probabilities of the engine after an update against transformers' forward, tied weights; of
-  both against float32.
+  both against float32; and the ratio r of transformers to engine of tokens that the engine samples then: mean
+  |log r|, quantiles of r, and the effective sample size. `--kv fp8` keeps keys and values in 8 bits, in all
+  servers; run with and without it to compare.
 - `throughput`: waves of N requests of 512 + 512 tokens with log-probabilities, against the same wave of the
   offline engine with the same flags, on the trainer's card while the server rests; beside it the rate with N
   requests always in flight, and the CPU time of every process. `--api-servers` are its HTTP front-ends (0: as
-  many as a run has).
+  many as a run has). Rates are also said as a share of the card's limit: what reading the weights once a step
+  and the keys and values of these lengths allows at the bandwidth of a copy, measured before anything starts.
 - `once`: the server's waves of `throughput` again on another server, with `vllm_config.outputs_once` and,
   given `--quick-slots`, `quick_slots`, on the trainer's card. `--rows throughput once` has both servers.
 - `failure`: the engine is stopped with SIGSTOP in the middle of a broadcast; the publisher has to name it at
@@ -43,7 +47,7 @@ import torch
 from benchmarks._figures import RESULTS, Figure, at_most, command_line, report, write_json
 from benchmarks._processes import started
 from benchmarks.gpu import throughput
-from benchmarks.gpu.cards import OUTPUT, PROMPT, UPDATING, check_cards, engine_kwargs
+from benchmarks.gpu.cards import OUTPUT, PROMPT, UPDATING, card_limits, check_cards, engine_kwargs
 from benchmarks.gpu.runs import Terminated, leave_in_order, write_partial
 from benchmarks.gpu.served import (
     PYTHON,
@@ -105,8 +109,12 @@ def figures(found: dict[str, Any]) -> Iterator[Figure]:
     yield from update_figures(found.get("update", []))
     for name, value in found.get("parity", {}).items():
         yield Figure(f"|delta| of {name}", value, "nats")
+    for name, (value, unit) in found.get("ratio", {}).items():
+        yield Figure(f"sampled tokens: {name}", value, unit)
     yield from throughput.throughput_figures(found.get("served"), found.get("offline", []))
     yield from throughput.once_figures(found.get("once"), found.get("served"))
+    servers = {"client": found.get("served"), "outputs once": found.get("once")}
+    yield from throughput.limit_figures(found.get("limits"), servers)
     if "failure" in found:
         yield at_most("stopped engine named after", found["failure"]["seconds"], "s", 30.0)
 
@@ -148,7 +156,7 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device, row
             side = TrainerSide(server, options.backend, random_model(folder, device))
             keep = partial(rows.keep, "update")
             works: dict[str, Callable[[], Any]] = {
-                "parity": side.parity,
+                "parity": lambda: side.parity(partial(rows.keep, "ratio")),
                 "update": lambda: side.updates(options.variants, streams, keep),
                 "failure": side.failure,
             }
@@ -160,17 +168,21 @@ def main() -> int:
     options = parsed()
     # The trainer's side uses the second GPU alone, as the launcher would give it.
     os.environ["CUDA_VISIBLE_DEVICES"] = options.gpus[1]
-    device = torch.device("cpu") if options.cpu else torch.device("cuda", 0)
+    device, limits = torch.device("cpu") if options.cpu else torch.device("cuda", 0), None
     folder = model_folder(options.size, options.folder / options.size)
     if options.cpu:
         site = Path(tempfile.mkdtemp(prefix="site-"))
         named_vllm(site, str(installed_version(PYTHON)))
         os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     else:
-        memory = torch.cuda.get_device_properties(device).total_memory
-        check_cards(options, model_config(options.size), memory)
+        about, config = torch.cuda.get_device_properties(device), model_config(options.size)
+        check_cards(options, config, about.total_memory)
+        if {"throughput", "once"} & set(options.rows):  # before a server is on this card
+            limits = card_limits(config, engine_kwargs(options, config), options.in_flight, about.name)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     rows = Rows(options.out)
+    if limits is not None:
+        rows.keep("limits", limits)
     leave_in_order()
     try:
         measure(options, folder, device, rows)
@@ -184,6 +196,7 @@ def main() -> int:
         "api servers": options.api_servers,
         "back-end": options.backend,
         "client processes": options.clients,
+        "keys and values": options.kv,
         "torch": torch.__version__,
     }
     if "once" in options.rows:

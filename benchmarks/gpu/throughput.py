@@ -117,6 +117,18 @@ def once_figures(found: dict[str, Any] | None, without: dict[str, Any] | None) -
         yield Figure(f"outputs once / token by token, {steady['requests']} always", ratio, "x")
 
 
+def limit_figures(limits: dict[str, Any] | None, servers: dict[str, Any]) -> Iterator[Figure]:
+    """What servers reached of that which reading the card's memory allows, by the measured bandwidth."""
+    if limits is None:
+        return
+    yield Figure("a copy on the card", limits["copy_bytes_per_s"] / 1e12, "TB/s")
+    for name, found in servers.items():
+        for row in [] if found is None else [*found["waves"], found["steady"]]:
+            kind = "always" if row is found["steady"] else "at once"
+            share = row["tok_s"] / limits["tok_s"][row["requests"]]
+            yield Figure(f"{name}, {row['requests']} {kind}: of the card's limit", share, "share")
+
+
 def throughput_figures(found: dict[str, Any] | None, without: Sequence[dict[str, Any]]) -> Iterator[Figure]:
     """Of the server, beside the offline engine's where that was asked for the same."""
     yardstick = {row["requests"]: row["tok_s"] for row in without}

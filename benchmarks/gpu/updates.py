@@ -1,5 +1,6 @@
 """Weights that travel to a running engine: what an update costs under load, parity, and a stopped engine."""
 
+import asyncio
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import aiohttp
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -21,6 +23,8 @@ from benchmarks._figures import Figure, at_most
 from benchmarks._processes import Server
 from benchmarks.gpu.cards import OUTPUT, PROMPT
 from benchmarks.gpu.clients import end_load, load
+from pipelinerl.engines.client import SamplingParams
+from pipelinerl.engines.fleet import Fleet
 from pipelinerl.engines.wire import weights_directory
 from pipelinerl.modeling.model import distinct_parameters
 from pipelinerl.weights.engine_update import PublishDeadlines
@@ -33,6 +37,8 @@ from pipelinerl.weights.version_update import WeightUpdateError
 
 STREAMS = 256
 UPDATES = 7
+SAMPLES, PROMPTED, SAMPLED = 64, 128, 256
+"""Requests whose importance ratios are looked at, and their tokens."""
 BETWEEN_S = 0.8
 WARM_S = 6.0
 IN_PAUSE = {True: ("pause", "finish", "resume"), False: ("pause", "start", "update", "finish", "resume")}
@@ -85,6 +91,26 @@ def scores_of(model: PreTrainedModel, ids: np.ndarray) -> np.ndarray:
     hidden = model.get_decoder()(input_ids=rows, use_cache=False).last_hidden_state[:, :-1]
     logits = hidden.float() @ model.get_output_embeddings().weight.float().T
     return logits.log_softmax(-1).gather(-1, rows[:, 1:, None])[..., 0].cpu().numpy()
+
+
+async def sampled(url: str, vocab: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Ids of prompt and answer, and the engine's log-probabilities of the answer, of each sample."""
+    generator, sampling = np.random.default_rng(3), SamplingParams(max_tokens=SAMPLED, ignore_eos=True)
+    prompts = [generator.integers(0, vocab, PROMPTED) for _ in range(SAMPLES)]
+    async with aiohttp.ClientSession() as http, Fleet([url], http) as fleet:
+        answers = await asyncio.gather(*(fleet.generate(ids, sampling) for ids in prompts))
+    return [(np.append(ids, one.token_ids), np.asarray(one.logprobs)) for ids, one in zip(prompts, answers)]
+
+
+def ratio_spread(log_ratios: np.ndarray) -> dict[str, tuple[float, str]]:
+    """What importance ratios, trainer over engine, of tokens sampled by one version look like."""
+    ratios = np.exp(log_ratios)
+    found = {"mean |log ratio|": (float(np.abs(log_ratios).mean()), "nats")}
+    found["deviation of the log ratio"] = (float(log_ratios.std()), "nats")
+    for share in (1, 99):
+        found[f"ratio, {share} % are below"] = (float(np.percentile(ratios, share)), "x")
+    found["effective sample size"] = (float(ratios.sum() ** 2 / (ratios**2).sum() / ratios.size), "share")
+    return found
 
 
 def file_transport(model: PreTrainedModel, ahead: bool = True) -> FileTransport:
@@ -189,17 +215,25 @@ class TrainerSide:
             keep(rows)
         return rows
 
-    def parity(self) -> dict[str, float]:
+    def spread(self) -> dict[str, tuple[float, str]]:
+        """Importance ratios of what the engine samples with the weights of this model."""
+        found = []
+        for ids, logprobs in asyncio.run(sampled(self.engine.url, self.model.config.vocab_size)):
+            found.append(scores_of(self.model, ids[None])[0, PROMPTED - 1 :] - logprobs)
+        return ratio_spread(np.concatenate(found).astype(np.float64))
+
+    def parity(self, keep: Callable[[dict[str, tuple[float, str]]], None]) -> dict[str, float]:
         """Mean and largest differences after two updates, each side also against float32 of the same weights.
 
         A random model of 28 layers amplifies rounding: what bfloat16 alone does is the distance of the
-        trainer's own forward from float32.
+        trainer's own forward from float32. `keep` gets the importance ratios of sampled tokens.
         """
         model = self.model
         with self.publisher(Variant("parity")) as publisher:
             for version in (1, 2):  # the second may be put into place in another way than the first
                 next_version(model)
                 publisher.publish(version, distinct_parameters(model))
+            keep(self.spread())
             ids, dtype = probe_ids(model.config.vocab_size), model.dtype
             sides = {"engine": np.stack([publisher.prompt_logprobs(row)[self.engine.url] for row in ids])}
             sides["trainer"] = scores_of(model, ids)

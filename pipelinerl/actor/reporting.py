@@ -142,7 +142,8 @@ class Reporter:
             for name, value in requests.items():
                 totals[name] = totals.get(name, 0.0) + value
         # These are ratios: summed like counters they would grow with the number of workers.
-        for name in ("bytes_per_token", "exact_versions", "engine_idle_share", "prefix_cache_share"):
+        ratios = ("bytes_per_token", "exact_versions", "prefix_cache_share")
+        for name in (*ratios, "engine_idle_share", "engine_running"):
             if name in totals:
                 totals[name] /= len(self._requests)
         return totals

@@ -12,6 +12,7 @@ import numpy as np
 
 from pipelinerl.actor.known_rates import DifficultySampler, measured_rate
 from pipelinerl.actor.messages import Ending, FinishedRollout
+from pipelinerl.config.card_limit import mean_context
 
 SUCCESS, REWARD, OVERLONG, NO_ANSWER = "success", "reward", "overlong", "no_answer"
 RECENT_GROUPS = 20
@@ -219,8 +220,9 @@ class Throughput:
     """Rates over the last `window` groups."""
 
     def __init__(self, window: int, start_s: float):
-        self._groups: deque[tuple[float, int, int, int]] = deque(maxlen=window)
-        """When a group was complete; its samples, their prompt tokens and their output tokens."""
+        self._groups: deque[tuple[float, int, int, int, float]] = deque(maxlen=window)
+        """When a group was complete; its samples, their prompt tokens, their output tokens, and what all of
+        these attended to together, in tokens."""
         self._before_s = start_s
 
     def add_group(self, rollouts: Iterable[FinishedRollout], now_s: float) -> None:
@@ -229,15 +231,16 @@ class Throughput:
             self._before_s = self._groups[0][0]
         samples = [sample for rollout in rollouts for sample in rollout.samples]
         prompt, output = sum(s.prompt_tokens for s in samples), sum(s.output_tokens for s in samples)
-        self._groups.append((now_s, len(samples), prompt, output))
+        read = sum(s.output_tokens * mean_context(s.prompt_tokens, s.output_tokens) for s in samples)
+        self._groups.append((now_s, len(samples), prompt, output, read))
 
     def rates(self, now_s: float) -> dict[str, float]:
-        """Per second; empty before the first group."""
+        """Per second, and the mean context of a sampled token; empty before the first group."""
         elapsed = now_s - self._before_s
         if not self._groups or elapsed <= 0:
             return {}
-        samples, prompt, output = (sum(column) / elapsed for column in list(zip(*self._groups))[1:])
-        return {
+        samples, prompt, output, read = (sum(column) / elapsed for column in list(zip(*self._groups))[1:])
+        return ({"context_tokens": read / output} if output else {}) | {
             "samples_per_second": samples,
             "prompt_tokens_per_second": prompt,
             "output_tokens_per_second": output,

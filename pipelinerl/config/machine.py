@@ -6,6 +6,7 @@ from pydantic import Field, SecretStr
 
 from pipelinerl.base.errors import ConfigError, suggestion
 from pipelinerl.config.base import Section
+from pipelinerl.config.card_limit import EngineReads
 from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.config.variants import HOST_BACKENDS, STREAM_BACKENDS
 
@@ -131,6 +132,8 @@ class DerivedConfig(Section):
     """Whether layers of the policy have a state, with which the samples of a row share no prefixes."""
     returns_routes: bool = False
     """Whether engines say which experts each token went to."""
+    engine_reads: EngineReads | None = None
+    """What an engine reads to sample a token; None on a CPU and where model or cards are not known."""
 
 
 class StreamsConfig(Section):

@@ -76,6 +76,9 @@ class VllmConfig(Section):
     """Interpreter of another environment that has vLLM; null = this one."""
     api_server_count: int | None = Field(None, ge=1)
     """HTTP processes of one engine; null = one for each 4 cores that fall to its GPUs, 1 to 8; on a CPU 1."""
+    frontend: Literal["python", "rust"] = "python"
+    """Program that serves HTTP. `rust`, which vLLM brings as well, is refused: it takes no middleware, which
+    keeps others from the routes that control an engine."""
     outputs_once: bool = False
     """Hand over the tokens of an answer that is not streamed in a few parts; false = each by itself, as vLLM
     does. A vLLM that this does not fit goes on as with false and says why in its log."""
@@ -116,6 +119,9 @@ class EngineConfig(Section):
     """`embedded` runs on the CPU, `vllm` on GPUs or, with a CPU build of vLLM, on the CPU."""
     count: int = Field(1, ge=1)
     """Engines on the CPU; on GPUs the placement decides."""
+    per_card: int = Field(1, ge=1, le=4)
+    """Engines that share a card, each with an equal part of it; more than 1 takes engines of one card, and
+    weights through files. They run beside each other through CUDA's MPS where that is installed."""
     threads: int = Field(1, ge=1)
     """Threads of an embedded engine's forward pass."""
     dtype: Literal["float32", "bfloat16"] = "float32"

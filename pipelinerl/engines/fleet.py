@@ -260,6 +260,7 @@ class Fleet:
             # requests.
             self.counts.checks += 1
             self.counts.idle_checks += running == 0
+            self.counts.running += running
         if member.watch.stalled(running, tokens, time.monotonic()):
             # In the pause of a weight update requests are running and no token comes: no stall.
             if await client.is_paused():

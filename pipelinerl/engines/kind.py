@@ -73,6 +73,10 @@ class EngineKind(Variant):
         """Type of its weights, `float32` or `bfloat16`."""
         return cfg.engine.dtype
 
+    def cache_type(self, cfg: Config) -> str:
+        """torch's name of the type in which it keeps keys and values."""
+        return self.dtype(cfg)
+
     def cards(self, cfg: Config) -> int:
         """GPUs of one engine. Raises ConfigError for a number that it would refuse."""
         return 1
@@ -155,6 +159,12 @@ def served_command(module: str, start: EngineStart, **more: object) -> list[str]
 def engine_kind(cfg: Config) -> EngineKind:
     """The kind of this run's engines."""
     return kind_named(cfg.engine.kind)
+
+
+def eight_bits(cfg: Config) -> str | None:
+    """torch's type in which the run's engines keep keys and values, where that has 8 bits; None otherwise."""
+    found = engine_kind(cfg).cache_type(cfg)
+    return found if found.startswith("float8") else None
 
 
 def kind_named(name: str) -> EngineKind:

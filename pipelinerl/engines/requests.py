@@ -108,6 +108,8 @@ class RequestCounts:
     """How often an engine in rotation was looked at."""
     idle_checks: int = 0
     """Of these, how often no request was running on it."""
+    running: float = 0.0
+    """Requests that were running on it, summed over these looks."""
     cache_queries: float = 0.0
     """Prompt tokens that engines looked for in their prefix caches, whoever asked."""
     cache_hits: float = 0.0
@@ -120,5 +122,6 @@ class RequestCounts:
         flat["bytes_per_token"] = self.answer_bytes / max(1, self.tokens)
         flat["exact_versions"] = self.exact_tokens / max(1, self.tokens)
         flat["engine_idle_share"] = self.idle_checks / max(1, self.checks)
+        flat["engine_running"] = self.running / max(1, self.checks)
         flat["prefix_cache_share"] = self.cache_hits / max(1, self.cache_queries)
         return flat

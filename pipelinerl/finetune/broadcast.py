@@ -14,7 +14,7 @@ import torch
 
 from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config
-from pipelinerl.engines.kind import engine_kind
+from pipelinerl.engines.kind import eight_bits, engine_kind
 from pipelinerl.finetune.step import Learner
 from pipelinerl.run_state.lost_engines import LostEngines
 from pipelinerl.run_state.replacements import ask_for_replacement
@@ -57,7 +57,8 @@ class EngineBroadcaster(Broadcaster):
         self._learner, self._cfg = learner, cfg
         self._output_dir, self._deadline_s = Path(str(cfg.output_dir)), cfg.engine.start_deadline_s
         self._dtype = torch.bfloat16 if engine_kind(cfg).dtype(cfg) == "bfloat16" else torch.float32
-        self._exact = self._dtype == torch.float32 and not cfg.finetune.load_as_bf16
+        same_bits = not cfg.finetune.load_as_bf16 and eight_bits(cfg) is None
+        self._exact = self._dtype == torch.float32 and same_bits
         transport = transport_kind(cfg).sender(cfg, learner.elements, self._dtype, learner.device)
         urls = [job.url for job in cfg.jobs_of("actor_llm")]
         lost = LostEngines(self._output_dir).take
@@ -141,7 +142,7 @@ class EngineBroadcaster(Broadcaster):
             return {}
         asked.unlink(missing_ok=True)  # before the comparison: one that fails is not repeated for ever
         weights, learner = self._cfg.weights, self._learner
-        # Only float32 on both sides can be compared token by token; bfloat16 rounds each token differently.
+        # Only float32 on both sides can be compared token by token; fewer bits round each token differently.
         if self._exact:
             limits = ParityLimits(weights.parity_max_abs, None)
         else:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from pipelinerl.base.logs import REMARK
 from pipelinerl.config import Config
 from pipelinerl.config.finetune import RLConfig, Sharding
+from pipelinerl.engines.kind import eight_bits
 from pipelinerl.finetune.optimiser import build_optimiser, build_scheduler
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.step import Learner
@@ -95,6 +96,7 @@ def learner_of(
         computes_on=_device(cfg, ranks) if on_host else None,
         routers=routers,
         adapters_alone=adapters_alone(cfg),
+        eight_bits=eight_bits(cfg),
     )
 
 

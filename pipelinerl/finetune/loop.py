@@ -33,7 +33,7 @@ from pipelinerl.finetune.compile_later import LaterCompilation, makes_kernels, w
 from pipelinerl.finetune.feed import Feed, Follower
 from pipelinerl.finetune.memory import MemoryDebug
 from pipelinerl.finetune.metrics import StepStatistics, step_metrics
-from pipelinerl.finetune.peaks import Hardware, peak_flops
+from pipelinerl.finetune.peaks import Hardware, copy_bandwidth, peak_flops
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
 from pipelinerl.finetune.rl.losses import Coefficients, policy_loss
@@ -94,7 +94,8 @@ class Trainer:
         self._memory = MemoryDebug(cfg.finetune.memory_debug, self.learner.device)
         peak = peak_flops(self.learner.device, self.learner.bfloat16)
         sizes = cfg.finetune.seq_length, self.learner.active_elements, peak, cfg.finetune.seq_parallel
-        self._hardware = Hardware(*sizes)
+        copies = copy_bandwidth(self.learner.device) if ranks.is_main else None
+        self._hardware = Hardware(*sizes, copies)
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
         self._rounding: dict[str, float] = {}

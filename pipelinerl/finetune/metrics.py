@@ -291,6 +291,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("throughput/sec_per_step", STEP, lambda s: s.seconds),
     Metric("throughput/sec_per_pass", STEP, lambda s: s.counts.worked_s / s.batches * s.rows_at_once),
     Metric("throughput/working_tokens_per_sec", STEP, lambda s: s.tokens / s.worked),
+    Metric("throughput/copy_bytes_per_sec", STEP, lambda s: s.hardware.copy_bytes_per_s),
     Metric("throughput/mfu", STEP, lambda s: _mfu(s, s.tokens)),
     Metric("throughput/mfu_unique", STEP, lambda s: _mfu(s, s.counts.computed)),
     Metric("throughput/tokens_per_micro_batch", STEP, lambda s: _mean(s.counts.tokens)),

@@ -9,12 +9,14 @@ import torch
 class Hardware:
     """What throughput is compared with: tokens that a row has room for, numbers in the model that one token
     passes through, the operations per second of one device in the type that the model computes in (None:
-    not known), and the ranks that compute a row together."""
+    not known), the ranks that compute a row together, and bytes a second that a copy on the main rank's
+    device reads and writes (None: not measured)."""
 
     row: int
     parameters: int
     peak_flops: float | None
     ranks_of_row: int = 1
+    copy_bytes_per_s: float | None = None
 
 
 _PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "H20": 148e12, "A100": 312e12, "L40S": 362e12} | {
@@ -34,3 +36,29 @@ def peak_flops(device: torch.device, bfloat16: bool) -> float | None:
     return next(
         (peak for part, peak in sorted(_PEAKS.items(), key=lambda p: -len(p[0])) if part in name), None
     )
+
+
+COPIED_BYTES, COPIES = 2**28, 10
+
+
+def copy_bandwidth(device: torch.device) -> float | None:
+    """Bytes a second that copies within a GPU's memory read and write together; None for other devices.
+
+    The fastest of ten copies of 256 MiB, by the device's own clock: what a kernel that only reads can reach
+    is about the same. It takes some milliseconds and 512 MiB, which are given back.
+    """
+    if device.type != "cuda":
+        return None
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target, fastest = torch.empty_like(source), float("inf")
+    with torch.cuda.device(device):
+        for _ in range(COPIES):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            target.copy_(source)
+            end.record()
+            end.synchronize()
+            fastest = min(fastest, begin.elapsed_time(end) / 1000)
+        del source, target
+        torch.cuda.empty_cache()
+    return 2 * COPIED_BYTES / fastest

@@ -25,6 +25,7 @@ from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
 from pipelinerl.finetune.rl.targets import Targets
+from pipelinerl.modeling.eight_bits import attention_in
 from pipelinerl.modeling.logprobs import TokenScores
 from pipelinerl.modeling.lora import adapter_tensors, is_adapter
 from pipelinerl.modeling.masters import MasterWeights
@@ -78,6 +79,8 @@ class Learner:
     """Of a mixture of experts."""
     adapters_alone: bool = False
     """Whether engines are sent adapters without the weights that they belong to."""
+    eight_bits: str | None = None
+    """torch's type in which engines keep keys and values, where that has 8 bits."""
     probe: np.ndarray | None = None
     """Ids on which engines and this policy are compared, int32 `[N, P]`; drawn at the first use."""
     sums: GradientSums | None = field(default=None, init=False)
@@ -263,14 +266,21 @@ class Learner:
         return self.probe
 
     def probe_rounding(self) -> float:
-        """How far bfloat16 moves the probe's log-probabilities from float32 activations, mean in nats."""
+        """How far bfloat16 moves the probe's log-probabilities from float32 activations, mean in nats.
+
+        Where engines keep keys and values in 8 bits, bfloat16 and attention in these: it is that which an
+        engine's scores have, and rounding to 4 bits of precision instead of 8 is the larger part.
+        """
         if self._rounding is not None:
             return self._rounding
         ids, kind = self.probe_ids(), self.device.type
-        own = self.score_rows(ids)
-        with Float32Activations() if self.bfloat16 else torch.autocast(kind, torch.bfloat16):
-            other = self._score_rows(ids)
-        return float(np.abs(own.astype(np.float64) - other).mean())
+        with Float32Activations() if self.bfloat16 else nullcontext():
+            exact = self._score_rows(ids) if self.bfloat16 else self.score_rows(ids)
+        usual = self.bfloat16 and self.eight_bits is None
+        computes = nullcontext() if self.bfloat16 else torch.autocast(kind, torch.bfloat16)
+        with computes, attention_in(self.eight_bits):
+            rounded = self.score_rows(ids) if usual else self._score_rows(ids)
+        return float(np.abs(rounded.astype(np.float64) - exact).mean())
 
     @property
     def _vocabulary(self) -> int:

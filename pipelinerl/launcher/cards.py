@@ -8,21 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.card_limit import BANDWIDTHS
 from pipelinerl.config.detect import nvidia_smi
 
 GIB = 2**30
 _MIB = 2**20
-_KINDS = {
-    # name: bfloat16 FLOP/s without sparsity and bytes per second of its memory, from the vendor's data sheets
-    "B200": (2250e12, 8.0e12),
-    "H200": (990e12, 4.8e12),
-    "H100": (990e12, 3.35e12),
-    "A100": (312e12, 2.0e12),
-    "L40S": (362e12, 0.864e12),
-    "L40": (181e12, 0.864e12),
-    "L4": (121e12, 0.3e12),
-    "A10": (125e12, 0.6e12),
+_FLOPS = {"B200": 2250e12, "H200": 990e12, "H100": 990e12, "A100": 312e12} | {
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "A10": 125e12,
 }
+"""bfloat16 FLOP/s without sparsity by part of a card's name, from the vendor's data sheets."""
 _HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 _USABLE_MIB = {24: 23028, 40: 40960, 48: 46068, 80: 81559, 96: 97871, 141: 143771, 180: 183359}
 """What the driver reports of cards that are sold with so many GB."""
@@ -44,7 +41,8 @@ class Card:
 
         Only their ratio matters, to divide cards between engines and trainer.
         """
-        return next((speed for kind, speed in _KINDS.items() if kind in self.name.upper()), _KINDS["H100"])
+        kind = next((kind for kind in _FLOPS if kind in self.name.upper()), "H100")
+        return _FLOPS[kind], BANDWIDTHS[kind]
 
     @property
     def hopper(self) -> bool:

@@ -20,6 +20,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import HOST_BACKENDS
 from pipelinerl.domain import ServiceSpec
 from pipelinerl.engines.kind import Why, engine_kind
+from pipelinerl.launcher import mps
 from pipelinerl.launcher.cards import GIB
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.host_memory import listed as in_host
@@ -81,6 +82,11 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
     yield _engine(cfg, why)
     yield from _memory(plan, why)
     yield from (Row(*row) for row in engine_kind(cfg).more_choices(cfg, hosts, why))
+    if cfg.engine.per_card > 1:
+        way = "beside each other through MPS" if mps.wanted(cfg) else f"in turns: no {mps.CONTROL} here"
+        yield Row(
+            "engines of a card", f"{cfg.engine.per_card}, {way}", why("engine.per_card"), "engine.per_card=N"
+        )
     key, in_flight = "actor.llm_max_rollouts", f"{cfg.actor.llm_max_rollouts} for each engine"
     yield Row("rollouts at once", in_flight, why(key, reasons.get(key, "")), f"{key}=N")
     if cfg.debug.evaluates_only:

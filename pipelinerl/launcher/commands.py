@@ -13,7 +13,7 @@ from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
 from pipelinerl.engines.kind import EngineStart, engine_kind
-from pipelinerl.launcher import trainer_stand_in
+from pipelinerl.launcher import mps, trainer_stand_in
 from pipelinerl.launcher.services import alike, control_environment, is_spread, token_file
 from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
 from pipelinerl.launcher.streams_server import server_child, server_job
@@ -66,6 +66,8 @@ def commands(
             made.append(run.role(job))
     if trainer_stand_in.needed(cfg):
         made.append(run.stand_in())
+    if mps.wanted(cfg):
+        made += [run.mps(host) for host in dict.fromkeys(job.node_rank for job in cfg.jobs_of("actor_llm"))]
     if cfg.wandb.use_wandb and wandb_run.wandb_mode() != "disabled":
         made.append(run.wandb())
     return made
@@ -148,6 +150,18 @@ class _Run:
             optional=True,
         )
 
+    def mps(self, host: int) -> ChildSpec:
+        """What lets engines of one card run beside each other, on each host of engines."""
+        name = _of_host(mps.NAME, host)
+        return ChildSpec(
+            name=name,
+            argv=[sys.executable, "-m", mps.__name__],
+            env=self._env | mps.environment(self._output_dir),
+            log_dir=self._output_dir / name,
+            host=host,
+            optional=True,
+        )
+
     def service(self, job: Job) -> ChildSpec:
         """A server of the domain; one of several is given up where its restarts are used up."""
         spec = self._services[job.name]
@@ -178,7 +192,10 @@ class _Run:
         )
         argv, env = kind.command(start)
         env = env | control_environment(self._output_dir, job.hostname)
-        return replace(self._server(job, argv, env), stages=kind.stages)
+        depends: tuple[str, ...] = ()
+        if job.kind == "actor_llm" and mps.wanted(cfg):
+            env, depends = env | mps.environment(self._output_dir), (_of_host(mps.NAME, job.node_rank),)
+        return replace(self._server(job, argv, env), stages=kind.stages, depends=depends)
 
     def role(self, job: Job) -> ChildSpec:
         """Actor, preprocess, trainer, or the server of an environment."""
@@ -278,6 +295,10 @@ class _Run:
     def _gpus(self, job: Job) -> list[str]:
         devices = self._hosts[job.node_rank].devices
         return [devices[index] if index < len(devices) else str(index) for index in job.gpus]
+
+
+def _of_host(name: str, host: int) -> str:
+    return f"{name}_{host}" if host else name
 
 
 def _process_name(job: Job) -> str:

@@ -7,6 +7,7 @@ while they are received ahead, and what vLLM does not count.
 
 from dataclasses import dataclass
 
+from pipelinerl.config.card_limit import EngineReads
 from pipelinerl.launcher.cards import GIB
 from pipelinerl.launcher.decoder_shape import DecoderShape
 
@@ -134,6 +135,23 @@ def requests_held(shape: DecoderShape, work: EngineWork, share_bytes: float, mos
 def whole_request_bytes(shape: DecoderShape, work: EngineWork) -> float:
     """The longest request, in the cache of each card, while the largest part of it is computed."""
     return request_bytes(shape, work, work.max_model_len, work.batched_tokens)
+
+
+def decode_reads(shape: DecoderShape, work: EngineWork) -> EngineReads:
+    """What a step that samples reads on each of an engine's cards.
+
+    An embedding that is not the output head gives a few rows, a part that sees nothing.
+    """
+    unread = 0 if shape.tied else shape.vocabulary * shape.hidden
+    linear = shape.linear.layers if shape.linear else 0
+    token = token_bytes(shape, work)
+    return EngineReads(
+        weights=work.bytes_per_number * (shape.parameters - unread) / work.cards,
+        token=token * (shape.attending - shape.windowed),
+        windowed=token * shape.windowed,
+        window=shape.window,
+        state=linear * state_bytes(shape, work),
+    )
 
 
 def seconds_per_token(shape: DecoderShape, work: EngineWork, requests: int, bandwidth: float) -> float:

@@ -21,18 +21,13 @@ from pipelinerl.config.machine import DerivedConfig, roles_of
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.cards import GIB, Card, CardOf, card_memory, imagined_cards
-from pipelinerl.launcher.decoder_shape import (
-    DecoderShape,
-    decoder_shape,
-    has_states,
-    model_config,
-)
+from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, has_states, model_config
 from pipelinerl.launcher.engine_memory import MOST_SHARE
 from pipelinerl.launcher.host_memory import available_memory, check_host, host_bytes
 from pipelinerl.launcher.memory_plan import FEWEST, MOST, memory_plan, wanted_requests
 from pipelinerl.launcher.memory_values import Asked, DoesNotFit, MemoryPlan
 from pipelinerl.launcher.placement import Place, derive, layout
-from pipelinerl.launcher.sharing import engine_share, without_sizes
+from pipelinerl.launcher.sharing import engine_share, equal_share, without_sizes
 from pipelinerl.modeling.delta_kernel import kernel_missing
 from pipelinerl.weights.transports.base import transport_kind, transport_named
 
@@ -47,6 +42,8 @@ MOST_CARDS = 8
 """Of a host, when more cards are proposed."""
 
 
+CACHE_BYTES = "vllm_config.vllm_kwargs.kv-cache-memory-bytes"
+BESIDE = "vLLM would count what other engines of the card take as its own"
 SIZED, SHARED = "room for a second copy of the weights", "one GPU for engine and trainer"
 UNKNOWN = "the sizes of model or card are not known"
 
@@ -179,7 +176,7 @@ def _placed(cfg: Config, hosts: Sequence[Host], cards: int) -> tuple[int, int]:
     size = _tensor_parallel(cfg, cards)
     sized = _changed(cfg, {"vllm_config": {"vllm_kwargs": {"tensor-parallel-size": size}}})
     places = layout(sized, hosts)
-    return len(places.engines), sum(len(place.gpus) for place in places.trainer)
+    return len(places.engines) // cfg.engine.per_card, sum(len(place.gpus) for place in places.trainer)
 
 
 def _rows_that_fit(
@@ -288,14 +285,15 @@ def _changed(model: Any, change: dict[str, Any]) -> Any:
 def _share_transport(
     tree: DictConfig, given_keys: Collection[str], hosts: Sequence[Host]
 ) -> Iterator[Choice]:
-    """Weights travel through files where engine and trainer share a card, as NCCL cannot on it.
+    """Weights travel through files where engines share a card, or one with the trainer, as NCCL cannot on it.
 
     Raises ConfigError for a transport that was asked for and cannot.
     """
-    if not _shares(tree, hosts):
+    together = _number(tree, "engine.per_card") or 1
+    if not _shares(tree, hosts) and together == 1:
         return
     if TRANSPORT not in given_keys:
-        yield Choice(TRANSPORT, "file", SHARED)
+        yield Choice(TRANSPORT, "file", SHARED if together == 1 else f"{together} engines on a card")
     elif (why := transport_named(tree.weights.transport).on_one_card) is not None:
         raise ConfigError(f"{TRANSPORT}={tree.weights.transport}: {why}; set file")
 
@@ -311,6 +309,9 @@ def _usual_share(cfg: Config, hosts: Sequence[Host], cards: Sequence[Card], dry_
     """The engine's share of a card where the model's layers are not known."""
     shared = sum(len(host.devices) for host in hosts) == 1 and cfg.world.share_device
     given = cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization") is not None
+    if (together := cfg.engine.per_card) > 1:
+        sized = dry_run or cfg.vllm_config.vllm_kwargs.get(CACHE_BYTES.rpartition(".")[2])
+        return equal_share(together, None if sized else CACHE_BYTES)
     if not shared or given or dry_run or not {"actor_llm", "finetune"} <= cfg.debug.roles:
         return MOST_SHARE
     if not cards:
@@ -333,12 +334,15 @@ def _of_plan(cfg: Config, plan: MemoryPlan) -> Iterator[Choice]:
     engine, trainer = plan.engine, plan.trainer
     if plan.divided:
         because = "the division that fits and samples and trains most tokens"
-        yield Choice(ACTOR, plan.engines * (engine.cards if engine else 1), because)
+        used = plan.engines * (engine.cards if engine else 1) // cfg.engine.per_card
+        yield Choice(ACTOR, used, because)
         yield Choice(FINETUNE, trainer.ranks if trainer else 0, because)
     if engine is not None:
         size = _tensor_parallel(cfg, engine.cards)
         yield Choice(TENSOR_PARALLEL, size, "the weights fit on so many cards")
         yield Choice(UTILIZATION, engine.share, f"what {plan.card} leaves beside the second copy")
+        if cfg.engine.per_card > 1:
+            yield Choice(CACHE_BYTES, int(engine.parts["keys and values"]), BESIDE)
         over = transport_kind(cfg).not_ahead(engine.cards)
         yield Choice(AHEAD, engine.ahead, SIZED if engine.ahead else over or f"no {SIZED}")
     if trainer is not None:

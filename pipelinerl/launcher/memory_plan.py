@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.finetune import Checkpointing, Sharding
 from pipelinerl.config.tree import Config
-from pipelinerl.engines.kind import engine_kind
+from pipelinerl.engines.kind import eight_bits, engine_kind
 from pipelinerl.launcher.cards import GIB, Card
 from pipelinerl.launcher.decoder_shape import DecoderShape
 from pipelinerl.launcher.engine_memory import (
@@ -18,6 +18,7 @@ from pipelinerl.launcher.engine_memory import (
     UNCOUNTED,
     EngineWork,
     copy_bytes,
+    decode_reads,
     requests_held,
     route_store_bytes,
     seconds_per_token,
@@ -131,14 +132,20 @@ class _Planner:
         """Engines of so many cards, and trainer ranks. Raises DoesNotFit."""
         if self.trains and ranks < 1:
             raise ConfigError(f"world: {len(self._cards)} GPUs leave none for the trainer")
-        used = engines * cards
+        used, together = engines * cards, self._cfg.engine.per_card
         self._card = _least(self._cards[:used] or self._cards)
-        engine = self.engine(cards, max(1, engines)) if self.serves else None
+        others = self._card.free * (together - 1) / together
+        engine = self.engine(cards, max(1, engines * together), others) if self.serves else None
         self._card = _least(self._cards[used:] or self._cards)
         trainer = self.trainer(ranks) if self.trains else None
         first = _least(self._cards[:used] or self._cards)
         return MemoryPlan(
-            card=first, engines=engines, engine=engine, trainer=trainer, divided=free, behind=self._card
+            card=first,
+            engines=engines * together,
+            engine=engine,
+            trainer=trainer,
+            divided=free,
+            behind=self._card,
         )
 
     def _speed(self, plan: MemoryPlan) -> float:
@@ -149,6 +156,9 @@ class _Planner:
 
     def _cards_of_an_engine(self, most: int) -> Iterator[int]:
         """Sizes of an engine: that which is given, or one card and then more, as heads can be divided."""
+        if self._cfg.engine.per_card > 1:
+            yield 1
+            return
         if self._kwargs.get("tensor-parallel-size") is not None:
             yield self._cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
             return
@@ -175,14 +185,14 @@ class _Planner:
             batched_tokens=int(batched) if batched else 8192,
             cards=max(1, cards // self._copies),
             bytes_per_number=4 if engine_kind(self._cfg).dtype(self._cfg) == "float32" else 2,
-            cache_bytes_per_number=1 if "fp8" in str(self._kwargs.get("kv-cache-dtype")) else 2,
+            cache_bytes_per_number=1 if eight_bits(self._cfg) else 2,
             bounded=not self._kwargs.get("disable-hybrid-kv-cache-manager"),
             states=2 if self._kwargs.get("enable-prefix-caching") else 1,
             routes=self._shape.experts > 0 and may_replay(self._cfg),
         )
 
     def engine(self, cards: int, engines: int, beside: float = 0.0) -> EnginePlan:
-        """An engine of so many cards, one of `engines`; `beside` bytes of each card are a trainer's."""
+        """An engine of so many cards, one of `engines`; `beside` bytes of each card are those of others."""
         cfg, shape, card, work = self._cfg, self._shape, self._card, self._work(cards)
         wanted, weights = self._wanted(engines), weight_bytes(shape, work)
         requests = self._asked.in_flight or max(FEWEST, wanted)
@@ -191,6 +201,8 @@ class _Planner:
         ways = [True, False] if cfg.weights.ahead == "auto" else [bool(cfg.weights.ahead)]
         found: list[EnginePlan] = []
         steps = step_bytes(shape, work, requests) + FIXED
+        about = {"card": card.name, "copies": self._copies, "sharing": cfg.engine.per_card}
+        reads = decode_reads(shape, work).model_copy(update=about)
         for ahead in ways if can else [False]:
             second = copy if ahead and cfg.updates_engines else 0.0
             share = self._share(card.free - beside - second - UNCOUNTED, weights + steps)
@@ -205,7 +217,7 @@ class _Planner:
                 }
                 cache = parts["keys and values"]
                 records = self._copies * route_store_bytes(shape, work, cache) if work.routes else 0.0
-                found.append(EnginePlan(cards, share, ahead, held * self._copies, parts, records))
+                found.append(EnginePlan(cards, share, ahead, held * self._copies, parts, records, reads))
         if not found:
             raise self._engine_too_small(work, beside)
         # Without a second copy an update pauses longer, which costs less than half of the requests does.
@@ -359,7 +371,7 @@ class _Planner:
 
     def _sampling(self, engine: EnginePlan) -> float:
         """Seconds of one engine for a sampled token."""
-        _, bandwidth = self._card.speed
+        bandwidth = self._card.speed[1] / self._cfg.engine.per_card
         return seconds_per_token(self._shape, self._work(engine.cards), engine.requests, bandwidth)
 
     def _training(self, ranks: int) -> float:

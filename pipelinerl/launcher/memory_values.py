@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.card_limit import EngineReads
 from pipelinerl.config.finetune import Checkpointing, Sharding
 from pipelinerl.launcher.cards import Card
 
@@ -27,6 +28,8 @@ class EnginePlan(NamedTuple):
     """Bytes of a card by what they are for."""
     records: float = 0.0
     """Bytes of host memory in which it keeps the experts of tokens."""
+    reads: EngineReads | None = None
+    """What sampling reads on each card."""
 
 
 class TrainerPlan(NamedTuple):

@@ -4,7 +4,7 @@ Pure functions of the configuration, called once by the launcher's plan and once
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pipelinerl.base.errors import ConfigError
@@ -91,6 +91,10 @@ def layout(cfg: Config, hosts: Sequence[Host]) -> Layout:
                 f"vllm_config.vllm_kwargs: an engine of {per_engine} GPUs (tensor x pipeline x data) does "
                 "not fit on one GPU; set the parallel sizes to 1"
             )
+        if cfg.engine.per_card > 1 and "actor_llm" in roles:
+            raise ConfigError(
+                f"engine.per_card={cfg.engine.per_card}: the only GPU is the trainer's too; set 1"
+            )
         return Layout(everything, [], everything)
     places = _on_gpus(cfg, everything, per_engine)
     if "actor_llm" in roles and not places.engines:
@@ -102,7 +106,8 @@ def layout(cfg: Config, hosts: Sequence[Host]) -> Layout:
         raise ConfigError(
             f"world.actor_fraction={world.actor_fraction}: leaves no GPU for engines; set at least 1"
         )
-    return places
+    shared = [place for place in places.engines for _ in range(cfg.engine.per_card)]
+    return replace(places, engines=shared)
 
 
 def _on_cpus(cfg: Config, hosts: Sequence[Host]) -> Layout:

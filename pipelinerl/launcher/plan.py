@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.card_limit import EngineReads
 from pipelinerl.config.choice import Choice, with_choices
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import typed
@@ -146,7 +147,8 @@ def plan(
     spread = [spec.name for spec in services if is_spread(spec, services, hosts)]
     jobs = place(cfg, hosts, [spec.name for spec in services], free, spread)
     choices += _addresses(cfg, services, jobs, hosts, facts.password)
-    derived, memory = derive(cfg, jobs), configuration.memory
+    memory = configuration.memory
+    derived = derive(cfg, jobs).model_copy(update={"engine_reads": _reads(memory)})
     choices += [
         Choice("attempt", facts.attempt, "earlier starts of this folder"),
         Choice("jobs", [job.model_dump() for job in jobs], "placement"),
@@ -170,6 +172,14 @@ def plan(
         services=tuple(services),
         facts=facts,
     )
+
+
+def _reads(memory: MemoryPlan | None) -> EngineReads | None:
+    """What an engine of the plan reads, and whether the trainer's cards can say how fast."""
+    if memory is None or memory.engine is None or memory.engine.reads is None:
+        return None
+    alike = memory.trainer is not None and memory.trainer_card.name == memory.card.name != ""
+    return memory.engine.reads.model_copy(update={"trainer_alike": alike})
 
 
 def _trainer(cfg: Config, hosts: Sequence[Host], memory: MemoryPlan | None, dry_run: bool) -> TrainerChoice:

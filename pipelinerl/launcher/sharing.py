@@ -51,6 +51,17 @@ def without_sizes(unknown: str) -> ConfigError:
     return ConfigError(f"world.share_device=true: {unknown} cannot be read; set {key} (such as 0.3)")
 
 
+def equal_share(engines: int, missing: str | None) -> float:
+    """Share of a card for each of its engines where no plan can be made, rounded down to hundredths.
+
+    Raises ConfigError where `missing` names the key that says how large their caches are.
+    """
+    if missing is not None:
+        unknown = "the sizes of model or card are not known"
+        raise ConfigError(f"engine.per_card={engines}: {unknown}; set {missing}, or engine.per_card=1")
+    return int(100 * MOST / engines) / 100
+
+
 def engine_share(card: Card, model: Path) -> float:
     """Share of the card for the engine, rounded down to hundredths, such that the trainer fits beside it.
 

@@ -110,6 +110,8 @@ def report_sections(summary: Summary, sections: Sequence[ReportSection]) -> list
         short = comparison_rows(summary, summary.headline, digits=2)
         evaluated = Section(title=title, rows=rows, short=short)
     limits = "" if summary.balance is None else balance_line(summary.balance)
+    if summary.limit is not None:
+        limits = f"{limits}\n{summary.limit}".strip()
     shown = [
         evaluated,
         *(Section(title=one.title, rows=one.rows, text=one.text) for one in sections),

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.balance import Balance, balance
+from pipelinerl.observe.card_limit import CardLimit, card_limit
 from pipelinerl.observe.comparisons import KINDS, Totals, label_totals
 from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
@@ -57,6 +58,8 @@ class Summary:
     """Advantages by situation and by role; a kind that no sample has is absent."""
     mismatch: Mismatch
     """How far engine and trainer are apart."""
+    limit: CardLimit | None = None
+    """What share of their cards' limit the engines reached; None where it is not known."""
     shared: str = ""
     """How many test problems are trained on too, such as `12 of 40`; empty for none."""
 
@@ -86,6 +89,7 @@ class Summary:
             "rollouts": asdict(self.counts) | {"adds_up": self.counts.adds_up},
             "rates": self.rates,
             "balance": None if self.balance is None else asdict(self.balance) | {"limit": self.balance.side},
+            "card_limit": None if self.limit is None else asdict(self.limit) | {"share": self.limit.share},
             "compared": self.compared,
             "mismatch": self.mismatch.groups,
             "shared_problems": self.shared,
@@ -192,5 +196,6 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
         balance=found if found is not None and found.enough else None,
         compared=compared,
         mismatch=mismatch(finetune),
+        limit=card_limit(output_dir, actor, finetune),
         shared=noted_shared(output_dir),
     )

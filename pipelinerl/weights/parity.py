@@ -23,7 +23,12 @@ PROBE_LENGTH = 64
 PROBE_PIECE = 16
 """Tokens that the trainer's policy draws in one go; a row of the probe is several such pieces."""
 ROUNDING_FACTOR = 3.0
-"""Two sound bfloat16 forwards differ by about 1.4 times what rounding does to one of them."""
+"""Two sound bfloat16 forwards differ by about 1.4 times what rounding does to one of them.
+
+Of an engine with keys and values in 8 bits, rounding is measured with queries, keys and values in these. Its
+kernel also rounds what the softmax gives, as coarsely as values: at most 1.4 times that error, and with
+the trainer's own rounding 1.4 x 1.4, which is within this factor.
+"""
 LEAST_MEAN_LIMIT = 0.01
 """Nats; below it differences do not matter to training, whatever rounding explains."""
 
@@ -46,7 +51,7 @@ class ParityResult:
 
 
 def mean_limit(rounding: float) -> float:
-    """Largest sound mean difference, in nats, where bfloat16 moves the trainer's own scores by `rounding`."""
+    """Largest sound mean difference, in nats, where rounding moves the trainer's own scores by `rounding`."""
     return max(LEAST_MEAN_LIMIT, ROUNDING_FACTOR * rounding)
 
 

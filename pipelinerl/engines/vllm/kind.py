@@ -35,6 +35,12 @@ from pipelinerl.engines.vllm.start import STAGES
 from pipelinerl.engines.vllm.weight_names import vllm_names
 
 DTYPES = ("bfloat16", "float32")
+CACHE_TYPES = {"bfloat16": "bfloat16", "float32": "float32"} | {
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+"""torch's types by values of `kv-cache-dtype`; `auto` is that of the weights."""
 STATES_KEY = f"vllm_config.vllm_kwargs.{STATES_BACKEND}"
 NO_FLASHINFER = f"vLLM without {FLASHINFER}"
 
@@ -58,6 +64,9 @@ class Vllm(EngineKind):
 
     def dtype(self, cfg: Config) -> str:
         return str(cfg.vllm_config.vllm_kwargs.get("dtype", "bfloat16"))
+
+    def cache_type(self, cfg: Config) -> str:
+        return CACHE_TYPES.get(_cache_dtype(cfg), self.dtype(cfg))
 
     def cards(self, cfg: Config) -> int:
         return cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
@@ -196,6 +205,12 @@ def _version(cfg: Config) -> VllmVersion:
     return VllmVersion.parse(vllm.version or installed_version(vllm.python) or DEFAULT_VERSION)
 
 
+def _cache_dtype(cfg: Config) -> str:
+    """`kv-cache-dtype` as it is given; `auto` without."""
+    kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
+    return str(kwargs.get("kv-cache-dtype") or "auto")
+
+
 def _states_backend(cfg: Config) -> str | None:
     """The kernel that a flag names for prompts in layers of gated DeltaNet; None without the flag."""
     kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
@@ -207,7 +222,7 @@ def http_processes(cfg: Config, job: Job, host: Host) -> int:
     if cfg.vllm_config.api_server_count is not None or not job.gpus:
         return cfg.vllm_config.api_server_count or 1
     used = {gpu for one in cfg.jobs if one.node_rank == host.rank for gpu in one.gpus}
-    return api_servers(host.cores, len(job.gpus), len(used))
+    return api_servers(host.cores, len(job.gpus), len(used) * cfg.engine.per_card)
 
 
 def _on_cpu(cfg: Config) -> Iterator[str]:
@@ -222,6 +237,11 @@ def _on_cpu(cfg: Config) -> Iterator[str]:
 
 
 def _flags(cfg: Config) -> Iterator[str]:
+    if (together := cfg.engine.per_card) > 1 and (cards := VLLM.cards(cfg)) > 1:
+        yield (
+            f"engine.per_card={together}: an engine of {cards} GPUs (tensor x pipeline x data) shares none; "
+            "set 1, or the parallel sizes to 1"
+        )
     kwargs = {key.replace("-", "_"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
     for name, value in (
         ("max_model_len", cfg.engine.max_model_len),
@@ -241,6 +261,17 @@ def _flags(cfg: Config) -> Iterator[str]:
         yield (
             f"vllm_config.vllm_kwargs.dtype={kwargs.get('dtype')}: weights are sent in one known type; "
             f"set {' or '.join(DTYPES)}"
+        )
+    if cfg.vllm_config.frontend == "rust":
+        yield (
+            "vllm_config.frontend=rust: it takes no middleware, without which the routes that control an "
+            "engine are open to all; leave python"
+        )
+    if (cache := _cache_dtype(cfg)) not in ("auto", *CACHE_TYPES):
+        *others, last = CACHE_TYPES
+        yield (
+            f"vllm_config.vllm_kwargs.kv-cache-dtype={cache}: the memory plan and the comparison with the "
+            f"trainer do not know it; set auto, {', '.join(others)} or {last}"
         )
     yield from kwargs_problems(cfg.vllm_config.vllm_kwargs)
 

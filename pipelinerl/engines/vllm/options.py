@@ -45,6 +45,7 @@ TRANSPORTS = ("nccl", *(name for name in BACKENDS if not name.endswith(AHEAD)))
 CORES_PER_API_SERVER, MOST_API_SERVERS = 4, 8
 # `vllm serve`, and the server alone, which vLLM deprecates since 0.29.
 SERVE_MODULE, SERVER_MODULE = "vllm.entrypoints.cli.main", "vllm.entrypoints.openai.api_server"
+RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
 # Flags are written for this version where vLLM is not installed, as in a dry run.
 DEFAULT_VERSION = "0.33.0"
 
@@ -234,6 +235,7 @@ def serve_env(gpus: Sequence[str], routes_of: VllmVersion | None = None) -> dict
         "VLLM_SERVER_DEV_MODE": "1",  # the weight-update routes exist only then
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",  # a client drops an idle connection first, aiohttp after 15 s
+        RUST_FRONTEND: "0",  # a user's 1 would end the server, which is started with a middleware
     }
     if len(gpus) == 1:
         # A copy of the server's process has imported vLLM already, which takes a new one 14 s. vLLM goes

@@ -63,6 +63,7 @@ CONDITIONAL = (  # what belongs to a variant is declared there
         lambda c: "actor_llm" not in c.debug.roles or c.debug.use_existing_llms,
         "no engine is started; leave it out",
     ),
+    Inert("engine.per_card", _on_cpu, "a CPU has no cards; use engine.count"),
     Inert("hardware.devices", _on_cpu, "a CPU run uses no GPU; use hardware=gpu"),
     *(
         Inert(

@@ -167,6 +167,9 @@ def test_rates_are_over_the_window():
     rates = throughput.rates(30.0)
     assert rates["samples_per_second"] == pytest.approx(4 / 20)
     assert rates["total_tokens_per_second"] == pytest.approx(24 / 20)
+    (sample, *_) = rollout(1.0).samples
+    attended = [sample.prompt_tokens + before for before in range(sample.output_tokens)]
+    assert rates["context_tokens"] == pytest.approx(sum(attended) / len(attended))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks._processes import Child
@@ -16,7 +17,8 @@ from benchmarks.gpu.cards import SEVERAL_RANKS, check_cards
 from benchmarks.gpu.clients import merged, wave
 from benchmarks.gpu.engine import parsed
 from benchmarks.gpu.served import model_config
-from benchmarks.gpu.throughput import throughput_figures
+from benchmarks.gpu.throughput import limit_figures, throughput_figures
+from benchmarks.gpu.updates import ratio_spread
 from benchmarks.gpu.usage import roles
 
 
@@ -91,12 +93,50 @@ def test_waves_stand_beside_those_of_the_offline_engine() -> None:
     assert not any("offline" in one.name for one in throughput_figures(served, []))
 
 
+def test_rates_stand_beside_the_limit_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.7B: 3.44 GB of weights, 114,688 bytes of keys and values a token, 767.5 tokens of context."""
+    monkeypatch.setattr(cards, "copy_bandwidth", lambda device: 4.0e12)
+    config = model_config("1.7B")
+    kwargs = cards.engine_kwargs(on_cards("0", "1"), config)
+    limits = cards.card_limits(config, kwargs, [256, 512], "H200")
+    step_s = (3.4409e9 + 512 * 767.5 * 114_688) / 4.0e12
+    assert limits["tok_s"][512] == pytest.approx(512 / step_s, rel=1e-3)
+    served = {"waves": [row(512, 256 / step_s)], "steady": row(256, 18.0)}
+    found = {one.name: one for one in limit_figures(limits, {"client": served, "outputs once": None})}
+    assert found["client, 512 at once: of the card's limit"].value == pytest.approx(0.5, rel=1e-3)
+    assert len(found) == 3 and not list(limit_figures(None, {"client": served}))
+
+
+def test_keys_and_values_in_eight_bits_halve_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "copy_bandwidth", lambda device: 4.0e12)
+    config = model_config("1.7B")
+    kwargs = cards.engine_kwargs(on_cards("0", "1", kv="fp8"), config)
+    assert kwargs["kv-cache-dtype"] == "fp8"
+    step_s = (3.4409e9 + 512 * 767.5 * 57_344) / 4.0e12
+    limits = cards.card_limits(config, kwargs, [512], "H200")
+    assert limits["tok_s"][512] == pytest.approx(512 / step_s, rel=1e-3)
+
+
+def test_the_spread_of_ratios_is_that_of_known_ones() -> None:
+    """Ratios of 1/2 and 3/2 in equal number: mean 1, mean square 5/4."""
+    found = ratio_spread(np.log(np.repeat([0.5, 1.5], 50)))
+    assert found["effective sample size"][0] == pytest.approx(1 / 1.25)
+    assert found["mean |log ratio|"][0] == pytest.approx((np.log(2) + np.log(1.5)) / 2)
+    assert (found["ratio, 1 % are below"][0], found["ratio, 99 % are below"][0]) == pytest.approx((0.5, 1.5))
+
+
 H200 = 139 * 2**30
 
 
 def on_cards(*gpus: str, **changes: object) -> Namespace:
     """Options of the engine's rows."""
-    given = {"cpu": False, "gpus": list(gpus), "rows": ["throughput", "update"], "in_flight": [512, 256]}
+    given = {
+        "cpu": False,
+        "kv": "auto",
+        "gpus": list(gpus),
+        "rows": ["throughput", "update"],
+        "in_flight": [512, 256],
+    }
     return Namespace(**{**given, "backend": "nccl_ahead", **changes})
 
 

@@ -256,11 +256,12 @@ async def test_the_idle_share_counts_looks_at_engines_in_rotation() -> None:
         engine.behaviour = hang
         call = asyncio.ensure_future(fleet.generate([1], SAMPLING))
         await until(lambda: bool(engine.requests))
-        for running in (1, 0, 1, 1):
+        for running in (1, 0, 3, 1):
             engine.running = running
             await fleet._check_all()
         assert (fleet.counts.checks, fleet.counts.idle_checks) == (4, 1)
         assert fleet.counts.as_dict()["engine_idle_share"] == 0.25
+        assert fleet.counts.as_dict()["engine_running"] == 1.25
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         await until(lambda: engine.closed == 1)

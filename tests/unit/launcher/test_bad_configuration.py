@@ -92,6 +92,7 @@ INERT: list[tuple[list[str], str]] = [
         "weights.ahead=false: has no effect here: the embedded engine always reads versions ahead",
     ),
     (["hardware.devices=2"], "hardware.devices=2"),
+    (["engine.per_card=2"], "engine.per_card=2: has no effect here: a CPU has no cards; use engine.count"),
     (["world.hosts=2"], "world.hosts=2: has no effect here: one host; set world.backend=ray"),
     (["world.ray_address=x"], "world.ray_address=x"),
     (["world.actor_hosts=1"], "world.actor_hosts=1"),

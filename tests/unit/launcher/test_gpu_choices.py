@@ -1,13 +1,15 @@
 """What is sharded and how versions are received is printed, and every role is told the same."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from pipelinerl.config.finetune import Sharding
+from pipelinerl.engines.kind import eight_bits
 from pipelinerl.weights.transports.base import weights_ahead
 from tests.support.one_line import check_one_line
-from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused
+from tests.unit.launcher.conftest import ON_GPUS, QWEN_1_7B, DryRun, Placed, Refused
 
 TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size=2"
 
@@ -193,3 +195,24 @@ def test_a_size_may_be_left_out_or_written_as_text(placed: Placed) -> None:
         overrides = ("hardware.devices=4", f"vllm_config.vllm_kwargs.tensor-parallel-size={size}")
         cfg, _ = placed(*ON_GPUS, *overrides)
         assert len(cfg.jobs_of("actor_llm")) == engines
+
+
+CACHE = "+vllm_config.vllm_kwargs.kv-cache-dtype"
+
+
+def test_a_cache_in_eight_bits_is_planned_with_and_compared_as_such(
+    model: Path, placed: Placed, refused: Refused
+) -> None:
+    (model / "config.json").write_text(json.dumps(QWEN_1_7B | {"max_position_embeddings": 16384}))
+    plain, _ = placed(*ON_GPUS, "hardware.devices=2xH100-80GB")
+    small, _ = placed(*ON_GPUS, "hardware.devices=2xH100-80GB", f"{CACHE}=fp8_e5m2")
+    assert (eight_bits(plain), eight_bits(small)) == (None, "float8_e5m2")
+    half, whole = small.derived.engine_reads, plain.derived.engine_reads
+    assert half is not None and whole is not None and half.token == whole.token / 2
+    said = refused(*ON_GPUS, "hardware.devices=2", f"{CACHE}=int4")
+    assert f"{CACHE[1:]}=int4: " in said and "set auto, bfloat16, float32, fp8, fp8_e4m3 or fp8_e5m2" in said
+
+
+def test_the_front_end_that_takes_no_middleware_is_refused(refused: Refused) -> None:
+    said = refused(*ON_GPUS, "hardware.devices=2", "vllm_config.frontend=rust")
+    assert "vllm_config.frontend=rust: it takes no middleware" in said and "leave python" in said

@@ -55,6 +55,9 @@ def test_flags_that_change_what_a_request_holds_are_planned_with() -> None:
     assert requests("Gemma-3-4B", **tight) > 2 * requests(
         "Gemma-3-4B", **tight, **{"disable-hybrid-kv-cache-manager": True}
     )
+    small = requests("8B", **tight, **{"kv-cache-dtype": "fp8"})
+    assert small == pytest.approx(2 * requests("8B", **tight), abs=1), "one byte for each number"
+    assert requests("8B", **tight, **{"kv-cache-dtype": "auto"}) == requests("8B", **tight)
     assert requests("Qwen3.5-4B", **tight, **{"enable-prefix-caching": False}) > requests(
         "Qwen3.5-4B", **tight, **{"enable-prefix-caching": True}
     )

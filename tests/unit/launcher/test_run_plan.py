@@ -156,3 +156,13 @@ def test_what_does_not_fit_is_refused_and_nothing_was_written(configured: Any) -
     with pytest.raises(ConfigError, match="does not fit"):
         planned(composition)
     assert leaves(composition.tree) == before
+
+
+def test_the_plan_says_what_sampling_reads(configured: Any) -> None:
+    """1.7B without a tied head: 28 layers, a head of 151,936 x 2,048; 8 key heads of 128 in bfloat16."""
+    reads = planned(configured(*GPUS, "hardware.devices=2xH100-80GB")).cfg.derived.engine_reads
+    layer = 2 * 2048 * 2048 + 2 * 2048 * 1024 + 3 * 2048 * 6144
+    assert reads is not None and reads.token == 28 * 2 * 8 * 128 * 2
+    assert reads.weights == 2 * (28 * layer + 151_936 * 2048), "the embedding gives a few rows"
+    assert (reads.card, reads.trainer_alike, reads.copies) == ("H100-80GB", True, 1)
+    assert planned(configured("hardware=cpu")).cfg.derived.engine_reads is None

@@ -210,6 +210,7 @@ def test_the_environment_opens_the_update_routes_on_the_given_devices() -> None:
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",
+        "VLLM_USE_RUST_FRONTEND": "0",
     }
 
 

@@ -1,6 +1,7 @@
 """The comparison of engine and trainer lets sound bfloat16 models pass and refuses wrong ones, by default."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
 from pipelinerl.config import RLConfig
 from pipelinerl.config.finetune import Sharding
@@ -120,6 +121,55 @@ def test_a_wrong_engine_is_refused(trained: tuple[Path, Learner], fault: Fault) 
         compare(model, learner)
 
 
+def attends_in_eight_bits(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **_: Any
+) -> tuple[torch.Tensor, None]:
+    """As FlashAttention 3 with such a cache: both products take 8 bits, sums and softmax are float32."""
+
+    def small(states: torch.Tensor) -> torch.Tensor:
+        return states.to(torch.float8_e4m3fn).float()
+
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (one.repeat_interleave(repeats, 1) for one in (key, value))
+    scores = small(query) @ small(key).transpose(2, 3) * scaling
+    scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+    shares = (scores - scores.amax(-1, keepdim=True)).exp()
+    out = small(shares) @ small(value) / shares.sum(-1, keepdim=True)
+    return out.to(query.dtype).transpose(1, 2), None
+
+
+AttentionInterface.register("eight_bits", attends_in_eight_bits)
+
+
+def in_eight_bits(folder: Path) -> tuple[Any, Learner]:
+    """An engine with such a cache, and a trainer that knows."""
+    model, learner = (
+        served(folder),
+        trainer(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)),
+    )
+    model.set_attn_implementation("eight_bits")
+    return model, replace(learner, eight_bits="float8_e4m3fn")
+
+
+def test_keys_and_values_in_eight_bits_have_a_limit_of_their_own(trained: tuple[Path, Learner]) -> None:
+    folder, plain = trained
+    model, learner = in_eight_bits(folder)
+    found, limit = compare(model, learner), mean_limit(learner.probe_rounding())
+    assert found.mean_abs < 0.7 * limit, "what rounds the softmax is within the factor"
+    assert learner.probe_rounding() > plain.probe_rounding()
+    assert (learner.score_rows(plain.probe_ids()) == plain.score_rows(plain.probe_ids())).all()
+
+
+@pytest.mark.parametrize("fault", [missing_layer, swapped_heads])
+def test_a_wrong_engine_is_refused_in_eight_bits_too(trained: tuple[Path, Learner], fault: Fault) -> None:
+    model, learner = in_eight_bits(trained[0])
+    torch.manual_seed(0)
+    with torch.no_grad():
+        fault(model)
+    with pytest.raises(WeightUpdateError, match="log-probabilities differ"):
+        compare(model, learner)
+
+
 @pytest.fixture
 def sharp(tmp_path: Path) -> Path:
     """A model that bfloat16 moves by more than the 0.02 nats that once were the limit of every model."""
@@ -130,6 +180,12 @@ def sharp(tmp_path: Path) -> Path:
 def test_a_sharp_model_passes_by_default(sharp: Path) -> None:
     learner = trainer(AutoModelForCausalLM.from_pretrained(sharp, dtype=torch.float32))
     assert compare(served(sharp), learner).mean_abs > 0.02
+
+
+def test_a_sharp_model_needs_that_limit(sharp: Path) -> None:
+    plain = trainer(AutoModelForCausalLM.from_pretrained(sharp, dtype=torch.float32))
+    model, learner = in_eight_bits(sharp)
+    assert compare(model, learner).mean_abs > mean_limit(plain.probe_rounding())
 
 
 def test_the_probe_is_what_the_policy_would_say_and_the_same_each_time(
