@@ -7,7 +7,6 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,24 +18,10 @@ from pipelinerl.finetune.peaks import Hardware
 from pipelinerl.finetune.ratios import LOG_RATIO_BINS, ratio_histogram, ratio_quantiles
 from pipelinerl.finetune.rl.labels import TextStatistics, capped_families
 from pipelinerl.finetune.rl.losses import policy_loss
-from pipelinerl.finetune.rl.losses.base import (
-    Coefficients,
-    LossInputs,
-    LossMetric,
-    PolicyLoss,
-    Reducer,
-    kl_N,
-)
+from pipelinerl.finetune.rl.losses.base import Coefficients, LossInputs, LossMetric, PolicyLoss, Reducer, kl_N
 from pipelinerl.finetune.rl.losses.correction import corrected, importance
 from pipelinerl.modeling.routing import RoutingCounts
 from pipelinerl.observe.metrics import histogram
-
-
-@torch.no_grad()
-def text_means(inputs: LossInputs, count_N: torch.Tensor, rl: RLConfig) -> torch.Tensor:
-    """float32 `[3, S]`: each sample's means of the KL to the reference, the advantage and |log ratio|."""
-    values = torch.stack([kl_N(inputs, rl), inputs.advantages_N, inputs.log_ratio_N.abs()]) / count_N
-    return values.new_zeros(3, inputs.n_texts).index_add(1, inputs.text_N, values)
 
 
 def _labels(
@@ -334,11 +319,10 @@ _OF_STEP = tuple(metric for metric in METRICS if metric.reducer is STEP)
 
 
 def _of_loss(loss: PolicyLoss) -> list[Metric]:
-    return [Metric(f"rl/loss/{one.name}", one.reducer, partial(_seen, one)) for one in loss.metrics]
+    def of(one: LossMetric) -> Metric:
+        return Metric(f"rl/loss/{one.name}", one.reducer, lambda t: one.of(t.seen, t.rl))
 
-
-def _seen(metric: LossMetric, tokens: Tokens) -> torch.Tensor:
-    return metric.of(tokens.seen, tokens.rl)
+    return [of(one) for one in loss.metrics]
 
 
 @torch.no_grad()

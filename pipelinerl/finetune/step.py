@@ -19,11 +19,12 @@ from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.gradient_sums import GradientSums
-from pipelinerl.finetune.metrics import text_means, token_statistics
+from pipelinerl.finetune.metrics import token_statistics
 from pipelinerl.finetune.mismatch import age_groups, mismatch_sums
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
+from pipelinerl.finetune.rl.losses.base import kl_N
 from pipelinerl.finetune.rl.targets import Targets
 from pipelinerl.modeling.eight_bits import attention_in
 from pipelinerl.modeling.logprobs import TokenScores
@@ -43,7 +44,7 @@ from pipelinerl.weights.parity import PROBE_PIECE, probe_starts
 
 @dataclass(frozen=True, slots=True)
 class MicroStatistics:
-    """float32 on the device: the vector of `token_statistics`, `text_means` `[3, S]`, `mismatch_sums`."""
+    """float32 on the device: the vector of `token_statistics`, `_text_means` `[3, S]`, `mismatch_sums`."""
 
     vector: torch.Tensor
     texts_3S: torch.Tensor
@@ -145,7 +146,7 @@ class Learner:
         count = self._move(targets.count)
         vector = token_statistics(inputs, count, loss.detach(), self.rl, batch.n_tokens)
         mismatch = mismatch_sums(inputs.log_ratio_N.detach(), self._move(age_groups(targets)), differs)
-        return MicroStatistics(vector, text_means(inputs, count, self.rl), mismatch, routing)
+        return MicroStatistics(vector, _text_means(inputs, count, self.rl), mismatch, routing)
 
     def _routed(self, batch: PipelineBatchEncoding) -> AbstractContextManager[None]:
         """In which tokens go to the experts that their engine sent them to, if that is wanted and known."""
@@ -381,3 +382,10 @@ class Learner:
 
     def _move(self, array: np.ndarray) -> torch.Tensor:
         return to_device(array, self.device)
+
+
+@torch.no_grad()
+def _text_means(inputs: LossInputs, count_N: torch.Tensor, rl: RLConfig) -> torch.Tensor:
+    """float32 `[3, S]`: each sample's means of the KL to the reference, the advantage and |log ratio|."""
+    values = torch.stack([kl_N(inputs, rl), inputs.advantages_N, inputs.log_ratio_N.abs()]) / count_N
+    return values.new_zeros(3, inputs.n_texts).index_add(1, inputs.text_N, values)

@@ -169,7 +169,8 @@ def test_gspo_says_the_ratio_of_samples() -> None:
     x = random_inputs(4)
     (metric,) = declared("gspo").metrics
     means = {
-        text: float((x.logprobs_N - x.old_logprobs_N)[x.text_N == text].mean()) for text in x.text_N.tolist()
+        text: float((x.logprobs_N.detach() - x.old_logprobs_N)[x.text_N == text].mean())
+        for text in x.text_N.tolist()
     }
     expected = [float(np.exp(means[text])) for text in x.text_N.tolist()]
     assert metric.of(x, RLConfig()).tolist() == pytest.approx(expected)
