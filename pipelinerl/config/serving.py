@@ -85,6 +85,9 @@ class VllmConfig(Section):
     quick_slots: bool = False
     """Search for no cache block where a request's next token has its place already; false = in every step, as
     vLLM does. A model with other layers than full attention goes on as with false and says so in its log."""
+    shared_prompts: bool = False
+    """Read what requests of a decoding step begin with once for all of them; false = for each, as vLLM does.
+    For GPUs with FlashAttention 2 or 3 and the prefix cache; attention then runs outside of CUDA graphs."""
     vllm_kwargs: dict[str, Any] = {
         "dtype": "bfloat16",
         "gpu-memory-utilization": None,

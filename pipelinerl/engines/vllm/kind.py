@@ -19,8 +19,11 @@ from pipelinerl.engines.vllm.installed import (
 )
 from pipelinerl.engines.vllm.options import (
     AHEAD,
+    ATTENTION,
     BACKENDS,
     DEFAULT_VERSION,
+    FREE_PLACE,
+    SHARED_PROMPTS,
     STATES_BACKEND,
     TRANSPORTS,
     TRITON,
@@ -103,7 +106,7 @@ class Vllm(EngineKind):
             max_model_len=cfg.engine.max_model_len,
             transport=cfg.weights.transport + (AHEAD if start.ahead else ""),
             version=version,
-            kwargs=vllm.vllm_kwargs,
+            kwargs=vllm.vllm_kwargs | ({ATTENTION: FREE_PLACE} if vllm.shared_prompts else {}),
             fp32_head=bool(cfg.fp32_layer_prefix),
             api_server_count=http_processes(cfg, job, start.host),
             trust_remote_code=cfg.finetune.trust_remote_code,
@@ -114,6 +117,7 @@ class Vllm(EngineKind):
         env = serve_env(start.gpus, version if start.routes else None)
         env |= {outputs_once.SWITCH: "1"} if vllm.outputs_once else {}
         env |= {quick_slots.SWITCH: "1"} if vllm.quick_slots else {}
+        env |= {SHARED_PROMPTS: "1"} if vllm.shared_prompts else {}
         return serve_argv(options), env
 
     def receiver_problem(self, transport: str, ahead: bool) -> str | None:
@@ -262,6 +266,8 @@ def _flags(cfg: Config) -> Iterator[str]:
             f"vllm_config.vllm_kwargs.dtype={kwargs.get('dtype')}: weights are sent in one known type; "
             f"set {' or '.join(DTYPES)}"
         )
+    if cfg.vllm_config.shared_prompts:
+        yield from _shared_prompts(cfg, kwargs)
     if cfg.vllm_config.frontend == "rust":
         yield (
             "vllm_config.frontend=rust: it takes no middleware, without which the routes that control an "
@@ -274,6 +280,16 @@ def _flags(cfg: Config) -> Iterator[str]:
             f"trainer do not know it; set auto, {', '.join(others)} or {last}"
         )
     yield from kwargs_problems(cfg.vllm_config.vllm_kwargs)
+
+
+def _shared_prompts(cfg: Config, kwargs: Mapping[str, Any]) -> Iterator[str]:
+    key = "vllm_config.shared_prompts=true"
+    if cfg.hardware.kind == "cpu":
+        yield f"{key}: its kernel is FlashAttention's, for GPUs; set false"
+    if (other := kwargs.get("attention_backend")) is not None:
+        yield f"{key}: is an attention back-end itself; set false or remove attention-backend={other}"
+    if kwargs.get("enable_prefix_caching") is False:
+        yield f"{key}: requests share blocks through the prefix cache; set enable-prefix-caching=true"
 
 
 def _installation(cfg: Config, dry_run: bool) -> Iterator[str]:

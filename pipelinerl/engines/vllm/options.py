@@ -45,6 +45,10 @@ TRANSPORTS = ("nccl", *(name for name in BACKENDS if not name.endswith(AHEAD)))
 CORES_PER_API_SERVER, MOST_API_SERVERS = 4, 8
 # `vllm serve`, and the server alone, which vLLM deprecates since 0.29.
 SERVE_MODULE, SERVER_MODULE = "vllm.entrypoints.cli.main", "vllm.entrypoints.openai.api_server"
+# The place among vLLM's attention back-ends that is free for one of others, and ours by its switch.
+ATTENTION, FREE_PLACE = "attention-backend", "CUSTOM"
+SHARED_PROMPTS = "PIPELINERL_SHARED_PROMPTS"
+SHARED_PROMPT_BACKEND = "pipelinerl.engines.vllm.shared_prompts.Backend"
 RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
 # Flags are written for this version where vLLM is not installed, as in a dry run.
 DEFAULT_VERSION = "0.33.0"
@@ -301,6 +305,10 @@ def register_plugins() -> None:
         with contextlib.suppress(ValueError):
             factory.register_engine(name, f"pipelinerl.engines.vllm.{module}", engine)
     compile_once(import_module(DECORATORS))
+    if os.environ.get(SHARED_PROMPTS) == "1":
+        registry = import_module("vllm.v1.attention.backends.registry")
+        place = registry.AttentionBackendEnum[FREE_PLACE]
+        registry.register_backend(place, SHARED_PROMPT_BACKEND)
     for switch, put in (
         (outputs_once.SWITCH, outputs_once.hand_over_once),
         (quick_slots.SWITCH, quick_slots.answer_quickly),

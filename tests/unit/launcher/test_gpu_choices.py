@@ -7,6 +7,7 @@ import pytest
 
 from pipelinerl.config.finetune import Sharding
 from pipelinerl.engines.kind import eight_bits
+from pipelinerl.engines.vllm.options import SHARED_PROMPTS
 from pipelinerl.weights.transports.base import weights_ahead
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import ON_GPUS, QWEN_1_7B, DryRun, Placed, Refused
@@ -216,3 +217,25 @@ def test_a_cache_in_eight_bits_is_planned_with_and_compared_as_such(
 def test_the_front_end_that_takes_no_middleware_is_refused(refused: Refused) -> None:
     said = refused(*ON_GPUS, "hardware.devices=2", "vllm_config.frontend=rust")
     assert "vllm_config.frontend=rust: it takes no middleware" in said and "leave python" in said
+
+
+SHARED = "vllm_config.shared_prompts=true"
+
+
+def test_shared_prompts_are_a_back_end_of_the_engine(
+    placed: Placed, refused: Refused, tmp_path: Path
+) -> None:
+    placed(*ON_GPUS, "hardware.devices=2")
+    script = tmp_path / "run/actor_vllm_0/start.sh"
+    assert "--attention-backend" not in script.read_text() and SHARED_PROMPTS not in script.read_text()
+    placed(*ON_GPUS, "hardware.devices=2", SHARED)
+    assert "--attention-backend CUSTOM" in script.read_text()
+    assert f"export {SHARED_PROMPTS}=1" in script.read_text()
+    said = refused(
+        *ON_GPUS, "hardware.devices=2", SHARED, "+vllm_config.vllm_kwargs.attention-backend=FLASHINFER"
+    )
+    assert "is an attention back-end itself; set false or remove attention-backend=FLASHINFER" in said
+    said = refused(
+        *ON_GPUS, "hardware.devices=2", SHARED, "vllm_config.vllm_kwargs.enable-prefix-caching=false"
+    )
+    assert "requests share blocks through the prefix cache" in said

@@ -20,6 +20,8 @@ ALLOWED = {
         "pipelinerl/engines/serving/sampling.py",
         "pipelinerl/engines/version_file.py",
         "pipelinerl/engines/vllm/in_place_load.py",
+        "pipelinerl/engines/vllm/prompt_groups.py",
+        "pipelinerl/engines/vllm/shared_prompts.py",
         "pipelinerl/engines/vllm/receive_",
         "pipelinerl/modeling/",
         "pipelinerl/preprocess/reference.py",
