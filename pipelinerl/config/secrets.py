@@ -8,6 +8,7 @@ token, key, password or secret, an address with a password in it, and what repea
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -137,10 +138,11 @@ def _from_environment(raw: Any) -> bool:
     return any(name in os.environ or "$" in name for name in names)
 
 
-def _words(part: str | int) -> list[str]:
+@lru_cache(maxsize=4096)  # a tree has some hundred names, and a start looks at it three times
+def _words(part: str | int) -> tuple[str, ...]:
     """`hfToken`, `HF_TOKEN` and `hf-token` are the words hf and token."""
     apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", str(part))
-    return re.findall(r"[a-z]+", apart.lower())
+    return tuple(re.findall(r"[a-z]+", apart.lower()))
 
 
 def _is_core(place: Place) -> bool:
