@@ -70,6 +70,7 @@ def _compositions_are_remembered(tmp_path_factory: pytest.TempPathFactory) -> It
         patch.setattr(base, "parse", cache(base.parse))  # of `${...}`: what it returns is only read
         patch.setattr(start, "look", looks_at_bundled_domains(start.look))
         patch.setattr(imports, "check", imports_of_bundled_domains(imports.check))
+        patch.setenv("SB3_LOGDIR", str(tmp_path_factory.getbasetemp() / "sb3"))  # else a folder of /tmp each
         worlds = generated_once(privacy_hopqa.generate, tmp_path_factory.getbasetemp() / "worlds")
         patch.setattr(privacy_hopqa, "generate", worlds)
         patch.setattr(start, "START_DEADLINE_S", 300.0)  # a start that did not see its problems goes on
