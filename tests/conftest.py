@@ -28,21 +28,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compositions_are_remembered() -> Iterator[None]:
-    from omegaconf import _utils, base, basecontainer
+def _compositions_are_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    from hydra._internal import config_loader_impl
+    from omegaconf import OmegaConf, _utils, base, basecontainer
 
+    from domains.privacy_hopqa import domain as privacy_hopqa
     from pipelinerl.config import choice, compose
     from pipelinerl.launcher import plan, start
     from pipelinerl.launcher.checks import imports
     from tests.support.compositions import (
         copied,
+        listed_once,
         loaded_once,
+        quick_content,
         remembered,
         resolved_once,
         schema_once,
         with_libyaml,
     )
-    from tests.support.rehearsals import imports_of_bundled_domains, looks_at_bundled_domains
+    from tests.support.rehearsals import (
+        generated_once,
+        imports_of_bundled_domains,
+        looks_at_bundled_domains,
+    )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_utils, "get_yaml_loader", quick := with_libyaml(_utils.get_yaml_loader))
@@ -50,13 +58,21 @@ def _compositions_are_remembered() -> Iterator[None]:
         patch.setattr(compose, "_schema", schema_once(compose._schema))
         patch.setattr(compose, "_compose", remembered(compose._compose))
         patch.setattr(compose, "file_order", remembered(compose.file_order))
-        patch.setattr(compose, "_load", loaded_once(compose._load))
+        patch.setattr(OmegaConf, "load", staticmethod(loaded_once(OmegaConf.load)))
+        patch.setattr(
+            config_loader_impl, "create_defaults_list", listed_once(config_loader_impl.create_defaults_list)
+        )
+        content = basecontainer.BaseContainer._to_content
+        patch.setattr(basecontainer.BaseContainer, "_to_content", staticmethod(quick_content(content)))
         patch.setattr(choice, "deepcopy", copied)
         patch.setattr(plan, "resolved", once := resolved_once(plan.resolved))
         patch.setattr(start, "resolved", once)
         patch.setattr(base, "parse", cache(base.parse))  # of `${...}`: what it returns is only read
         patch.setattr(start, "look", looks_at_bundled_domains(start.look))
         patch.setattr(imports, "check", imports_of_bundled_domains(imports.check))
+        patch.setenv("SB3_LOGDIR", str(tmp_path_factory.getbasetemp() / "sb3"))  # else a folder of /tmp each
+        worlds = generated_once(privacy_hopqa.generate, tmp_path_factory.getbasetemp() / "worlds")
+        patch.setattr(privacy_hopqa, "generate", worlds)
         patch.setattr(start, "START_DEADLINE_S", 300.0)  # a start that did not see its problems goes on
         yield
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode, ValueNode
+from omegaconf.errors import OmegaConfBaseException
 
 from pipelinerl.config import compose
 from pipelinerl.config.installed import conf_dir
@@ -73,16 +74,66 @@ def with_libyaml(get_yaml_loader: Callable[[], type]) -> Callable[[], type]:
     return lambda: Loader
 
 
-def loaded_once(load: Callable[[Path], DictConfig]) -> Callable[[Path], DictConfig]:
-    """`compose._load`, once for each bundled file."""
+def loaded_once(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`OmegaConf.load`, once for each bundled file, which hydra gives open and others by its path."""
     known: dict[Path, bytes] = {}
 
-    def made(path: Path) -> DictConfig:
+    def made(file: Any) -> Any:
+        path = Path(getattr(file, "name", file))
         if not path.is_relative_to(conf_dir()):
-            return load(path)
+            return load(file)
         if path not in known:
-            known[path] = pickle.dumps(load(path))
-        return _copy(known[path])
+            known[path] = pickle.dumps(load(file))
+        return pickle.loads(known[path])
+
+    return made
+
+
+def listed_once(create: Callable[..., Made]) -> Callable[..., Made]:
+    """hydra's list of defaults, which a composition and the order of its files ask for, of bundled files."""
+    known: dict[tuple[object, ...], Made] = {}
+
+    def made(repo: Any, config_name: str, overrides_list: Sequence[Any], **how: bool) -> Made:
+        folders = {source.path for source in repo.get_sources() if source.scheme() == "file"}
+        if folders != {str(conf_dir())}:
+            return create(repo, config_name, overrides_list, **how)
+        key = (config_name, *(one.input_line for one in overrides_list), *how.items())
+        if key not in known:
+            known[key] = create(repo, config_name, overrides_list, **how)
+        return known[key]
+
+    return made
+
+
+def quick_content(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """omegaconf's making of plain containers, which asks each value four times whether it refers to another.
+
+    Whatever is no plain value in a plain container is left to it.
+    """
+
+    def made(conf: Any, resolve: bool, throw_on_missing: bool, *how: Any, **named: Any) -> Any:
+        content = conf.__dict__["_content"]
+
+        def value(key: Any, node: Any) -> Any:
+            if type(node) in (DictConfig, ListConfig):  # isinstance would ask the abstract classes
+                return made(node, resolve, throw_on_missing, *how, **named)
+            found = node.__dict__["_val"]
+            if resolve and type(found) is str and "${" in found:
+                node = conf._get_child(key)._dereference_node()
+                found = node._value() if isinstance(node, ValueNode) else value(key, node)
+            return found
+
+        kinds = how or tuple(named.values())
+        if throw_on_missing or any(kind not in (False, SCMode.DICT) for kind in kinds):
+            return slow(conf, resolve, throw_on_missing, *how, **named)
+        try:
+            if isinstance(content, dict):
+                return {key: value(key, node) for key, node in content.items()}
+            if isinstance(content, list):
+                return [value(key, node) for key, node in enumerate(content)]
+        except OmegaConfBaseException:
+            pass  # said by omegaconf with the key
+        return slow(conf, resolve, throw_on_missing, *how, **named)
 
     return made
 

@@ -6,6 +6,7 @@ Only for bundled domains, whose code is known to come back; what a user's may do
 
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from domains.privacy_hopqa.world.config import WorldConfig
 from pipelinerl.base.digests import digests
 from pipelinerl.config.files import as_yaml, typed
 from pipelinerl.config.tree import Config
@@ -59,6 +61,21 @@ def looks_at_bundled_domains(elsewhere: Look) -> Look:
         if not found.problems and not found.said.startswith("not looked at"):
             known[key] = found
         return found
+
+    return made
+
+
+def generated_once(generate: Callable[..., Path], kept: Path) -> Callable[..., Path]:
+    """`generate` for a run: a world takes 1.4 s to make, so each is a copy of the first one like it."""
+    known: dict[str, Path] = {}
+
+    def made(config: WorldConfig, directory: Path) -> Path:
+        if directory.exists():
+            return generate(config, directory)
+        if (key := repr(config)) not in known:
+            known[key] = generate(config, kept / str(len(known)))
+        shutil.copytree(known[key], directory)
+        return directory
 
     return made
 

@@ -25,7 +25,7 @@ class Slow(packs.IterableDataset):
         time.sleep(600)
         yield 1
 if __name__ == "__main__":
-    next(iter(packs.loader(Slow(), 2)))
+    next(iter(packs.loader(Slow(), 1)))
 """
 IMPORTS = """
 import pathlib, sys
@@ -40,7 +40,7 @@ imports.check(None)
     ("code", "workers"),
     [
         pytest.param(ABLATION, 2, id="ablation"),
-        pytest.param(PACKS, 2, id="packs of the bootstrap recipe"),
+        pytest.param(PACKS, 1, id="packs of the bootstrap recipe"),
         pytest.param(IMPORTS, 1, id="the user's functions imported"),
     ],
 )
