@@ -149,18 +149,11 @@ def _from_environment(raw: Any) -> bool:
     return any(name in os.environ or "$" in name for name in names)
 
 
-<<<<<<< HEAD
-def _words(part: str | int) -> list[str]:
-    """`hfToken`, `HFToken`, `HF_TOKEN` and `hf-token` are the words hf and token."""
-    apart = re.sub(r"([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])", r"\1\3 \2\4", str(part))
-    return re.findall(r"[a-z]+", apart.lower())
-=======
 @lru_cache(maxsize=4096)  # a tree has some hundred names, and a start looks at it three times
 def _words(part: str | int) -> tuple[str, ...]:
-    """`hfToken`, `HF_TOKEN` and `hf-token` are the words hf and token."""
-    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", str(part))
+    """`hfToken`, `HFToken`, `HF_TOKEN` and `hf-token` are the words hf and token."""
+    apart = re.sub(r"([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])", r"\1\3 \2\4", str(part))
     return tuple(re.findall(r"[a-z]+", apart.lower()))
->>>>>>> speed
 
 
 def _is_core(place: Place) -> bool:
