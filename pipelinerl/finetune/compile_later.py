@@ -31,7 +31,7 @@ def makes_kernels(learner: Learner, cfg: Config) -> bool:
 def warm_up(learner: Learner, cfg: Config) -> None:
     """Put one full row through the policy, without effect on the weights; collective if it is sharded.
 
-    On an H200 Triton tuned 135 s for the backward of Qwen3.5-4B's shape, as long as an engine starts. What
+    On H200s Triton tuned kernels of Qwen3.5-4B's shape for 183 s, as long as its engine took to start. What
     fails here (a row longer than any that comes may lack memory) is said, and the first step tries again.
     """
     row = sentinel_batch(0, 1, cfg.finetune.shares_prefixes, cfg.finetune.seq_length)
