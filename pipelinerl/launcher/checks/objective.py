@@ -24,11 +24,10 @@ def check(cfg: Config) -> Iterator[str]:
     compares = rl.use_advantages and declared(rl.policy_loss).compares and not cfg.finetune.has_value_head
     if compares and cfg.attempts == 1 and not cfg.teacher.alone:
         yield "finetune.attempts=1: a lone rollout has advantage 0; use at least 2, or use_advantages=false"
-    if rl.router_aux_loss_coef and (cfg.finetune.compile is True or cfg.finetune.reentrant_checkpointing):
-        key = "compile" if cfg.finetune.compile is True else "reentrant_checkpointing"
+    if rl.router_aux_loss_coef and cfg.finetune.reentrant_checkpointing:
         yield (
-            f"finetune.rl.router_aux_loss_coef={rl.router_aux_loss_coef:g}: reads what routers computed, "
-            f"which finetune.{key}=true does not keep; set finetune.{key}=false"
+            f"finetune.rl.router_aux_loss_coef={rl.router_aux_loss_coef:g}: reads what routers computed, which "
+            "finetune.reentrant_checkpointing=true does not keep; set finetune.reentrant_checkpointing=false"
         )
     if rl.router_aux_loss_coef and cfg.finetune.seq_parallel > 1:
         yield (

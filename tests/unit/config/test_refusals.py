@@ -240,9 +240,9 @@ def test_a_bad_override_is_refused_with_its_remedy(
                 ("sft", "relu_log_p_weights=true"),
             )
         ),
-        *(
-            (["finetune.rl.router_aux_loss_coef=0.01", f"finetune.{key}=true"], f"set finetune.{key}=false")
-            for key in ("compile", "reentrant_checkpointing")
+        (
+            ["finetune.rl.router_aux_loss_coef=0.01", "finetune.reentrant_checkpointing=true"],
+            "set finetune.reentrant_checkpointing=false",
         ),
         (["finetune.rl.router_aux_loss_coef=0.01", "finetune.seq_parallel=2"], "set finetune.seq_parallel=1"),
         *(
