@@ -21,6 +21,7 @@ FILES = {
     "domain.py.txt": f"{NAME}.py",
     "domain.yaml.txt": f"conf/domain/{NAME}.yaml",
     "test_domain.py.txt": f"test_{NAME}.py",
+    "pytest.ini.txt": "pytest.ini",
     "README.md.txt": "README.md",
 }
 

@@ -209,7 +209,7 @@ class LoraConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout before the adapters."""
     target_modules: Annotated[list[str], KEPT] = []
-    """Names of linear layers, such as `q_proj`; empty = all of the decoder."""
+    """Names of linear layers, such as `q_proj`; empty = all of the decoder, but MLPs beside experts."""
 
     @property
     def scale(self) -> float:

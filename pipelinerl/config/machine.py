@@ -181,7 +181,7 @@ class WandbConfig(Section):
     wandb_dir: str | None = None
     """Where offline files go; the run's folder when null."""
     wandb_resume: Literal["always", "if_not_interactive", "never"] = "always"
-    """wandb's `resume` argument."""
+    """`never`: a run of the same id is refused; otherwise it is continued (wandb's `resume=allow`)."""
     wandb_workspace_root: str = "results"
     """The run's name is its folder relative to this one."""
     tags: list[str] = []

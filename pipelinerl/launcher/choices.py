@@ -21,7 +21,7 @@ from pipelinerl.config.variants import HOST_BACKENDS
 from pipelinerl.domain import ServiceSpec
 from pipelinerl.engines.kind import Why, engine_kind
 from pipelinerl.launcher import mps
-from pipelinerl.launcher.cards import GIB
+from pipelinerl.launcher.cards import GIB, imagined_cards
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.host_memory import listed as in_host
 from pipelinerl.launcher.host_memory import most_at_once
@@ -191,9 +191,10 @@ def _memory(plan: RunPlan, why: Why) -> Iterator[Row]:
         because = why(key, reasons.get(key, "halves, less what rounding leaves"))
         yield Row("division of GPUs", shown, because, f"{key}=N world.finetune_fraction=M")
     if memory is None:
-        unknown = "the card's memory or the model's sizes cannot be read"
-        here = bool(plan.configuration.devices)
-        change = "model_path=DIR" if here else "hardware.devices=4xH100-80GB imagines cards"
+        imagined = imagined_cards(cfg.hardware.devices) is not None
+        unknown = ("" if imagined else "the card's memory or ") + "the model's sizes cannot be read"
+        named = imagined or bool(plan.configuration.devices)
+        change = "model_path=DIR" if named else "hardware.devices=4xH100-80GB imagines cards"
         yield Row("bytes of GPUs", "not planned", unknown, change)
         return
     changes = {"engine": UTILIZATION, "trainer": "finetune.seq_length"}

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -118,9 +119,10 @@ def _pretrained(words: list[str]) -> None:
 
 
 def _new_domain(words: list[str]) -> None:
-    """Writes what the section below it shows, and tests that pass; in a folder without these files."""
+    """Writes what the section below it shows, and tests that pass inside a clone, without these files."""
     fresh = Path("fresh")
     fresh.mkdir()
+    shutil.copy(ROOT / "pyproject.toml", fresh)
     made = shell(shlex.join(words), fresh)
     assert made.returncode == 0, made.stderr
     for name, content in example_files().items():

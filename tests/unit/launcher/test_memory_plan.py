@@ -347,6 +347,13 @@ def test_unknown_cards_and_models_get_the_usual_values(model: Path) -> None:
     assert found.tree.use_fsdp is False and found.tree.world.actor_fraction is None
 
 
+def test_a_dry_run_without_the_model_s_sizes_asks_for_a_folder_not_for_cards_again(placed: Placed) -> None:
+    _, out = placed(*ON_GPUS, "hardware.devices=4xH100-80GB", "model_path=someone/model")
+    row = out.partition("bytes of GPUs")[2].partition("HTTP processes")[0]
+    assert "not planned" in row and "the model's sizes cannot be read" in row and "model_path=DIR" in row
+    assert "card's memory" not in row and "imagines" not in row
+
+
 def refusal(dry_run: DryRun, *arguments: str) -> str:
     status, _, err = dry_run("+domain=guessing", *ON_GPUS, *arguments)
     assert status == 2 and err.count("\n") == 1
