@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,14 @@ from pipelinerl.observe.history import Evaluation, metrics_record, read_evaluati
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.plots import lag_histogram, pace, plt, smooth, throughput
-from pipelinerl.observe.progress import ProgressDisplay, notable_waits, status_line
+from pipelinerl.observe.progress import (
+    ProgressDisplay,
+    StatusParts,
+    Trained,
+    notable_waits,
+    status_line,
+    time_left_s,
+)
 from pipelinerl.observe.report import comparison_rows, rate_rows, write_report
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.summary import compare, run_rates, summarise
@@ -302,25 +310,31 @@ def test_a_figure_of_throughput_compares_sampled_tokens() -> None:
 
 
 def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
-    line = ProgressDisplay(run_dir, target_texts=3840).line()
-    assert "trained 1920 samples of 3840 (50%)" in line
+    line = str(ProgressDisplay(run_dir, target_texts=3840).line())
+    assert "trained 1920 of 3840 samples" in line and "(50%)" in line
     assert "434 trained, 88 filtered, 6 failed, 32 open" in line
     assert "evaluated 196 of 200" in line
-    status = {
-        "actor": {"waits": [{"name": "an engine with room", "waited_s": 12.0, "deadline_s": 60.0}]},
-        "finetune": {"waits": [{"name": "texts", "waited_s": 1.0, "deadline_s": 60.0}]},
-    }
-    assert notable_waits(status) == ["actor for an engine with room (12 of 60 s)"]
+    room = {"name": "an engine with room", "waited_s": 42.0, "deadline_s": 60.0, "normal": "seconds"}
+    short = {"name": "texts", "waited_s": 29.0, "deadline_s": 60.0}
+    status: dict[str, dict[str, Any]] = {"actor": {"waits": [room]}, "finetune": {"waits": [short]}}
+    assert notable_waits(status) == ["actor for an engine with room (42 of 60 s; normal: seconds)"]
     status["actor"] |= {"test_problems": 300, "test_problems_played": 56}
-    assert "; evaluating, 56 of 300 | " in status_line({}, RolloutCounts(), status, None, 61.0)
+    assert "; evaluating, 56 of 300 | " in str(status_line({}, RolloutCounts(), status, None, 61.0))
     nothing = {"actor/test_success_mean": None, "stats/lag": 3.0}  # null: it was no number
-    assert "test success" not in status_line(nothing, RolloutCounts(), status, None, 61.0)
+    assert "test success" not in str(status_line(nothing, RolloutCounts(), status, None, 61.0))
     del status["actor"]["test_problems"]
     out = {"actor": {"engines_out": "http://127.0.0.1:8080, http://127.0.0.1:8081"}}
-    assert " | engines out of rotation: 2" in status_line({}, RolloutCounts(), out, None, 61.0)
+    assert " | engines out of rotation: 2" in str(status_line({}, RolloutCounts(), out, None, 61.0))
     assert "success" not in line, "the metrics are of the groups since the last version, however few"
+
+
+def test_while_nothing_has_begun_the_status_line_says_what_is_waited_for() -> None:
+    waits = [{"name": "the engines to be ready", "waited_s": 4.0, "deadline_s": 60.0}]
+    status = {"finetune": {"waits": waits}}
     empty = status_line({}, RolloutCounts(), status, None, 61.0)
-    assert empty == "1:01 | rollouts 0: 0 open | waiting: actor for an engine with room (12 of 60 s)"
+    assert str(empty).endswith(" | waiting: finetune for the engines to be ready (4 of 60 s)")
+    begun = RolloutCounts(started=1)
+    assert "waiting" not in str(status_line({}, begun, status, None, 61.0))
 
 
 def test_the_status_line_says_what_engines_that_start_are_at() -> None:
@@ -331,36 +345,77 @@ def test_the_status_line_says_what_engines_that_start_are_at() -> None:
     compiles, waits = starts(0, "compiling", 23.0, 41.0), starts(2, "waiting for another", 20.0, 41.0)
     rows = [compiles, waits, starts(1, "waiting for another", 19.0, 40.6)]
     status = {"launcher": {"waits": rows}, "preprocess": {"waits": []}}
-    assert status_line({}, RolloutCounts(), status, None, 61.0) == (
+    assert str(status_line({}, RolloutCounts(), status, None, 61.0)) == (
         "1:01 | rollouts 0: 0 open | starting: actor_vllm_0 compiling for 23 s (41 of 900 s); "
         "actor_vllm_1, actor_vllm_2 waiting for another for 20 s (41 of 900 s)"
     )
 
 
 @pytest.mark.parametrize(
-    ("recent", "shown"),
+    ("recent", "means", "over"),
     [
         (
             {"recent_groups": 20, "recent_success": 0.425, "recent_reward": -0.5},
-            "success 0.42, reward -0.50 (last 20 groups)",
+            "success 0.42 | reward -0.50",
+            "means of the last 20 groups",
         ),
         (
             {"recent_groups": 20, "recent_success": 0.425, "recent_success_spread": 0.25},
-            "success 0.42 ± 0.25 (last 20 groups)",
+            "success 0.42 ± 0.25",
+            "means of the last 20 groups",
         ),
-        ({"recent_groups": 1, "recent_reward": 1.0}, "reward 1.00 (1 group)"),
+        ({"recent_groups": 1, "recent_reward": 1.0}, "reward 1.00", "means of 1 group"),
     ],
 )
 def test_the_status_line_shows_means_over_recent_groups_with_their_number(
-    tmp_path: Path, recent: dict[str, float], shown: str
+    tmp_path: Path, recent: dict[str, float], means: str, over: str
 ) -> None:
     display = ProgressDisplay(tmp_path)
     with MetricsWriter(tmp_path, "actor") as actor, StatusFile(tmp_path, "actor") as status:
         actor.log({"actor/success_mean": 1.0, "actor/reward_mean": 7.0}, step=16)  # of the last group alone
         status.set(**recent)
         status.write()
-        line = display.line()
-    assert f" | {shown}" in line and "7.00" not in line
+        line = str(display.line())
+    assert line.startswith(f"{means} | 0:00 | ") and f" | {over} | " in line and "7.00" not in line
+
+
+def test_step_success_reward_and_time_left_are_the_first_row_of_80_columns() -> None:
+    recent = {"recent_groups": 16, "recent_success": 0.5, "recent_reward": -10.25}
+    spreads = {"recent_success_spread": 0.5, "recent_reward_spread": 10.5}
+    metrics = {"stats/samples": 4992.0, "stats/completed_steps": 1040.0, "stats/lag": 480.0}
+    counts = RolloutCounts(started=5840)
+    parts = status_line(metrics, counts, {"actor": recent | spreads}, 49920, 3725.0, 35999.0)
+    rows = parts.rows(80).splitlines()
+    assert rows[0] == "step 1040 (10%) | success 0.50 ± 0.50 | reward -10.25 ± 10.50 | 9:59:59 left"
+    assert all(len(row) <= 80 for row in rows)
+    assert " | ".join(rows) == str(parts)
+
+
+def test_the_time_left_follows_from_the_pace_of_this_start() -> None:
+    first, last = Trained(100.0, 480.0), Trained(160.0, 720.0)  # four samples a second
+    assert time_left_s(first, last, 960, now=160.0) == pytest.approx(60.0)
+    assert time_left_s(first, last, 960, now=170.0) == pytest.approx(50.0)
+    assert time_left_s(first, last, 960, now=500.0) == 1.0, "it is late, and not over"
+    assert time_left_s(first, last, 720, now=170.0) is None
+    assert time_left_s(first, first, 960, now=170.0) is None
+
+
+def test_an_earlier_start_says_nothing_of_the_pace(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, "finetune") as finetune:
+        finetune.log({"stats/samples": 48.0, "stats/completed_steps": 1.0}, step=48)
+        finetune.log({"stats/samples": 96.0, "stats/completed_steps": 2.0}, step=96)
+    path = tmp_path / "finetune" / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    now = time.time()
+    for record, before_s in zip(records, (20.0, 10.0), strict=True):
+        record["time"] = now - before_s
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert " left" not in str(ProgressDisplay(tmp_path, target_texts=480).line())
+    display = ProgressDisplay(tmp_path, target_texts=480)
+    for record, after_s in zip(records, (20.0, 30.0), strict=True):
+        record["time"] = now + after_s
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert " left" in str(display.line())
 
 
 def test_the_status_of_an_earlier_start_is_not_shown(tmp_path: Path) -> None:
@@ -369,10 +424,10 @@ def test_the_status_of_an_earlier_start_is_not_shown(tmp_path: Path) -> None:
     stopped = json.loads(status.path.read_text())
     status.path.write_text(json.dumps(stopped | {"time": stopped["time"] - 0.1}))
     display = ProgressDisplay(tmp_path)
-    assert "evaluating" not in display.line()
+    assert "evaluating" not in str(display.line())
     with StatusFile(tmp_path, "actor") as status:
         status.set(test_problems=60, test_problems_played=3)
-    assert "evaluating, 3 of 60" in display.line()
+    assert "evaluating, 3 of 60" in str(display.line())
 
 
 def test_plain_output_repeats_nothing(tmp_path: Path) -> None:
@@ -409,7 +464,7 @@ def test_lines_of_a_log_come_ever_less_often(tmp_path: Path, monkeypatch: pytest
     out, now, at = io.StringIO(), [100.0], list[int]()
     monkeypatch.setattr("pipelinerl.observe.progress.time.monotonic", lambda: now[0])
     with ProgressDisplay(tmp_path, console=Console(file=out, soft_wrap=True)) as display:
-        lines = iter(f"0:00 | {number}" for number in range(10_000))
+        lines = iter(StatusParts([], ["0:00"], [f"{number}"]) for number in range(10_000))
         monkeypatch.setattr(display, "line", lambda: next(lines))
         for second in range(0, 3600, 2):
             now[0] = 100.0 + second
