@@ -21,7 +21,8 @@ class ReportFocus:
     """What a domain wants shown first; by default success, reward and the yes/no metrics."""
 
     headline: tuple[str, ...] = ()
-    """Evaluation metrics of the printed table, in order."""
+    """Evaluation metrics of the printed table, in order. The first one is the domain's headline: the report
+    opens with a sentence about it and with its curve."""
     stages: Mapping[str, str] = field(default_factory=dict)
     """Label -> evaluation metric, for the figure of the stages of an agent."""
 

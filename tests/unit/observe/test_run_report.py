@@ -20,12 +20,14 @@ from rich.console import Console
 
 from pipelinerl.base.line_file import DamagedLine, LineFile, LineTail
 from pipelinerl.base.waits import Wait
+from pipelinerl.config.compose import compose
 from pipelinerl.config.files import config_path
-from pipelinerl.domain import ReportFocus, ReportSection
+from pipelinerl.domain import ReportFocus, ReportSection, load_domain
+from pipelinerl.observe.figure_style import plt
 from pipelinerl.observe.history import Evaluation, metrics_record, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
 from pipelinerl.observe.metrics import MetricsWriter
-from pipelinerl.observe.plots import lag_histogram, pace, plt, smooth, throughput
+from pipelinerl.observe.plots import lag_histogram, optimisation, pace, smallest, smooth, throughput
 from pipelinerl.observe.progress import (
     ProgressDisplay,
     StatusParts,
@@ -39,9 +41,11 @@ from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.summary import compare, run_rates, summarise
 from pipelinerl.report import main
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, RolloutLog
-from pipelinerl.streams import SingleStreamSpec, StoredStreamSpec
+from pipelinerl.streams import SingleStreamSpec, StoredStreamSpec, write_to_streams
 from tests.unit.observe.conftest import STAGES
 from tests.unit.streams.conftest import fill
+
+CONF = Path(__file__).parents[3] / "conf"
 
 
 def test_wilson_agrees_with_published_values() -> None:
@@ -107,12 +111,70 @@ def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path) -> None
     assert content["rollouts"]["adds_up"] is True
     assert content["rates"]["lag_max_texts"] == 64
     figures = {path.name for path in folder.glob("*.png")}
-    shown = ("learning", "stages", "evaluation", "optimisation", "staleness", "throughput", "outcomes")
-    assert figures == {f"{name}.png" for name in shown}
+    panels = ("stages", "evaluation", "optimisation", "staleness", "throughput", "outcomes")
+    shown = ("learning", "reward", *panels)
+    assert figures == {f"{name}{variant}.png" for name in shown for variant in ("", "_dark")}
     assert all(path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for path in folder.glob("*.png"))
     markdown = (folder / "report.md").read_text()
-    assert all(f"({name})" in markdown for name in figures)
+    assert all(f'"{name}"' in markdown for name in figures)
     assert "| turns |" in markdown
+
+
+def test_the_report_opens_with_one_sentence_and_the_curve_of_the_domain_s_headline(run_dir: Path) -> None:
+    focus, out = ReportFocus(headline=("leak", "success")), io.StringIO()
+    folder = write_report(run_dir, focus, console=Console(file=out))
+    leaks = summarise(run_dir, focus).evaluations
+    before, after = (float(np.mean([v for v in one.values["leak"] if v is not None])) for one in leaks[::3])
+    means = f"leak went from {before:.2f} to {after:.2f}"
+    said = f"On 50 held-out problems {means} in 60 steps on 1,920 samples: "
+    assert out.getvalue().strip().startswith(said)
+    markdown, page = (folder / "report.md").read_text(), (folder / "index.html").read_text()
+    for text, table in ((markdown, "## Evaluation"), (page, "<h2>Evaluation")):
+        assert 0 < text.index(said) < text.index('alt="Learning"') < text.index(table)
+        assert text.count('alt="Learning"') == 1
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "said"),
+    [
+        ([], "The run trained 0 steps on 0 samples; no evaluation tells what came of it."),
+        ([(8, [1.0, 0.0, 0.0, 0.0])], "On 4 held-out problems success is 0.25 (95 % interval 0.05 to 0.70)."),
+        (
+            [(0, [0.0, 1.0]), (8, [1.0, 0.0])],
+            "On 2 held-out problems success went from 0.50 to 0.50 in 0 steps on 0 samples: +0.00, "
+            "95 % interval -1.00 to +1.00, which may be chance.",
+        ),
+    ],
+)
+def test_the_first_sentence_of_a_report(
+    tmp_path: Path, evaluations: list[tuple[int, list[float]]], said: str
+) -> None:
+    with write_to_streams(SingleStreamSpec(tmp_path, "stats_test")) as stream:
+        for version, values in evaluations:
+            stream.write({"version": version, "values": {"success": values}})
+    assert summarise(tmp_path).sentence == said
+
+
+def test_every_bundled_domain_says_its_headline() -> None:
+    for path in sorted((CONF / "domain").glob("*.yaml")):
+        composed = compose([f"+domain={path.stem}", "hardware=cpu"]).tree
+        assert load_domain(composed.domain_hooks).report_focus.headline, path.stem
+
+
+def test_minima_are_those_of_the_window_around_each_record() -> None:
+    assert smallest(np.array([5.0, 1.0, 4.0, 3.0]), 3).tolist() == [1.0, 1.0, 1.0, 3.0]
+    assert smallest(np.array([5.0, 1.0]), 1).tolist() == [5.0, 1.0]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_figure_of_the_effective_sample_size_has_its_minima(run_dir: Path) -> None:
+    figure = plt.figure(layout="constrained")
+    optimisation(figure, read_metrics(run_dir, "finetune"))
+    (axes,) = (axes for axes in figure.axes if axes.get_title().startswith("effective"))
+    least = next(line for line in axes.lines if line.get_label() == "smallest")
+    recorded = series(read_metrics(run_dir, "finetune"), "rl/ess").y
+    assert min(least.get_ydata()) == min(recorded)
+    plt.close(figure)
 
 
 def test_a_single_evaluation_has_no_before_and_after(run_dir: Path) -> None:
@@ -142,7 +204,7 @@ def test_the_report_is_also_one_page_that_holds_everything(run_dir: Path, tmp_pa
     page = (folder / "index.html").read_text()
     for part in ("&lt;b&gt;run", "434 trained", "&lt;i&gt;", "<p>Two.</p>", "1 x embedded", "&lt;script&gt;"):
         assert part in page
-    assert page.count("data:image/png;base64,") == 7
+    assert page.count("data:image/png;base64,") == 16, "eight figures, light and dark"
     assert 'href="rollouts/index.html"' in page
     assert "hunter2" not in page
     assert "<script" not in page
@@ -297,7 +359,7 @@ def test_a_figure_of_throughput_compares_sampled_tokens() -> None:
         for n in range(24)
     ]
     actor = [{"step": n, "time": 10.0 * n, "actor/output_tokens_per_second": 200} for n in range(24)]
-    figure = plt.figure()
+    figure = plt.figure(layout="constrained")
     throughput(figure, actor, records)
     drawn = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
     plt.close(figure)

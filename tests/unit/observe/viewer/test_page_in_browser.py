@@ -220,7 +220,10 @@ async def test_the_report_is_a_page_that_fits_and_leads_to_the_rollouts(
     folder = report_run(run)
     await page.size(width, 844, "dark")
     await page.open((folder / "index.html").as_uri())
+    await page.run("document.querySelectorAll('details').forEach(node => { node.open = true; })")
     assert await page.run("document.documentElement.scrollWidth <= innerWidth")
+    cut = "[...document.querySelectorAll('section *')].filter(node => node.scrollWidth > node.clientWidth + 1"
+    assert width > 390 or await page.run(f"{cut} && node.clientWidth).map(node => node.outerHTML)") == []
     assert await page.run("[...document.images].every(image => image.naturalWidth > 0)")
     await page.click(".open")
     await page.until("location.pathname.endsWith('rollouts/index.html') && document.querySelector('#title')")
