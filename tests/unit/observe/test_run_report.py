@@ -23,7 +23,7 @@ from pipelinerl.base.waits import Wait
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import config_path
 from pipelinerl.domain import ReportFocus, ReportSection, load_domain
-from pipelinerl.observe.figure_style import plt
+from pipelinerl.observe.figure_style import plt, style
 from pipelinerl.observe.history import Evaluation, metrics_record, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
 from pipelinerl.observe.metrics import MetricsWriter
@@ -168,9 +168,9 @@ def test_minima_are_those_of_the_window_around_each_record() -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_figure_of_the_effective_sample_size_has_its_minima(run_dir: Path) -> None:
-    figure = plt.figure(layout="constrained")
-    optimisation(figure, read_metrics(run_dir, "finetune"))
-    (axes,) = (axes for axes in figure.axes if axes.get_title().startswith("effective"))
+    with plt.rc_context(style()):
+        optimisation(figure := plt.figure(), read_metrics(run_dir, "finetune"))
+    (axes,) = (axes for axes in figure.axes if axes.get_title(loc="left").startswith("effective"))
     least = next(line for line in axes.lines if line.get_label() == "smallest")
     recorded = series(read_metrics(run_dir, "finetune"), "rl/ess").y
     assert min(least.get_ydata()) == min(recorded)
@@ -359,8 +359,8 @@ def test_a_figure_of_throughput_compares_sampled_tokens() -> None:
         for n in range(24)
     ]
     actor = [{"step": n, "time": 10.0 * n, "actor/output_tokens_per_second": 200} for n in range(24)]
-    figure = plt.figure(layout="constrained")
-    throughput(figure, actor, records)
+    with plt.rc_context(style()):
+        throughput(figure := plt.figure(), actor, records)
     drawn = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
     plt.close(figure)
     for name, rate in {"generated": 200, "trained on": 200, "trainer while working": 400}.items():
