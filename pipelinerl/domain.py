@@ -81,6 +81,11 @@ class ReportSection:
     """Lines printed under the table."""
 
 
+QUESTION, ANSWER, GOLD = "question", "answer", "gold"
+"""Kinds of notes of a rollout as a whole that the page shows in its head, the question in its list too. Where
+a domain says no question or answer, they are the first prompt's last turn of a user and the last text."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Note:
     """A remark on a rollout, for the page that shows it."""
