@@ -103,7 +103,11 @@ def drawers() -> dict[str, Callable[[Found, Path], None]]:
 def main(argv: Sequence[str] | None = None) -> int:
     known = drawers()
     there = [path.stem for path in sorted(RESULTS.glob("*.png")) if path.stem in known]
-    for name in command_line(__doc__, argv, words=there).words or there:
+    asked = command_line(__doc__, argv).words or there
+    if unknown := [name for name in asked if name not in there]:
+        print(f"figures: {unknown[0]} cannot be drawn again; there are {', '.join(there)}", file=sys.stderr)
+        return 2
+    for name in asked:
         found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         known[name](found, RESULTS / f"{name}.png")
         print(RESULTS / f"{name}.png")

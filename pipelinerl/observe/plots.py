@@ -37,7 +37,7 @@ def curve(axes: Axes, data: Series, label: str, index: int, raw: bool = True) ->
     """A smoothed line over the recorded points, which stay visible in the background."""
     if not len(data):
         return
-    line = {"color": colour(index), "linestyle": DASHES[index % len(DASHES)]}
+    line: dict[str, Any] = {"color": colour(index), "linestyle": DASHES[index % len(DASHES)]}
     window = _window(data)
     if raw and window > 1:
         axes.plot(data.x, data.y, ".", color=colour(index), alpha=0.3, markersize=3)
