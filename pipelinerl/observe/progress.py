@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -53,13 +54,13 @@ class StatusParts(NamedTuple):
         return " | ".join(self.head + self.times + self.rest)
 
     def rows(self, width: int) -> str:
-        """The line for a terminal, broken between parts; only a part wider than `width` runs over."""
+        """The line for a terminal, broken between parts, and a part wider than `width` between its words."""
         rows: list[str] = []
         for part in self.head + self.times + self.rest:
             if rows and len(rows[-1]) + len(part) + 3 <= width:
                 rows[-1] += f" | {part}"
             else:
-                rows.append(part)
+                rows += wrap(part, width, subsequent_indent="  ", break_on_hyphens=False)
         return "\n".join(rows)
 
 
@@ -260,7 +261,8 @@ class ProgressDisplay(Closing):
         line = self.line()
         if line.unlike_before != self._shown:
             self._shown = line.unlike_before
-            self._console.print(printable(str(line)), markup=False)
+            shown = line.rows(self._console.width) if self._console.is_terminal else str(line)
+            self._console.print(printable(shown), markup=False)
 
     def say(self, line: str) -> None:
         """Print a line of its own, above the status line."""

@@ -451,6 +451,10 @@ def test_step_success_reward_and_time_left_are_the_first_row_of_80_columns() -> 
     assert rows[0] == "step 1040 (10%) | success 0.50 ± 0.50 | reward -10.25 ± 10.50 | 9:59:59 left"
     assert all(len(row) <= 80 for row in rows)
     assert " | ".join(rows) == str(parts)
+    wait = {"name": "samples of step 0", "waited_s": 31.0, "deadline_s": 7260.0, "normal": "long " * 12}
+    waits = {role: {"waits": [wait]} for role in ("finetune", "preprocess")}
+    rows = status_line({}, counts, waits, None, 61.0).rows(80).splitlines()
+    assert all(len(row) <= 80 for row in rows) and " ".join(rows).count("long") == 24
 
 
 def test_the_time_left_follows_from_the_pace_of_this_start() -> None:
