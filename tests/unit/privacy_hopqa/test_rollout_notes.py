@@ -1,5 +1,6 @@
 """What the page of rollouts says of web queries."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from domains.privacy_hopqa.data.answers import places
 from domains.privacy_hopqa.data.chains import PrivateQuestion
 from domains.privacy_hopqa.leakage.log import RolloutLog
-from domains.privacy_hopqa.leakage.notes import _notes
+from domains.privacy_hopqa.leakage.notes import _answer_notes, _notes
 from domains.privacy_hopqa.leakage.report import Secrets
 
 SECRETS = {
@@ -55,3 +56,22 @@ def test_a_rollout_that_reveals_nothing_has_no_badge() -> None:
 )
 def test_places_are_those_of_the_tokens(text: str, wanted: str, found: list[str]) -> None:
     assert [text[start:stop] for start, stop in places(text, wanted)] == found
+
+
+@pytest.mark.parametrize(
+    ("sampled", "said"),
+    [
+        ([(1, '{"answered":true,"answer":"Oslo"}'), (2, '{"answered":true,"answer":" June"}')], "June"),
+        ([(2, '{"answered":true,"answer":"May"}'), (2, '{"answered":false}')], "none found"),
+        ([(2, "June, I think")], "June, I think"),
+        ([(1, '{"answered":true,"answer":"Oslo"}')], "the last hop was not reached"),
+    ],
+)
+def test_the_answer_is_what_the_last_hop_was_resolved_to_and_stands_beside_gold(
+    sampled: list[tuple[int, str]], said: str
+) -> None:
+    texts = [{"answer": text, "metadata": {"stage": "hop_resolve", "hop": hop}} for hop, text in sampled]
+    texts.append({"answer": "read", "metadata": {"stage": "doc_read", "hop": 2}})
+    two: Any = SimpleNamespace(hops=(1, 2), questions="(1) Where?\n(2) When?", final_answers=("June", "06"))
+    found = {note.kind: note.text for note in _answer_notes(two, texts)}
+    assert found == {"question": "(1) Where?\n(2) When?", "answer": said, "gold": "June"}
