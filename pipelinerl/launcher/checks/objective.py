@@ -26,8 +26,9 @@ def check(cfg: Config) -> Iterator[str]:
         yield "finetune.attempts=1: a lone rollout has advantage 0; use at least 2, or use_advantages=false"
     if rl.router_aux_loss_coef and cfg.finetune.reentrant_checkpointing:
         yield (
-            f"finetune.rl.router_aux_loss_coef={rl.router_aux_loss_coef:g}: reads what routers computed, which "
-            "finetune.reentrant_checkpointing=true does not keep; set finetune.reentrant_checkpointing=false"
+            f"finetune.rl.router_aux_loss_coef={rl.router_aux_loss_coef:g}: reads what routers computed, "
+            "which finetune.reentrant_checkpointing=true does not keep; set "
+            "finetune.reentrant_checkpointing=false"
         )
     if rl.router_aux_loss_coef and cfg.finetune.seq_parallel > 1:
         yield (
