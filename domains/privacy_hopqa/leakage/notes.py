@@ -4,12 +4,12 @@ The rule-based adversary judges the log after every query, so that a note says w
 away.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from domains.privacy_hopqa.agent.audit import FOLDER
+from domains.privacy_hopqa.agent.episode import FINAL_ANSWER
 from domains.privacy_hopqa.data.answers import places
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.leakage.log import RolloutLog, audit_files, read_audit_log
@@ -46,21 +46,11 @@ def query_notes(output_dir: Path) -> NotesOf | None:
 
 
 def _answer_notes(chain: Chain, records: Sequence[Record]) -> list[Note]:
-    """The questions of the chain, what the last hop was resolved to, and what is right."""
-    last = ("hop_resolve", len(chain.hops))
-    resolved = [one["answer"] for one in records if (one["metadata"].get("stage"), _hop(one)) == last]
-    said = "the last hop was not reached"
-    if resolved:
-        try:
-            said = str(json.loads(resolved[-1]).get("answer") or "").strip() or "none found"
-        except (ValueError, AttributeError):
-            said = resolved[-1]  # no JSON of a resolver: as it stands
-    answer = Note(text=said, kind=ANSWER)
-    return [Note(text=chain.questions, kind=QUESTION), answer, Note(text=chain.final_answers[0], kind=GOLD)]
-
-
-def _hop(record: Record) -> int:
-    return int(record["metadata"].get("hop", 0))
+    """The questions of the chain, what the agent answered, and what is right."""
+    said = [one["metadata"][FINAL_ANSWER] for one in records if FINAL_ANSWER in one["metadata"]]
+    answer = (said[-1] or "none") if said else "not recorded"
+    kinds = {QUESTION: chain.questions, ANSWER: answer, GOLD: chain.final_answers[0]}
+    return [Note(text=text, kind=kind) for kind, text in kinds.items()]
 
 
 def _notes(log: RolloutLog, records: Sequence[Record], secrets: SecretsByChain) -> list[Note]:
