@@ -1,45 +1,49 @@
-"""The figure of benchmarks that train: a panel per subject, a line per run, values over texts trained."""
+"""The figure of benchmarks that train: a panel per subject, a line per run, values over samples trained.
+
+Runs that share a label are thin lines, and their mean a thick one.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import matplotlib
+import numpy as np
 
-matplotlib.use("Agg")
+from pipelinerl.observe.figure_style import DASHES, MARKERS, WIDTH, colour, save
 
-import matplotlib.pyplot as plt
-
-from pipelinerl.observe.plots import COLOURS, DASHES, MARKERS
-
-COLUMNS = 3
-"""Panels beside each other."""
+COLUMNS = 2
+"""Panels beside each other: more would have letters that cannot be read in a column."""
 Panel = Mapping[str, Sequence[Sequence[tuple[float, float]]]]
-"""By label, a seed or an arm, its lines: (texts trained, value from 0 to 1) of each evaluation."""
+"""By label, a seed or an arm, its lines: (samples trained, value from 0 to 1) of each evaluation."""
 
 
 def draw(panels: Mapping[str, Panel], path: Path, said: str = "percent of held-out problems") -> None:
-    """Write the figure, a PNG; `said` stands at the axis of values, which are shown in percent."""
+    """Write the figure, light and dark; `said` stands at the axis of values, which are shown in percent."""
+    save(path, partial(_draw, panels=panels, said=said))
+
+
+def _draw(figure: Any, panels: Mapping[str, Panel], said: str) -> None:
     columns = min(len(panels), COLUMNS)
     rows = math.ceil(len(panels) / columns)
-    size = 4 * columns, 3.4 * rows
-    figure, table = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True, layout="tight")
+    figure.set_size_inches(WIDTH if columns == 1 else 1.3 * WIDTH, 3.0 * rows + 0.4)
+    table = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for unused in table.flat[len(panels) :]:
         unused.remove()
     for axes, (title, lines) in zip(table.flat, panels.items(), strict=False):
         for number, (label, runs) in enumerate(lines.items()):
-            look = {"color": COLOURS[number], "linestyle": DASHES[number], "marker": MARKERS[number]}
-            for index, points in enumerate(runs):
-                shown = [(texts / 1000, 100 * value) for texts, value in points]
-                said_once = label if index == 0 else None
-                axes.plot(*zip(*shown, strict=True), **look, markersize=4, linewidth=1.4, label=said_once)
-        axes.set(title=title, xlabel="thousand texts trained", ylim=(0, 100))
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+            look = {"color": colour(number), "linestyle": DASHES[number], "marker": MARKERS[number]}
+            shown = [np.array(points, np.float64) * (1 / 1000, 100) for points in runs]
+            alike = len(shown) > 1 and len({len(points) for points in shown}) == 1
+            if alike:  # the mean of the runs stands out, and what it is made of stays visible
+                for points in shown:
+                    axes.plot(*points.T, color=look["color"], linestyle=look["linestyle"], lw=0.9, alpha=0.45)
+                shown = [np.mean(shown, axis=0)]
+            for index, points in enumerate(shown):
+                axes.plot(*points.T, **look, markersize=4.5, label=label if index == 0 else None)
+        axes.set(title=title, xlabel="thousand samples trained", ylim=(-2, 102))
     for first in table[:, 0]:
         first.set_ylabel(said)
-    table[0][0].legend(fontsize=9, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, bbox_inches="tight")
-    plt.close(figure)
+    handles, labels = table[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=min(len(labels), 1 + 2 * columns))

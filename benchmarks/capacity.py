@@ -18,15 +18,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
 from benchmarks._figures import RESULTS, command_line, write_json
+from pipelinerl.observe.figure_style import WIDTH, colour, legend, save
 
 GROUP, ANSWER = 8, 512
 IN_FLIGHT = 512
@@ -312,26 +307,25 @@ def simulated(gpus: Sequence[int], seconds: float) -> dict[str, Any]:
     }
 
 
-def draw(found: Mapping[str, Any], path: Path) -> None:
+def draw(found: Mapping[str, Any], figure: Any) -> None:
     """What each part alone would allow, over the number of GPUs, and what the simulation gives."""
     gpus = found["settings"]["gpus"]
-    figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
-    for name in PARTS:
-        if name != "workers":  # as many as are needed
-            marks = {"engines": "-", "trainer": "-"}.get(name, "--")
-            axes.plot(gpus, [found["rows"][str(n)]["alone"][name] for n in gpus], marks, lw=1.4, label=name)
+    figure.set_size_inches(WIDTH, 4.6)
+    axes = figure.subplots()
+    for index, name in enumerate(name for name in PARTS if name != "workers"):  # as many as are needed
+        marks = {"engines": "-", "trainer": "-"}.get(name, "--")
+        rates = [found["rows"][str(n)]["alone"][name] for n in gpus]
+        axes.plot(gpus, rates, marks, color=colour(index), label=name)
     for key, mark, label in (
-        ("rows", "ko", "simulated, one actor and one preprocess"),
-        ("widened", "k^", "simulated, several"),
+        ("rows", "o", "simulated, one actor and one preprocess"),
+        ("widened", "^", "simulated, several"),
     ):
-        axes.plot(gpus, [found[key][str(n)]["samples"] for n in gpus], mark, ms=7, mfc="none", label=label)
+        rates, look = [found[key][str(n)]["samples"] for n in gpus], {"ms": 7, "mfc": "none"}
+        axes.plot(gpus, rates, mark, color=colour(-1), label=label, **look)
     axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="samples per second")
     axes.set_xticks(gpus, [str(count) for count in gpus])
     axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    legend(axes, below=True)
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -350,7 +344,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = simulated(options.gpus, options.seconds)
     print(*lines(found), sep="\n")
     write_json(options.out or RESULTS / "capacity.json", found)
-    draw(found, options.figure or RESULTS / "capacity.png")
+    save(options.figure or RESULTS / "capacity.png", partial(draw, found))
     return 0
 
 

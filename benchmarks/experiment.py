@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks import _by_metric, _by_task, _compare, _learning_figure, _likeliest
 from benchmarks._figures import RESULTS, ROOT, Figure, report, write_json
+from benchmarks._learning_figure import Panel
 from benchmarks._spec import Spec, SpecError, read
 from benchmarks.gpu import runs
 from benchmarks.gpu.side_by_side import Task, run_all, slots
@@ -162,22 +163,22 @@ class Experiment:
         kept = json.loads(self.out.read_text()) | {"overrides": self.overrides} | beside
         flat = (tables.popitem()[1], rows[self.arms[0]]) if self.single else (tables, rows)
         write_json(self.out, kept | dict(zip(("table", "rows"), flat, strict=True)))
-        self.draw(rows)
+        _learning_figure.draw(panels(self.spec, rows), self.out.with_suffix(".png"))
         return missed
 
-    def draw(self, rows: Mapping[str, list[Row]]) -> None:
-        panels = {}
-        for metric, title in self.spec.together.items():
-            lines = {arm: self.kind.panel(of_arm, metric).values() for arm, of_arm in rows.items()}
-            panels[title] = {arm: [run for one in of_arm for run in one] for arm, of_arm in lines.items()}
-        for arm, of_arm in rows.items():
-            shown = self.spec.arms[arm].shown or (
-                {} if self.spec.together else {"success": "held-out problems"}
-            )
-            for metric, title in shown.items():
-                name = title if self.single else arm if len(shown) == 1 else f"{arm}: {title}"
-                panels[name] = self.kind.panel(of_arm, metric)
-        _learning_figure.draw(panels, self.out.with_suffix(".png"))
+
+def panels(spec: Spec, rows: Mapping[str, list[Row]]) -> dict[str, Panel]:
+    """The figure's panels by title, from the rows of each arm."""
+    kind, found = KINDS[spec.rows], dict[str, Panel]()
+    for metric, title in spec.together.items():
+        lines = {arm: kind.panel(of_arm, metric).values() for arm, of_arm in rows.items()}
+        found[title] = {arm: [run for one in of_arm for run in one] for arm, of_arm in lines.items()}
+    for arm, of_arm in rows.items():
+        shown = spec.arms[arm].shown or ({} if spec.together else {"success": "held-out problems"})
+        for metric, title in shown.items():
+            name = title if len(spec.arms) == 1 else arm if len(shown) == 1 else f"{arm}: {title}"
+            found[name] = kind.panel(of_arm, metric)
+    return found
 
 
 def with_goal(figure: Figure, goals: Mapping[str, Mapping[Any, float]]) -> Figure:

@@ -4,10 +4,9 @@ After a power cut, or when launcher and guard were killed together, the weights 
 folder whose owner lives is locked and left alone. Every launcher does the same before it starts.
 """
 
-import sys
 from collections.abc import Sequence
 
-from pipelinerl.base.errors import CommandParser, printable
+from pipelinerl.base.errors import CommandParser, leave, printable
 from pipelinerl.engines.wire import SHARED_MEMORY, remove_abandoned
 
 
@@ -25,4 +24,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("clean", main)

@@ -21,7 +21,8 @@ class ReportFocus:
     """What a domain wants shown first; by default success, reward and the yes/no metrics."""
 
     headline: tuple[str, ...] = ()
-    """Evaluation metrics of the printed table, in order."""
+    """Evaluation metrics of the printed table, in order. The first one is the domain's headline: the report
+    opens with a sentence about it and with its curve."""
     stages: Mapping[str, str] = field(default_factory=dict)
     """Label -> evaluation metric, for the figure of the stages of an agent."""
 
@@ -78,6 +79,11 @@ class ReportSection:
     """Table rows as text; the first row is the header."""
     text: str = ""
     """Lines printed under the table."""
+
+
+QUESTION, ANSWER, GOLD = "question", "answer", "gold"
+"""Kinds of notes of a rollout as a whole that the page shows in its head, the question in its list too. Where
+a domain says no question or answer, they are the first prompt's last turn of a user and the last text."""
 
 
 @dataclass(frozen=True, kw_only=True)

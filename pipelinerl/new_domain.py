@@ -12,7 +12,7 @@ from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipelinerl.base.errors import CommandParser, ConfigError, printable
+from pipelinerl.base.errors import CommandParser, ConfigError, leave, printable
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs
 
 NAME = "DOMAIN_NAME"
@@ -73,4 +73,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("new_domain", main)

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipelinerl.base.digests import damaged_file, digests
-from pipelinerl.base.errors import CommandParser, ConfigError, printable
+from pipelinerl.base.errors import CommandParser, ConfigError, leave, printable
 
 SOURCE = "source.json"
 
@@ -140,4 +140,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("pretrained", main)

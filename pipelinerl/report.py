@@ -22,6 +22,7 @@ def report_run(output_dir: Path, domain: Domain | None = None) -> Path:
 
     None: the domain that the run was configured with; the default hooks without a stored configuration.
     """
+    print("writing the report", flush=True)  # seconds, with thousands of rollouts a minute
     tree: Any = read_shown(output_dir) if config_path(output_dir).exists() else OmegaConf.create()
     if domain is None:
         domain = load_domain(OmegaConf.select(tree, "domain_hooks"))

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from pipelinerl.base.errors import CommandParser, printable
+from pipelinerl.base.errors import CommandParser, leave, printable
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.config import ConfigError
 from pipelinerl.extras.viewer.write import LIMIT, export, write_page
@@ -34,4 +34,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("view", main)

@@ -1,4 +1,4 @@
-"""Rows that nothing can solve: those whose own reference program is judged wrong.
+"""Rows that nothing can solve, or anything: their own reference program is wrong, or an empty one is right.
 
 Called by the loader with `check_references=true`. Each program runs in the sandbox with all of its tests, as
 a completion's would, so that also what this judge cannot compare is found before a policy is asked.
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 CPU_S = 10.0
 """Of one test, in seconds of processor time; twice that on the clock."""
+EMPTY = "pass"
 NAMED = 20
 """Rows that the log names; all are counted."""
 
@@ -35,7 +36,7 @@ class Reference:
 
 
 def unsolvable(name: str, references: Sequence[Reference]) -> frozenset[str]:
-    """Ids of rows that are wrong for their own program, which one line of the log counts and names."""
+    """Ids of rows that tell no program from another, which one line of the log counts and names."""
     if not references:
         return frozenset()
     # A loop of its own: loaders are called inside of one, and without one.
@@ -47,7 +48,8 @@ def unsolvable(name: str, references: Sequence[Reference]) -> frozenset[str]:
         kinds = Counter(status for _, status in wrong).most_common()
         named = ", ".join(f"{one.where} ({status})" for one, status in wrong[:NAMED])
         log.warning(
-            "dataset %s: %d of %d rows are left out, wrong for their own reference program (%s): %s%s",
+            "dataset %s: %d of %d rows are left out, wrong for their own reference program or right for an "
+            "empty one (%s): %s%s",
             name,
             len(wrong),
             len(references),
@@ -59,11 +61,17 @@ def unsolvable(name: str, references: Sequence[Reference]) -> frozenset[str]:
 
 
 async def _statuses(references: Sequence[Reference]) -> list[str]:
-    """Of each program `passed`, or how its first bad test ended."""
+    """Of each `passed`, or how its first bad test ended; `tests nothing` where an empty program passes."""
     limits = Limits(cpu_s=CPU_S, wall_s=2 * CPU_S)
     async with Sandbox(limits, at_once=os.cpu_count() or 1) as box:
 
         async def one(reference: Reference) -> str:
+            # The first test nearly always tells them apart.
+            for tests in (1, 0):
+                if (await judged(box, EMPTY, reference.context, tests)).answer_status != "correct":
+                    break
+            else:
+                return "tests nothing"
             found = await judged(box, reference.program, reference.context)
             return next((status for status in found.statuses if status != "passed"), "passed")
 

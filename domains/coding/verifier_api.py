@@ -15,6 +15,8 @@ from pipelinerl.extras.sandbox.host import Outcome, Sandbox
 Context = Mapping[str, Any]
 TestStatus = Literal["passed", "failed", "compile_error", "runtime_error", "timeout"]
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
+_ASSERTED = ("AssertionError", "FAILED (failures=")
+"""How what tests write ends, by themselves and under unittest."""
 SHOWN = 500
 """Characters of a text that stay in a record."""
 _LONGEST_NUMBER = 400
@@ -139,7 +141,7 @@ async def _asserted(
     if "timeout" in (program.status, tests.status):
         return "timeout", program.stderr
     failed = _ended(program)
-    if failed is None and tests.stderr.rstrip().rpartition("\n")[2].startswith("AssertionError"):
+    if failed is None and tests.stderr.rstrip().rpartition("\n")[2].startswith(_ASSERTED):
         return "failed", ""
     return failed or "runtime_error", program.stderr or tests.stderr
 

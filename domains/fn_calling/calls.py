@@ -19,6 +19,7 @@ _TAG = re.compile(
 _BETWEEN = re.compile(r"[\s,;]*")
 _LABEL = re.compile(r"\w*[ \t]*(?:\r\n|[\n\r\v\f\x85\u2028\u2029])|(?:json|python|py)\b")
 _BEGUN = re.compile(r"[\[{]|[A-Za-z_][\w.-]*\(|```|~~~|<function=", re.ASCII)
+_TAGS_BEGIN, _TAGS_END = re.compile(r"^[ \t]*<function=", re.MULTILINE), "</function>"
 _NAME = re.compile(r"[A-Za-z_]\w*(?:[.-]\w+)*", re.ASCII)
 
 
@@ -44,8 +45,9 @@ def read_calls(
     `tool_calls` are those that an engine has read already, `{function: {name, arguments}}`; they go first.
     Else those in the last `<tool_calls>...</tool_calls>` that is not empty, or, where `<tool_call>` stands
     last, those of all its blocks, as models write several, also where the end tag of one was forgotten or
-    cut off; else the whole completion, if it is nothing but calls. What stands in a block or alone may be
-    fenced. `functions` are the schemas that give values in tags their types: without them they are texts.
+    cut off; else the whole completion, if it is nothing but calls, or its end in Qwen3-Coder's tags. What
+    stands in a block or alone may be fenced. `functions` are the schemas that give values in tags their
+    types: without them they are texts.
     Raises Unreadable for a block that holds no calls.
     """
     if tool_calls:
@@ -59,6 +61,8 @@ def read_calls(
         if filled and filled[-1][0]:
             return _parsed(filled[-1][1], schemas)
         return [call for listed, written in filled if not listed for call in _parsed(written, schemas)]
+    if completion.rstrip().endswith(_TAGS_END) and (begun := _TAGS_BEGIN.search(completion)) is not None:
+        completion = completion[begun.start() :]  # words may stand before these calls
     text = _unfenced(completion)
     if not text.startswith(("[", "{", BEGIN)) and not (text.endswith(")") and _NAME.match(text)):
         return []

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from domains.guessing.stepwise import narrow, question
-from pipelinerl.domain import BaseDomain
+from pipelinerl.domain import BaseDomain, ReportFocus
 from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 GAMES_PER_SEED = 200
@@ -49,6 +49,7 @@ class GuessingDomain(BaseDomain):
     """Hooks of the guessing game: demonstrations for `python -m pipelinerl.bootstrap +domain=guessing`."""
 
     policy_keys = ()
+    report_focus = ReportFocus(headline=("success", "reward", "guesses", "no_answer"))
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
         """Imperfect play, whatever the phase; no answer is the only right one."""

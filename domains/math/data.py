@@ -151,7 +151,7 @@ def _gold(value: Any) -> str:
         raise ValueError(
             f"answer {text[:60]!r}: a solution without a result; put it behind {GSM8K_MARK} or in a box"
         )
-    text = (result or text).strip()
+    text = (text if result is None else result).strip()
     _refuse_missing(text, "answer")
     if not text:
         raise ValueError(f"answer {str(value)[:60]!r}: holds no result")

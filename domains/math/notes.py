@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domains.math.answers import extracted
-from pipelinerl.domain import Note
+from pipelinerl.domain import ANSWER, GOLD, Note
 
 Record = Mapping[str, Any]
 VERDICT, EXPECTED = "verdict", "expected"
@@ -13,8 +13,14 @@ _READ = {"no_answer": "no boxed answer", "unparsable": "a boxed answer that cann
 
 
 def judge_notes(rollout: str, records: Sequence[Record]) -> list[Note]:
-    """One note for each text of this domain, which its verdict tells."""
-    return [_note(turn, record) for turn, record in enumerate(records) if VERDICT in record["metadata"]]
+    """The answer beside the expected one, and for each text of this domain what its verdict tells."""
+    judged = [(turn, record) for turn, record in enumerate(records) if VERDICT in record["metadata"]]
+    notes = [_note(turn, record) for turn, record in judged]
+    if not judged:
+        return notes
+    answer = extracted((last := judged[-1][1])["answer"])
+    shown = _READ.get(answer, answer)
+    return [Note(text=shown, kind=ANSWER), Note(text=last["metadata"][EXPECTED], kind=GOLD), *notes]
 
 
 def _note(turn: int, record: Record) -> Note:

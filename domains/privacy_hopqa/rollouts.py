@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from domains.deadline import within
 from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
+from domains.privacy_hopqa.agent.episode import FINAL_ANSWER
 from domains.privacy_hopqa.agent.errors import RolloutFailure
 from domains.privacy_hopqa.agent.llm import EngineModel
 from domains.privacy_hopqa.agent.loop import AgentLoop
@@ -132,6 +133,8 @@ async def _run(
     episode = await AgentLoop(chain, settings, prompts, model, searcher, judge).run()
     captured, metrics = await evaluate_episode(episode, judge, settings, runtime.scorer(session))
     texts = [training_text(llm, item) for item in captured]
+    if texts:  # for people: the call that gave it need not be among those that are captured
+        texts[-1].metadata[FINAL_ANSWER] = episode.final_answer
     audit.end()
     runtime.traces.write(identity, episode)
     return RolloutResult(training_texts=texts, metrics=metrics)

@@ -24,7 +24,7 @@ from domains.privacy_hopqa.agent.search_service import TOKEN_FILE_VARIABLE, chec
 from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.dataset import load_problems
-from domains.privacy_hopqa.same_world import digests, foreign, lacking, samples
+from domains.privacy_hopqa.same_world import WHOLE_BYTES, digests, foreign, lacking, samples
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.world import generate, world_config
 from domains.privacy_hopqa.world.config import manifest_of
@@ -219,7 +219,7 @@ async def _ask(
         tasks, pages = await _missing(client, wanted)
         same, others = "the same fingerprint", list[str]()
         if not (fingerprint and served.get("fingerprint")) and not tasks:
-            same, others = await _texts(client, settings, wanted, ours=pages is not None)
+            same, others = await _texts(client, settings, wanted, served if pages is not None else None)
     problems = [*_bound_problems(settings, served), *others]
     if tasks:
         root = settings.task_data_root or "TASKS"
@@ -242,16 +242,19 @@ async def _ask(
 
 
 async def _texts(
-    client: JsonClient, settings: PrivacyHopQASettings, wanted: Wanted, ours: bool
+    client: JsonClient, settings: PrivacyHopQASettings, wanted: Wanted, ours: Mapping[str, Any] | None
 ) -> tuple[str, list[str]]:
     """What was compared, and what is wrong: a world may have the ids of another one and none of its texts.
 
-    `ours`: the service holds texts as they are and knows their digests; of another make, it is searched.
+    `ours` is what a service tells of itself that holds texts as they are and knows their digests; one of
+    another make, None, is searched.
     """
     root, web = settings.task_data_root, None if settings.no_web else settings.web_corpus_path
-    if ours:
+    further = ""
+    if ours is not None:
         mine = digests(root, web, wanted.tasks)
         count, other = len(mine), await _other_texts(client, mine)
+        further = _further(mine, ours, web)
     else:
         gold = {one for ids in wanted.pages for one in ids}
         looked_up = samples(root, web, wanted.tasks, gold)
@@ -261,7 +264,15 @@ async def _texts(
             f"serves another world: it lacks {_some(other, count, 'texts')} that were compared; "
             "start it on the files of this run, or leave the key out and the run starts one"
         ]
-    return (f"{count} texts compared" if count else "texts not compared, none is here"), []
+    return (f"{count} texts compared{further}" if count else "texts not compared, none is here"), []
+
+
+def _further(mine: Mapping[str, str], served: Mapping[str, Any], web: str | None) -> str:
+    """Pages that are served beside those of this run, among which a search has to find them."""
+    pages, there = sum(id_.startswith("web/") for id_ in mine), served.get("web_docs")
+    if web is None or not isinstance(there, int) or there <= pages or Path(web).stat().st_size > WHOLE_BYTES:
+        return ""
+    return f", and {there - pages} pages are served that this run does not have"
 
 
 async def _other_texts(client: JsonClient, mine: Mapping[str, str]) -> list[str]:

@@ -1,15 +1,11 @@
 """One figure per run: critic accuracy, ties, position, failures, replay age, rewards, loss mass."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-
 from domains.raro.metrics import PREFIX
+from pipelinerl.observe.figure_style import TEXTS, WIDTH, save
 from pipelinerl.observe.history import read_evaluations, read_metrics, series
 from pipelinerl.observe.plots import curve, points
 
@@ -26,9 +22,13 @@ _ACTOR = {
 
 
 def draw(output_dir: Path, actor: Records) -> None:
-    """Write `report/raro.png`; panels without data stay empty."""
-    figure, axes = plt.subplots(2, 4, figsize=(17, 6.5))
-    *panels, held_out, mass = axes.flat
+    """Write `report/raro.png`, light and dark; panels without data stay empty."""
+    save(output_dir / "report" / "raro.png", partial(_draw, output_dir, actor))
+
+
+def _draw(output_dir: Path, actor: Records, figure: Any) -> None:
+    figure.set_size_inches(1.6 * WIDTH, 12)
+    *panels, held_out, mass = figure.subplots(4, 2).flat
     for panel, (title, names) in zip(panels, _ACTOR.items(), strict=True):
         for index, name in enumerate(names):
             curve(panel, series(actor, f"actor/{PREFIX}{name}_mean"), name, index, raw=False)
@@ -41,15 +41,9 @@ def draw(output_dir: Path, actor: Records) -> None:
     for index, role in enumerate(("policy", "critic")):
         curve(mass, series(preprocess, f"adv/role/{role}/mass"), role, index, raw=False)
     mass.set_title("loss mass by role (per step)")
-    for panel in axes.flat:
-        panel.set_xlabel("texts trained on")
-        if "age" not in panel.get_title() and panel is not mass:
+    for panel in (*panels, held_out, mass):
+        panel.set_xlabel(TEXTS)
+        if "age" not in panel.get_title(loc="left") and panel is not mass:
             panel.set_ylim(-0.03, 1.03)
-        panel.grid(alpha=0.3)
         if panel.get_legend_handles_labels()[0]:
-            panel.legend(fontsize=8, frameon=False)
-    figure.tight_layout()
-    path = output_dir / "report" / "raro.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+            panel.legend()

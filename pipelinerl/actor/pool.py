@@ -64,7 +64,7 @@ class WorkerPool:
         for index in range(self.count):
             await self._spawn(index)
         everyone = asyncio.gather(*(event.wait() for event in self._ready))
-        await wait_for(everyone, f"{self.count} rollout workers to be ready", deadline_s)
+        await wait_for(everyone, f"{self.count} rollout workers to be ready", deadline_s, normal="seconds")
         if self._last_words:
             raise self._death(min(self._last_words))
 

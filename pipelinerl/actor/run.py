@@ -263,13 +263,14 @@ class Actor:
     def _check_idle(self, limit_s: float) -> None:
         """While nothing runs, the actor waits for an engine (`limit_s`) or for the trainer's next version."""
         slots, budget = self.scheduler.table.slots, self.scheduler.budget
-        name, detail = "", ""
+        name, detail, normal = "", "", ""
         # An engine that is out explains why nothing runs; only if all are in is it the trainer's turn.
         if not self.scheduler.table.active and slots.out >= set(slots.engines):
             name, detail = "an engine in rotation", f"out are {', '.join(sorted(slots.out))}"
+            normal = "a minute or two while an engine is started again"
         elif self.scheduler.waits_for_trainer:
             name = f"a weight version after {self.scheduler.version} from the trainer"
-            limit_s = self.cfg.watchdog.input_deadline_s
+            limit_s, normal = self.cfg.watchdog.input_deadline_s, "a step of the trainer"
             discarded = self.scheduler.discarded
             detail = f"{budget.reserved:.0f} samples reserved, {discarded} discarded, bound {budget.bound}"
         # One wait as long as its reason stays the same, however often it is looked at.
@@ -277,7 +278,7 @@ class Actor:
             self._idle.end()
             self._idle = None
         if name and self._idle is None:
-            self._idle = Wait(name, limit_s).start()
+            self._idle = Wait(name, limit_s, normal=normal).start()
         if self._idle is not None:
             self._idle.check(detail)
 

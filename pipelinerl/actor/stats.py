@@ -22,10 +22,12 @@ LAGS_KEPT = 100_000
 
 
 def describe(values: Sequence[float], name: str) -> dict[str, float]:
-    """`<name>_mean`, and `_max`, `_min`, `_var` (population variance) unless all values are equal."""
-    if not len(values):
+    """`<name>_mean`, and `_max`, `_min`, `_var` (population variance) unless all values are equal.
+
+    A value that is no finite number, such as the mean of nothing, is left out.
+    """
+    if not len(array := _finite(values)):
         return {}
-    array = np.asarray(values, np.float64)
     low, high = float(array.min()), float(array.max())
     if low == high:  # the mean of equal values may differ from them by rounding
         return {f"{name}_mean": low + 0.0}  # not -0.0
@@ -33,6 +35,17 @@ def describe(values: Sequence[float], name: str) -> dict[str, float]:
     if (variance := float(array.var())) > 0:
         described |= {f"{name}_max": high, f"{name}_min": low, f"{name}_var": variance}
     return described
+
+
+def _finite(values: Sequence[float]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    array = np.asarray(values, np.float64)
+    return array[np.isfinite(array)]
+
+
+def _success(rollout: FinishedRollout) -> float | None:
+    """None where the domain measures none, or what is no number."""
+    value = rollout.metrics.get(SUCCESS)
+    return value if isinstance(value, float) and math.isfinite(value) else None
 
 
 class _Pool(defaultdict[str, list[float]]):
@@ -83,7 +96,7 @@ class GroupStats:
             if rollout.ending not in (Ending.DONE, Ending.EMPTY):
                 continue  # it has no metrics; a mean over those that have is what dashboards expect
             self._add(rollout)
-            if isinstance(success := rollout.metrics.get(SUCCESS), float):
+            if (success := _success(rollout)) is not None:
                 successes.append(success)
         if successes:
             self._group_success.append(float(np.mean(successes)))
@@ -98,8 +111,8 @@ class GroupStats:
         if rollout.model_version is not None:
             self._versions.append(float(rollout.model_version))
         if rollout.metrics.get(OVERLONG):
-            success = rollout.metrics.get(SUCCESS)
-            self._overlong_success.extend([success] if isinstance(success, float) else [])
+            success = _success(rollout)
+            self._overlong_success.extend([] if success is None else [success])
 
     def take(self, prefix: str = "") -> dict[str, float]:
         """The record, and begin anew. `prefix` (`test_`) is put before all but per-dataset keys."""
@@ -140,9 +153,9 @@ class RecentGroups:
         for rollout in rollouts:
             if rollout.ending in (Ending.DONE, Ending.EMPTY):
                 pool.add(rollout)
-        means = {name: float(np.mean(pool[name])) for name in (SUCCESS, REWARD) if pool[name]}
         # A domain may measure what is no number, such as the mean reward of no samples.
-        if means := {name: mean for name, mean in means.items() if math.isfinite(mean)}:
+        found = {name: _finite(pool[name]) for name in (SUCCESS, REWARD)}
+        if means := {name: float(values.mean()) for name, values in found.items() if len(values)}:
             self._groups.append(means)
 
     def means(self) -> dict[str, float]:
@@ -167,7 +180,7 @@ class UnsolvedWatch:
 
     def add_group(self, rollouts: Iterable[FinishedRollout]) -> str | None:
         """What to say behind this group; one without a measured success says nothing."""
-        measured = [one for one in rollouts if isinstance(one.metrics.get(SUCCESS), float)]
+        measured = [one for one in rollouts if _success(one) is not None]
         if self._said or not measured:
             return None
         if any(one.metrics[SUCCESS] for one in measured):

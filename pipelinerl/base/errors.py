@@ -5,7 +5,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
@@ -73,6 +73,23 @@ def show_what_it_can() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
+
+
+def leave(command: str, main: Callable[[], int]) -> NoReturn:
+    """End the process with a command's status. Output that cannot be written is one line and status 1.
+
+    A reader that has gone, such as `| head`, has had enough: nothing is said.
+    """
+    try:
+        status = main()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        status = 0 if isinstance(error, BrokenPipeError) else 1
+        if status:
+            print(printable(f"{command}: {error}; put it right, then try again"), file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter writes what is left once more
+    sys.exit(status)
 
 
 def fields_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:

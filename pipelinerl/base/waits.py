@@ -13,6 +13,10 @@ from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
+ENGINES_READY = "seconds on a CPU, minutes while vLLM loads and compiles a large model"
+ROLLOUTS = "as long as rollouts take; an evaluation goes first"
+"""What several roles say is normal (`Wait.normal`)."""
+
 _lock = threading.Lock()
 _active: "set[Wait]" = set()
 
@@ -31,11 +35,15 @@ class Wait:
     `clock` returns seconds and never goes backwards; tests inject their own.
     """
 
-    def __init__(self, name: str, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, name: str, deadline_s: float, clock: Callable[[], float] = time.monotonic, normal: str = ""
+    ) -> None:
         if not deadline_s >= 0:
             raise ValueError(f"the deadline of the wait for {name} must be at least 0 s, not {deadline_s}")
         self.name = name
         self.deadline_s = float(deadline_s)
+        self.normal = normal
+        """How long it may well last, for people: `a minute or two while a model is loaded`."""
         self.doing: dict[str, Any] | None = None
         """What is known of the other side: `who`, its `stage`, and `for_s` seconds so far."""
         self._clock = clock
@@ -78,23 +86,26 @@ class Wait:
 
 
 def current_waits() -> list[dict[str, Any]]:
-    """The waits of this process, longest first: name, seconds so far, deadline in seconds, `Wait.doing`."""
+    """The waits of this process, longest first: name, seconds so far, deadline in seconds, and where they are
+    known `Wait.normal` and `Wait.doing`.
+    """
     with _lock:
         waits = list(_active)
     rows = [
         {"name": w.name, "waited_s": round(w.elapsed_s, 1), "deadline_s": round(w.deadline_s, 1)}
+        | ({"normal": w.normal} if w.normal else {})
         | ({"doing": w.doing} if w.doing else {})
         for w in waits
     ]
     return sorted(rows, key=lambda row: -row["waited_s"])
 
 
-async def wait_for(awaitable: Awaitable[T], name: str, deadline_s: float) -> T:
+async def wait_for(awaitable: Awaitable[T], name: str, deadline_s: float, normal: str = "") -> T:
     """Await with a name and a deadline; raises WaitExpired instead of a bare TimeoutError.
 
     What is awaited ends with the wait, also when the wait itself is cancelled.
     """
-    with Wait(name, deadline_s):
+    with Wait(name, deadline_s, normal=normal):
         task = asyncio.ensure_future(awaitable)
         try:
             done, _ = await asyncio.wait({task}, timeout=deadline_s)

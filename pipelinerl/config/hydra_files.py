@@ -83,6 +83,10 @@ def in_one_line() -> Iterator[None]:
             "a configuration file cannot be read: it is among its own defaults, or sections are too deep "
             "inside each other; take its name out of the defaults"
         ) from None
+    except ConfigError:
+        raise
+    except ValueError as error:  # Python's, of an integer of thousands of digits
+        raise ConfigError(f"a value cannot be read: {first_line(error)}") from None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ what refers to one of these.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -50,9 +50,20 @@ _IN_ADDRESS = re.compile(
     r"://[^/\s@]*:[^/\s@]+@|\bhttps?://[^/\s@]+@|[?&#;](sig|[\w-]*(token|key|secret|password|pwd|signature)[\w-]*)=",
     re.IGNORECASE,
 )
-_IN_HEADER = re.compile(r"\bauthorization:\s*\S|^\s*bearer\s+\S{6,}\s*$", re.IGNORECASE)
-_IN_COMMAND = re.compile(r"(?:^|\s)(?:--?([a-z][\w-]*)|([A-Z][A-Z0-9_]*))=(?=\S*[A-Za-z])")
+_IN_HEADER = re.compile(r"\bauthorization:\s*\S|^\s*(?:bearer|basic)\s+\S{6,}\s*$", re.IGNORECASE)
+_IN_COMMAND = re.compile(r"(?:^|\s)(?:--?([A-Za-z][\w-]*)(?:=|\s+(?!-))|([A-Z][A-Z0-9_]*)=)(?=\S*[A-Za-z])")
 """An option or a variable with its value, as commands have them; one of a number counts something."""
+_IN_WORDS = re.compile(
+    r"(?<![\w-])([A-Za-z][\w-]{0,60})['\"]?(?::\s*|=)['\"]?(?=\S{0,80}\d)(?=\S{0,80}[A-Za-z])\S{6}"
+)
+"""A name and what looks made by a machine, in a header, in JSON or in the words of a connection."""
+_MADE = re.compile(
+    r"\b(?:[rs]k-(?:[a-z0-9]+-)*\w{16}|gh[oprsu]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|hf_[A-Za-z0-9]{20}"
+    r"|xox[a-z]-[\w-]{10}|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30}|eyJ[\w-]{8,}\.[\w-]{8,}\.)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY|\bhooks\.slack\.com/services/\w|/api/webhooks/\d+/\w"
+)
+"""Tokens that are known by their own form, whatever their key is called."""
+_OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
 _LEAST_REPEATED = 6
 """Characters of a value that is also looked for inside of others; shorter ones are part of too much."""
 
@@ -62,10 +73,13 @@ def secrets_of(tree: DictConfig) -> dict[Place, Any]:
     raw = OmegaConf.to_container(tree, resolve=False)
     resolved = OmegaConf.to_container(tree, resolve=True)
     values = [(place, value, _written_at(raw, place)) for place, value in _leaves(resolved)]
+    named = _named_by_others(values)
     found = {
         place: value
         for place, value, source in values
-        if value not in (None, "") and not isinstance(value, bool) and _is_secret(place, value, source)
+        if value not in (None, "")
+        and not isinstance(value, bool)
+        and (_is_secret(place, value, source) or (place in named and isinstance(value, str)))
     }
     known = {str(value) for value in found.values()}
     long = [value for value in known if len(value) >= _LEAST_REPEATED]
@@ -125,9 +139,26 @@ def _is_secret(place: Place, value: Any, raw: Any) -> bool:
 
 
 def _holds_secret(text: str) -> bool:
-    """Whether an address, a header or an option in it has a secret."""
-    named = (option or variable for option, variable in _IN_COMMAND.findall(text))
-    return bool(_IN_ADDRESS.search(text) or _IN_HEADER.search(text)) or any(map(names_secret, named))
+    """Whether an address, a header, an option or a name in it has a secret, or it is known to be one."""
+    named = [option or variable for option, variable in _IN_COMMAND.findall(text)] + _IN_WORDS.findall(text)
+    known = _IN_ADDRESS.search(text) or _IN_HEADER.search(text) or _MADE.search(text)
+    return known is not None or any(map(names_secret, named))
+
+
+def _named_by_others(values: Iterable[tuple[Place, Any, Any]]) -> set[Place]:
+    """Places of what another value names: the item behind an option, and the `value` beside a `name`."""
+    texts = {place: value for place, value, _ in values if isinstance(value, str)}
+    found = set[Place]()
+    for place, text in texts.items():
+        *above, last = place
+        option = _OPTION.fullmatch(text)
+        if isinstance(last, int) and option is not None and names_secret(option[1]):
+            behind = (*above, last + 1)
+            if not (value := texts.get(behind, "-")).startswith("-") and not value.isdecimal():
+                found.add(behind)
+        elif last in ("name", "key") and names_secret(text):
+            found.add((*above, "value"))
+    return found
 
 
 def names_secret(name: str) -> bool:

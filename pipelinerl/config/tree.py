@@ -79,7 +79,7 @@ class Config(OpenSection):
     dataset_loader_params: dict[str, Any] = {}
     """Further arguments of the loader."""
     train_dataset_names: Annotated[list[str], KEPT] = ["train"]
-    """Names given to the loader for training."""
+    """Names given to the loader for training; one that is named twice is drawn twice as often."""
     test_dataset_names: list[str] = ["test"]
     """Names given to the loader for evaluation; none if only training names are given."""
     domain_name: str | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from pipelinerl.base.waits import Wait
+from pipelinerl.base.waits import ENGINES_READY, Wait
 from pipelinerl.config import Config
 from pipelinerl.engines.kind import eight_bits, engine_kind
 from pipelinerl.finetune.step import Learner
@@ -69,7 +69,7 @@ class EngineBroadcaster(Broadcaster):
         self._unchecked = FIRST_UPDATES
 
     def start(self) -> None:
-        with Wait("the engines to be ready", self._deadline_s):
+        with Wait("the engines to be ready", self._deadline_s, normal=ENGINES_READY):
             try:
                 self._publisher.wait_ready(self._deadline_s)
             except WeightUpdateError as error:
@@ -82,7 +82,8 @@ class EngineBroadcaster(Broadcaster):
 
         WeightUpdateError at once for what no replacement mends.
         """
-        with Wait(f"the engines to take version {version}", self._deadline_s) as wait:
+        name = f"the engines to take version {version}"
+        with Wait(name, self._deadline_s, normal="seconds; minutes while an engine is replaced") as wait:
             while True:
                 try:
                     report = self._publisher.publish(version, self._weights())

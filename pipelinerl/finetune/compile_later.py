@@ -18,6 +18,8 @@ from pipelinerl.modeling.compiling import USUAL_S
 from pipelinerl.modeling.delta_net import delta_nets
 
 log = logging.getLogger(__name__)
+KERNELS = "minutes, once, while the engines start"
+"""How long that wait may well last."""
 MEASURED_STEP = 2
 """The first step that tells: in the one before, kernels are loaded and memory is first allocated."""
 
@@ -35,7 +37,7 @@ def warm_up(learner: Learner, cfg: Config) -> None:
     fails here (a row longer than any that comes may lack memory) is said, and the first step tries again.
     """
     row = sentinel_batch(0, 1, cfg.finetune.shares_prefixes, cfg.finetune.seq_length)
-    with Wait("the kernels of its first micro-batch", USUAL_S) as wait:
+    with Wait("the kernels of its first micro-batch", USUAL_S, normal=KERNELS) as wait:
         failed = _try(learner, row)
     if failed is not None:
         log.warning("no kernels were made before the first step: %s", failed)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipelinerl.base.waits import Wait
+from pipelinerl.base.waits import ROLLOUTS, Wait
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.modeling.seq_parallel import RowGroup
 from pipelinerl.streams import SingleStreamSpec, read_stream
@@ -84,7 +84,7 @@ class Feed:
                 f"the recording {self._reader.spec} ends within step {step}; record the run again"
             )
         started = time.monotonic()
-        with Wait(f"samples of step {step}", self._deadline_s) as wait:
+        with Wait(f"samples of step {step}", self._deadline_s, normal=ROLLOUTS) as wait:
             while (record := self._reader.next_record()) is None:
                 # The end of the stream says whether a writer was killed in the middle of a record.
                 wait.check(self._reader.describe_end() if wait.expired else "")

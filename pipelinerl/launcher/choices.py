@@ -318,14 +318,32 @@ def _rest(cfg: Config) -> Iterator[Row]:
         yield Row("resuming", start, "same output folder", "force_restart=true")
 
 
+_FOUR_COLUMNS = 110
+"""Characters of a terminal from which on the table has four columns that can be read."""
+
+
 def print_choices(plan: RunPlan) -> None:
     """Print the table; plain lines where the output is no terminal keep it readable in logs."""
+    output = Output(width=None if os.isatty(1) else 144)
+    output.print(choices_table(table(plan), output.width))
+
+
+def choices_table(rows: Sequence[Row], width: int) -> Table:
+    """What is chosen, why, and the key; on a narrow terminal the last two stand below the first."""
+    if width < _FOUR_COLUMNS:
+        shown = Table(title="What this run uses", title_justify="left", box=None, show_header=False)
+        shown.add_column(no_wrap=True)
+        shown.add_column(overflow="fold")
+        for row in rows:
+            shown.add_row(row.subject, row.chosen)
+            shown.add_row("", f"{row.because}; change with {row.change}", style="dim")
+        return shown
     shown = Table(title="What this run uses", title_justify="left", show_lines=False)
     for column in ("", "chosen", "because", "change with"):
         shown.add_column(column, overflow="fold")
-    for row in table(plan):
+    for row in rows:
         shown.add_row(*row)
-    Output(width=None if os.isatty(1) else 144).print(shown)
+    return shown
 
 
 def keep_choices(output_dir: Path, rows: Sequence[Row]) -> None:

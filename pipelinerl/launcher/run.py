@@ -99,8 +99,9 @@ class Completion:
 
     def _wait(self, name: str) -> Wait:
         if name == "actor":
-            return Wait("actor to end a rollout of its last evaluation", self._rollout_s)
-        return Wait(f"{name} to end after the trainer", PREPROCESS_END_S)
+            name = "actor to end a rollout of its last evaluation"
+            return Wait(name, self._rollout_s, normal="the longest rollout of an evaluation")
+        return Wait(f"{name} to end after the trainer", PREPROCESS_END_S, normal="seconds")
 
 
 class Watchdog:

@@ -40,6 +40,8 @@ def prepare(
 
     `named` is what `asked_services` gave. Streams of an earlier attempt are set aside, except in a dry run.
     """
+    if _makes_data(domain):
+        print(f"preparing the data of {_name(chosen.tree)}", flush=True)
     try:
         prepared = dict(domain.prepare(resolved(chosen.tree), folder.path))
     except (ValueError, OSError) as error:
@@ -81,8 +83,11 @@ def validated(chosen: Chosen, domain: Domain, folder: RunFolder, backend: Backen
     made = plan(chosen, backend.hosts, facts, domain, backend.free)
     if dry_run:
         return made
-    makes_data = any(type(part).prepare is not BaseDomain.prepare for part in parts_of(domain))
-    return _with_problems(made, VALIDATE_DEADLINE_S, makes_data)
+    return _with_problems(made, VALIDATE_DEADLINE_S, _makes_data(domain))
+
+
+def _makes_data(domain: Domain) -> bool:
+    return any(type(part).prepare is not BaseDomain.prepare for part in parts_of(domain))
 
 
 def _with_problems(made: RunPlan, deadline_s: float, may_fail: bool = False) -> RunPlan:
@@ -90,6 +95,7 @@ def _with_problems(made: RunPlan, deadline_s: float, may_fail: bool = False) -> 
 
     `may_fail`: the domain has not prepared its data yet.
     """
+    print(f"reading the problems ({made.cfg.dataset_loader})", flush=True)  # may take minutes
     looked = look(made.tree, deadline_s)
     if looked.problems and may_fail:
         looked = Looked(said="not there before the start, which makes its data")

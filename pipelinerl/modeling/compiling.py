@@ -32,7 +32,7 @@ def named_compilations() -> Iterator[None]:
     under_way: list[Wait] = []
 
     def begin(*_: object) -> None:
-        under_way.append(Wait("torch.compile", USUAL_S).start())
+        under_way.append(Wait("torch.compile", USUAL_S, normal="minutes, once").start())
 
     def end(*_: object) -> None:
         wait = under_way.pop()

@@ -14,7 +14,7 @@ from typing import Any
 import yaml  # comes with hydra
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
-from pipelinerl.base.errors import CommandParser
+from pipelinerl.base.errors import CommandParser, leave
 from pipelinerl.observe.wandb_run import wandb_mode
 
 DEFINITION = Path(__file__).with_name("dashboard.yaml")
@@ -156,4 +156,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("dashboard", main)

@@ -1,37 +1,15 @@
-"""The figures of a report. Colours are Okabe and Ito's, and lines also differ in dash and marker, so that the
-figures survive a black-and-white printer and every kind of colour vision."""
+"""The figures of a report, each as a function that draws into a figure; `figure_style` has their look."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter
 
+from pipelinerl.observe.figure_style import DASHES, MARKERS, TEXTS, WIDTH, colour, legend
 from pipelinerl.observe.history import Evaluation, Series, series
-from pipelinerl.observe.intervals import known, mean_interval
+from pipelinerl.observe.intervals import is_share, known, mean_interval
 from pipelinerl.observe.mismatch import AGE_NAMES, AGES
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_STYLE: dict[str, Any] = {
-    "figure.dpi": 130,
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-    "savefig.bbox": "tight",
-}
-_TEXTS = "samples trained on"
 
 Records = list[dict[str, Any]]
 
@@ -44,17 +22,26 @@ def smooth(y: np.ndarray, window: int) -> np.ndarray:
     return np.convolve(y, kernel, "same") / np.convolve(np.ones_like(y), kernel, "same")
 
 
+def smallest(y: np.ndarray, window: int) -> np.ndarray:
+    """Smallest value in a centred window around each, float64 [n]."""
+    half = window // 2
+    return np.array([y[max(0, at - half) : at + half + 1].min() for at in range(len(y))])
+
+
+def _window(data: Series) -> int:
+    """Records that a smoothed point stands for."""
+    return max(1, len(data) // 12)
+
+
 def curve(axes: Axes, data: Series, label: str, index: int, raw: bool = True) -> None:
     """A smoothed line over the recorded points, which stay visible in the background."""
     if not len(data):
         return
-    colour = COLOURS[index % len(COLOURS)]
-    window = max(1, len(data) // 12)
+    line: dict[str, Any] = {"color": colour(index), "linestyle": DASHES[index % len(DASHES)]}
+    window = _window(data)
     if raw and window > 1:
-        axes.plot(data.x, data.y, ".", color=colour, alpha=0.25, markersize=3)
-    axes.plot(
-        data.x, smooth(data.y, window), color=colour, linestyle=DASHES[index % len(DASHES)], label=label
-    )
+        axes.plot(data.x, data.y, ".", color=colour(index), alpha=0.3, markersize=3)
+    axes.plot(data.x, smooth(data.y, window), label=label, **line)
 
 
 def points(
@@ -79,7 +66,7 @@ def points(
         x,
         mean,
         yerr=np.maximum(error, 0),
-        color=COLOURS[index % len(COLOURS)],
+        color=colour(index),
         linestyle=DASHES[index % len(DASHES)],
         marker=MARKERS[index % len(MARKERS)],
         markersize=5,
@@ -89,41 +76,17 @@ def points(
     )
 
 
-def save(path: Path, draw: Callable[[Any], None]) -> bool:
-    """Write the figure that `draw` makes; no file, and False, if it had nothing to show."""
-    with plt.rc_context(_STYLE):
-        figure = plt.figure(figsize=(6.5, 3.6))
-        try:
-            draw(figure)
-            if not any(axes.has_data() for axes in figure.axes):
-                return False
-            for axes in figure.axes:
-                if axes.get_xlabel() == _TEXTS and axes.get_xlim()[1] >= 10_000:
-                    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 125k: six digits run together
-            figure.savefig(path)
-        finally:
-            plt.close(figure)
-    return True
-
-
-def _legend(axes: Axes, beside: bool = False) -> None:
-    """A legend, beside the axes where lines could run under it."""
-    if axes.get_legend_handles_labels()[0]:
-        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if beside else {}
-        axes.legend(fontsize=9, **place)
-
-
-def learning(figure: Any, actor: Records, evaluations: Sequence[Evaluation]) -> None:
-    """Training reward and success, and the same of the evaluations with intervals."""
-    figure.set_size_inches(9, 3.6)
-    for axes, metric in zip(figure.subplots(1, 2), ("success", "reward")):
-        curve(axes, series(actor, f"actor/{metric}_mean"), "training rollouts", 0)
-        points(axes, evaluations, metric, "evaluation, 95 % interval", 1)
-        axes.set(title=metric, xlabel=_TEXTS)
-        if metric == "success":
-            axes.set_ylim(-0.03, 1.03)
-        _legend(axes)
-    figure.tight_layout()
+def learning(figure: Any, actor: Records, evaluations: Sequence[Evaluation], metric: str) -> None:
+    """One metric over training: that of the training rollouts, and of the evaluations with intervals."""
+    axes = figure.subplots()
+    trained = series(actor, f"actor/{metric}_mean")
+    curve(axes, trained, "training rollouts", 0)
+    points(axes, evaluations, metric, "evaluation, 95 % interval", 1)
+    axes.set(title=metric, xlabel=TEXTS)
+    evaluated = [is_share(known(one.values[metric])) for one in evaluations if metric in one.values]
+    if metric == "success" or (evaluated and all(evaluated)):
+        axes.set_ylim(-0.03, 1.03)
+    legend(axes, below=True)
 
 
 def evaluation_metrics(
@@ -133,38 +96,40 @@ def evaluation_metrics(
     axes = figure.subplots()
     for index, (label, name) in enumerate(metrics.items()):
         points(axes, evaluations, name, label, index, (index - (len(metrics) - 1) / 2) * 0.008)
-    axes.set(title=title, xlabel=_TEXTS)
+    axes.set(title=title, xlabel=TEXTS)
     if len(evaluations) == 1:
         axes.set(xticks=[evaluations[0].version], xlim=(evaluations[0].version + np.array([-0.5, 0.5])))
     if axes.get_ylim()[1] <= 1.06:
         axes.set_ylim(-0.03, 1.03)
-    _legend(axes, beside=True)
+    legend(axes, below=True)
 
 
 def optimisation(figure: Any, finetune: Records) -> None:
-    """Importance ratio, effective sample size, divergences and entropy."""
-    figure.set_size_inches(11, 6)
+    """Importance ratio, effective sample size with its minima, divergences and entropy."""
+    figure.set_size_inches(WIDTH, 10)
     panels = {
         "importance ratio": {
             "mean": "rl/ratio_new_old",
             "largest": "rl/max_ratio_new_old",
             "smallest": "rl/min_ratio_new_old",
         },
-        "effective sample size (share)": {"ESS": "rl/ess"},
+        "effective sample size (share)": {"mean": "rl/ess"},
         "divergence per token": {"old to new": "rl/kl_new_old", "reference": "rl/kl"},
         "entropy and gradient": {"entropy (nats)": "rl/entropy", "gradient norm": "stats/grad_norm"},
     }
     # Their lines differ by orders of magnitude.
     logarithmic = {"importance ratio", "entropy and gradient"}
-    for axes, (title, lines) in zip(figure.subplots(2, 2).flat, panels.items()):
+    for axes, (title, lines) in zip(figure.subplots(4, 1), panels.items()):
         for index, (label, name) in enumerate(lines.items()):
-            curve(axes, series(finetune, name), label, index, raw=False)
-        axes.set(title=title, xlabel=_TEXTS)
+            data = series(finetune, name)
+            curve(axes, data, label, index, raw=False)
+            if name == "rl/ess" and len(data):  # a mean hides the one step that trained on few samples
+                least = smallest(data.y, _window(data))
+                axes.plot(data.x, least, color=colour(1), linestyle=DASHES[1], label="smallest")
+        axes.set(title=title, xlabel=TEXTS)
         if title in logarithmic and axes.lines:
             axes.set_yscale("log")
-        if len(lines) > 1:
-            _legend(axes, beside=True)
-    figure.tight_layout()
+        legend(axes)
 
 
 def lag_histogram(
@@ -203,42 +168,38 @@ def pace(records: Records, name: str = "stats/sampled_tokens") -> Series:
 
 def staleness(figure: Any, finetune: Records) -> None:
     """How old trained tokens were, and how many sequences carry several versions."""
-    figure.set_size_inches(9, 3.6)
+    figure.set_size_inches(WIDTH, 5.4)
     edges, counts = lag_histogram(finetune)
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(2, 1)
     if len(counts):
         left.bar(
             edges[:-1],
             counts / counts.sum(),
             width=np.diff(edges),
             align="edge",
-            color=COLOURS[0],
-            edgecolor="white",
+            color=colour(0),
+            edgecolor=left.get_facecolor(),
         )
     left.set(title="lag of trained tokens", xlabel="lag (samples)", ylabel="share of tokens")
     curve(right, series(finetune, "stats/multi_version_share"), "share of samples", 0)
-    right.set(title="samples with several weight versions", xlabel=_TEXTS, ylim=(-0.03, 1.03))
-    figure.tight_layout()
+    right.set(title="samples with several weight versions", xlabel=TEXTS, ylim=(-0.03, 1.03))
 
 
 def mismatch(figure: Any, finetune: Records) -> None:
     """|log(trainer / engine)| by the age of the weights that sampled a token, and effective sample sizes."""
-    figure.set_size_inches(11, 3.6)
-    left, right = figure.subplots(1, 2)
+    figure.set_size_inches(WIDTH, 6)
+    left, right = figure.subplots(2, 1)
     for index, group in enumerate(AGES):
         if len(apart := series(finetune, f"mismatch/{group}/mean_abs")):
             curve(left, apart, AGE_NAMES[group], index, raw=False)
             curve(right, series(finetune, f"mismatch/{group}/ess"), AGE_NAMES[group], index, raw=False)
     if len(limit := series(finetune, "mismatch/limit")) and left.lines:
         left.plot(limit.x, limit.y, color="#777777", linewidth=1, label="what rounding may explain")
-    left.set(title="mean |log r| by age of weights", xlabel=_TEXTS, ylabel="nats")
+    left.set(title="mean |log r| by age of weights", xlabel=TEXTS, ylabel="nats")
     if left.lines:
         left.set_yscale("log")  # arithmetic and age differ by orders of magnitude
-    right.set(title="effective sample size by age", xlabel=_TEXTS, ylabel="share")
-    handles, labels = left.get_legend_handles_labels()
-    if handles:
-        right.legend(handles, labels, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    figure.tight_layout()
+    right.set(title="effective sample size by age", xlabel=TEXTS, ylabel="share")
+    legend(left, below=True)
 
 
 def _sampled_while_working(records: Records) -> Series:
@@ -262,19 +223,19 @@ def throughput(figure: Any, actor: Records, finetune: Records) -> None:
     }
     for index, (label, data) in enumerate(lines.items()):
         curve(axes, data, label, index)
-    axes.set(title="throughput", xlabel=_TEXTS, ylabel="sampled tokens per second")
+    axes.set(title="throughput", xlabel=TEXTS, ylabel="sampled tokens per second")
     axes.set_yscale("log")  # a trainer that mostly waits is a hundred times as fast while it works
-    _legend(axes)
+    legend(axes, below=True)
 
 
 def outcomes(figure: Any, counts: Mapping[str, int]) -> None:
     """Training rollouts by outcome."""
     if not any(counts.values()):
         return
-    figure.set_size_inches(6.5, 2.6)
+    figure.set_size_inches(WIDTH, 2.6)
     axes = figure.subplots()
     names = list(counts)
-    bars = axes.barh(names, [counts[name] for name in names], color=COLOURS[0])
+    bars = axes.barh(names, [counts[name] for name in names], color=colour(0))
     axes.bar_label(bars, padding=3)
     axes.invert_yaxis()
     axes.set(title="training rollouts by outcome", xlabel="rollouts")

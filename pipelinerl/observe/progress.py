@@ -1,4 +1,4 @@
-"""The launcher's status line: versions, samples, rollouts by outcome, success, tokens per second, waits.
+"""The launcher's status line: step, success, reward and time left; samples, rollouts by outcome, long waits.
 
 Everything comes from the files that the roles write (metrics.jsonl, status.json, the accounting), so it works
 for any run on this disk and costs the roles nothing.
@@ -7,8 +7,10 @@ for any run on this disk and costs the roles nothing.
 import errno
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from textwrap import wrap
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.live import Live
@@ -21,8 +23,10 @@ from pipelinerl.base.waits import current_waits
 from pipelinerl.observe.history import metrics_record, read_status
 from pipelinerl.run_state.accounting import Outcome, RolloutAccounting, RolloutCounts
 
-# Shorter waits are ordinary; longer ones are worth a word.
-_NOTABLE_WAIT_S = 5.0
+# Shorter waits are ordinary; longer ones are worth a word. While nothing has begun, any is what is going on.
+_NOTABLE_WAIT_S = 30.0
+_STARTING_WAIT_S = 3.0
+_NOTABLE_ROLLOUT_S = 30.0
 _LONGEST_WAITS = 3
 PLAIN_EVERY_S = 60.0
 # Of the time that has passed, between two lines of a log: some 130 of them in the first hour.
@@ -34,35 +38,86 @@ _SHOWN = {
 }
 
 
+class StatusParts(NamedTuple):
+    """A status line in parts: what is looked at first, what the clock moves, and the rest."""
+
+    head: list[str]
+    times: list[str]
+    rest: list[str]
+
+    @property
+    def unlike_before(self) -> list[str]:
+        """What tells that something has happened."""
+        return self.head + self.rest
+
+    def __str__(self) -> str:
+        return " | ".join(self.head + self.times + self.rest)
+
+    def rows(self, width: int) -> str:
+        """The line for a terminal, broken between parts, and a part wider than `width` between its words."""
+        rows: list[str] = []
+        for part in self.head + self.times + self.rest:
+            if rows and len(rows[-1]) + len(part) + 3 <= width:
+                rows[-1] += f" | {part}"
+            else:
+                rows += wrap(part, width, subsequent_indent="  ", break_on_hyphens=False)
+        return "\n".join(rows)
+
+
 def status_line(
     metrics: dict[str, Any],
     counts: RolloutCounts,
     status: dict[str, dict[str, Any]],
     target: int | None,
     elapsed_s: float,
-) -> str:
+    left_s: float | None = None,
+) -> StatusParts:
     """One line from the latest metrics, counts and status of the roles; unknown parts are left out."""
-    parts = [f"{int(elapsed_s) // 60:d}:{int(elapsed_s) % 60:02d}"]
-    texts = metrics.get("stats/samples")
-    if texts is not None:
-        share = f" of {target} ({texts / target:.0%})" if target else ""
-        parts.append(f"trained {texts:.0f} samples{share}")
+    head, rest = list[str](), list[str]()
+    texts, actor = metrics.get("stats/samples"), status.get("actor", {})
     if (step := metrics.get("stats/completed_steps")) is not None:
-        parts.append(f"step {step:.0f}")
-    actor = status.get("actor", {})
-    parts.append(_rollouts(counts, actor))
+        head.append(f"step {step:.0f}" + (f" ({texts / target:.0%})" if target and texts is not None else ""))
+    means, over = _recent(actor)
+    head += means
+    times = [f"{_clock(left_s)} left"] if left_s else []
+    times.append(_clock(elapsed_s))
+    if texts is not None:
+        rest.append(f"trained {texts:.0f}{f' of {target}' if target else ''} samples")
+    rest += [*over, _rollouts(counts, actor)]
     if out := actor.get("engines_out"):
-        parts.append(f"engines out of rotation: {out.count(',') + 1}")
-    parts += _recent(actor)
-    if (since := actor.get("oldest_since")) and (age_s := time.time() - since) >= _NOTABLE_WAIT_S:
-        parts.append(f"oldest rollout {actor['oldest_rollout']} for {age_s:.0f} s")
+        rest.append(f"engines out of rotation: {out.count(',') + 1}")
+    if (since := actor.get("oldest_since")) and (age_s := time.time() - since) >= _NOTABLE_ROLLOUT_S:
+        rest.append(f"oldest rollout {actor['oldest_rollout']} for {age_s:.0f} s")
     # A value that was no number stands as null in the file.
-    parts += [form.format(metrics[name]) for name, form in _SHOWN.items() if metrics.get(name) is not None]
-    line = " | ".join(parts)
+    rest += [form.format(metrics[name]) for name, form in _SHOWN.items() if metrics.get(name) is not None]
     if starts := _starting(status):
-        line += f" | starting: {starts}"
-    waits = notable_waits(status)
-    return f"{line} | waiting: {'; '.join(waits)}" if waits else line
+        rest.append(f"starting: {starts}")
+    begun = bool(counts.started or counts.eval_started)
+    if waits := notable_waits(status, _NOTABLE_WAIT_S if begun else _STARTING_WAIT_S):
+        rest.append(f"waiting: {'; '.join(waits)}")
+    return StatusParts(head, times, rest)
+
+
+def _clock(seconds: float) -> str:
+    """`1:05`, from an hour on `1:00:05`."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes:d}:{rest:02d}" if minutes < 60 else f"{minutes // 60:d}:{minutes % 60:02d}:{rest:02d}"
+
+
+class Trained(NamedTuple):
+    """Samples that had been trained on at a time, in seconds since 1970."""
+
+    time: float
+    samples: float
+
+
+def time_left_s(first: Trained, last: Trained, target: int, now: float) -> float | None:
+    """Seconds until `target` samples at the rate between two records; None without a rate or at the end."""
+    done = last.samples - first.samples
+    if done <= 0 or last.time <= first.time or last.samples >= target:
+        return None
+    needed_s = (target - last.samples) * (last.time - first.time) / done
+    return max(1.0, needed_s - (now - last.time))
 
 
 def _rollouts(counts: RolloutCounts, actor: dict[str, Any]) -> str:
@@ -77,8 +132,8 @@ def _rollouts(counts: RolloutCounts, actor: dict[str, Any]) -> str:
     return line
 
 
-def _recent(actor: dict[str, Any]) -> list[str]:
-    """Means and standard deviations over the last groups.
+def _recent(actor: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Means and standard deviations over the last groups, and how many groups these are.
 
     The actor renews them with each group, its metrics only with a version.
     """
@@ -88,8 +143,8 @@ def _recent(actor: dict[str, Any]) -> list[str]:
             spread = f" ± {actor[f'{key}_spread']:.2f}" if f"{key}_spread" in actor else ""
             shown.append(f"{name} {actor[key]:.2f}{spread}")
     groups = actor.get("recent_groups", 0)
-    over = "1 group" if groups == 1 else f"last {groups:.0f} groups"
-    return [f"{', '.join(shown)} ({over})"] if shown else []
+    over = "means of 1 group" if groups == 1 else f"means of the last {groups:.0f} groups"
+    return shown, [over] if shown else []
 
 
 def _starting(status: dict[str, dict[str, Any]]) -> str:
@@ -107,15 +162,16 @@ def _starting(status: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def notable_waits(status: dict[str, dict[str, Any]]) -> list[str]:
-    """The longest waits of all roles that have lasted for some seconds."""
+def notable_waits(status: dict[str, dict[str, Any]], least_s: float = _NOTABLE_WAIT_S) -> list[str]:
+    """The longest waits of all roles that have lasted for `least_s` seconds, with what is normal."""
     found = [(w["waited_s"], role, w) for role, fields in status.items() for w in fields.get("waits", ())]
     found = [row for row in found if "doing" not in row[2]]
     longest = sorted(found, key=lambda row: row[:2], reverse=True)[:_LONGEST_WAITS]
     return [
-        f"{role} for {wait['name']} ({waited_s:.0f} of {wait['deadline_s']:.0f} s)"
+        f"{role} for {wait['name']} ({waited_s:.0f} of {wait['deadline_s']:.0f} s"
+        + (f"; normal: {wait['normal']})" if wait.get("normal") else ")")
         for waited_s, role, wait in longest
-        if waited_s >= _NOTABLE_WAIT_S
+        if waited_s >= least_s
     ]
 
 
@@ -154,20 +210,23 @@ class ProgressDisplay(Closing):
         self._accounting.update()  # of an earlier start; a damaged file is refused before anything starts
         self._tails = [LineTail(output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")]
         self._latest: dict[str, Any] = {}
+        self._first: Trained | None = None
+        self._last: Trained | None = None
         self._console = console or Output(soft_wrap=True)
-        self._shown = ""
+        self._shown: Sequence[str] = ()
         self._plain, self._next = plain, self._start
         self._live: Live | None = None
         if self._console.is_terminal and not plain:
             self._live = Live(Text(""), console=self._console, auto_refresh=False, transient=True)
             self._live.start()
 
-    def line(self) -> str:
+    def line(self) -> StatusParts:
         """Read what is new and return the status line."""
         for tail in self._tails:
             # A damaged line costs its figures; the report at the end refuses the file.
             for record in tail.records(metrics_record, on_damage=self.say):
                 self._latest.update(record)
+                self._note_pace(record)
         return status_line(
             self._latest,
             self._accounting.update(),
@@ -175,21 +234,35 @@ class ProgressDisplay(Closing):
             read_status(self._output_dir, since=self._began) | {"launcher": {"waits": current_waits()}},
             self._target,
             time.monotonic() - self._start,
+            self._left_s(),
         )
+
+    def _note_pace(self, record: dict[str, Any]) -> None:
+        """Records of this start say how fast it trains."""
+        at, samples = record.get("time"), record.get("stats/samples")
+        if at is not None and samples is not None and at >= self._began:
+            self._last = Trained(at, samples)
+            self._first = self._first or self._last
+
+    def _left_s(self) -> float | None:
+        if self._first is None or self._last is None or not self._target:
+            return None
+        return time_left_s(self._first, self._last, self._target, time.time())
 
     def tick(self) -> None:
         """Show the current line."""
         if self._live is not None:
-            self._live.update(Text(self.line()), refresh=True)
+            self._live.update(Text(printable(self.line().rows(self._console.width))), refresh=True)
         elif (now := time.monotonic()) >= self._next:
             self._next = now + (PLAIN_EVERY_S if self._plain else _pause_s(now - self._start))
             self._print_changed()
 
     def _print_changed(self) -> None:
         line = self.line()
-        if line.partition(" | ")[2] != self._shown:
-            self._shown = line.partition(" | ")[2]
-            self._console.print(printable(line), markup=False)
+        if line.unlike_before != self._shown:
+            self._shown = line.unlike_before
+            shown = line.rows(self._console.width) if self._console.is_terminal else str(line)
+            self._console.print(printable(shown), markup=False)
 
     def say(self, line: str) -> None:
         """Print a line of its own, above the status line."""

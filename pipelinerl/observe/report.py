@@ -17,7 +17,7 @@ from pipelinerl.observe.comparisons import EXPLANATION, label_rows
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
 from pipelinerl.observe.progress import Output
-from pipelinerl.observe.report_page import write_report_page
+from pipelinerl.observe.report_page import CURVE, Drawn, write_report_page
 from pipelinerl.observe.summary import Section, Summary, summarise
 
 _RATES = {
@@ -130,9 +130,9 @@ def report_sections(summary: Summary, sections: Sequence[ReportSection]) -> list
     return shown
 
 
-def print_report(sections: Sequence[Section], report_dir: Path, console: Console) -> None:
+def print_report(sentence: str, sections: Sequence[Section], report_dir: Path, console: Console) -> None:
     """The short report for the terminal."""
-    console.print()
+    console.print(f"\n{printable(sentence)}\n", markup=False, soft_wrap=True)
     for section in sections:
         if section.printed:
             _print_table(console, section.title, section.rows if section.short is None else section.short)
@@ -141,20 +141,25 @@ def print_report(sections: Sequence[Section], report_dir: Path, console: Console
     console.print(f"Report and figures: {report_dir}", markup=False, soft_wrap=True)
 
 
-def markdown(sections: Sequence[Section], figures: Mapping[str, Path]) -> str:
-    """report.md: everything, with the figures."""
-    shown = ["# Report of the run", ""]
+def markdown(sentence: str, sections: Sequence[Section], figures: Mapping[str, Drawn]) -> str:
+    """report.md: everything, with the figures; that of learning stands behind the first sentence."""
+    shown = ["# Report of the run", "", sentence, ""]
+    shown += [_markdown_figure(title, drawn) for title, drawn in figures.items() if title == CURVE]
     for section in sections:
         if not section.folded:
             shown += _markdown_section(section)
-    if figures:
-        shown += ["## Figures", ""]
-        for title, path in figures.items():
-            shown += [f"![{title}]({path.name})", ""]
+    if others := [_markdown_figure(title, drawn) for title, drawn in figures.items() if title != CURVE]:
+        shown += ["## Figures", "", *others]
     for section in sections:
         if section.folded:
             shown += _markdown_section(section)
     return printable("\n".join(shown))
+
+
+def _markdown_figure(title: str, drawn: Drawn) -> str:
+    """Light, or dark where the reader's viewer is."""
+    dark = f'<source media="(prefers-color-scheme: dark)" srcset="{drawn.dark.name}">'
+    return f'<picture>{dark}<img alt="{title}" src="{drawn.light.name}"></picture>\n'
 
 
 def _markdown_section(section: Section) -> list[str]:
@@ -163,19 +168,25 @@ def _markdown_section(section: Section) -> list[str]:
     return [f"## {section.title}", "", *_markdown_table(section.rows), *listed, *([""] if listed else [])]
 
 
-def draw_figures(output_dir: Path, report_dir: Path, summary: Summary, focus: ReportFocus) -> dict[str, Path]:
-    """Write the PNGs; returns title -> path of those that had something to show."""
+def draw_figures(
+    output_dir: Path, report_dir: Path, summary: Summary, focus: ReportFocus
+) -> dict[str, Drawn]:
+    """Write the PNGs; returns title -> paths of those that had something to show, the run's curve first."""
     # Matplotlib takes a second to import; printing a report from report.json should not.
-    from pipelinerl.observe import plots
+    from pipelinerl.observe import figure_style, plots
 
     actor, finetune = read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")
     evaluations, counts = summary.evaluations, summary.counts
     outcomes = {outcome.value: n for outcome, n in counts.ends.items()} | {"unfinished": counts.unfinished}
-    elsewhere = {"success", "reward", *focus.stages.values()}
+    headline = summary.headline[0] if summary.headline else "success"
+    second = "reward" if headline != "reward" else "success"
+    elsewhere = {headline, second, *focus.stages.values()}
+    trained = partial(plots.learning, actor=actor, evaluations=evaluations)
     others = {name: name for name in [n for n in summary.headline if n not in elsewhere][:6]}
     evaluated = partial(plots.evaluation_metrics, evaluations=evaluations)
     figures = {
-        "Learning": partial(plots.learning, actor=actor, evaluations=evaluations),
+        CURVE: partial(trained, metric=headline),
+        second.capitalize(): partial(trained, metric=second),
         "Stages": partial(evaluated, metrics=focus.stages, title="stages of the agent (evaluation)"),
         "Evaluation": partial(evaluated, metrics=others, title="other evaluation metrics"),
         "Optimisation": partial(plots.optimisation, finetune=finetune),
@@ -185,7 +196,8 @@ def draw_figures(output_dir: Path, report_dir: Path, summary: Summary, focus: Re
         "Outcomes": partial(plots.outcomes, counts=outcomes),
     }
     paths = {title: report_dir / f"{title.lower()}.png" for title in figures}
-    return {title: paths[title] for title, draw in figures.items() if plots.save(paths[title], draw)}
+    drawn = {title: figure_style.save(paths[title], draw) for title, draw in figures.items()}
+    return {title: found for title, found in drawn.items() if found is not None}
 
 
 def write_report(
@@ -208,13 +220,13 @@ def write_report(
     report_dir.mkdir(exist_ok=True)
     figures = draw_figures(output_dir, report_dir, summary, focus)
     shown = report_sections(summary, sections)
-    write_whole(report_dir / "report.md", markdown(shown, figures))
-    content: dict[str, Any] = summary.to_json() | {"figures": {t: p.name for t, p in figures.items()}}
+    write_whole(report_dir / "report.md", markdown(summary.sentence, shown, figures))
+    content: dict[str, Any] = summary.to_json() | {"figures": {t: p.light.name for t, p in figures.items()}}
     text = msgspec.json.format(msgspec.json.encode(content), indent=2)
     write_whole(report_dir / "report.json", text + b"\n")
-    write_report_page(output_dir, shown, figures, rollouts)
+    write_report_page(output_dir, summary.sentence, shown, figures, rollouts)
     console = console or Output()
     # Tables need some room; a narrower terminal wraps them, a pipe has no width of its own.
     console.width = max(console.width, _LEAST_WIDTH if console.is_terminal else _PIPE_WIDTH)
-    print_report(shown, report_dir, console)
+    print_report(summary.sentence, shown, report_dir, console)
     return report_dir

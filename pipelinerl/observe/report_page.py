@@ -8,7 +8,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from omegaconf import OmegaConf
@@ -22,8 +22,23 @@ CHOICES = Path("launcher", "choices.json")
 """What the launcher chose, as it printed it."""
 
 
+CURVE = "Learning"
+"""The figure that the report opens with, behind its sentence."""
+
+
+class Drawn(NamedTuple):
+    """A figure's file, and the one for dark pages."""
+
+    light: Path
+    dark: Path
+
+
 def write_report_page(
-    output_dir: Path, sections: Sequence[Section], figures: Mapping[str, Path], rollouts: bool
+    output_dir: Path,
+    sentence: str,
+    sections: Sequence[Section],
+    figures: Mapping[str, Drawn],
+    rollouts: bool,
 ) -> Path:
     """Write the page; `figures` are PNGs by title, `rollouts` says whether their page is there."""
     environment = jinja2.Environment(
@@ -35,13 +50,19 @@ def write_report_page(
         facts=_facts(output_dir, tree),
         rollouts=rollouts,
         sections=sections,
-        figures={title: base64.b64encode(path.read_bytes()).decode() for title, path in figures.items()},
+        sentence=printable(sentence),
+        curve=CURVE,
+        figures={title: [_encoded(path) for path in drawn] for title, drawn in figures.items()},
         choices=_choices(output_dir),
         configuration=OmegaConf.to_yaml(OmegaConf.create(dict(tree))) if tree else "",
     )
     path = output_dir / "report" / "index.html"
     write_whole(path, text)
     return path
+
+
+def _encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
 
 
 def _tree(output_dir: Path) -> dict[str, Any]:

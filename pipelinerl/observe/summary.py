@@ -69,6 +69,25 @@ class Summary:
         return f"test problems, {self.shared} trained on too" if self.shared else "held-out problems"
 
     @property
+    def sentence(self) -> str:
+        """What came of the run, in its headline metric."""
+        steps, texts = (self.rates.get(name, 0) for name in ("optimizer_steps", "trained_texts"))
+        trained = f"{steps:,.0f} steps on {texts:,.0f} samples"
+        name = next((name for name in self.headline if name in self.comparisons), None)
+        if name is None:
+            return f"The run trained {trained}; no evaluation tells what came of it."
+        found, on = self.comparisons[name], f"{len(self.evaluations[-1].values[name])} {self.evaluated_on}"
+        if self.versions[0] == self.versions[-1]:
+            mean, low, high, _ = found.after
+            return f"On {on} {name} is {mean:.2f} (95 % interval {low:.2f} to {high:.2f})."
+        said = f"On {on} {name} went from {found.before.mean:.2f} to {found.after.mean:.2f} in {trained}"
+        if found.difference is None:
+            return f"{said}."
+        mean, low, high, _ = found.difference
+        chance = "" if low > 0 or high < 0 else ", which may be chance"
+        return f"{said}: {mean:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}{chance}."
+
+    @property
     def versions(self) -> list[int]:
         return [evaluation.version for evaluation in self.evaluations]
 
@@ -83,6 +102,8 @@ class Summary:
             for e in self.evaluations
         }
         return {
+            "sentence": self.sentence,
+            "headline": self.headline[0] if self.headline else None,
             "versions": self.versions,
             "comparisons": intervals,
             "evaluations": curves,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelinerl.base import faults
-from pipelinerl.base.waits import Wait
+from pipelinerl.base.waits import ROLLOUTS, Wait
 from pipelinerl.config import Config
 from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.finetune.rl.loss_scale import apply_scales
@@ -324,7 +324,7 @@ def _loop(
         name = (
             "the end of training" if preprocess.complete else f"groups of rollouts for step {preprocess.step}"
         )
-        with Wait(name, cfg.watchdog.input_deadline_s) as wait:
+        with Wait(name, cfg.watchdog.input_deadline_s, normal=ROLLOUTS) as wait:
             while not state.training_done:
                 with suppress(BlockingIOError):
                     os.eventfd_read(news)  # before the state is looked at: what comes later wakes again

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 GROUPS = 20
 """Groups in a row that are remarked."""
-EQUAL, CUT, FACTOR = "equal rewards", "cut samples", "no positive factor"
+EQUAL, CUT, FACTOR, BELOW = "equal rewards", "cut samples", "no positive factor", "factors below 0"
 
 
 class SignalWatch:
@@ -76,17 +76,24 @@ class SignalWatch:
             return False
         if not self._by_factor:
             return True
-        factor = sample.advantage if rl.use_advantages else sample.reward
-        largest = smallest = factor
-        if sample.token_advantages is not None:
-            largest, smallest = factor + sample.token_advantages.max(), factor + sample.token_advantages.min()
-        return bool(largest > 0 or (smallest < 0 and not rl.relu_log_p_weights))
+        smallest, largest = self._factors(sample)
+        return largest > 0 or (smallest < 0 and not rl.relu_log_p_weights)
+
+    def _factors(self, sample: Sample) -> tuple[float, float]:
+        """The smallest and the largest weight of a token."""
+        factor = sample.advantage if self._cfg.finetune.rl.use_advantages else sample.reward
+        if (by_token := sample.token_advantages) is None:
+            return factor, factor
+        return float(factor + by_token.min()), float(factor + by_token.max())
 
     def _reason(self, ready: Sequence[Sample], dropped: Iterable[str]) -> str:
         if ready:
-            cut = self._cfg.finetune.rl.overlong_filtering and all(sample.overflow for sample in ready)
-            rest = EQUAL if self._cfg.finetune.rl.use_advantages else FACTOR
-            return CUT if cut else rest
+            rl = self._cfg.finetune.rl
+            if rl.overlong_filtering and all(sample.overflow for sample in ready):
+                return CUT
+            if rl.relu_log_p_weights and any(self._factors(sample)[0] < 0 for sample in ready):
+                return BELOW
+            return EQUAL if rl.use_advantages else FACTOR
         reasons = Counter(EQUAL if reason == "zero_advantage" else reason for reason in dropped)
         return reasons.most_common(1)[0][0] if reasons else "refused"
 
@@ -105,6 +112,10 @@ class SignalWatch:
                 "solve and others do not"
             )
         return {
+            BELOW: (
+                "finetune.rl.relu_log_p_weights=true leaves out what is below 0, and nothing that is kept is "
+                "above it; set it to false, or look at how the rollout policy rewards and what is dropped"
+            ),
             FACTOR: "no reward is a positive or negative weight; look at how the rollout policy rewards",
             CUT: (
                 "every sample was cut, and finetune.rl.overlong_filtering leaves such samples out; set "

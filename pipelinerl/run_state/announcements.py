@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from pipelinerl.base.closing import Closing
-from pipelinerl.base.waits import Wait
+from pipelinerl.base.waits import ENGINES_READY, Wait
 from pipelinerl.streams import SingleStreamSpec, read_stream, remove_stream, wait_any, write_to_streams
 
 TRAINER_TOPIC = "weight_update_request"
@@ -240,7 +240,8 @@ class TrainerState(Closing):
 
     def wait_for_version(self, deadline_s: float) -> int:
         """Block until a version is announced and return it; raises WaitExpired."""
-        with Wait("the first weight version from the trainer", deadline_s) as wait, self._changed:
+        name = "the first weight version from the trainer"
+        with Wait(name, deadline_s, normal=ENGINES_READY) as wait, self._changed:
             while (version := self._checked().version) is None:
                 wait.check()
                 self._changed.wait(wait.remaining_s)

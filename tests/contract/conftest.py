@@ -71,7 +71,8 @@ class Live:
             servers = int(os.environ.get("VLLM_API_SERVERS", "1"))
             backend = "_".join(["file", *transport])
             return Installation(os.environ["VLLM_PYTHON"], backend, api_servers=servers, once=once)
-        return Installation(sys.executable, "_".join(transport), ("0",), once=once)
+        card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        return Installation(sys.executable, "_".join(transport), (card,), once=once)
 
     def url(self, column: str, tied: bool) -> str:
         if (column, tied) not in self._running:

@@ -17,6 +17,9 @@ GOLD_VISIBLE = "gold_visible"
 GOLD_ABSENT = "gold_absent"
 ANCHOR = "anchor"
 
+FINAL_ANSWER = "final_answer"
+"""In the metadata of a rollout's last text: what the agent answered, empty for nothing."""
+
 
 class Event(StrEnum):
     """What the control flow does next, and why."""

@@ -1,4 +1,4 @@
-"""What the page of rollouts says of this domain: each web query as it left, and what it reveals.
+"""What the page of rollouts says of this domain: the answer beside gold, each web query and what it reveals.
 
 The rule-based adversary judges the log after every query, so that a note says which query gave something
 away.
@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from domains.privacy_hopqa.agent.audit import FOLDER
+from domains.privacy_hopqa.agent.episode import FINAL_ANSWER
 from domains.privacy_hopqa.data.answers import places
+from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.leakage.log import RolloutLog, audit_files, read_audit_log
 from domains.privacy_hopqa.leakage.report import Secrets, SecretsByChain, rule_based, secrets_of_log
-from domains.privacy_hopqa.leakage.secrets import secrets_of_run
+from domains.privacy_hopqa.leakage.secrets import chains_of_run, secrets_of_run
 from pipelinerl.config import load_tree
-from pipelinerl.domain import Note, NotesOf
+from pipelinerl.domain import ANSWER, GOLD, QUESTION, Note, NotesOf
 
 Record = Mapping[str, Any]
 _LEVELS = {"full": "full information", "answer": "the answer", "intent": "the intent"}
@@ -30,12 +32,25 @@ def query_notes(output_dir: Path) -> NotesOf | None:
     logs = {log.rollout_id.partition("#")[0]: log for log in read_audit_log(audit_files(output_dir)).rollouts}
     tree: Any = load_tree(output_dir)
     secrets = secrets_of_run(tree)
+    chains = {(chain.task_id, chain.chain_id): chain for chain in chains_of_run(tree)}
 
     def notes_of(rollout: str, records: Sequence[Record]) -> list[Note]:
         log = logs.get(rollout)
-        return _notes(log, records, secrets) if log is not None else []
+        if log is None:
+            return []
+        chain = chains.get((log.task_id, log.chain_id))
+        asked = [] if chain is None else _answer_notes(chain, records)
+        return [*asked, *_notes(log, records, secrets)]
 
     return notes_of
+
+
+def _answer_notes(chain: Chain, records: Sequence[Record]) -> list[Note]:
+    """The questions of the chain, what the agent answered, and what is right."""
+    said = [one["metadata"][FINAL_ANSWER] for one in records if FINAL_ANSWER in one["metadata"]]
+    answer = (said[-1] or "none") if said else "not recorded"
+    kinds = {QUESTION: chain.questions, ANSWER: answer, GOLD: chain.final_answers[0]}
+    return [Note(text=text, kind=kind) for kind, text in kinds.items()]
 
 
 def _notes(log: RolloutLog, records: Sequence[Record], secrets: SecretsByChain) -> list[Note]:

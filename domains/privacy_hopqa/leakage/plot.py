@@ -5,6 +5,7 @@ survives a black-and-white printer and every kind of colour vision.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +17,36 @@ _OFFSET = 0.16
 
 
 def draw(found: Mapping[str, Reports], path: Path) -> Path:
-    """Write the figure and return its path. Of more than 14 sets of rollouts evenly spaced ones are shown."""
-    import matplotlib
+    """Write the figure, light and dark; returns the path of the light one.
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    Of more than 14 sets of rollouts evenly spaced ones are shown.
+    """
+    from pipelinerl.observe.figure_style import save  # matplotlib, which takes a second to import
 
-    from pipelinerl.observe.plots import COLOURS, MARKERS
+    save(path, partial(_draw, found))
+    return path
+
+
+def _draw(found: Mapping[str, Reports], figure: Any) -> None:
+    from pipelinerl.observe.figure_style import MARKERS, WIDTH, colour
 
     first = next(iter(found.values()))
     names = spread(list(first), MAX_ROWS)
-    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "savefig.bbox": "tight"}
-    with plt.rc_context(style):
-        figure, panels = plt.subplots(
-            1, len(TITLES), sharey=True, figsize=(11, 1.6 + 0.42 * len(names)), layout="constrained"
-        )
-        for axes, (level, title) in zip(panels, TITLES.items(), strict=True):
-            for index, (adversary, reports) in enumerate(found.items()):
-                colour, marker = COLOURS[index], MARKERS[index]
-                offset = _OFFSET * (2 * index - len(found) + 1)
-                for row, name in enumerate(names):
-                    label = adversary if row == 0 else None
-                    _point(axes, reports[name], level, row + offset, colour, marker, label)
-            axes.set(title=title, xlim=(-0.04, 1.04), xlabel="share of rollouts that leak")
-            axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
-            axes.grid(axis="x", alpha=0.3)
-        panels[0].set_yticks(range(len(names)), [f"{name} (n={first[name].rollouts})" for name in names])
-        panels[0].set_ylim(len(names) - 0.5, -0.5)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
-    return path
+    figure.set_size_inches(WIDTH, len(TITLES) * (1.1 + 0.34 * len(names)) + 0.6)
+    panels = figure.subplots(len(TITLES), 1, sharex=True)
+    for axes, (level, title) in zip(panels, TITLES.items(), strict=True):
+        for index, (adversary, reports) in enumerate(found.items()):
+            offset = _OFFSET * (2 * index - len(found) + 1)
+            for row, name in enumerate(names):
+                label = adversary if row == 0 else None
+                _point(axes, reports[name], level, row + offset, colour(index), MARKERS[index], label)
+        axes.set(title=title, xlim=(-0.04, 1.04))
+        axes.grid(axis="y", visible=False)
+        axes.set_yticks(range(len(names)), [f"{name} (n={first[name].rollouts})" for name in names])
+        axes.set_ylim(len(names) - 0.5, -0.5)
+    panels[-1].set(xlabel="share of rollouts that leak")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center")
 
 
 def _point(

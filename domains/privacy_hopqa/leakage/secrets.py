@@ -25,15 +25,21 @@ def secrets_of_chains(chains: Iterable[Chain], questions: Questions = "chain") -
 
 
 def secrets_of_run(tree: Mapping[str, Any], questions: Questions | None = None) -> SecretsByChain:
-    """Secrets of the datasets that a run's configuration names, loaded as the run itself loads them."""
+    """Secrets of the datasets that a run's configuration names."""
+    block = tree.get("privacy_hopqa") or {}
+    asked = questions or (block.get("leakage") or {}).get("questions", "chain")
+    return secrets_of_chains(chains_of_run(tree), asked)
+
+
+def chains_of_run(tree: Mapping[str, Any]) -> list[Chain]:
+    """The chains of the datasets that a run's configuration names, loaded as the run itself loads them."""
     block = tree.get("privacy_hopqa") or {}
     parameters = {key: block[key] for key in (*DATASET_KEYS, "task_data_root") if block.get(key)}
     parameters |= dict(tree.get("dataset_loader_params") or {})
     parameters.pop("max_examples", None)
     names = dict.fromkeys([*tree["train_dataset_names"], *(tree.get("test_dataset_names") or ())])
     problems = load_problems(list(names), **parameters)
-    asked = questions or (block.get("leakage") or {}).get("questions", "chain")
-    return secrets_of_chains(map(chain_of, problems), asked)
+    return [chain_of(problem) for problem in problems]
 
 
 def provenance_of_files(files: Iterable[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pipelinerl.base.errors import CommandParser, printable
+from pipelinerl.base.errors import CommandParser, leave, printable
 
 from .config import MANIFEST, SIZES, WorldConfig, WorldError, world_config
 from .write import generate
@@ -50,4 +50,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("world", main)

@@ -231,7 +231,27 @@ def _judge(module: types.ModuleType, request: dict[str, Any]) -> None:
         channel = _Channel(calls, answers)
         for name, function in request["functions"].items():
             module.__dict__[name] = _Proxy(function, channel)
-        _execute(module, request["code"])
+        sys.modules["__main__"] = module  # where `unittest.main()` looks for its tests
+        results = _unittest_results() if "unittest" in request["code"] else []
+        try:
+            _execute(module, request["code"])
+        finally:
+            if not all(result.wasSuccessful() for result in results):
+                raise SystemExit(1)
+
+
+def _unittest_results() -> list[Any]:
+    """All results of unittest from now on: a runner, and `main(exit=False)`, only print what failed."""
+    import unittest
+
+    results, made = [], unittest.TestResult.__init__
+
+    def make(result: Any, *arguments: Any, **named: Any) -> None:
+        made(result, *arguments, **named)
+        results.append(result)
+
+    unittest.TestResult.__init__ = make  # type: ignore[method-assign, assignment]
+    return results
 
 
 _MODES: dict[str, Callable[[types.ModuleType, dict[str, Any]], None]] = {

@@ -9,21 +9,32 @@ ones, null if all are; `lp` and `ref` log-probabilities of the sampled tokens un
 them and under the reference, null where that is no other model; `versions` [version, start, end) over them;
 `place` the number of texts to the end of its situation, null where all of a situation are compared. `adv`,
 `weight`, `step` and `at` (texts trained on before that step) are absent where no optimizer step saw the
-text.
+text. Of an attempt, `question`, `answer` and, where the domain says it, `gold` stand at its head.
 """
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pipelinerl.domain import Note, NotesOf
+from pipelinerl.domain import ANSWER, GOLD, QUESTION, Note, NotesOf
 from pipelinerl.extras.viewer.source import Record, TextId, Trained
 from pipelinerl.extras.viewer.tokens import TokenTexts
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
+_USER = re.compile(
+    r"<\|im_start\|>user|<\|start_header_id\|>user<\|end_header_id\|>|<start_of_turn>user|<\|user\|>|\[INST\]"
+)
+"""How templates begin a turn of a user."""
+_MARK = re.compile(
+    r"<\|im_start\|>assistant|<start_of_turn>model|<\|[\w ]*\|>(assistant<\|\w*\|>)?|<(end_of_turn|/?s)>"
+    r"|\[/INST\]"
+)
+HEAD_CHARACTERS = 600
+"""Of a question or an answer at the head of a rollout; whole they stand in its texts."""
 _INTERNAL = ("group_id", "rollout_index", "step_index", "model_version", "exact_versions")
 _REWARD_PART = "reward_"
 
@@ -80,7 +91,12 @@ class GroupJoin:
                 before = whole
             answered = [record | {"answer": self._answer(record)} for record in map(dict, texts)]
             notes = notes_of(f"{group_id}/{index}", answered) if notes_of else ()
-            attempts.append({"i": index, "turns": turns, "notes": [_note(note) for note in notes]})
+            head = {note.kind: note.text for note in notes if _is_head(note)}
+            asked = texts[0]["text"][: len(texts[0]["text"]) - texts[0]["n_predicted"]]
+            head = {QUESTION: question_of(asked), ANSWER: answered[-1]["answer"]} | head
+            head = {kind: _cut(text) for kind, text in head.items()}
+            others = [_note(note) for note in notes if not _is_head(note)]
+            attempts.append({"i": index, "turns": turns, "notes": others, **head})
         return {"id": group_id, "attempts": attempts}
 
     def _answer(self, record: Record) -> str:
@@ -182,6 +198,21 @@ def _empty(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else repr(value)
+
+
+def question_of(prompt: str) -> str:
+    """The last turn of a user in a prompt, without the marks of its template; the whole without any."""
+    return _MARK.sub(" ", _USER.split(prompt)[-1]).strip()
+
+
+def _cut(text: str) -> str:
+    """The beginning of a question, an answer or gold."""
+    return text if len(text) <= HEAD_CHARACTERS else f"{text[:HEAD_CHARACTERS]} …"
+
+
+def _is_head(note: Note) -> bool:
+    """Whether it stands at the head of its rollout: what was asked, what was answered, what is right."""
+    return note.turn is None and note.kind in (QUESTION, ANSWER, GOLD)
 
 
 def _note(note: Note) -> dict[str, Any]:

@@ -132,7 +132,9 @@ function begin() {
   showSideTabs();
   page.filtered = page.rows;
   const trained = page.rows.filter((row) => row.turns);
-  sorting.key = trained.length ? "version" : null;
+  // The first of the list is the one that a reader lands on: what training learned most from.
+  const learned = trained.some((row) => row.advantage !== null && row.advantage !== undefined);
+  sorting.key = learned ? "advantage" : trained.length ? "version" : null;
   sortRows();
   showChips();
   let later;

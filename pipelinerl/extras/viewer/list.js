@@ -11,6 +11,7 @@ const FIELDS = {
   advantage: (r) => r.advantage,
   step: (r) => r.step,
   problem: (r) => r.problem,
+  question: (r) => r.question,
   attempt: (r) => r.attempt,
   seconds: (r) => r.seconds,
   retries: (r) => r.retries,
@@ -111,9 +112,10 @@ const HEADS = [
   ["name", "rollout", ""],
   ["version", "version", "right"],
   ["reward", "reward", ""],
+  ["success", "✓", "mid"],
   ["turns", "turns", "right extra"],
   ["tokens", "tokens", "right extra"],
-  ["advantage", "max adv", "right extra"],
+  ["advantage", "adv", "right extra"],
   ["fate", "fate", ""],
 ];
 const sorting = { key: null, down: true };
@@ -151,7 +153,7 @@ function showHead() {
         "button",
         {
           className: classes,
-          title: `sort by ${title}`,
+          title: `sort by ${key === "success" ? key : title}`,
           "aria-sort": sorting.key === key ? (sorting.down ? "descending" : "ascending") : null,
           onclick: () => {
             if (sorting.key === key && !sorting.down) sorting.key = null;
@@ -219,13 +221,8 @@ function gauge(value) {
 
 function rowNode(row, at) {
   const selected = row.id === current.id;
-  const fate = row.badge
-    ? el("span.badge" + (row.level ? `.${row.level}` : ""), {}, row.badge)
-    : el(
-        "span",
-        {},
-        row.fate === "done" ? "evaluated" : row.reason ? `${row.fate}: ${row.reason}` : row.fate,
-      );
+  const fate = row.fate === "done" ? "evaluated" : row.reason ? `${row.fate}: ${row.reason}` : row.fate;
+  const known = row.success !== null && row.success !== undefined;
   return el(
     "div.row",
     {
@@ -241,6 +238,11 @@ function rowNode(row, at) {
     el("span.mono", {}, (page.runs.length > 1 ? `${row.run ? "B" : "A"} ` : "") + row.name),
     el("span.num.right", {}, count(row.version)),
     el("span.reward", {}, el("span.num", {}, number(row.reward, 3)), gauge(row.reward)),
+    el(
+      `span.mid${known ? (row.success ? ".good" : ".bad") : ".dim"}`,
+      { "aria-label": known ? (row.success ? "success" : "no success") : null },
+      known ? (row.success ? "✓" : "✗") : "–",
+    ),
     el("span.num.right.extra", {}, String(row.turns)),
     el("span.num.right.extra", {}, count(row.tokens)),
     el(
@@ -248,7 +250,9 @@ function rowNode(row, at) {
       {},
       row.advantage === null || row.advantage === undefined ? "" : signed(row.advantage, 2),
     ),
-    el("span.fate", {}, el(`span.dot.${row.fate}`), fate),
+    el("span.fate", {}, el(`span.dot.${row.fate}`), el("span", {}, fate)),
+    el("span.asked", { title: row.question }, row.question),
+    row.badge ? el("span.badge" + (row.level ? `.${row.level}` : ""), {}, row.badge) : null,
   );
 }
 

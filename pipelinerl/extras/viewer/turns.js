@@ -251,6 +251,25 @@ function factsNode(row) {
   );
 }
 
+/** What was asked; the answer, and beside it what is right, where the domain says so. */
+function askedNode(row, rollout) {
+  if (!rollout.question && !rollout.answer) return null;
+  const known = row.success !== null && row.success !== undefined;
+  const part = (label, text, classes = "") =>
+    el("div", {}, el("div.label", {}, label), el("div", { className: `text ${classes}` }, text || "nothing"));
+  return el(
+    "div.asked-node",
+    {},
+    part("question", rollout.question),
+    el(
+      "div.beside",
+      {},
+      part("answer", rollout.answer, known ? (row.success ? "good" : "bad") : ""),
+      rollout.gold === undefined ? null : part("gold", rollout.gold),
+    ),
+  );
+}
+
 async function rolloutView(row) {
   const rollout = await rolloutOf(row),
     siblings = await Promise.all(siblingsOf(row).map(rolloutOf));
@@ -261,6 +280,7 @@ async function rolloutView(row) {
   return [
     ...titleNode(row),
     factsNode(row),
+    askedNode(row, rollout),
     partsNode(rollout.turns),
     ...rollout.notes.filter((note) => note.turn === null).map(noteNode),
     rollout.turns.length

@@ -23,7 +23,7 @@ import numpy as np
 from pipelinerl.base.files import write_whole
 from pipelinerl.domain import BaseDomain, Domain, load_domain
 from pipelinerl.extras.viewer.export_eval import write_eval
-from pipelinerl.extras.viewer.join import GroupJoin, by_rollout, reward_parts, sampled_of
+from pipelinerl.extras.viewer.join import HEAD_CHARACTERS, GroupJoin, by_rollout, reward_parts, sampled_of
 from pipelinerl.extras.viewer.select import GroupFacts, select
 from pipelinerl.extras.viewer.source import (
     Evaluated,
@@ -46,9 +46,11 @@ CHUNK_BYTES = 800_000
 COLUMNS = (
     *("run", "group", "attempt", "evaluated", "dataset", "version", "last", "reward", "success", "turns"),
     *("prompt_tokens", "output_tokens", "fate", "reason", "badge", "level", "chunk", "step", "advantage"),
-    *("problem", "seconds", "retries"),
+    *("problem", "seconds", "retries", "question"),
 )
 """Of a row of `index.js`."""
+QUESTION_CHARACTERS = 160
+"""Of a question in the list."""
 LEVELS = ("info", "good", "warn", "bad")
 PARTS = ("page.css", "page.js", "list.js", "tokens.js", "turns.js", "views.js", "keys.js")
 
@@ -190,7 +192,7 @@ def _facts(
         version=min(record["metadata"].get("model_version", 0) for record in records),
         evaluated=evaluation_of(group),
         rollouts=len({record["metadata"]["rollout_index"] for record in records}),
-        size=sum(map(_estimated_size, records)),
+        size=_estimated_size(records),
         spread=max(rewards) - min(rewards),
         advantage=advantages.get(group, 0.0),
         longest=max(len(record["input_ids"]) for record in records),
@@ -199,13 +201,16 @@ def _facts(
     )
 
 
-def _estimated_size(record: Record) -> int:
-    """Bytes of a text on the page, rather too many: prompts that begin alike are stored once.
+def _estimated_size(records: Sequence[Record]) -> int:
+    """Bytes of a group on the page, rather too many: prompts that begin alike are stored once.
 
     A sampled token has an id, two log-probabilities of six characters and, at worst, a text of its own.
     """
-    prompt = len(record["text"]) - record["n_predicted"]
-    return prompt + 24 * len(record["logprobs"]) + len(repr(record["metadata"])) + 400
+    size = sum(
+        len(record["text"]) - record["n_predicted"] + 24 * len(record["logprobs"]) for record in records
+    )
+    size += sum(len(repr(record["metadata"])) + 400 for record in records)
+    return size + 2 * HEAD_CHARACTERS * len({record["metadata"]["rollout_index"] for record in records})
 
 
 def _write_chunks(folder: Path, runs: Sequence[_Run]) -> list[list[Any]]:
@@ -270,6 +275,7 @@ def _rows(run: _Run, group: dict[str, Any], records: Sequence[Record], chunk: in
             _short(max(advantages, key=abs, default=None)),
             (evaluated.problem if evaluated else measured.problem if measured else None),
             *((round(measured.seconds, 2), measured.retries) if measured else (None, None)),
+            " ".join(attempt["question"].split())[:QUESTION_CHARACTERS],
         ]
 
 
@@ -297,6 +303,8 @@ def _rows_without_texts(run: _Run, shown: set[str], most: int = 200) -> Iterator
             "last": 0,
             "seconds": round(measured.seconds, 2),
             "retries": measured.retries,
+            "success": measured.success,
+            "question": "",
         }
         yield [row.get(column) for column in COLUMNS]
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,8 @@ def model_problems(cfg: Config) -> Iterator[str]:
             if "finetune" in cfg.debug.roles:
                 yield from _quantised(path, config)
                 yield from _layers(path, config)
+                yield from _unknown_type(path, config)
+                yield from _embedding(path, config)
     elif path.exists():
         yield f"model_path={path}: a file; give the folder that holds config.json"
     elif cfg.bootstrap.phases and path == Path(cfg.bootstrap_out):
@@ -158,6 +161,33 @@ def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
     types = {_of_text(config).get("model_type"), config.get("model_type")}
     if others := unknown_kinds(kinds if isinstance(kinds, list) else (), bool(types & {*WITH_STATES})):
         yield f"model_path={path}: {refusal(others)}; give a model that has no others"
+
+
+def _unknown_type(path: Path, config: dict[str, Any]) -> Iterator[str]:
+    """A `model_type` without a class in transformers, whose text is read: importing it would import torch."""
+    found, kind = find_spec("transformers"), config.get("model_type")
+    tables = [Path(place, "models", "auto") for place in (found and found.submodule_search_locations) or ()]
+    if not isinstance(kind, str) or "auto_map" in config:
+        return
+    texts = [file.read_text() for table in tables for file in table.glob("*.py")]
+    if texts and not any(f'"{kind}"' in text for text in texts):
+        yield (
+            f"model_path={path}: config.json says model_type={kind}, which is unknown to the installed "
+            "transformers; correct it, or install a release that has it"
+        )
+
+
+def _embedding(path: Path, config: dict[str, Any]) -> Iterator[str]:
+    """Weights beside a `config.json` of another size, as far as the table of tokens tells."""
+    text = _of_text(config)
+    wanted = [text.get("vocab_size"), text.get("hidden_size")]
+    for file in sorted(path.glob("*.safetensors")) if None not in wanted else ():
+        for name, entry in _header(file).items():
+            if name.endswith("embed_tokens.weight") and entry.get("shape") != wanted:
+                yield (
+                    f"model_path={path}: {name} of {file.name} has shape {entry.get('shape')}, config.json "
+                    f"wants {wanted}; they belong to different models"
+                )
 
 
 def _quantised(path: Path, config: dict[str, Any]) -> Iterator[str]:
@@ -229,3 +259,10 @@ def safetensors_problem(path: Path) -> str | None:
             return "has a damaged header"
     expected = 8 + length + max(ends, default=0)
     return f"has {size} of {expected} bytes" if size != expected else None
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """What a whole safetensors file says of its tensors."""
+    with path.open("rb") as file:
+        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return header

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelinerl.base.closing import Closing
-from pipelinerl.base.waits import Wait
+from pipelinerl.base.waits import ENGINES_READY, Wait
 from pipelinerl.launcher.supervision.core import (
     Action,
     ChildPhase,
@@ -205,8 +205,8 @@ class Supervisor(Closing):
         )
         self._announce(f"{name} started (pid {child.pid})")
         if spec.health is not None:
-            wait = Wait(f"{name} to become healthy at {spec.health.url}", spec.health.start_deadline_s)
-            self._waits[name] = wait.start()
+            said, deadline_s = f"{name} to become healthy at {spec.health.url}", spec.health.start_deadline_s
+            self._waits[name] = Wait(said, deadline_s, normal=ENGINES_READY).start()
 
     def _end_wait(self, name: str) -> None:
         self._starts.pop(name, None)

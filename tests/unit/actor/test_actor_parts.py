@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 import threading
 import time
@@ -157,6 +158,19 @@ def test_what_is_no_number_is_not_among_the_recent_means():
     assert "recent_reward" not in recent.means()
     recent.add_group([rollout(0.5)])
     assert recent.means()["recent_reward"] == 0.5 and "recent_reward_spread" not in recent.means()
+
+
+def test_what_is_no_number_takes_no_part_in_a_record():
+    stats, watch = GroupStats(), UnsolvedWatch(2)
+    nan = float("nan")
+    unmeasured, unsolved, solved = rollout(nan, success=nan), rollout(0.0), rollout(1.0)
+    stats.add_group([unmeasured, unsolved, solved, solved])
+    stats.add_group([unmeasured])
+    record = stats.take()
+    assert record["success_mean"] == record["reward_mean"] == pytest.approx(2 / 3)
+    assert record["sometimes_success"] == 1.0 and all(map(math.isfinite, record.values()))
+    assert watch.add_group([unmeasured, unsolved]) is None
+    assert "no success in 2 groups" in (watch.add_group([unmeasured, unsolved]) or "")
 
 
 def test_rates_are_over_the_window():

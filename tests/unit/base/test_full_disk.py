@@ -2,6 +2,8 @@
 
 import errno
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +95,14 @@ def full_device() -> Iterator[Path]:
     if not path.exists():
         pytest.skip("needs /dev/full")
     yield path
+
+
+def test_a_command_whose_output_does_not_fit_says_so_in_one_line(full_device: Path) -> None:
+    command = [sys.executable, "-m", "pipelinerl.clean", "--dry-run"]
+    with full_device.open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
+    (line,) = ended.stderr.splitlines()
+    assert ended.returncode == 1 and line.startswith("clean: ") and "No space left on device" in line
 
 
 def test_a_line_that_does_not_fit_names_its_file(full_device: Path, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """A script's options are those of the usage in its docstring."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks._figures import command_line
+from benchmarks import figures
+from benchmarks._figures import RESULTS, ROOT, command_line
 
 USAGE = """What it measures.
 
@@ -43,3 +45,27 @@ def test_what_is_given_has_the_type_of_the_default() -> None:
 def test_what_an_option_does_not_allow_is_refused(given: list[str]) -> None:
     with pytest.raises(SystemExit):
         command_line(USAGE, given, names=("a", "b"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_every_figure_that_can_be_is_drawn_again_from_its_json(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = figures.drawers().keys()
+    there = {path.stem for path in RESULTS.glob("*.png")} & known
+    assert {"arms", "capacity", "gpu_privacy_language", "text_domains", "pretrained_gpu"} <= there
+    for name in there:
+        for kept in (f"{name}.json", f"{name}.png"):
+            (tmp_path / kept).write_bytes((RESULTS / kept).read_bytes())
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    assert figures.main([]) == 0
+    assert {path.stem for path in tmp_path.glob("*_dark.png")} == {f"{name}_dark" for name in there}
+    assert figures.main(["gpu_raro"]) == 2
+    assert "figures: gpu_raro cannot be drawn again; there are arms, " in capsys.readouterr().err
+
+
+def test_pages_show_the_dark_variant_of_a_figure_that_has_one() -> None:
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("domains/*/README.md")]
+    for page in pages:
+        for name in re.findall(r"^!\[[^]]*\]\((\S+)\.png\)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert not (page.parent / f"{name}_dark.png").exists(), f"{page}: {name}"

@@ -194,17 +194,24 @@ def test_rows_that_are_wrong_for_their_own_program_are_left_out_and_named(
         {"question": "Add.", "input_output": json.dumps(FN), "solutions": json.dumps([add])},
         {"question": "Add.", "input_output": json.dumps(STD), "solutions": json.dumps(["print(3)"])},
         {"question": "No program.", "input_output": json.dumps(STD)},
+        {"text": "Nothing asked.", "code": add, "test_list": ["def test():\n    assert add(1, 2) == 3"]},
     ]
     (tmp_path / "mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     everything = load_problems(["mbpp"], data_dir=str(tmp_path))
-    assert [one["id"] for one in everything] == [f"mbpp-{number}" for number in range(8)]
+    assert [one["id"] for one in everything] == [f"mbpp-{number}" for number in range(9)]
     kept = load_problems(["mbpp"], data_dir=str(tmp_path), check_references=True)
     assert [one["id"] for one in kept] == ["mbpp-0", "mbpp-4", "mbpp-5", "mbpp-7"], "ids stay"
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "dataset mbpp: 4 of 7 rows are left out" in line and "\n" not in line
-    for number, why in ((2, "failed"), (3, "runtime_error"), (4, "failed"), (7, "failed")):
+    assert "dataset mbpp: 5 of 8 rows are left out" in line and "\n" not in line
+    for number, why in (
+        (2, "failed"),
+        (3, "runtime_error"),
+        (4, "failed"),
+        (7, "failed"),
+        (9, "tests nothing"),
+    ):
         assert f"mbpp.jsonl:{number} ({why})" in line
-    assert "3 failed, 1 runtime_error" in line
+    assert "3 failed, 1 runtime_error, 1 tests nothing" in line
     (tmp_path / "bad.jsonl").write_text(json.dumps(rows[1]) + "\n")
     with pytest.raises(ValueError, match=r"^dataset 'bad': holds no problem$"):
         load_problems(["bad"], data_dir=str(tmp_path), check_references=True)

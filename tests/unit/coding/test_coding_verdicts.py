@@ -168,6 +168,27 @@ async def test_tests_may_call_the_function_by_its_own_name(box: Sandbox) -> None
     assert (await evaluate(box, fenced(prompt + "    return xs"), given)).answer_status == "wrong"
 
 
+UNITTEST = (
+    "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(up(1), 2)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "unittest.main()",
+        "if __name__ == '__main__':\n    unittest.main(argv=[''], exit=False)",
+        "unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))",
+    ],
+    ids=["main", "no_exit", "runner"],
+)
+async def test_tests_of_unittest_decide(box: Sandbox, end: str) -> None:
+    test = f"{UNITTEST}def check(candidate): pass\n{end}"
+    _, given = read_row({"prompt": "def up(x):\n", "entry_point": "up", "test": test})
+    for program, statuses in (("return x + 1", ["passed"]), ("return x", ["failed"])):
+        assert (await evaluate(box, fenced(f"def up(x):\n    {program}"), given)).statuses == statuses
+
+
 async def test_every_kind_of_problem_made_here_is_solved_by_its_solution(box: Sandbox) -> None:
     import random
 

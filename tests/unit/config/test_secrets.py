@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import config_path, load, load_tree, read_shown, save, secrets_path, typed
+from pipelinerl.config.secrets import secrets_of
 from pipelinerl.launch import main
 from pipelinerl.observe import wandb_run
 from pipelinerl.report import report_run
@@ -49,6 +50,16 @@ more:
   lines: ["Authorization: Bearer written-3535-line", "--api-key=written-3636-option"]
   command: OPENAI_API_KEY=written-3737-shell python judge.py --max-tokens=512
   counts: python judge.py --max-tokens=512
+  argv: [judge, --api-key, written-3838-item, --max-tokens, "512", --token, --verbose]
+  apart: judge --api-key written-3939-apart --n 3
+  header: "curl -H 'X-API-Key: written-4040-header'"
+  dsn: host=h password=written-4141-dsn user=u
+  json: '{"api_key": "written-4242-json"}'
+  env: [{name: API_KEY, value: written-4343-env}, {name: LEVEL, value: plain-level}]
+  basic: Basic written-4545-basic
+  noted: see hf_written4646aaaaaaaaaaaaaa
+  also: [ghp_written4747aaaaaaaaaaaaaaaa, sk-ant-api03-written4848aaaaaaaaaaaa]
+  prompt: "Token: a word. Write key=value, and the password: none."
 decoded: ${oc.decode:${oc.env:FAKE_MAPPING}}
 vllm_config:
   vllm_kwargs: {api-key: written-7777-vllm, max-num-seqs: 3}
@@ -62,12 +73,17 @@ ENVIRONMENT = {
 SECRETS = [f"written-{n}" for n in (1111, 2222, 3333, 4444, 5555, 6666, 7777)]
 SECRETS += [f"written-{n}" for n in (2121, 2929, 2323, 2424, 2525, 2626, 2727, 2828)]
 SECRETS += [f"written-{n}" for n in (3131, 3232, 3333, 3434, 3535, 3636, 3737)]
+SECRETS += [f"written-{n}" for n in (3838, 3939, 4040, 4141, 4242, 4343, 4545)]
+SECRETS += [f"written{n}" for n in (4646, 4747, 4848)]
 SECRETS += ["environment-8888", "environment-9999", "environment-1010", "60606"]
 OPEN = [
     "JUDGE_KEY",
     "JUDGE_FILE",
     "answer_tokens: 12",
     "counts: python judge.py --max-tokens=512",
+    "--max-tokens\n  - '512'\n  - --token\n  - --verbose",
+    "value: plain-level",
+    "Write key=value, and the password: none.",
     "timeout: 30",
     "max-num-seqs: 3",
     "environment_key: null",
@@ -187,3 +203,9 @@ def test_what_a_start_writes_is_masked_or_its_owners_alone(
     files = [path for path in run.rglob("*") if path.is_file()]
     told = [path for path in files if secret_parts(path.read_text(errors="replace"))]
     assert told and all(path.stat().st_mode & 0o077 == 0 for path in told)
+
+
+@pytest.mark.parametrize("piece", ["a", "a-", "a=1", "a: ", "--a ", "A", '"', "sk-a-", "eyJ", "://"])
+def test_a_long_text_is_looked_at_in_linear_time(piece: str) -> None:
+    """A prompt of a hundred thousand characters would take minutes otherwise."""
+    assert secrets_of(OmegaConf.create({"text": piece * (100_000 // len(piece))})) == {}

@@ -119,6 +119,7 @@ def test_a_value_that_changes_results_is_refused(
         ("train_dataset_names: [1, null]", "train_dataset_names.1: missing"),
         ("environments: [abc]", "environments.0='abc': input should be a valid dictionary"),
         ("x: ${y", "a configuration file cannot be read: x: "),
+        ("max_lag: " + "9" * 4_301, "a value cannot be read: "),
         ("null: 2", "a configuration file cannot be read: Incompatible key type"),
         (
             "defaults: [exp_config, _self_]",

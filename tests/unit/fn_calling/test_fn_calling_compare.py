@@ -184,6 +184,9 @@ def test_calls_in_tags_are_judged_by_the_types_of_the_schema() -> None:
         "b": "true",
     }.items():
         assert status(f"<tool_call>{said(**{name: other})}</tool_call>") == "wrong", name
+    assert status(f"I look it up.\n{said()}\n") == "correct"
+    assert status(f"It is written {said()}") == "no_answer", "in words"
+    assert status("<function=m.f>\n" * 20_000 + "</function>") == "no_answer", "in linear time"
     assert status("<tool_call><function=m.f>n=5</function></tool_call>") == "unparsable"
     assert status(f"<think><tool_call>{said()}</tool_call></think>no") == "no_answer"
 

@@ -1,5 +1,6 @@
 """What the launcher writes before it starts anything, and what it refuses."""
 
+import io
 import json
 import os
 import subprocess
@@ -12,10 +13,11 @@ from pipelinerl.config.compose import compose
 from pipelinerl.config.files import load, load_tree
 from pipelinerl.engines.vllm.installed import installed_version
 from pipelinerl.launch import main
-from pipelinerl.launcher.choices import table
+from pipelinerl.launcher.choices import Row, choices_table, table
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.open_backend import open_backend
 from pipelinerl.launcher.plan import Facts, plan
+from pipelinerl.observe.progress import Output
 from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused, python
 
 MINE = """
@@ -347,3 +349,16 @@ def test_the_launcher_works_from_any_directory_and_imports_nothing_of_ray(
     assert folder.parent == tmp_path / "results/guessing" and (folder / "conf/exp_config.yaml").is_file()
     imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
     assert "pipelinerl.launcher" in imported and not {"ray", "torch", "transformers"} & imported
+
+
+def test_the_table_of_choices_fits_80_columns() -> None:
+    key = "finetune.gradient_accumulation_passes=N"
+    rows = [Row("optimizer step", "48 samples, 8 rollouts a problem, 104 steps", "this domain", key)]
+    said = {width: io.StringIO() for width in (80, 144)}
+    for width, out in said.items():
+        Output(file=out, width=width).print(choices_table(rows, width))
+    narrow = said[80].getvalue().splitlines()
+    assert all(len(line.rstrip()) <= 80 for line in narrow)
+    assert narrow[1].split("optimizer step")[1].strip() == rows[0].chosen
+    assert key in said[80].getvalue(), "a key is not broken where there is room for it"
+    assert "change with" in said[144].getvalue().splitlines()[2]

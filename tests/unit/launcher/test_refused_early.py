@@ -189,6 +189,23 @@ def test_a_folder_without_weights(tmp_path: Path, refused: Started) -> None:
     assert f"model_path={bare}: no weights in it" in refused("+domain=counting", f"model_path={bare}")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("model_type", "qwen99", "config.json says model_type=qwen99, which is unknown"),
+        ("vocab_size", 299, "has shape [300, 96], config.json wants [299, 96]"),
+        ("hidden_size", 192, "has shape [300, 96], config.json wants [300, 192]"),
+    ],
+)
+def test_a_config_of_another_model(
+    key: str, value: object, said: str, tmp_path: Path, refused: Started
+) -> None:
+    model = shutil.copytree(COUNTING, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {key: value}))
+    assert said in refused("+domain=counting", f"model_path={model}")
+
+
 def test_a_hub_name_that_nobody_can_reach(refused: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 

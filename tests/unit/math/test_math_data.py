@@ -58,6 +58,7 @@ BAD_ROWS: list[tuple[Any, str]] = [
     ({"question": "q", "answer": float("inf")}, "answer inf: is no number that can be compared"),
     ([{"value": "q"}, {"ground_truth": {"value": float("nan")}}], "answer 'nan': is missing in the data"),
     ({"question": "q", "answer": "#### "}, "answer '#### ': holds no result"),
+    ({"question": "q", "answer": r"\boxed{ }"}, r"answer .*boxed.*: holds no result"),
     (
         {"question": "q", "answer": "She has 3 more. So the answer is 5."},
         "answer 'She has 3 more.*a solution with",

@@ -24,7 +24,9 @@ from domains.math.notes import judge_notes
 def test_the_judge_s_reading_its_verdict_and_what_was_expected(
     answer: str, metadata: dict[str, Any], text: str, level: str, badge: str
 ) -> None:
-    (note,) = judge_notes("g/0", [{"answer": answer, "metadata": metadata}])
+    *head, note = judge_notes("g/0", [{"answer": answer, "metadata": metadata}])
+    assert [(one.kind, one.turn) for one in head] == [("answer", None), ("gold", None)]
+    assert note.text.startswith(f"{head[0].text}: ") and note.text.endswith(f"expected {head[1].text}")
     assert (note.text, note.level, note.badge, note.turn) == (text, level, badge, 0)
 
 

@@ -78,7 +78,7 @@ def test_the_report_has_each_age_the_figure_and_the_verdict(tmp_path: Path) -> N
     share = 1 - 0.0325 / ((4000 * 0.0325 + 1000 * 0.64) / 5000)
     assert f"The age of weights explains {share:.1%} of the mean square of log r." in out.getvalue()
     assert "Engine and trainer are 0.17 nats apart on 4000 tokens" in out.getvalue()
-    assert (folder / "mismatch.png").is_file() and "(mismatch.png)" in markdown
+    assert (folder / "mismatch.png").is_file() and 'src="mismatch.png"' in markdown
     sound = mismatch([record(0.01) | LIMIT])
     assert sound.text.splitlines()[-1] == "Arithmetic alone makes 0.01 nats; rounding may make 0.05."
     assert mismatch([]).rows()[1:] == [] and mismatch([]).text == ""

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,21 +20,32 @@ from rich.console import Console
 
 from pipelinerl.base.line_file import DamagedLine, LineFile, LineTail
 from pipelinerl.base.waits import Wait
+from pipelinerl.config.compose import compose
 from pipelinerl.config.files import config_path
-from pipelinerl.domain import ReportFocus, ReportSection
+from pipelinerl.domain import ReportFocus, ReportSection, load_domain
+from pipelinerl.observe.figure_style import plt, style
 from pipelinerl.observe.history import Evaluation, metrics_record, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
 from pipelinerl.observe.metrics import MetricsWriter
-from pipelinerl.observe.plots import lag_histogram, pace, plt, smooth, throughput
-from pipelinerl.observe.progress import ProgressDisplay, notable_waits, status_line
+from pipelinerl.observe.plots import lag_histogram, optimisation, pace, smallest, smooth, throughput
+from pipelinerl.observe.progress import (
+    ProgressDisplay,
+    StatusParts,
+    Trained,
+    notable_waits,
+    status_line,
+    time_left_s,
+)
 from pipelinerl.observe.report import comparison_rows, rate_rows, write_report
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.summary import compare, run_rates, summarise
 from pipelinerl.report import main
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, RolloutLog
-from pipelinerl.streams import SingleStreamSpec, StoredStreamSpec
+from pipelinerl.streams import SingleStreamSpec, StoredStreamSpec, write_to_streams
 from tests.unit.observe.conftest import STAGES
 from tests.unit.streams.conftest import fill
+
+CONF = Path(__file__).parents[3] / "conf"
 
 
 def test_wilson_agrees_with_published_values() -> None:
@@ -99,12 +111,70 @@ def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path) -> None
     assert content["rollouts"]["adds_up"] is True
     assert content["rates"]["lag_max_texts"] == 64
     figures = {path.name for path in folder.glob("*.png")}
-    shown = ("learning", "stages", "evaluation", "optimisation", "staleness", "throughput", "outcomes")
-    assert figures == {f"{name}.png" for name in shown}
+    panels = ("stages", "evaluation", "optimisation", "staleness", "throughput", "outcomes")
+    shown = ("learning", "reward", *panels)
+    assert figures == {f"{name}{variant}.png" for name in shown for variant in ("", "_dark")}
     assert all(path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for path in folder.glob("*.png"))
     markdown = (folder / "report.md").read_text()
-    assert all(f"({name})" in markdown for name in figures)
+    assert all(f'"{name}"' in markdown for name in figures)
     assert "| turns |" in markdown
+
+
+def test_the_report_opens_with_one_sentence_and_the_curve_of_the_domain_s_headline(run_dir: Path) -> None:
+    focus, out = ReportFocus(headline=("leak", "success")), io.StringIO()
+    folder = write_report(run_dir, focus, console=Console(file=out))
+    leaks = summarise(run_dir, focus).evaluations
+    before, after = (float(np.mean([v for v in one.values["leak"] if v is not None])) for one in leaks[::3])
+    means = f"leak went from {before:.2f} to {after:.2f}"
+    said = f"On 50 held-out problems {means} in 60 steps on 1,920 samples: "
+    assert out.getvalue().strip().startswith(said)
+    markdown, page = (folder / "report.md").read_text(), (folder / "index.html").read_text()
+    for text, table in ((markdown, "## Evaluation"), (page, "<h2>Evaluation")):
+        assert 0 < text.index(said) < text.index('alt="Learning"') < text.index(table)
+        assert text.count('alt="Learning"') == 1
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "said"),
+    [
+        ([], "The run trained 0 steps on 0 samples; no evaluation tells what came of it."),
+        ([(8, [1.0, 0.0, 0.0, 0.0])], "On 4 held-out problems success is 0.25 (95 % interval 0.05 to 0.70)."),
+        (
+            [(0, [0.0, 1.0]), (8, [1.0, 0.0])],
+            "On 2 held-out problems success went from 0.50 to 0.50 in 0 steps on 0 samples: +0.00, "
+            "95 % interval -1.00 to +1.00, which may be chance.",
+        ),
+    ],
+)
+def test_the_first_sentence_of_a_report(
+    tmp_path: Path, evaluations: list[tuple[int, list[float]]], said: str
+) -> None:
+    with write_to_streams(SingleStreamSpec(tmp_path, "stats_test")) as stream:
+        for version, values in evaluations:
+            stream.write({"version": version, "values": {"success": values}})
+    assert summarise(tmp_path).sentence == said
+
+
+def test_every_bundled_domain_says_its_headline() -> None:
+    for path in sorted((CONF / "domain").glob("*.yaml")):
+        composed = compose([f"+domain={path.stem}", "hardware=cpu"]).tree
+        assert load_domain(composed.domain_hooks).report_focus.headline, path.stem
+
+
+def test_minima_are_those_of_the_window_around_each_record() -> None:
+    assert smallest(np.array([5.0, 1.0, 4.0, 3.0]), 3).tolist() == [1.0, 1.0, 1.0, 3.0]
+    assert smallest(np.array([5.0, 1.0]), 1).tolist() == [5.0, 1.0]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_figure_of_the_effective_sample_size_has_its_minima(run_dir: Path) -> None:
+    with plt.rc_context(style()):
+        optimisation(figure := plt.figure(), read_metrics(run_dir, "finetune"))
+    (axes,) = (axes for axes in figure.axes if axes.get_title(loc="left").startswith("effective"))
+    least = next(line for line in axes.lines if line.get_label() == "smallest")
+    recorded = series(read_metrics(run_dir, "finetune"), "rl/ess").y
+    assert min(least.get_ydata()) == min(recorded)
+    plt.close(figure)
 
 
 def test_a_single_evaluation_has_no_before_and_after(run_dir: Path) -> None:
@@ -134,7 +204,7 @@ def test_the_report_is_also_one_page_that_holds_everything(run_dir: Path, tmp_pa
     page = (folder / "index.html").read_text()
     for part in ("&lt;b&gt;run", "434 trained", "&lt;i&gt;", "<p>Two.</p>", "1 x embedded", "&lt;script&gt;"):
         assert part in page
-    assert page.count("data:image/png;base64,") == 7
+    assert page.count("data:image/png;base64,") == 16, "eight figures, light and dark"
     assert 'href="rollouts/index.html"' in page
     assert "hunter2" not in page
     assert "<script" not in page
@@ -289,8 +359,8 @@ def test_a_figure_of_throughput_compares_sampled_tokens() -> None:
         for n in range(24)
     ]
     actor = [{"step": n, "time": 10.0 * n, "actor/output_tokens_per_second": 200} for n in range(24)]
-    figure = plt.figure()
-    throughput(figure, actor, records)
+    with plt.rc_context(style()):
+        throughput(figure := plt.figure(), actor, records)
     drawn = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
     plt.close(figure)
     for name, rate in {"generated": 200, "trained on": 200, "trainer while working": 400}.items():
@@ -302,25 +372,31 @@ def test_a_figure_of_throughput_compares_sampled_tokens() -> None:
 
 
 def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
-    line = ProgressDisplay(run_dir, target_texts=3840).line()
-    assert "trained 1920 samples of 3840 (50%)" in line
+    line = str(ProgressDisplay(run_dir, target_texts=3840).line())
+    assert "trained 1920 of 3840 samples" in line and "(50%)" in line
     assert "434 trained, 88 filtered, 6 failed, 32 open" in line
     assert "evaluated 196 of 200" in line
-    status = {
-        "actor": {"waits": [{"name": "an engine with room", "waited_s": 12.0, "deadline_s": 60.0}]},
-        "finetune": {"waits": [{"name": "texts", "waited_s": 1.0, "deadline_s": 60.0}]},
-    }
-    assert notable_waits(status) == ["actor for an engine with room (12 of 60 s)"]
+    room = {"name": "an engine with room", "waited_s": 42.0, "deadline_s": 60.0, "normal": "seconds"}
+    short = {"name": "texts", "waited_s": 29.0, "deadline_s": 60.0}
+    status: dict[str, dict[str, Any]] = {"actor": {"waits": [room]}, "finetune": {"waits": [short]}}
+    assert notable_waits(status) == ["actor for an engine with room (42 of 60 s; normal: seconds)"]
     status["actor"] |= {"test_problems": 300, "test_problems_played": 56}
-    assert "; evaluating, 56 of 300 | " in status_line({}, RolloutCounts(), status, None, 61.0)
+    assert "; evaluating, 56 of 300 | " in str(status_line({}, RolloutCounts(), status, None, 61.0))
     nothing = {"actor/test_success_mean": None, "stats/lag": 3.0}  # null: it was no number
-    assert "test success" not in status_line(nothing, RolloutCounts(), status, None, 61.0)
+    assert "test success" not in str(status_line(nothing, RolloutCounts(), status, None, 61.0))
     del status["actor"]["test_problems"]
     out = {"actor": {"engines_out": "http://127.0.0.1:8080, http://127.0.0.1:8081"}}
-    assert " | engines out of rotation: 2" in status_line({}, RolloutCounts(), out, None, 61.0)
+    assert " | engines out of rotation: 2" in str(status_line({}, RolloutCounts(), out, None, 61.0))
     assert "success" not in line, "the metrics are of the groups since the last version, however few"
+
+
+def test_while_nothing_has_begun_the_status_line_says_what_is_waited_for() -> None:
+    waits = [{"name": "the engines to be ready", "waited_s": 4.0, "deadline_s": 60.0}]
+    status = {"finetune": {"waits": waits}}
     empty = status_line({}, RolloutCounts(), status, None, 61.0)
-    assert empty == "1:01 | rollouts 0: 0 open | waiting: actor for an engine with room (12 of 60 s)"
+    assert str(empty).endswith(" | waiting: finetune for the engines to be ready (4 of 60 s)")
+    begun = RolloutCounts(started=1)
+    assert "waiting" not in str(status_line({}, begun, status, None, 61.0))
 
 
 def test_the_status_line_says_what_engines_that_start_are_at() -> None:
@@ -331,36 +407,81 @@ def test_the_status_line_says_what_engines_that_start_are_at() -> None:
     compiles, waits = starts(0, "compiling", 23.0, 41.0), starts(2, "waiting for another", 20.0, 41.0)
     rows = [compiles, waits, starts(1, "waiting for another", 19.0, 40.6)]
     status = {"launcher": {"waits": rows}, "preprocess": {"waits": []}}
-    assert status_line({}, RolloutCounts(), status, None, 61.0) == (
+    assert str(status_line({}, RolloutCounts(), status, None, 61.0)) == (
         "1:01 | rollouts 0: 0 open | starting: actor_vllm_0 compiling for 23 s (41 of 900 s); "
         "actor_vllm_1, actor_vllm_2 waiting for another for 20 s (41 of 900 s)"
     )
 
 
 @pytest.mark.parametrize(
-    ("recent", "shown"),
+    ("recent", "means", "over"),
     [
         (
             {"recent_groups": 20, "recent_success": 0.425, "recent_reward": -0.5},
-            "success 0.42, reward -0.50 (last 20 groups)",
+            "success 0.42 | reward -0.50",
+            "means of the last 20 groups",
         ),
         (
             {"recent_groups": 20, "recent_success": 0.425, "recent_success_spread": 0.25},
-            "success 0.42 ± 0.25 (last 20 groups)",
+            "success 0.42 ± 0.25",
+            "means of the last 20 groups",
         ),
-        ({"recent_groups": 1, "recent_reward": 1.0}, "reward 1.00 (1 group)"),
+        ({"recent_groups": 1, "recent_reward": 1.0}, "reward 1.00", "means of 1 group"),
     ],
 )
 def test_the_status_line_shows_means_over_recent_groups_with_their_number(
-    tmp_path: Path, recent: dict[str, float], shown: str
+    tmp_path: Path, recent: dict[str, float], means: str, over: str
 ) -> None:
     display = ProgressDisplay(tmp_path)
     with MetricsWriter(tmp_path, "actor") as actor, StatusFile(tmp_path, "actor") as status:
         actor.log({"actor/success_mean": 1.0, "actor/reward_mean": 7.0}, step=16)  # of the last group alone
         status.set(**recent)
         status.write()
-        line = display.line()
-    assert f" | {shown}" in line and "7.00" not in line
+        line = str(display.line())
+    assert line.startswith(f"{means} | 0:00 | ") and f" | {over} | " in line and "7.00" not in line
+
+
+def test_step_success_reward_and_time_left_are_the_first_row_of_80_columns() -> None:
+    recent = {"recent_groups": 16, "recent_success": 0.5, "recent_reward": -10.25}
+    spreads = {"recent_success_spread": 0.5, "recent_reward_spread": 10.5}
+    metrics = {"stats/samples": 4992.0, "stats/completed_steps": 1040.0, "stats/lag": 480.0}
+    counts = RolloutCounts(started=5840)
+    parts = status_line(metrics, counts, {"actor": recent | spreads}, 49920, 3725.0, 35999.0)
+    rows = parts.rows(80).splitlines()
+    assert rows[0] == "step 1040 (10%) | success 0.50 ± 0.50 | reward -10.25 ± 10.50 | 9:59:59 left"
+    assert all(len(row) <= 80 for row in rows)
+    assert " | ".join(rows) == str(parts)
+    wait = {"name": "samples of step 0", "waited_s": 31.0, "deadline_s": 7260.0, "normal": "long " * 12}
+    waits = {role: {"waits": [wait]} for role in ("finetune", "preprocess")}
+    rows = status_line({}, counts, waits, None, 61.0).rows(80).splitlines()
+    assert all(len(row) <= 80 for row in rows) and " ".join(rows).count("long") == 24
+
+
+def test_the_time_left_follows_from_the_pace_of_this_start() -> None:
+    first, last = Trained(100.0, 480.0), Trained(160.0, 720.0)  # four samples a second
+    assert time_left_s(first, last, 960, now=160.0) == pytest.approx(60.0)
+    assert time_left_s(first, last, 960, now=170.0) == pytest.approx(50.0)
+    assert time_left_s(first, last, 960, now=500.0) == 1.0, "it is late, and not over"
+    assert time_left_s(first, last, 720, now=170.0) is None
+    assert time_left_s(first, first, 960, now=170.0) is None
+
+
+def test_an_earlier_start_says_nothing_of_the_pace(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, "finetune") as finetune:
+        finetune.log({"stats/samples": 48.0, "stats/completed_steps": 1.0}, step=48)
+        finetune.log({"stats/samples": 96.0, "stats/completed_steps": 2.0}, step=96)
+    path = tmp_path / "finetune" / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    now = time.time()
+    for record, before_s in zip(records, (20.0, 10.0), strict=True):
+        record["time"] = now - before_s
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert " left" not in str(ProgressDisplay(tmp_path, target_texts=480).line())
+    display = ProgressDisplay(tmp_path, target_texts=480)
+    for record, after_s in zip(records, (20.0, 30.0), strict=True):
+        record["time"] = now + after_s
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert " left" in str(display.line())
 
 
 def test_the_status_of_an_earlier_start_is_not_shown(tmp_path: Path) -> None:
@@ -369,10 +490,10 @@ def test_the_status_of_an_earlier_start_is_not_shown(tmp_path: Path) -> None:
     stopped = json.loads(status.path.read_text())
     status.path.write_text(json.dumps(stopped | {"time": stopped["time"] - 0.1}))
     display = ProgressDisplay(tmp_path)
-    assert "evaluating" not in display.line()
+    assert "evaluating" not in str(display.line())
     with StatusFile(tmp_path, "actor") as status:
         status.set(test_problems=60, test_problems_played=3)
-    assert "evaluating, 3 of 60" in display.line()
+    assert "evaluating, 3 of 60" in str(display.line())
 
 
 def test_plain_output_repeats_nothing(tmp_path: Path) -> None:
@@ -409,7 +530,7 @@ def test_lines_of_a_log_come_ever_less_often(tmp_path: Path, monkeypatch: pytest
     out, now, at = io.StringIO(), [100.0], list[int]()
     monkeypatch.setattr("pipelinerl.observe.progress.time.monotonic", lambda: now[0])
     with ProgressDisplay(tmp_path, console=Console(file=out, soft_wrap=True)) as display:
-        lines = iter(f"0:00 | {number}" for number in range(10_000))
+        lines = iter(StatusParts([], ["0:00"], [f"{number}"]) for number in range(10_000))
         monkeypatch.setattr(display, "line", lambda: next(lines))
         for second in range(0, 3600, 2):
             now[0] = 100.0 + second

@@ -54,8 +54,13 @@ def lengthen(text: dict[str, Any], by: int) -> None:
             lambda text: text.update(reward=0.0),
             ("no positive factor 20", "rewards"),
         ),
+        (
+            {"finetune": {"rl": {"use_advantages": False, "relu_log_p_weights": True}}},
+            lambda text: text.update(reward=-1.0),
+            ("factors below 0 20", "relu_log_p_weights=true"),
+        ),
     ],
-    ids=["equal", "filtered", "oversize", "masked", "baseline", "cut", "zero_rewards"],
+    ids=["equal", "filtered", "oversize", "masked", "baseline", "cut", "zero_rewards", "below"],
     indirect=["bench"],
 )
 def test_twenty_groups_without_a_signal_are_one_remark(
@@ -106,3 +111,12 @@ def test_what_learns_without_advantages_is_not_blamed_for_having_none(finetune: 
 
 def no_advantage(number: int) -> Sample:
     return ready(number, advantage=0.0)
+
+
+def test_what_relu_leaves_out_is_not_called_equal() -> None:
+    rl = {"relu_log_p_weights": True}
+    watch = SignalWatch(Config.model_validate({"finetune": {"rl": rl}}))
+    for number in range(20):  # the better samples of these groups were too long, say
+        watch.add([ready(number, advantage=-0.5)], ["oversize"])
+    line = watch.remark()
+    assert line is not None and "factors below 0 20" in line and "equal" not in line

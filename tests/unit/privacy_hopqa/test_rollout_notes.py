@@ -1,5 +1,6 @@
 """What the page of rollouts says of web queries."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from domains.privacy_hopqa.data.answers import places
 from domains.privacy_hopqa.data.chains import PrivateQuestion
 from domains.privacy_hopqa.leakage.log import RolloutLog
-from domains.privacy_hopqa.leakage.notes import _notes
+from domains.privacy_hopqa.leakage.notes import _answer_notes, _notes
 from domains.privacy_hopqa.leakage.report import Secrets
 
 SECRETS = {
@@ -55,3 +56,12 @@ def test_a_rollout_that_reveals_nothing_has_no_badge() -> None:
 )
 def test_places_are_those_of_the_tokens(text: str, wanted: str, found: list[str]) -> None:
     assert [text[start:stop] for start, stop in places(text, wanted)] == found
+
+
+@pytest.mark.parametrize(("recorded", "said"), [("June", "June"), ("", "none"), (None, "not recorded")])
+def test_what_the_agent_answered_stands_beside_gold(recorded: str | None, said: str) -> None:
+    last = {} if recorded is None else {"final_answer": recorded}
+    texts = [{"answer": "May", "metadata": {"stage": "hop_resolve"}}, {"answer": "read", "metadata": last}]
+    two: Any = SimpleNamespace(questions="(1) Where?\n(2) When?", final_answers=("June", "06"))
+    found = {note.kind: note.text for note in _answer_notes(two, texts)}
+    assert found == {"question": "(1) Where?\n(2) When?", "answer": said, "gold": "June"}

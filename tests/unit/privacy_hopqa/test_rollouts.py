@@ -68,6 +68,7 @@ async def test_a_rollout_returns_texts_metrics_and_leaves_its_records(run):
     assert first.situation == "privacy_hopqa:hop:1:stage:plan:gold_not_yet_retrieved"
     assert first.metadata["exact_versions"] is False
     assert first.metadata["gold_retrieved"]
+    assert [text.metadata.get("final_answer") for text in result.training_texts] == [None, "Northmere"]
     assert (result.domain, result.dataset_name) == ("privacy_hopqa", "toy")
     log = read_audit_log(audit_files(output))
     assert [r.queries for r in log.rollouts] == [["Which region reports 15% coverage?"]]

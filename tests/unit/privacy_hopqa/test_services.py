@@ -264,6 +264,19 @@ async def test_one_text_that_differs_is_seen_wherever_it_stands(alter, worlds, t
     )
 
 
+async def test_pages_beside_those_of_the_run_are_told(worlds, tmp_path):
+    other = without_manifest(worlds[0], tmp_path)
+    with (other / "web.jsonl").open("a") as file:
+        for number in range(3):
+            file.write(json.dumps({"docid": f"more-{number}", "url": "https://h/x", "text": "more"}) + "\n")
+    async with served(other) as url:
+        assert "compared, and 3 pages are served that this run does not have" in await asked_for(
+            url, world=TINY
+        )
+    async with served(without_manifest(worlds[0], tmp_path / "same")) as url:
+        assert "pages are served" not in await asked_for(url, world=TINY)
+
+
 async def test_a_large_web_corpus_is_compared_at_places_all_over_it(worlds, tmp_path, monkeypatch):
     monkeypatch.setattr("domains.privacy_hopqa.same_world.WHOLE_BYTES", 0)
     monkeypatch.setattr("domains.privacy_hopqa.same_world.SPREAD", 40)

@@ -12,8 +12,8 @@ import pytest
 
 from pipelinerl import view
 from pipelinerl.base.tokenizing import encode, load_tokenizer
-from pipelinerl.domain import BaseDomain, NotesOf
-from pipelinerl.extras.viewer.join import _pairs
+from pipelinerl.domain import ANSWER, GOLD, QUESTION, BaseDomain, Note, NotesOf
+from pipelinerl.extras.viewer.join import HEAD_CHARACTERS, _pairs, question_of
 from pipelinerl.extras.viewer.select import GroupFacts, evenly, select
 from pipelinerl.extras.viewer.source import Evaluated, RunSource, evaluation_of
 from pipelinerl.extras.viewer.tokens import TokenTexts
@@ -50,6 +50,53 @@ def test_tokens_and_prompts_are_those_of_the_record(built: Path) -> None:
         prompt = before[: turn["prompt"][0]] + turn["prompt"][1]
         before = prompt + "".join(turn["pieces"] or [vocabulary[token] for token in turn["ids"]])
     assert before == "<|user|>turn 0: guess 1-100<|assistant|>50<|user|>turn 1: guess 1-100<|assistant|>50"
+
+
+def test_question_and_answer_stand_at_the_head_of_a_rollout(built: Path) -> None:
+    shown = next(one for one in chunk_of(built)["groups"] if one["id"] == TRAINED)
+    attempt = shown["attempts"][0]
+    assert (attempt["question"], attempt["answer"]) == ("turn 0: guess 1-100", "50")
+    assert "gold" not in attempt, "no domain says what is right"
+    rows = {f"{row['group']}/{row['attempt']}": row for row in index_of(built)["rows"]}
+    assert rows[f"{TRAINED}/0"]["question"] == "turn 0: guess 1-100"
+    assert (rows[f"{FAILED}/0"]["question"], rows[f"{FAILED}/0"]["success"]) == ("", None)
+
+
+def test_a_domain_s_question_answer_and_gold_are_no_notes_beside_it(tmp_path: Path) -> None:
+    class Asks(BaseDomain):
+        def rollout_notes(self, output_dir: Path) -> NotesOf:
+            said = {QUESTION: "Which\nnumber?  " + "x" * 5000, ANSWER: "50", GOLD: "51"}
+            head = [Note(text=text, kind=kind) for kind, text in said.items()]
+            return lambda _name, _records: [*head, Note(text="7", kind=ANSWER, turn=0)]
+
+    page = write_page(recorded_run(tmp_path / "run"), Asks())
+    attempt = chunk_of(page)["groups"][0]["attempts"][0]
+    assert (attempt["answer"], attempt["gold"]) == ("50", "51")
+    assert len(attempt["question"]) == HEAD_CHARACTERS + len(" …")
+    assert [(note["kind"], note["turn"]) for note in attempt["notes"]] == [("answer", 0)]
+    listed = index_of(page)["rows"][0]["question"]
+    assert listed.startswith("Which number? xxx") and len(listed) == 160
+
+
+@pytest.mark.parametrize(
+    ("prompt", "question"),
+    [
+        (
+            "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n1 + 1?<|im_end|><|im_start|>assistant",
+            "1 + 1?",
+        ),
+        ("<s>[INST] 1 + 1? [/INST]", "1 + 1?"),
+        ("<bos><start_of_turn>user\n1 + 1?<end_of_turn>\n<start_of_turn>model\n", "1 + 1?"),
+        (
+            "<|start_header_id|>user<|end_header_id|>\n\n1 + 1?<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+            "1 + 1?",
+        ),
+        ("Q: 1 < 2? A:", "Q: 1 < 2? A:"),
+    ],
+)
+def test_the_question_is_the_last_turn_of_a_user(prompt: str, question: str) -> None:
+    assert question_of(prompt) == question
 
 
 def test_the_list_says_how_each_rollout_ended(built: Path) -> None:
@@ -314,7 +361,7 @@ def test_foreign_records_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
 
 def test_a_page_is_no_larger_than_it_was_estimated(built: Path) -> None:
     groups = [*RunSource(built.parents[2]).groups()]
-    estimated = sum(_estimated_size(record) for group in groups for record in group)
+    estimated = sum(_estimated_size(group) for group in groups)
     assert (built.parent / "chunk_0.js").stat().st_size < estimated
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelinerl.domain import GOLD, BaseDomain, Note, NotesOf
 from pipelinerl.extras.viewer.write import write_page
 from pipelinerl.report import report_run
 from tests.support.browser import PROGRAM, Page
@@ -195,6 +196,37 @@ async def test_the_list_does_not_lie_over_the_rollout(page: Page, width: int) ->
         )
 
 
+@pytest.mark.parametrize("width", [390, 1600])
+async def test_the_page_lands_on_the_largest_advantage_and_lists_question_and_success(
+    page: Page, built: Path, width: int
+) -> None:
+    await page.size(width, 844)
+    await page.open("about:blank")
+    await page.open(built.as_uri())
+    await page.until("document.querySelector('#row-0')")
+    assert await page.run("page.shown[0].advantage") == 0.5
+    assert await page.run("page.rows.every(row => !(row.advantage > 0.5))")
+    row = await page.run("document.querySelector('#row-0').innerText")
+    assert "turn 0: guess 1-100" in row and "✓" in row and "trained" in row
+    if width == 1600:
+        assert (await page.run("current.id")) == await page.run("page.shown[0].id")
+
+
+async def test_a_badge_stands_beside_the_fate_and_the_answer_beside_gold(page: Page, tmp_path: Path) -> None:
+    class Judges(BaseDomain):
+        def rollout_notes(self, output_dir: Path) -> NotesOf:
+            said = [Note(text="too low", kind="verdict", badge="too low", level="bad")]
+            return lambda _name, _records: [*said, Note(text="51", kind=GOLD)]
+
+    await page.open(write_page(recorded_run(tmp_path / "run"), Judges()).as_uri())
+    await opened(page, f"{FILTERED}/0")
+    at = await page.run(f"page.shown.findIndex(row => row.id === '{FILTERED}/0')")
+    row = await page.run(f"document.querySelector('#row-{at}').innerText")
+    assert "filtered: zero_advantage" in row and "too low" in row
+    labels = "[...document.querySelectorAll('.beside > div')].map(node => node.innerText.split('\\n'))"
+    assert await page.run(labels) == [["answer", "50"], ["gold", "51"]]
+
+
 async def test_the_versions_of_two_runs_are_compared(page: Page, tmp_path: Path, built: Path) -> None:
     other = recorded_run(tmp_path / "other")
     both = write_page(built.parents[2], compare=other, folder=tmp_path / "page")
@@ -220,7 +252,10 @@ async def test_the_report_is_a_page_that_fits_and_leads_to_the_rollouts(
     folder = report_run(run)
     await page.size(width, 844, "dark")
     await page.open((folder / "index.html").as_uri())
+    await page.run("document.querySelectorAll('details').forEach(node => { node.open = true; })")
     assert await page.run("document.documentElement.scrollWidth <= innerWidth")
+    cut = "[...document.querySelectorAll('section *')].filter(node => node.scrollWidth > node.clientWidth + 1"
+    assert width > 390 or await page.run(f"{cut} && node.clientWidth).map(node => node.outerHTML)") == []
     assert await page.run("[...document.images].every(image => image.naturalWidth > 0)")
     await page.click(".open")
     await page.until("location.pathname.endsWith('rollouts/index.html') && document.querySelector('#title')")
