@@ -40,7 +40,7 @@ def texts(page: Path) -> list[str]:
     """What a reader may copy: the code blocks, and what stands between backticks in a sentence."""
     text = page.read_text(encoding="utf-8")
     fenced = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
-    blocks = [block for language, block in fenced if language != "python"]
+    blocks = [block for language, block in fenced if language not in ("python", "py")]
     prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
     inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
     return [*"\n".join(blocks).replace("\\\n", " ").splitlines(), *inline]
