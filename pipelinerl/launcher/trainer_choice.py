@@ -133,7 +133,7 @@ def _checkpointing(
     if shape is not None and shape.experts:
         return True, True, "not measured for layers with experts"
     if shape is None or room is None:
-        unknown = "the card's memory" if room is None else f"the sizes of {cfg.policy_path}"
+        unknown = f"the sizes of {cfg.policy_path}" if shape is None else "the card's memory"
         return True, True, f"{unknown} cannot be read"
     ranks = cfg.derived.trainer_ranks
     state = state_bytes(shape, tune, ranks, cfg.sharding, planned is not None and planned.whole_on_host)
