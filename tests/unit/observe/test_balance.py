@@ -260,9 +260,9 @@ def test_the_summary_of_a_run_has_its_balance(tmp_path: Path) -> None:
     write(tmp_path, "actor", list(looked(0.6)))
     found = summarise(tmp_path)
     assert found.to_json()["balance"]["limit"] == "trainer"
-    assert "Over 19 steps the trainer limits" in markdown(report_sections(found, []), {})
+    assert "Over 19 steps the trainer limits" in markdown("", report_sections(found, []), {})
     (tmp_path / "finetune/metrics.jsonl").unlink()
     write(tmp_path, "finetune", list(trained(9, 0.0)))  # too few to judge by
-    assert "the trainer limits" not in markdown(report_sections(summarise(tmp_path), []), {})
+    assert "the trainer limits" not in markdown("", report_sections(summarise(tmp_path), []), {})
     (tmp_path / "finetune/metrics.jsonl").unlink()
     assert summarise(tmp_path).to_json()["balance"] is None

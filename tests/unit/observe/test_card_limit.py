@@ -70,7 +70,7 @@ def test_the_report_says_the_share_and_where_the_bandwidth_is_from(tmp_path: Pat
     assert measured.limit is not None and measured.limit.measured
     # Two engines, 256 tokens in 29.6 GB / 4 TB/s = 7.4 ms each: 69,189 tokens/s.
     assert measured.limit.limit == pytest.approx(2 * 256 / 7.4e-3)
-    text = markdown(report_sections(measured, []), {})
+    text = markdown("", report_sections(measured, []), {})
     assert "The engines sampled 29% of their cards' limit: 20,000 of the 69,189 tokens/s" in text
     assert "4.00 TB/s (a copy on the trainer's card reached)" in text
     assert measured.to_json()["card_limit"]["share"] == pytest.approx(20_000 / (2 * 256 / 7.4e-3))
@@ -82,4 +82,4 @@ def test_the_report_says_the_share_and_where_the_bandwidth_is_from(tmp_path: Pat
 def test_nothing_is_said_where_nothing_is_known(tmp_path: Path, reads: dict[str, Any] | None) -> None:
     found = summarise(run(tmp_path / "run", reads, copied=4.0e12))
     assert found.limit is None and found.to_json()["card_limit"] is None
-    assert "limit" not in markdown(report_sections(found, []), {})
+    assert "limit" not in markdown("", report_sections(found, []), {})
