@@ -13,6 +13,7 @@ by the comparison.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
+from typing import Any
 
 import torch
 
@@ -48,8 +49,10 @@ class InPlaceLoad:
         whole: set[str] = set()  # parameters whose only tensor has their name
         # What belongs to parts that this engine serves without, such as the tower of a model that also sees.
         self._without: dict[str, torch.Size] = {}
+        mapper = _mapper(model)
         for name, tensor in tensors:
-            names = _names(name, model)
+            own = mapper._map_name(name) if mapper is not None else None
+            names = [name] if own in (None, name) else [name, own]
             ways = (
                 _of_experts(one, experts) or _target(one, parameters, {**GATE_UP, **packed}) for one in names
             )
@@ -57,7 +60,7 @@ class InPlaceLoad:
             if target in parameters:
                 parts.setdefault(target, []).append((position, name, tensor))
                 whole |= {target} & {*names}
-            elif target or not _is_left_out(name, model):
+            elif target or not _is_left_out(names[-1], model):
                 raise NoInPlaceLoad(f"the model has no parameter for {name}")
             else:
                 self._without[name] = tensor.shape
@@ -100,23 +103,18 @@ class InPlaceLoad:
             place.copy_(tensor, non_blocking=True)
 
 
-def _names(name: str, model: torch.nn.Module) -> list[str]:
-    """A checkpoint's name, and what vLLM's own mapping of the model makes of it, if it is loaded at all."""
-    mapper = getattr(model, "hf_to_vllm_mapper", None)
-    if mapper is None:
-        return [name]
+def _mapper(model: torch.nn.Module) -> Any:
+    """vLLM's own mapping from a checkpoint's names to the model's, if it has one; by `_map_name`."""
+    mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
     # Since 0.33 it also knows which part of a parameter a tensor is, which `packed` says here.
-    if hasattr(mapper, "orig_to_new_stacked"):
-        mapper = replace(mapper, orig_to_new_stacked={})
-    own = mapper._map_name(name)
-    return [name] if own in (None, name) else [name, own]
+    return replace(mapper, orig_to_new_stacked={}) if hasattr(mapper, "orig_to_new_stacked") else mapper
 
 
 def _is_left_out(name: str, model: torch.nn.Module) -> bool:
-    """Whether the model serves without what the name belongs to: its module is there, as vLLM's stubs are,
+    """Whether the model serves without what its name belongs to: its module is there, as vLLM's stubs are,
     without a single weight."""
     module = model
-    for word in _names(name, model)[-1].split("."):
+    for word in name.split("."):
         below = module._modules.get(word)  # a stub hands on every attribute of what it stands for
         if below is None:
             break
