@@ -19,7 +19,7 @@ from typing import NoReturn
 from omegaconf import OmegaConf
 
 from pipelinerl.base import faults
-from pipelinerl.base.errors import ConfigError, printable, show_what_it_can
+from pipelinerl.base.errors import ConfigError, drop_stdout, printable, show_what_it_can
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _without_stdout() -> int:
     """Whoever read the output has gone (`| head`): what was running has been stopped; say so."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains once more at its end
+    drop_stdout()
     print(
         "launcher: nobody reads the output any more (a closed pipe), so it ends here; give the same "
         "command with its output in a file, which resumes a run that was going on",

@@ -1,13 +1,12 @@
 """Report a run, also while it is going on: python -m pipelinerl.report OUTPUT_DIR."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipelinerl.base.errors import CommandParser, first_line, printable, show_what_it_can
+from pipelinerl.base.errors import CommandParser, drop_stdout, first_line, printable, show_what_it_can
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path, read_shown
@@ -76,8 +75,8 @@ def main(argv: list[str] | None = None) -> int:
     except (ConfigError, DamagedLine, StreamError) as error:
         print(printable(f"report: {error}"), file=sys.stderr)
         return 1
-    except BrokenPipeError:  # `| head`: the report is written; keep the interpreter from complaining
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BrokenPipeError:  # `| head`: the report is written
+        drop_stdout()
     except OSError as error:  # a full disk, a folder that may not be written or read
         print(printable(f"report: {error}; put it right, then report again"), file=sys.stderr)
         return 1

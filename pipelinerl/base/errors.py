@@ -75,6 +75,12 @@ def show_what_it_can() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
+def drop_stdout() -> None:
+    """Nobody takes what is left in stdout; the interpreter, which writes it once more at its end, is not to
+    complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def leave(command: str, main: Callable[[], int]) -> NoReturn:
     """End the process with a command's status. Output that cannot be written is one line and status 1.
 
@@ -88,7 +94,7 @@ def leave(command: str, main: Callable[[], int]) -> NoReturn:
         status = 0 if isinstance(error, BrokenPipeError) else 1
         if status:
             print(printable(f"{command}: {error}; put it right, then try again"), file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter writes what is left once more
+        drop_stdout()
     sys.exit(status)
 
 

@@ -1,6 +1,5 @@
 """Print a stream as JSON, one record per line: python -m pipelinerl.streams OUTPUT_DIR TOPIC [--follow]."""
 
-import os
 import shutil
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 from omegaconf import OmegaConf
 
-from pipelinerl.base.errors import CommandParser, printable
+from pipelinerl.base.errors import CommandParser, drop_stdout, printable
 from pipelinerl.config.files import config_path, read_tree
 from pipelinerl.config.machine import StreamsConfig
 from pipelinerl.streams import (
@@ -121,9 +120,8 @@ def main(argv: list[str] | None = None) -> int:
     except (StreamError, FileNotFoundError, ValueError) as error:
         print(printable(f"streams: {error}"), file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        # The reader of our output has enough; keep the interpreter from complaining when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has enough
+        drop_stdout()
     except KeyboardInterrupt:
         return 130
     return 0
