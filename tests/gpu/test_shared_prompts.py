@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from pipelinerl.engines.vllm.installed import installed_version
-from pipelinerl.engines.vllm.prompt_groups import prompt_groups
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,41 +49,90 @@ def exact(
     return torch.stack(found)
 
 
+class Layer:
+    """One layer over a cache, by vLLM's attention or by this package's; its buffers stay where they are."""
+
+    def __init__(self, table: torch.Tensor, lengths: torch.Tensor, splits: int = 0) -> None:
+        from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
+
+        self.table, self.lengths = table.cuda(), lengths.cuda()
+        requests = len(lengths)
+        torch.manual_seed(0)
+        self.cache = torch.randn(CACHE, KEY_HEADS, BLOCK, 2 * SIZE, device="cuda", dtype=torch.bfloat16)
+        self.query = torch.randn(requests, HEADS, SIZE, device="cuda", dtype=torch.bfloat16)
+        given: dict[str, Any] = {
+            "num_actual_tokens": requests,
+            "max_query_len": 1,
+            "query_start_loc": torch.arange(requests + 1, dtype=torch.int32, device="cuda"),
+            "max_seq_len": table.shape[1] * BLOCK,
+            "seq_lens": self.lengths,
+            "block_table": self.table,
+            "use_cascade": False,
+            "max_num_splits": splits,
+        }
+        known = {one.name: one for one in fields(FlashAttentionMetadata)}
+        needed = {name: None for name, one in known.items() if one.default is MISSING}
+        self.metadata: Any = FlashAttentionMetadata(**needed | {n: v for n, v in given.items() if n in known})
+        scale = torch.ones((), device="cuda")
+        self.layer: Any = SimpleNamespace(_q_scale=scale, _k_scale=scale, _v_scale=scale)
+
+    def attended(self, kind: Any, output: torch.Tensor) -> torch.Tensor:
+        """Into `output`, bfloat16 [R, H, D], which is returned."""
+        sizes: dict[str, Any] = {"num_heads": HEADS, "head_size": SIZE, "scale": SIZE**-0.5}
+        sizes |= {"num_kv_heads": KEY_HEADS, "alibi_slopes": None, "sliding_window": None}
+        given = self.layer, self.query, self.query, self.query, self.cache, self.metadata, output
+        self.metadata.groups = None
+        kind(**sizes, kv_cache_dtype="auto").forward(*given)
+        return output
+
+    def exact(self) -> torch.Tensor:
+        return exact(self.query, self.cache, self.table, self.lengths)
+
+
+@pytest.mark.parametrize("splits", [0, 32])
 @pytest.mark.parametrize(("groups", "attempts", "shared_blocks"), [(6, 8, 64), (20, 4, 20), (2, 16, 100)])
-def test_shared_reading_is_as_exact_as_that_of_vllm(groups: int, attempts: int, shared_blocks: int) -> None:
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl, FlashAttentionMetadata
+def test_shared_reading_is_as_exact_as_that_of_vllm(
+    groups: int, attempts: int, shared_blocks: int, splits: int
+) -> None:
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
 
     from pipelinerl.engines.vllm.shared_prompts import Backend, SharedPromptBackend, SharedPromptImpl
 
     assert Backend is SharedPromptBackend, "this release takes other parameters"
-    table, lengths = (one.cuda() for one in step(groups, attempts, shared_blocks))
-    requests = len(lengths)
-    torch.manual_seed(0)
-    cache = torch.randn(CACHE, KEY_HEADS, BLOCK, 2 * SIZE, device="cuda", dtype=torch.bfloat16)
-    query = torch.randn(requests, HEADS, SIZE, device="cuda", dtype=torch.bfloat16)
-    given: dict[str, Any] = {
-        "num_actual_tokens": requests,
-        "max_query_len": 1,
-        "query_start_loc": torch.arange(requests + 1, dtype=torch.int32, device="cuda"),
-        "max_seq_len": int(lengths.max()),
-        "seq_lens": lengths,
-        "block_table": table,
-        "use_cascade": False,
-    }
-    known = {one.name: one for one in fields(FlashAttentionMetadata)}
-    needed = {name: None for name, one in known.items() if one.default is MISSING}
-    metadata: Any = FlashAttentionMetadata(**needed | {n: v for n, v in given.items() if n in known})
-    scale = torch.ones((), device="cuda")
-    layer: Any = SimpleNamespace(_q_scale=scale, _k_scale=scale, _v_scale=scale)
-    sizes = {"num_heads": HEADS, "head_size": SIZE, "scale": SIZE**-0.5, "num_kv_heads": KEY_HEADS}
-    sizes |= {"alibi_slopes": None, "sliding_window": None, "kv_cache_dtype": "auto"}
+    one = Layer(*step(groups, attempts, shared_blocks), splits)
     found = []
-    for kind, together in ((FlashAttentionImpl, None), (SharedPromptImpl, True)):
-        metadata.groups = prompt_groups(table, lengths, BLOCK, CACHE) if together else None
-        output = torch.full_like(query, torch.nan)
-        kind(**sizes).forward(layer, query, query, query, cache, metadata, output)
-        found.append(output.float())
-    assert (metadata.groups.shared > 0).sum() == groups
-    expected = exact(query, cache, table, lengths)
-    stock, shared = ((one - expected).abs().max().item() for one in found)
+    for kind, grouped in ((FlashAttentionImpl, False), (SharedPromptImpl, True)):
+        one.metadata.grouped = grouped
+        found.append(one.attended(kind, torch.full_like(one.query, torch.nan)).float())
+    assert (one.metadata.groups.shared > 0).sum() == groups
+    stock, shared = ((output - one.exact()).abs().max().item() for output in found)
     assert shared < 2 * stock + 1e-3
+
+
+def test_a_graph_finds_the_groups_of_the_step_that_it_replays() -> None:
+    from pipelinerl.engines.vllm.shared_prompts import SharedPromptImpl
+
+    first, (table, lengths) = step(2, 16, 100), step(6, 5, 20)
+    requests, width = len(first[1]), first[0].shape[1]
+    one = Layer(*first, splits=32)
+    one.metadata.grouped = True
+    output = torch.full_like(one.query, torch.nan)
+    apart = torch.cuda.Stream()
+    apart.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(apart):
+        one.attended(SharedPromptImpl, output)
+    torch.cuda.current_stream().wait_stream(apart)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        one.attended(SharedPromptImpl, output)
+    # Another step of fewer requests: a graph's other places have no tokens.
+    fewer = len(lengths)
+    assert fewer < requests and table.shape[1] < width
+    one.table.zero_()
+    one.table[:fewer, : table.shape[1]] = table.cuda()
+    one.lengths.zero_()
+    one.lengths[:fewer] = lengths.cuda()
+    graph.replay()
+    assert (one.metadata.groups.shared > 0).sum() == 6
+    expected = exact(one.query[:fewer], one.cache, one.table[:fewer], one.lengths[:fewer])
+    assert (output[:fewer].float() - expected).abs().max().item() < 5e-3

@@ -4,8 +4,11 @@ Attempts at one problem share the blocks of its prompt through the prefix cache,
 of them in every step. Here one call reads a group's shared blocks with the queries of all its requests,
 another what each has by itself, and both are merged by their log-sum-exp, as a softmax over two parts can be
 (https://arxiv.org/abs/2501.01005, section 2.2). Steps with prompts in them, layers with windows or sinks, and
-steps in which too little is shared go vLLM's way. vLLM's plug-in registers it as `CUSTOM`; it is imported in
-processes of vLLM alone. Attention stays outside of CUDA graphs: groups change, and graphs do not.
+steps of few requests go vLLM's way. vLLM's plug-in registers it as `CUSTOM`; it is imported in processes of
+vLLM alone.
+
+The first layer of a step finds the groups, on the device. Under a CUDA graph this is recorded with the rest,
+so that each replay finds the groups of its own step, and the host does nothing for it.
 """
 
 import inspect
@@ -38,23 +41,12 @@ TAKEN = {
 """First parameters, behind `self`, of what is called or replaced."""
 FEWEST_REQUESTS = 8
 """In a step; fewer are no work for a card either way."""
-LEAST_SAVED = 0.2
-"""Of the keys and values of a step; below it two calls cost more than they spare."""
-LOOK_EVERY = 32
-"""Steps between two looks at whether requests share anything, while they do not."""
 
 
 class SharedPromptBuilder(FlashAttentionMetadataBuilder):
-    """Adds the groups of a decoding step to vLLM's metadata, as `groups`."""
+    """Says in vLLM's metadata, as `grouped`, whether a step's groups are to be found; `groups` are those."""
 
-    _cudagraph_support = AttentionCGSupport.NEVER
-
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        on_host = torch.zeros((), dtype=torch.float32, pin_memory=self.device.type == "cuda")
-        self._saved, self._read = on_host, torch.cuda.Event()
-        self._worth, self._pending, self._steps = True, False, 0
-        self._ones: torch.Tensor | None = None
+    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
     def use_cascade_attention(self, *args: Any, **named: Any) -> bool:
         """vLLM up to 0.32 asks; one prefix of all requests is the case of a single group."""
@@ -64,39 +56,33 @@ class SharedPromptBuilder(FlashAttentionMetadataBuilder):
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> FlashAttentionMetadata:
         made = super().build(common_prefix_len, common_attn_metadata, fast_build)
-        made.groups = self._groups(made) if self._decodes(made) else None
+        made.grouped, made.groups = self._decodes(made), None
         return made
 
     def update_block_table(self, metadata: Any, blk_table: Any, slot_mapping: Any) -> Any:
         """For another group of layers, whose blocks are others."""
         made = super().update_block_table(metadata, blk_table, slot_mapping)
-        made.groups = self._groups(made) if metadata.groups is not None else None
+        made.grouped, made.groups = metadata.grouped, None
         return made
 
     def _decodes(self, made: FlashAttentionMetadata) -> bool:
-        """Whether it is a step of one token for each of many requests that are known to share enough.
-
-        What a step shares is known some steps later, since nobody waits for the device.
-        """
+        """Whether it is a step of one token for each of many requests. A graph is captured for either answer,
+        so this depends on shapes alone."""
         requests = made.seq_lens.shape[0]
         plain = made.causal is True and made.max_query_len == 1 and made.num_actual_tokens == requests
-        plain = plain and self.vllm_config.cache_config.num_gpu_blocks is not None
-        if not plain or requests < FEWEST_REQUESTS or self.dcp_world_size > 1:
-            return False
-        if self._pending and self._read.query():
-            self._worth, self._pending = bool(self._saved >= LEAST_SAVED), False
-        self._steps += 1
-        return self._worth or self._steps % LOOK_EVERY == 0
+        return plain and requests >= FEWEST_REQUESTS and self.dcp_world_size == 1
 
-    def _groups(self, made: FlashAttentionMetadata) -> PromptGroups | None:
-        width = min(-(-made.max_seq_len // self.block_size), made.block_table.shape[1])
-        blocks = int(self.vllm_config.cache_config.num_gpu_blocks)
-        found = prompt_groups(made.block_table[:, :width], made.seq_lens, self.block_size, blocks)
-        if not self._pending:
-            self._saved.copy_(found.saved, non_blocking=True)
-            self._read.record()
-            self._pending = True
-        return found if self._worth else None
+
+def groups_of(metadata: Any, block_size: int, cache_blocks: int) -> PromptGroups | None:
+    """A step's groups, found once for all layers; None where each request reads by itself."""
+    if not getattr(metadata, "grouped", False):
+        return None
+    if metadata.groups is None:
+        width = min(-(-metadata.max_seq_len // block_size), metadata.block_table.shape[1])
+        table = metadata.block_table[:, :width]
+        metadata.groups = prompt_groups(table, metadata.seq_lens, block_size, cache_blocks)
+    found: PromptGroups = metadata.groups
+    return found
 
 
 class SharedPromptImpl(FlashAttentionImpl):
@@ -124,8 +110,10 @@ class SharedPromptImpl(FlashAttentionImpl):
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As FlashAttentionImpl: query [T, H, D], cache [blocks, H_kv, size, 2 D], into output [T, H, D]."""
-        groups = getattr(attn_metadata, "groups", None)
-        if groups is None or output_scale is not None or not self._may_share():
+        share = output_scale is None and self._may_share()
+        # A cache is [blocks, H_kv, size, 2 D].
+        groups = groups_of(attn_metadata, kv_cache.shape[2], kv_cache.shape[0]) if share else None
+        if groups is None:
             scales = output_scale, output_block_scale
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *scales)
         count = attn_metadata.num_actual_tokens
@@ -143,6 +131,8 @@ class SharedPromptImpl(FlashAttentionImpl):
             "softmax_scale": self.scale,
             "window_size": [-1, -1],
             "softcap": self.logits_soft_cap,
+            # A bound under CUDA graphs, as for vLLM's own call; 0: as the kernel finds best.
+            "num_splits": attn_metadata.max_num_splits,
             "return_softmax_lse": True,
             "fa_version": self.vllm_flash_attn_version,
             "q_descale": layer._q_scale.expand(scales) if self.supports_quant_query_input else None,
