@@ -79,15 +79,15 @@ class VllmConfig(Section):
     frontend: Literal["python", "rust"] = "python"
     """Program that serves HTTP. `rust`, which vLLM brings as well, is refused: it takes no middleware, which
     keeps others from the routes that control an engine."""
-    outputs_once: bool = False
+    outputs_once: bool = True
     """Hand over the tokens of an answer that is not streamed in a few parts; false = each by itself, as vLLM
     does. A vLLM that this does not fit goes on as with false and says why in its log."""
-    quick_slots: bool = False
+    quick_slots: bool = True
     """Search for no cache block where a request's next token has its place already; false = in every step, as
     vLLM does. A model with other layers than full attention goes on as with false and says so in its log."""
     shared_prompts: bool = False
     """Read what requests of a decoding step begin with once for all of them; false = for each, as vLLM does.
-    For GPUs with FlashAttention 2 or 3 and the prefix cache; attention then runs outside of CUDA graphs."""
+    For GPUs with FlashAttention 2 or 3 and the prefix cache, and for groups with long prompts."""
     vllm_kwargs: dict[str, Any] = {
         "dtype": "bfloat16",
         "gpu-memory-utilization": None,
