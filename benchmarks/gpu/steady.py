@@ -20,6 +20,7 @@ from pipelinerl.engines.engine_metrics import parse_prometheus
 from pipelinerl.observe.history import read_metrics
 
 LOOK_S = 0.5
+COUNTED = ("vllm:num_requests_running", "vllm:generation_tokens_total")
 
 
 @dataclass(frozen=True)
@@ -34,21 +35,21 @@ class Step:
 
 
 class EngineWatch(threading.Thread):
-    """Looks at an engine's metrics until `end`: (seconds since 1970, running requests, sampled tokens)."""
+    """Looks at engines' metrics until `end`: (seconds since 1970, running requests, sampled tokens), summed."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, *urls: str) -> None:
         super().__init__(daemon=True)
         self.looks: list[tuple[float, float, float]] = []
-        self._url, self._ended = url, threading.Event()
+        self._urls, self._ended = urls, threading.Event()
 
     def run(self) -> None:
         while not self._ended.wait(LOOK_S):
             with suppress(ValueError):
-                text = get_or_none(self._url + "/metrics", 5.0)
-                if text is not None:
-                    found = parse_prometheus(text.decode(errors="replace"))
-                    running = found.get("vllm:num_requests_running", 0.0)
-                    self.looks.append((time.time(), running, found.get("vllm:generation_tokens_total", 0.0)))
+                answers = [get_or_none(url + "/metrics", 5.0) for url in self._urls]
+                pages = [parse_prometheus(one.decode(errors="replace")) for one in answers if one is not None]
+                if len(pages) == len(self._urls):
+                    running, tokens = (sum(page.get(name, 0.0) for page in pages) for name in COUNTED)
+                    self.looks.append((time.time(), running, tokens))
 
     def end(self) -> None:
         self._ended.set()

@@ -174,8 +174,8 @@ class Trial:
 
         def enough() -> bool:
             if self._watch is None:
-                with suppress(ConfigError):  # until the launcher has written where the engine is
-                    self._look_at(next(job.url for job in load(out).jobs if job.kind == "actor_llm"))
+                with suppress(ConfigError):  # until the launcher has written where engines are
+                    self._look_at(*(job.url for job in load(out).jobs if job.kind == "actor_llm"))
             return len(our_steps(out)) >= self.wanted
 
         self._wait(run, enough)
@@ -229,8 +229,8 @@ class Trial:
         argv += [word for name, value in flags.items() for word in flag(name, value)]
         return Server(argv, PORT, log, {**on_loopback(), **serve_env([visible_cards()[0]])})
 
-    def _look_at(self, url: str) -> None:
-        self._watch = EngineWatch(url)
+    def _look_at(self, *urls: str) -> None:
+        self._watch = EngineWatch(*urls)
         self._watch.start()
 
     def _wait(self, run: LimitedRun, enough: Callable[[], bool]) -> None:
