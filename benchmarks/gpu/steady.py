@@ -35,7 +35,7 @@ class Step:
 
 
 class EngineWatch(threading.Thread):
-    """Looks at engines' metrics until `end`: (seconds since 1970, running requests, sampled tokens), summed."""
+    """Looks at engines' metrics until `end`: (seconds since 1970, running, sampled tokens), summed."""
 
     def __init__(self, *urls: str) -> None:
         super().__init__(daemon=True)
