@@ -1,4 +1,4 @@
-"""Draw the figure of the README: `python docs/pipeline.py` writes `pipeline.svg` beside this file."""
+"""Draw the figure of docs/architecture.md: `python docs/pipeline.py` writes `pipeline.svg` beside this."""
 
 import itertools
 import sys

@@ -25,8 +25,8 @@ class CorrectionConfig(Section):
     high: float = Field(2.0, ge=1)
     """Upper bound of the ratio."""
     proximal: bool = False
-    """The loss compares with the policy that the step begins with, and the bounded ratio to the engine is a
-    factor beside it (decoupled PPO); false: the loss itself compares with the engine."""
+    """True: the loss uses the ratio to the policy at the start of the step, multiplied by the bounded ratio
+    to the engine (decoupled PPO). False: the loss uses the ratio to the engine."""
 
     @field_validator("mode", mode="before")
     @classmethod
@@ -35,7 +35,7 @@ class CorrectionConfig(Section):
 
 
 class RLConfig(Section):
-    """Loss, advantages and their weights: what the functions of `finetune.rl` are given.
+    """Loss, advantages and their weights, as given to the functions of `finetune.rl`.
 
     Keys that contradict each other are refused by the launcher (`launcher/checks/objective.py`).
     """
@@ -46,7 +46,7 @@ class RLConfig(Section):
     epsilon_low: float = Field(0.02, ge=0, le=1)
     """Lower clip of the importance ratio (`ppo`, `gspo`, `cispo`)."""
     epsilon_high: float = Field(0.02, ge=0)
-    """Upper clip of the importance ratio (all but `sft`); a cap of 5 is 4."""
+    """Upper clip of the importance ratio, at 1 plus this value (all losses but `sft`)."""
     correction: CorrectionConfig = CorrectionConfig()
     """Corrections for tokens of old weights and of an engine that rounds otherwise."""
     use_advantages: bool = True
@@ -67,7 +67,7 @@ class RLConfig(Section):
     batch_size_normalization: Normalisation = "training_texts"
     """What counts once in the loss: a sample, or a rollout."""
     loss_scale_scope: Annotated[Literal["chunk", "batch"], KEPT] = "batch"
-    """Samples over which that normalisation is taken."""
+    """Samples over which `batch_size_normalization` is computed: a step (`batch`) or a chunk of groups."""
     role_weights: Annotated[dict[str, float], KEPT] = {}
     """Weight of each role's objective, a number or a fraction such as `1/9`; empty = off."""
     role_lengths: Annotated[dict[str, Annotated[float, Field(gt=0)]], KEPT] = {}
@@ -91,11 +91,11 @@ class RLConfig(Section):
     value_loss_coef: float = Field(0.0, ge=0)
     """Weight of the value head's loss."""
     temperature: float = Field(1.0, ge=0)
-    """Temperature at which log-probabilities are recomputed; that of the sampling."""
+    """Temperature at which log-probabilities are recomputed; equals the sampling temperature."""
     routing: Literal["auto", "replay", "free"] = "auto"
-    """Experts of a mixture's tokens: `replay` takes those that the engine sent them to, `free` those that the
-    trainer's routers would; `auto` replays those of the embedded engine, and of vLLM from 0.31 on.
-    Dense models have none."""
+    """Experts of a mixture's tokens in training: `replay` takes the engine's choice, `free` that of the
+    trainer's routers. `auto` replays with the embedded engine, and with vLLM from 0.31 on. Dense models
+    ignore it."""
     router_aux_loss_coef: float = Field(0.0, ge=0)
     """Weight of the loss that balances the load of experts, as in configurations of transformers."""
 
@@ -225,7 +225,7 @@ class FinetuneConfig(Section):
     ] = "causal-language-modeling"
     """Model family; a value head replaces group baselines by reward minus value."""
     config_name: Annotated[str | None, KEPT] = None
-    """Folder or name of the policy's weights; `model_path`."""
+    """Folder or name of the policy's weights; follows from `model_path`."""
     optim: Annotated[Literal["adamw_torch", "adamw_8bit", "adafactor", "lion"], KEPT] = "adamw_torch"
     """Optimiser; `adamw_8bit` keeps its moments in 8 bits (extra `torchao`)."""
     load_as_bf16: bool = True
@@ -256,8 +256,8 @@ class FinetuneConfig(Section):
     max_train_steps: int = Field(100_000, ge=1)
     """Optimizer steps of a complete run."""
     max_epochs: int | None = Field(None, ge=1)
-    """Passes over the problems after which a run ends earlier: its samples come from so many times as many
-    drawn problems as there are; null = off. Every schedule stays one over `max_train_steps`."""
+    """Epochs after which the run ends, if they come before `max_train_steps`; an epoch is as many drawn
+    problems as there are training problems. Null = off. Schedules still run over `max_train_steps`."""
     interrupt_train_steps: int = Field(-1, ge=-1)
     """Stop after so many steps without changing the schedule; -1 = off."""
     gradient_checkpointing: Checkpointing | Literal["auto"] = "auto"
@@ -266,15 +266,16 @@ class FinetuneConfig(Section):
     layer from its input in page-locked host memory (GPU only). `auto`: as little as the GPU's memory
     allows; the launcher chooses."""
     compile: bool | Literal["auto"] = "auto"
-    """Compile the decoder layers (GPU only). `auto`: once the steps that are left take minutes without."""
+    """Compile the decoder layers (GPU only). `auto`: once the remaining steps would take minutes without
+    it."""
     reentrant_checkpointing: bool = False
-    """Use torch's reentrant variant of it."""
+    """Use torch's reentrant variant of gradient checkpointing."""
     seq_length: int = Field(12_000, ge=8)
-    """Tokens of one packed row; with `share_prefixes` those that are computed."""
+    """Tokens of one packed row; with `share_prefixes` computed tokens."""
     seq_packing: bool = True
     """Pack several samples into one sequence."""
     share_prefixes: bool = True
-    """Put samples that begin alike into one row and compute what they share once; with `seq_packing`."""
+    """Put samples with a common prefix into one row and compute the prefix once; needs `seq_packing`."""
     seq_parallel: int = Field(1, ge=1)
     """Ranks that compute each row together, a slice of its tokens each, so that rows may be longer than one
     card holds. It has to divide the trainer's ranks and the attention heads."""
@@ -291,7 +292,7 @@ class FinetuneConfig(Section):
     trust_remote_code: bool = False
     """Let a checkpoint bring Python code."""
     cuda_empty_cache: bool = False
-    """Give memory that torch's allocator holds unused back after each step, before weights are published."""
+    """Release the unused memory of torch's allocator after each step, before weights are published."""
     log_each_n_steps: int = Field(1, ge=1)
     """Steps between two records of metrics."""
     send_weight_updates: bool = True

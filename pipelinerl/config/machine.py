@@ -25,22 +25,24 @@ class HardwareConfig(Section):
     kind: Literal["cpu", "gpu"] = "gpu"
     """`cpu` or `gpu`; chosen with the group override `hardware=cpu`."""
     threads_per_process: int = Field(1, ge=1)
-    """Threads of each torch process on the CPU. More than one per process is ruinous on few cores."""
+    """Threads of each torch process on the CPU. More than one per process is very slow on few cores."""
     devices: Annotated[int, Field(ge=0)] | str = 0
-    """GPUs of each host that the run may use; 0 = all visible ones. A dry run and `validate` also imagine
-    cards of a kind: `4xH100-80GB`."""
+    """GPUs of each host that the run may use; 0 = all visible ones. A dry run and `validate` accept imagined
+    cards too, such as `4xH100-80GB`; `validate` needs vLLM installed for them."""
 
 
 class WorldConfig(Section):
     """Shares of the devices and the ports of the roles."""
 
     actor_fraction: int | None = Field(None, ge=0)
-    """Share of the devices for inference engines; null for both: divided by what fits and keeps pace, or in
-    halves where that is not known. Null for one: 4."""
+    """Share of the devices for inference engines, relative to the other fractions. If this and
+    `finetune_fraction` are null, the launcher chooses what fits and keeps pace, or halves if that is unknown;
+    if only one is null, it counts as 4."""
     preprocessor_fraction: int = Field(0, ge=0)
-    """Share of the devices for reference engines; 0: preprocess scores by itself. On a CPU 1 starts one."""
+    """Share of the devices for reference engines; 0: preprocess scores by itself. On a CPU, 1 starts one
+    engine."""
     finetune_fraction: int | None = Field(None, ge=0)
-    """Share of the devices for trainer ranks, which also get what rounding leaves; null as above."""
+    """Share of the devices for trainer ranks, which also get the remainder of rounding; null as above."""
     replicas: Literal[1] = 1
     """Kept for old configurations; only 1 is possible."""
     env_replicas: int = Field(1, ge=0)
@@ -48,7 +50,7 @@ class WorldConfig(Section):
     env_replicas_per_actor: int | None = Field(None, ge=0)
     """Environment servers per engine; replaces `env_replicas` when set."""
     environment_mode: str = "remote"
-    """Any other value than `remote` starts no environment server."""
+    """`remote` starts environment servers; any other value starts none."""
     share_device: bool = False
     """Let engine and trainer share the device of a machine that has only one."""
     actor_group_port: int = Field(9000, ge=1, le=65535)
@@ -144,7 +146,7 @@ class StreamsConfig(Section):
     max_unread: int | None = Field(None, ge=1)
     """Records that a writer may be ahead of the slowest reader before it waits; null = any number."""
     trim: bool = False
-    """Free records once every reader has done with them (on disk: whole segments of 64 MB)."""
+    """Free records that every reader has finished with (on disk: whole segments of 64 MB)."""
     deadline_s: float = Field(3600.0, gt=0)
     """Longest wait of a writer for the slowest reader, in seconds."""
     host: str | None = None
@@ -154,8 +156,8 @@ class StreamsConfig(Section):
     save: str = "3600 1"
     """When the launcher's own server writes its data to disk (redis' `save`); "" = never."""
     password: SecretStr | None = None
-    """What the server asks for; needed where it listens beyond this machine. On several hosts the launcher
-    makes one up for its own."""
+    """Password of the server, needed if it listens beyond this machine. On several hosts the launcher makes
+    one for its own server."""
     namespace: str | None = None
     """Prefix of the keys; the run's folder when null. For a server that several machines share."""
 

@@ -1,6 +1,9 @@
-"""Every key of the schema with its type, default and meaning: `python -m pipelinerl.config.reference`.
-
-Prints `docs/configuration.md`, which is kept equal to it; the launcher's `--help KEY` asks `explained`.
+"""Every key of the schema (`pipelinerl/config/`), with its default and meaning. A domain's file may set other
+defaults and add keys (`--cfg job` prints the values of a run). `python -m pipelinerl.launch --help max_lag`
+prints the same for a key or a section. *Kept*: a resume cannot change the key. A key that a run would not
+read is refused in one line with the reason; so are contradictions. Keys that end in `_s` are in seconds.
+Counts are of samples unless a meaning says otherwise. `python -m pipelinerl.config.reference` prints this
+page.
 """
 
 import types

@@ -26,11 +26,12 @@ class DifficultyConfig(Section):
     low: float = 0.1
     """Lower end of the band, in the metric's unit; a rate on the end is in it."""
     high: float = 0.9
-    """Upper end."""
+    """Upper end of the band."""
     uniform_share: float = Field(0.25, gt=0, le=1)
     """Share of draws that walk through all problems, so that each comes again."""
     newest_weight: float = Field(0.3, gt=0, le=1)
-    """Weight of the newest group in a problem's rate; until `1 / groups` is less, groups weigh the same."""
+    """Weight of the newest group in a problem's rate; while `1 / groups` is larger, the rate is the mean over
+    all groups."""
 
 
 class ActorConfig(OpenSection):
@@ -45,7 +46,7 @@ class ActorConfig(OpenSection):
     discount_factor: float = Field(1.0, ge=0, le=1)
     """Discount over the samples of a rollout, for policies that use it."""
     problem_queue_size: int = Field(64, ge=1)
-    """Of upstream; nothing reads it: problems are drawn when a rollout may start."""
+    """Accepted for upstream's files, without effect: problems are drawn when a rollout may start."""
     result_queue_size: int = Field(64, ge=1)
     """Finished groups waiting to be published."""
     throughput_window_size: int = Field(50, ge=1)
@@ -59,7 +60,8 @@ class ActorConfig(OpenSection):
     domain_mix: dict[str, float] | None = None
     """Weight of each domain when problems are drawn; null = uniform over problems."""
     sampling: Literal["uniform", "difficulty"] = "uniform"
-    """Problems, of each domain in the mix, are drawn alike, or most often those that are solved at times."""
+    """`uniform` draws all problems equally often, `difficulty` prefers those that are solved sometimes; with
+    `domain_mix`, within each domain."""
     difficulty: DifficultyConfig = DifficultyConfig()
     """Band and shares of `sampling=difficulty`."""
     difficulty_aware_penalty: DifficultyPenaltyConfig = DifficultyPenaltyConfig()
@@ -73,7 +75,7 @@ class ActorConfig(OpenSection):
     rollout_deadline_s: float = Field(3600.0, gt=0)
     """One rollout, retries included."""
     on_rollout_error: Literal["drop_rollout", "discard_group", "stop"] = "drop_rollout"
-    """What an exception in the domain does to the group of its rollout."""
+    """What happens to a rollout's group after an exception in the domain."""
     max_failed_fraction: float = Field(0.5, gt=0, le=1)
     """Share of recent rollouts that may fail or have no sample; above it the run ends with the reason."""
 
@@ -90,7 +92,8 @@ class PreprocessConfig(Section):
     chunk_n_groups: int = Field(2, ge=1)
     """Most groups handled at once; a chunk is never waited for."""
     raw_queue_size: int = Field(8, ge=1)
-    """Of upstream; nothing reads it, and so for the next two: groups are read when they are needed."""
+    """Accepted for upstream's files, without effect, like the next two keys: groups are read when they are
+    needed."""
     input_queue_size: int = Field(32, ge=1)
     """Nothing reads it."""
     output_queue_size: int = Field(32, ge=1)
@@ -106,7 +109,8 @@ class PreprocessConfig(Section):
 
 
 class TeacherConfig(Section):
-    """Frozen models whose judgement of each sampled token is its advantage (docs/objective.md, section 1)."""
+    """Frozen models whose log-probabilities of the sampled tokens become advantages (docs/objective.md,
+    section 1)."""
 
     model_path: str | None = None
     """Folder or hub name of the teacher, which preprocess holds itself; null = none."""
@@ -119,9 +123,9 @@ class TeacherConfig(Section):
     weight: float = Field(1.0, gt=0)
     """Factor of log p_teacher - log p_policy."""
     with_rewards: bool = False
-    """Add it to the advantage from rewards; false: it is the whole advantage."""
+    """Add the teacher's advantage to the one from rewards; false: the teacher's is the whole advantage."""
     deadline_s: float = Field(600.0, gt=0)
-    """Scores of a chunk of groups from an address, tries included; then the run ends."""
+    """Longest wait for the scores of a chunk of groups from an address, tries included; then the run ends."""
 
     @field_validator("by_role", "by_domain", mode="before")
     @classmethod
@@ -178,7 +182,7 @@ class RewardsConfig(Section):
     unparsable_not_finished: float = 0.0
     """Answer that cannot be parsed, sample cut."""
     buffer_tokens: int = Field(0, ge=0)
-    """Tokens below the limit on the length from which on answers are penalised; 0 = no penalty."""
+    """Answers are penalised over so many last tokens before the length limit; 0 = no penalty."""
 
 
 class SubsetConfig(Section):

@@ -24,7 +24,7 @@ class SamplingParameters(Section):
     min_p: float = Field(0.0, ge=0, le=1)
     """Drop tokens below this share of the likeliest one; 0 = off."""
     min_tokens: int = Field(0, ge=0)
-    """Tokens before the end may be sampled; 0 = off."""
+    """Tokens that must be sampled before the end token may be; 0 = off."""
     seed: int | None = None
     """Seed of each request; null = drawn by the engine."""
     ignore_eos: bool = False
@@ -63,7 +63,9 @@ def _parallel(name: str, value: Any) -> int:
         return 1
     number = isinstance(value, int) and not isinstance(value, bool)
     if not (number or (isinstance(value, str) and value.isdecimal())) or int(value) < 1:
-        raise ConfigError(f"vllm_config.vllm_kwargs.{name}={value}: no whole number of at least 1; set one")
+        raise ConfigError(
+            f"vllm_config.vllm_kwargs.{name}={value}: not a whole number of at least 1; set one"
+        )
     return int(value)
 
 
@@ -75,19 +77,21 @@ class VllmConfig(Section):
     python: str | None = None
     """Interpreter of another environment that has vLLM; null = this one."""
     api_server_count: int | None = Field(None, ge=1)
-    """HTTP processes of one engine; null = one for each 4 cores that fall to its GPUs, 1 to 8; on a CPU 1."""
+    """HTTP processes of one engine; null = one for every 4 of the host's cores that its GPUs are entitled to,
+    1 to 8; on a CPU 1."""
     frontend: Literal["python", "rust"] = "python"
-    """Program that serves HTTP. `rust`, which vLLM brings as well, is refused: it takes no middleware, which
-    keeps others from the routes that control an engine."""
+    """Program that serves HTTP. `rust`, vLLM's other front end, is refused: it does not support the
+    middleware that protects the routes that control an engine."""
     outputs_once: bool = True
-    """Hand over the tokens of an answer that is not streamed in a few parts; false = each by itself, as vLLM
-    does. A vLLM that this does not fit goes on as with false and says why in its log."""
+    """Hand over the tokens of an answer that is not streamed in a few parts; false = one by one, as vLLM
+    does. A vLLM release that does not support it runs as with false and says why in its log."""
     quick_slots: bool = True
-    """Search for no cache block where a request's next token has its place already; false = in every step, as
-    vLLM does. A model with other layers than full attention goes on as with false and says so in its log."""
+    """Skip vLLM's search for a cache block while a request's next token fits into a block that it holds;
+    false = search in every step, as vLLM does. A model with other layers than full attention runs as with
+    false and says so in its log."""
     shared_prompts: bool = False
-    """Read what requests of a decoding step begin with once for all of them; false = for each, as vLLM does.
-    For GPUs with FlashAttention 2 or 3 and the prefix cache, and for groups with long prompts."""
+    """Read the common prefix of a decoding step's requests once for all of them; false = once for each, as
+    vLLM does. Needs a GPU with FlashAttention 2 or 3 and the prefix cache; for groups with long prompts."""
     vllm_kwargs: dict[str, Any] = {
         "dtype": "bfloat16",
         "gpu-memory-utilization": None,
@@ -123,8 +127,9 @@ class EngineConfig(Section):
     count: int = Field(1, ge=1)
     """Engines on the CPU; on GPUs the placement decides."""
     per_card: int = Field(1, ge=1, le=4)
-    """Engines that share a card, each with an equal part of it; more than 1 takes engines of one card, and
-    weights through files. They run beside each other through CUDA's MPS where that is installed."""
+    """Engines that share a card, each with an equal part of it. More than 1 needs engines of one card, and
+    weights through files. They run in parallel under CUDA's MPS if that is installed, and take turns
+    otherwise."""
     threads: int = Field(1, ge=1)
     """Threads of an embedded engine's forward pass."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -138,7 +143,8 @@ class EngineConfig(Section):
     max_waiting: int = Field(1024, ge=1)
     """Queued requests of an embedded engine before it answers 503."""
     prefix_cache: bool | None = None
-    """Embedded: share what prompts begin with; null = except with `max_lag=0` and one rollout at a time."""
+    """Embedded engine: compute common prefixes of prompts once; null = true, except with `max_lag=0` and one
+    rollout at a time."""
     start_deadline_s: float = Field(900, gt=0)
     """From process start to a healthy answer."""
     stall_deadline_s: float = Field(120, gt=0)
@@ -163,13 +169,13 @@ class WeightsConfig(Section):
     transport: Annotated[str, TRANSPORTS] = "nccl"
     """How tensors reach the engines."""
     lora: Literal["merged", "adapter", "auto"] = "auto"
-    """With `finetune.lora`: send merged weights, or adapters alone, which the engine adds to the weights that
-    it was started with. `auto`: alone where a sampled token costs no more by it."""
+    """With `finetune.lora`: send merged weights, or adapters alone, which the engine adds to its start
+    weights. `auto`: adapters alone to engines for which sampling then costs no more."""
     kv: Literal["keep", "recompute"] = "keep"
     """What happens to cached keys and values of running requests at an update."""
     parity_every: int = Field(50, ge=0)
-    """Updates between two comparisons of engine and trainer log-probabilities, beside the first two; 0 = the
-    first two only."""
+    """Updates between two comparisons of engine and trainer log-probabilities, after those of the first two
+    updates; 0 = the first two only."""
     parity_max_abs: float = Field(1e-4, gt=0)
     """Largest difference that passes in float32, in nats."""
     parity_mean_abs: float | None = Field(None, gt=0)
@@ -177,9 +183,9 @@ class WeightsConfig(Section):
     directory: str | None = None
     """Folder in which a run makes one for weight files; null = /dev/shm if it has room, else `output_dir`."""
     ahead: bool | Literal["auto"] = "auto"
-    """vLLM: receive a version beside the weights that are served, so that only loading it is a pause. `auto`:
-    where the second copy leaves enough room for requests."""
+    """vLLM: receive a version into a second copy of the weights, so that the engine pauses only to load it.
+    `auto`: if the second copy leaves enough room for requests."""
     buffer_mb: int = Field(256, ge=1)
-    """NCCL: packets are broadcast when they exceed this size, in MiB. On each GPU `buffers` of them."""
+    """NCCL: packets are broadcast when they exceed this size, in MiB. Each GPU holds `buffers` packets."""
     buffers: int = Field(2, ge=1)
     """NCCL: packets under way at the same time."""

@@ -95,8 +95,8 @@ class Config(OpenSection):
     deepspeed_config: str = "deepspeed_stage3_bf16"
     """Stage whose sharding is imitated."""
     use_fsdp: bool | Literal["auto"] = "auto"
-    """Shard parameters, gradients and optimizer state. `auto`: where several ranks do not fit otherwise, or
-    recompute less so; the launcher chooses."""
+    """Shard parameters, gradients and optimizer state. `auto`: the launcher shards if several ranks do not
+    fit otherwise, or if sharding saves recomputation."""
     fsdp: FsdpConfig = FsdpConfig()
     """Data types of sharded training."""
     hardware: HardwareConfig = HardwareConfig()

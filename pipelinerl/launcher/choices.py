@@ -188,7 +188,7 @@ def _memory(plan: RunPlan, why: Why) -> Iterator[Row]:
     if memory is not None and memory.shared:
         yield Row("division of GPUs", "one for engine and trainer", "there is one", "hardware.devices=N")
     else:
-        because = why(key, reasons.get(key, "halves, less what rounding leaves"))
+        because = why(key, reasons.get(key, "halves, the remainder to the trainer"))
         yield Row("division of GPUs", shown, because, f"{key}=N world.finetune_fraction=M")
     if memory is None:
         imagined = imagined_cards(cfg.hardware.devices) is not None
@@ -209,7 +209,7 @@ def _memory(plan: RunPlan, why: Why) -> Iterator[Row]:
         known = memory.host_available
         of = "unknown" if known is None else f"{known / GIB:.1f} GiB"
         said = f"{most / GIB:.1f} of {of}: {in_host(memory.host)}"
-        because = "the larger of loading and what lies there afterwards"
+        because = "the larger of loading and of the run after it"
         yield Row("bytes of host memory", said, because, "fsdp.cpu_offload, weights.transport")
 
 

@@ -194,13 +194,13 @@ class RunFolder(Closing):
                 raise ValueError("its checksum differs")
             done = json.loads(text)
             if not isinstance(done, dict) or not {"steps"} <= done.keys() <= {"steps", "epochs"}:
-                raise ValueError(f"{text[:40]!r} is no mark")
+                raise ValueError(f"{text[:40]!r} is not a mark of completion")
             if not all(type(value) is int and value >= 0 for value in done.values()):
-                raise ValueError(f"{text[:40]!r} counts nothing")
+                raise ValueError(f"{text[:40]!r} has no count of steps")
         except (ValueError, RecursionError, OSError) as error:
             raise ConfigError(
-                f"{mark}: damaged ({first_line(error)}); remove it, then the same command goes on from the "
-                "last checkpoint, or finds its steps made"
+                f"{mark}: damaged ({first_line(error)}); remove it; the same command then continues from "
+                "the last checkpoint, or finds all steps done"
             ) from None
         return done
 

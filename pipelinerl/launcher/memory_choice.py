@@ -168,7 +168,7 @@ def _check_numbers(tree: DictConfig) -> None:
         key = f"vllm_config.vllm_kwargs.{name}"
         value = OmegaConf.select(tree, key)
         if value not in (None, "") and _number(tree, key) is None:
-            raise ConfigError(f"{key}={value}: no whole number; set one, such as 8192")
+            raise ConfigError(f"{key}={value}: not a whole number; set one, such as 8192")
 
 
 def _placed(cfg: Config, hosts: Sequence[Host], cards: int) -> tuple[int, int]:

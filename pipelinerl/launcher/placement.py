@@ -93,7 +93,7 @@ def layout(cfg: Config, hosts: Sequence[Host]) -> Layout:
             )
         if cfg.engine.per_card > 1 and "actor_llm" in roles:
             raise ConfigError(
-                f"engine.per_card={cfg.engine.per_card}: the only GPU is the trainer's too; set 1"
+                f"engine.per_card={cfg.engine.per_card}: engine and trainer share the only GPU; set 1"
             )
         return Layout(everything, [], everything)
     places = _on_gpus(cfg, everything, per_engine)

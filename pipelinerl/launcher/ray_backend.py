@@ -266,7 +266,7 @@ def _ask(agent: Any, method: str, *arguments: Any, timeout_s: float) -> Any:
     try:
         return ray.get(agent.call.remote(method, *arguments), timeout=timeout_s)
     except ActorDiedError as error:
-        raise ConnectionError("its agent ended, or Ray has given its node up") from error
+        raise ConnectionError("its agent ended, or Ray declared its node dead") from error
     except RayActorError as error:  # perhaps for a moment only
         time.sleep(_LOOK_EVERY_S)
         raise TimeoutError from error

@@ -98,7 +98,7 @@ def _with_problems(made: RunPlan, deadline_s: float, may_fail: bool = False) -> 
     print(f"reading the problems ({made.cfg.dataset_loader})", flush=True)  # may take minutes
     looked = look(made.tree, deadline_s)
     if looked.problems and may_fail:
-        looked = Looked(said="not there before the start, which makes its data")
+        looked = Looked(said="unknown before the start, which makes the data")
     if looked.problems:
         raise ConfigError(looked.problems)
     return replace(made, problems=looked.said)

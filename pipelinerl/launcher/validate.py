@@ -104,7 +104,7 @@ def _not_on_hub(cfg: Config) -> Iterator[str]:
     if not Path(Path(name).parts[0]).is_dir() and model_config(name, ask_hub=True) is None:
         why = hub_silence() or "the hub has no such model, or none that you may read"
         yield (
-            f"model_path={name}: not in the local cache, and {why}; where there is access run "
+            f"model_path={name}: not in the local cache, and {why}; on a machine with access run "
             f"hf download {name} --local-dir DIR, then set model_path=DIR"
         )
 

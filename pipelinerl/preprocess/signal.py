@@ -107,16 +107,17 @@ class SignalWatch:
         tune = self._cfg.finetune
         if reason == EQUAL:
             return (
-                f"what is compared has equal rewards{self._shown_rewards()}, so every advantage is 0 and the "
-                "weights stay; look at how the rollout policy rewards, or give problems that some attempts "
-                "solve and others do not"
+                f"the compared samples have equal rewards{self._shown_rewards()}, so every advantage is "
+                "0 and no weight changes; check how the rollout policy sets rewards, or give problems that "
+                "some attempts solve and others do not"
             )
         return {
             BELOW: (
-                "finetune.rl.relu_log_p_weights=true leaves out what is below 0, and nothing that is kept is "
-                "above it; set it to false, or look at how the rollout policy rewards and what is dropped"
+                "finetune.rl.relu_log_p_weights=true leaves out negative weights, and no sample has a "
+                "positive one; set it to false, or check how the rollout policy sets rewards and which "
+                "samples are dropped"
             ),
-            FACTOR: "no reward is a positive or negative weight; look at how the rollout policy rewards",
+            FACTOR: "every reward is 0, so no sample has a weight; check how the rollout policy sets rewards",
             CUT: (
                 "every sample was cut, and finetune.rl.overlong_filtering leaves such samples out; set "
                 "finetune.rl.overlong_filtering=false, or a larger llm.parameters.max_tokens "

@@ -160,7 +160,7 @@ def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
     kinds = _of_text(config).get("layer_types")
     types = {_of_text(config).get("model_type"), config.get("model_type")}
     if others := unknown_kinds(kinds if isinstance(kinds, list) else (), bool(types & {*WITH_STATES})):
-        yield f"model_path={path}: {refusal(others)}; give a model that has no others"
+        yield f"model_path={path}: {refusal(others)}; give a model without such layers"
 
 
 def _unknown_type(path: Path, config: dict[str, Any]) -> Iterator[str]:
@@ -197,7 +197,7 @@ def _quantised(path: Path, config: dict[str, Any]) -> Iterator[str]:
         method = given.get("quant_method", "an unknown way") if isinstance(given, dict) else given
         yield (
             f"model_path={path}: its weights are quantised ({method}), and training needs them in bfloat16; "
-            "give a model in bfloat16, such as what transformers saves of this one once it is dequantised"
+            "give a model in bfloat16, such as this one dequantised and saved by transformers"
         )
 
 
@@ -231,7 +231,7 @@ def _json_problem(folder: Path, name: str) -> Iterator[str]:
         yield f"model_path={folder}: {name} is not valid JSON; save the model again"
         return
     if not isinstance(content, dict):
-        yield f"model_path={folder}: {name} holds a {type(content).__name__}, no object; save the model again"
+        yield f"model_path={folder}: {name} holds a {type(content).__name__}, not an object; save it again"
 
 
 def _shard_problems(folder: Path, index: Path) -> Iterator[str]:

@@ -55,7 +55,7 @@ def _switched_off(switch: str, because: str) -> Inert:
 
 CONDITIONAL = (  # what belongs to a variant is declared there
     *(
-        Inert(f"world.{name}", _on_cpu, "a CPU has no devices to share out; use engine.count")
+        Inert(f"world.{name}", _on_cpu, "a CPU has no devices to divide; use engine.count")
         for name in ("actor_fraction", "finetune_fraction", "share_device")
     ),
     Inert(
@@ -107,7 +107,7 @@ CONDITIONAL = (  # what belongs to a variant is declared there
     Inert(
         "finetune.share_prefixes",
         lambda c: c.finetune.share_prefixes and not c.finetune.seq_packing,
-        "a sample alone in its row has none to share with; set finetune.seq_packing=true",
+        "with one sample in a row there is nothing to share; set finetune.seq_packing=true",
     ),
     Inert("finetune.cuda_empty_cache", _on_cpu, "memory of a CPU is not cached by torch; leave it out"),
     Inert("finetune.use_flash_attention", _on_cpu, "a CPU has no variable-length attention; leave it out"),
@@ -122,7 +122,7 @@ CONDITIONAL = (  # what belongs to a variant is declared there
     Inert(
         "teacher",
         lambda c: "preprocessor" not in c.debug.roles,
-        lambda c: f"debug.mode={c.debug.mode} values no sample; leave it out",
+        lambda c: f"debug.mode={c.debug.mode} computes no advantages; leave it out",
     ),
     *(
         Inert(

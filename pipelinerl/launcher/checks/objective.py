@@ -40,7 +40,7 @@ def check(cfg: Config) -> Iterator[str]:
     bounded = correction.mode in ("clip", "truncate") and not correction.proximal
     if bounded and not declared(loss).reads_ratio:
         yield (
-            f"finetune.rl.correction.mode={correction.mode}: policy_loss={loss} multiplies with no ratio; "
+            f"finetune.rl.correction.mode={correction.mode}: policy_loss={loss} uses no ratio; "
             "set finetune.rl.correction.proximal=true, or mode=mask"
         )
     yield from _value_head(cfg)

@@ -23,7 +23,7 @@ def check(cfg: Config) -> Iterator[str]:
         modes = ", ".join(mode for mode, roles in ROLES_OF_MODE.items() if "actor" not in roles)
         yield f"debug.streams_from={debug.streams_from}: debug.mode={shown} replays nothing; choose {modes}"
     if debug.streams_from is not None and not streams_kind(cfg.streams).on_disk:
-        yield f"streams.backend={cfg.streams.backend}: a recording is made of files; set streams=files"
+        yield f"streams.backend={cfg.streams.backend}: recordings are replayed from files; set streams=files"
     if not samples:
         yield from _recording(cfg)
     if not samples and debug.use_existing_llms:

@@ -16,6 +16,6 @@ def check(cfg: Config, hosts: Sequence[Host]) -> Iterator[str]:
     directory = cfg.weights.directory
     yield from streams_kind(cfg.streams).problems_between(cfg, len(hosts))
     if cfg.debug.use_existing_llms:
-        yield "debug.use_existing_llms=true: such engines are those of this host; set world.backend=local"
+        yield "debug.use_existing_llms=true: finds engines on this host only; set world.backend=local"
     if directory is not None and Path(directory).is_relative_to(SHARED_MEMORY):
         yield f"weights.directory={directory}: engines of other hosts do not see it; leave it null"

@@ -57,20 +57,20 @@ def _unread(cfg: Config) -> Iterator[str]:
     """Settings under which the trainer would not read what a teacher says, or read it wrongly."""
     rl, teacher = cfg.finetune.rl, cfg.teacher
     if teacher.model_path is not None and teacher.url is not None:
-        yield f"teacher.url={teacher.url}: teacher.model_path={teacher.model_path} names one too; set one"
+        yield f"teacher.url={teacher.url}: teacher.model_path={teacher.model_path} names one as well; set one"
     if not declared(rl.policy_loss).compares:
-        yield f"finetune.rl.policy_loss={rl.policy_loss}: reads no advantage, so no teacher; set another"
+        yield f"finetune.rl.policy_loss={rl.policy_loss}: a teacher has no effect on this loss; set another"
     elif "use_advantages" not in declared(rl.policy_loss).ignores and not rl.use_advantages:
-        yield "finetune.rl.use_advantages=false: weighs by reward, not by teacher; set use_advantages=true"
+        yield "finetune.rl.use_advantages=false: a teacher has no effect on rewards; set use_advantages=true"
     if cfg.finetune.has_value_head:
         yield (
-            f"finetune.model_class={cfg.finetune.model_class}: the advantage is reward minus value, so no "
-            "teacher; leave it out"
+            f"finetune.model_class={cfg.finetune.model_class}: the advantage is reward minus value, so a "
+            "teacher has no effect; leave the teacher out"
         )
     if rl.filter_zero_advantage_groups:
         yield (
-            "finetune.rl.filter_zero_advantage_groups=true: drops groups of equal rewards, whose tokens a "
-            "teacher tells apart; set false"
+            "finetune.rl.filter_zero_advantage_groups=true: drops groups of equal rewards, which a "
+            "teacher can still score; set false"
         )
     if teacher.urls and rl.temperature != 1:
         yield (

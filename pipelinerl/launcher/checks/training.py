@@ -21,7 +21,7 @@ def check(cfg: Config, derived: DerivedConfig | None) -> Iterator[str]:
 def _batches(cfg: Config) -> Iterator[str]:
     tune = cfg.finetune
     if cfg.attempts != tune.attempts:
-        yield f"attempts={cfg.attempts}: finetune.attempts={tune.attempts} differs; set the latter only"
+        yield f"attempts={cfg.attempts}: finetune.attempts is {tune.attempts}; set finetune.attempts only"
     if tune.interrupt_train_steps > tune.max_train_steps:
         yield (
             f"finetune.interrupt_train_steps={tune.interrupt_train_steps}: beyond "
@@ -43,26 +43,26 @@ def _batches(cfg: Config) -> Iterator[str]:
     if tune.gradient_checkpointing == "selective" and tune.reentrant_checkpointing:
         yield "finetune.gradient_checkpointing=selective: needs finetune.reentrant_checkpointing=false"
     if tune.gradient_checkpointing == "offload" and cfg.hardware.kind == "cpu":
-        yield "finetune.gradient_checkpointing=offload: a CPU run is in host memory; set true on a CPU"
+        yield "finetune.gradient_checkpointing=offload: a CPU run is in host memory anyway; set true on a CPU"
     elif tune.gradient_checkpointing == "offload" and tune.reentrant_checkpointing:
         yield "finetune.gradient_checkpointing=offload: needs finetune.reentrant_checkpointing=false"
     may_recompute = tune.gradient_checkpointing != "auto" or cfg.hardware.kind == "gpu"
     recomputes = tune.gradient_checkpointing is not False and may_recompute
     if tune.lora.enabled and recomputes and tune.reentrant_checkpointing:
-        yield "finetune.reentrant_checkpointing=true: frozen layers pass no gradient on; set false with lora"
+        yield "finetune.reentrant_checkpointing=true: no gradient passes frozen layers; set false with lora"
     if tune.compile is True and cfg.hardware.kind == "cpu":
         yield "finetune.compile=true: layers are compiled for GPUs only; set finetune.compile=false on a CPU"
     elif tune.compile is True and not tune.load_as_bf16:
-        yield "finetune.compile=true: float32 attention goes sample by sample; set finetune.load_as_bf16=true"
+        yield "finetune.compile=true: float32 would compile each sample; set finetune.load_as_bf16=true"
     elif tune.compile is True and not tune.use_flash_attention:
-        yield "finetune.compile=true: would compile for each sample; set finetune.use_flash_attention=true"
+        yield "finetune.compile=true: compiles for each sample; set finetune.use_flash_attention=true"
     for key in ("use_fsdp", "use_deepspeed"):
         if getattr(cfg, key) is True and cfg.hardware.kind == "cpu":
             yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"
     if cfg.fsdp.cpu_offload and cfg.hardware.kind == "cpu":
-        yield "fsdp.cpu_offload=true: a CPU run is in host memory; set fsdp.cpu_offload=false on a CPU"
+        yield "fsdp.cpu_offload=true: a CPU run is in host memory anyway; set fsdp.cpu_offload=false on a CPU"
     if cfg.fsdp.cpu_offload and cfg.use_deepspeed:
-        yield "fsdp.cpu_offload=true and use_deepspeed=true: its shards lie on the cards; choose one"
+        yield "fsdp.cpu_offload=true and use_deepspeed=true: DeepSpeed's shards stay on the GPUs; choose one"
     if tune.optim == "adamw_8bit" and find_spec("torchao") is None:
         yield (
             "finetune.optim=adamw_8bit: the package torchao is not installed; install the extra `torchao`, "

@@ -68,7 +68,7 @@ class _Guard:
         try:
             self._process.wait(_GUARD_END_S)
         except subprocess.TimeoutExpired:  # somebody stopped it; what it would remove is removed here
-            log.warning("the guard process did not end within %g s and is killed", _GUARD_END_S)
+            log.warning("the guard process did not end within %g s; killing it", _GUARD_END_S)
             self._process.kill()
             self._process.wait()
             for folder in self._leftovers:

@@ -225,7 +225,7 @@ class Supervisor(Closing):
                 self._running[name].terminate()
             self._wait_for_end(wave, deadline_s)
             if left := wave & self._running.keys():
-                log.warning("%s did not stop within %g s and are killed", ", ".join(sorted(left)), deadline_s)
+                log.warning("%s did not stop within %g s; killing them", ", ".join(sorted(left)), deadline_s)
                 for name in left & self._running.keys():
                     self._running[name].kill()
                 self._wait_for_end(left, _AFTER_KILL_S)

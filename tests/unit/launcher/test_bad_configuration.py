@@ -62,7 +62,7 @@ INERT: list[tuple[list[str], str]] = [
     ),
     (
         ["finetune.seq_packing=false", "finetune.share_prefixes=true"],
-        "finetune.share_prefixes=true: has no effect here: a sample alone in its row has none to share with",
+        "finetune.share_prefixes=true: has no effect here: with one sample in a row there is nothing",
     ),
     (["finetune.optim=lion", "finetune.adam_beta1=0.8"], "finetune.adam_beta1=0.8: has no effect here: this"),
     (["finetune.optim=lion", "finetune.adam_beta2=0.9"], "finetune.adam_beta2=0.9: has no effect here: this"),
@@ -75,7 +75,10 @@ INERT: list[tuple[list[str], str]] = [
             ("deadline_s=5", "deadline_s=5.0", "preprocess scores by itself; set teacher.url"),
         )
     ),
-    ([*MY_OWN_TEACHER, "debug.mode=evaluate"], "has no effect here: debug.mode=evaluate values no sample"),
+    (
+        [*MY_OWN_TEACHER, "debug.mode=evaluate"],
+        "has no effect here: debug.mode=evaluate computes no advantages",
+    ),
     (
         [*MY_OWN_TEACHER, "finetune.rl.divide_advantage_by_std=true"],
         "finetune.rl.divide_advantage_by_std=true: has no effect here: rewards have no part in the advan",
@@ -144,7 +147,7 @@ IMPOSSIBLE: list[tuple[list[str], str]] = [
     ),
     (["finetune.lora.enabled=true", "weights.lora=none"], "weights.lora='none'"),
     (["finetune.seq_parallel=2"], "finetune.seq_parallel=2: does not divide the 1 trainer ranks; set "),
-    (["finetune.gradient_checkpointing=offload"], "=offload: a CPU run is in host memory; set true on a CPU"),
+    (["finetune.gradient_checkpointing=offload"], "=offload: a CPU run is in host memory anyway; set true"),
     (["finetune.rl.epsilon_high=-1"], "finetune.rl.epsilon_high=-1"),
     (["finetune.rl.policy_loss=[ppo]"], "['ppo']"),
     (
@@ -160,23 +163,29 @@ IMPOSSIBLE: list[tuple[list[str], str]] = [
     ),
     (["teacher.url=localhost:8000"], "teacher.url=localhost:8000: no address; write http://HOST:PORT"),
     (["teacher.url=http://127.0.0.1:9"], "teacher.url=http://127.0.0.1:9: does not answer"),
-    ([*MY_OWN_TEACHER, "teacher.url=http://127.0.0.1:9"], "names one too; set one"),
+    ([*MY_OWN_TEACHER, "teacher.url=http://127.0.0.1:9"], "names one as well; set one"),
     (["teacher.weight=0", *MY_OWN_TEACHER], "teacher.weight=0"),
     (["teacher.deadline_s=0"], "teacher.deadline_s=0"),
     (
         [*MY_OWN_TEACHER, "finetune.rl.policy_loss=sft", *UNCLIPPED],
-        "policy_loss=sft: reads no advantage",
+        "policy_loss=sft: a teacher has no effect",
     ),
-    ([*MY_OWN_TEACHER, "finetune.rl.use_advantages=false"], "use_advantages=false: weighs by reward, not by"),
-    ([*MY_OWN_TEACHER, "finetune.rl.filter_zero_advantage_groups=true"], "a teacher tells apart; set false"),
-    ([*MY_OWN_TEACHER, "finetune=actor_critic"], "the advantage is reward minus value, so no teacher"),
+    ([*MY_OWN_TEACHER, "finetune.rl.use_advantages=false"], "use_advantages=false: a teacher has no effect"),
+    (
+        [*MY_OWN_TEACHER, "finetune.rl.filter_zero_advantage_groups=true"],
+        "which a teacher can still score; set false",
+    ),
+    (
+        [*MY_OWN_TEACHER, "finetune=actor_critic"],
+        "the advantage is reward minus value, so a teacher has no effect",
+    ),
     (
         ["teacher.url=http://127.0.0.1:9", "llm.parameters.temperature=0.7"],
         "scores at temperature 1, the policy samples at 0.7",
     ),
     (
         ["finetune.rl.policy_loss=sft", "finetune.rl.correction.mode=clip"],
-        "correction.mode=clip: policy_loss=sft multiplies with no ratio; set finetune.rl.correction.prox",
+        "correction.mode=clip: policy_loss=sft uses no ratio; set finetune.rl.correction.prox",
     ),
     (["actor.llm_max_rollouts=0"], "actor.llm_max_rollouts=0"),
     (["actor.rollout_workers=0"], "actor.rollout_workers=0"),

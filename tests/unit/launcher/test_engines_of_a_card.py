@@ -83,7 +83,7 @@ def test_bytes_of_both_stay_within_the_card(placed: Placed) -> None:
         ),
         (
             ("hardware.devices=1xH100-80GB", "world.share_device=true"),
-            "engine.per_card=2: the only GPU is the trainer's too; set 1",
+            "engine.per_card=2: engine and trainer share the only GPU; set 1",
         ),
     ],
 )

@@ -154,7 +154,7 @@ def test_without_shards_every_optimizer_is_allowed(
         *(
             (
                 (f"vllm_config.vllm_kwargs.{kind}-parallel-size={size}",),
-                f"{kind}-parallel-size={shown}: no whole",
+                f"{kind}-parallel-size={shown}: not a whole",
             )
             for kind, size, shown in (
                 ("tensor", "-1", "-1"),
@@ -166,7 +166,7 @@ def test_without_shards_every_optimizer_is_allowed(
                 ("pipeline", "-2", "-2"),
             )
         ),
-        (("+vllm_config.vllm_kwargs.data-parallel-size=x",), "data-parallel-size=x: no whole number"),
+        (("+vllm_config.vllm_kwargs.data-parallel-size=x",), "data-parallel-size=x: not a whole number"),
         (
             ("hardware.devices=1", "world.share_device=true", TENSOR_PARALLEL),
             "an engine of 2 GPUs (tensor x pipeline x data) does not fit on one GPU",

@@ -315,7 +315,7 @@ def test_an_engine_is_divided_as_its_heads_can_be() -> None:
 
 @pytest.mark.parametrize("flag", ["max-num-batched-tokens=8k", "max-num-seqs=many"])
 def test_flags_that_the_plan_computes_with_are_numbers(model: Path, flag: str) -> None:
-    with pytest.raises(ConfigError, match="no whole number; set one"):
+    with pytest.raises(ConfigError, match="not a whole number; set one"):
         chosen(model, 80, 2, f"vllm_config.vllm_kwargs.{flag}")
     assert chosen(folder(model, "0.5B"), 80, 2, "vllm_config.vllm_kwargs.max-num-seqs='256'").tree
 

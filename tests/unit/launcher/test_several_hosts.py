@@ -162,7 +162,7 @@ def test_a_single_server_stays_with_the_launcher_and_needs_no_secret(dry_run: Dr
     [
         ({}, "streams.backend=files: 2 hosts need a server between them; set streams=redis"),
         ({"streams": {"backend": "redis", "host": "localhost"}}, "streams.host=localhost: other hosts"),
-        ({"debug": {"use_existing_llms": True}}, "debug.use_existing_llms=true: such engines are"),
+        ({"debug": {"use_existing_llms": True}}, "debug.use_existing_llms=true: finds engines on"),
         ({"weights": {"directory": "/dev/shm/mine"}}, "weights.directory=/dev/shm/mine: engines"),
     ],
 )
