@@ -19,6 +19,7 @@ from benchmarks import _learning_figure, capacity
 from benchmarks._figures import RESULTS, command_line
 from benchmarks._spec import SPECS, read
 from benchmarks.experiment import panels
+from domains.reputation_hacking.game import transition
 from pipelinerl.observe.figure_style import DASHES, MARKERS, WIDTH, colour, save
 from pipelinerl.observe.plots import smooth
 
@@ -246,6 +247,7 @@ def drawers() -> dict[str, Callable[[Found, Path], None]]:
         "gpu_privacy_language": success_over_leakage,
         "gpu_privacy_rl": evaluations,
         "gpu_reputation": share_of_margin,
+        "reputation_transition": transition.draw,
     }
     return by_specification() | own | {name: partial(_whole, draw) for name, draw in whole.items()}
 
