@@ -189,8 +189,7 @@ def _raro(runs: Sequence[Found], figure: Any) -> None:
         for index, (arm, title) in enumerate(_RARO.items()):
             curves = [run[kept] for run in runs if run["arm"] == arm]
             if curves:
-                points = [_points(curve) for curve in curves]
-                _learning_figure.runs_of(panels[way], points, title, index)
+                _learning_figure.runs_of(panels[way], list(map(_points, curves)), title, index)
         highest = max(value for run in runs for value in run[kept].values())
         panels[way].set(title=f"held-out questions, {way}", ylabel="percent right", ylim=(0, 1.06 * highest))
         _completions(panels[way], [_points(run[kept])[:, 0] for run in runs])
@@ -212,8 +211,9 @@ def _keys(panels: Mapping[str, Any], places: Sequence[tuple[float, float]]) -> N
     for panel, place in (("sampled", places[0]), ("game", places[1])):
         handles, labels = panels[panel].get_legend_handles_labels()
         title = "answers of" if panel == "sampled" else "the game, each seed"
-        look = {"loc": "upper left", "bbox_to_anchor": place, "title": title, "alignment": "left"}
-        key.add_artist(Legend(key, handles, labels, **look))
+        shown = Legend(key, handles, labels, loc="upper left", bbox_to_anchor=place, title=title)
+        shown.set_alignment("left")
+        key.add_artist(shown)
 
 
 def _points(curve: Mapping[str, float]) -> np.ndarray:

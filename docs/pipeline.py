@@ -1,4 +1,4 @@
-"""Draw the figure of `architecture.md`: `python docs/pipeline.py [FOLDER]` writes `pipeline.svg`, light and dark.
+"""Draw the figure of `architecture.md`, light and dark: `python docs/pipeline.py [FOLDER]`.
 
 Letters are 14 of 700 units high, which is as many pixels in a column of a page.
 """
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+FILES = {"pipeline.svg": False, "pipeline_dark.svg": True}
+"""By name, whether it is for dark pages."""
 WIDTH, HEIGHT = 700, 432
 COLOURS = {
     False: {
@@ -119,12 +121,12 @@ def drawing(dark: bool) -> str:
     return "\n".join([opening, defined, paper, *parts(), "</svg>", ""])
 
 
-def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-    for name, dark in (("pipeline.svg", False), ("pipeline_dark.svg", True)):
+def main(argv: Sequence[str]) -> None:
+    folder = Path(argv[0]) if argv else Path(__file__).parent
+    for name, dark in FILES.items():
         (folder / name).write_text(drawing(dark), encoding="utf-8")
         print(folder / name)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -92,14 +92,13 @@ def _over_prices(axes: Axes, found: Mapping[str, Any], metrics: Mapping[str, str
     known = [name for name in _LEARNED if any(row["policy"] == name for row in found["learned"])]
     for index, (metric, title) in enumerate(metrics.items()):
         of = f"{title}, " if title else ""
-        look = {"color": colour(index), "linestyle": DASHES[index]}
+        look: dict[str, Any] = {"color": colour(index), "linestyle": DASHES[index]}
         axes.plot(price, [scale * row[metric] for row in found["optimum"]], label=f"{of}optimum", **look)
         for number, name in enumerate(known):
             rows = [row for row in found["learned"] if row["policy"] == name]
             # One metric has a colour for each kind of policy, several have one of their own.
             hue = colour(index if len(metrics) > 1 else 1 + number)
-            mark = {"marker": MARKERS[number], "mfc": hue if number == 0 else "none", "ms": 5 + 2 * number}
+            mark: dict[str, Any] = {"marker": MARKERS[number], "ms": 5 + 2 * number, "ls": "none"}
             at, values = [row["c_signal"] for row in rows], [scale * row[metric] for row in rows]
-            axes.plot(
-                at, values, linestyle="none", color=hue, label=None if title else _LEARNED[name], **mark
-            )
+            mark |= {"color": hue, "mfc": "none" if number else hue}
+            axes.plot(at, values, label=None if title else _LEARNED[name], **mark)
