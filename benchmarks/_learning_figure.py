@@ -33,17 +33,21 @@ def _draw(figure: Any, panels: Mapping[str, Panel], said: str) -> None:
         unused.remove()
     for axes, (title, lines) in zip(table.flat, panels.items(), strict=False):
         for number, (label, runs) in enumerate(lines.items()):
-            look = {"color": colour(number), "linestyle": DASHES[number], "marker": MARKERS[number]}
-            shown = [np.array(points, np.float64) * (1 / 1000, 100) for points in runs]
-            alike = len(shown) > 1 and len({len(points) for points in shown}) == 1
-            if alike:  # the mean of the runs stands out, and what it is made of stays visible
-                for points in shown:
-                    axes.plot(*points.T, color=look["color"], linestyle=look["linestyle"], lw=0.9, alpha=0.45)
-                shown = [np.mean(shown, axis=0)]
-            for index, points in enumerate(shown):
-                axes.plot(*points.T, **look, markersize=4.5, label=label if index == 0 else None)
+            runs_of(axes, [np.array(points, np.float64) * (1 / 1000, 100) for points in runs], label, number)
         axes.set(title=title, xlabel="thousand samples trained", ylim=(-2, 102))
     for first in table[:, 0]:
         first.set_ylabel(said)
     handles, labels = table[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=min(len(labels), 1 + 2 * columns))
+
+
+def runs_of(axes: Any, runs: Sequence[np.ndarray], label: str, number: int) -> None:
+    """A label of a panel: its runs, each [points, 2], thin, and their mean where they have as many points."""
+    look = {"color": colour(number), "linestyle": DASHES[number], "marker": MARKERS[number]}
+    alike = len(runs) > 1 and len({len(points) for points in runs}) == 1
+    if alike:  # the mean of the runs stands out, and what it is made of stays visible
+        for points in runs:
+            axes.plot(*points.T, color=look["color"], linestyle=look["linestyle"], lw=0.9, alpha=0.45)
+        runs = [np.mean(runs, axis=0)]
+    for index, points in enumerate(runs):
+        axes.plot(*points.T, **look, markersize=4.5, label=label if index == 0 else None)

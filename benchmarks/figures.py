@@ -11,14 +11,45 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from matplotlib.legend import Legend
+from matplotlib.ticker import ScalarFormatter
+
 from benchmarks import _learning_figure, capacity
 from benchmarks._figures import RESULTS, command_line
 from benchmarks._spec import SPECS, read
 from benchmarks.experiment import panels
-from pipelinerl.observe.figure_style import MARKERS, WIDTH, colour, save
+from domains.reputation_hacking.game import transition
+from pipelinerl.observe.figure_style import DASHES, MARKERS, WIDTH, colour, save
+from pipelinerl.observe.plots import smooth
 
 Found = Mapping[str, Any]
 _TOGETHER = {"success": "success, held-out chains", "leak": "leakage, held-out chains"}
+_OF_ONE_RUN = {
+    "the task": {"success": "success", "reward": "reward"},
+    "leakage": {"answer or full information": "leak", "intent": "leak_intent"},
+}
+"""By panel and label, the metrics of an agent that is evaluated in one run."""
+_RARO = {
+    "sft": "more SFT",
+    "raro": "RARO",
+    "rlvr": "verifier RL",
+    "no_replay": "RARO without replay",
+    "no_tie": "RARO without ties",
+    "half": "RARO, weights 1/2 each",
+}
+_GREY = "#8a8d93"
+_SMOOTHED = 9
+"""Records that a point of the game's curves is the mean of."""
+_LADDER = {
+    "optimum": "optimum",
+    "cem": "",
+    "rule": "rules",
+    "all_signal": "",
+    "all_help": "all-HELP, all-SIGNAL",
+    "random": "random",
+}
+"""Names of the policies beside a language model; those without one lie on the next one's line."""
 
 
 def by_specification() -> dict[str, Callable[[Found, Path], None]]:
@@ -48,12 +79,8 @@ def arms(found: Found, path: Path) -> None:
     _learning_figure.draw(drawn, path, "percent of rollouts")
 
 
-def success_over_leakage(found: Found, path: Path) -> None:
+def success_over_leakage(found: Found, figure: Any) -> None:
     """Where the arms began and ended: success over leakage with 95 % intervals, each seed as a small mark."""
-    save(path, partial(_success_over_leakage, found))
-
-
-def _success_over_leakage(found: Found, figure: Any) -> None:
     figure.set_size_inches(WIDTH, 4.4)
     axes, table = figure.subplots(), found["table"]
     start = table["start"]
@@ -90,14 +117,139 @@ def _beside(interval: Mapping[str, float]) -> list[list[float]]:
     return [[interval["mean"] - interval["low"]], [interval["high"] - interval["mean"]]]
 
 
-def _capacity(found: Found, path: Path) -> None:
-    save(path, partial(capacity.draw, found))
+def evaluations(found: Found, figure: Any) -> None:
+    """Success, reward and leakage of one run's evaluations, with intervals over held-out chains."""
+    figure.set_size_inches(1.3 * WIDTH, 3.6)
+    at = np.array([float(version) for version in found["evaluations"]])
+    for axes, (title, names) in zip(figure.subplots(1, 2, sharey=True), _OF_ONE_RUN.items(), strict=True):
+        for index, (label, name) in enumerate(names.items()):
+            drawn = [evaluation[name] for evaluation in found["evaluations"].values()]
+            error = np.hstack([_beside(interval) for interval in drawn])
+            look = {"color": colour(index), "linestyle": DASHES[index], "marker": MARKERS[index]}
+            # Side by side, or one interval would hide the other.
+            axes.errorbar(
+                at / 1000 + 0.25 * index, [i["mean"] for i in drawn], error, capsize=3, label=label, **look
+            )
+        axes.set(title=title, xlabel="thousand samples trained", ylim=(-0.02, 1.02))
+        axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.2))
+    figure.axes[0].set_ylabel("share of rollouts; mean reward")
+
+
+def share_of_margin(found: Found, figure: Any) -> None:
+    """What a language model takes of the margin over training, beside policies that play by a rule."""
+    figure.set_size_inches(WIDTH, 4.2)
+    axes, last = figure.subplots(), 0.0
+    for index, (seed, row) in enumerate(found["rows"].items()):
+        look, last = {"color": colour(index), "marker": MARKERS[index]}, row["rates"]["trained_texts"] / 1000
+        drawn = [(point["texts"] / 1000, point["share"]) for point in row["training"]]
+        axes.plot(
+            *zip(*drawn, strict=True),
+            linestyle=DASHES[index],
+            markersize=3.5,
+            label=f"seed {seed}, answers drawn in training",
+            **look,
+        )
+        for at, when in ((0.0, "before"), (last, "after")):
+            mean, low, high = row[when]["share_of_margin"]
+            axes.errorbar(
+                at + last * 0.02 * (index - 1),
+                mean,
+                [[mean - low], [high - mean]],
+                mfc="none",
+                capsize=3,
+                ms=7,
+                **look,
+            )
+    said = "likeliest answers, 95 % interval over tapes"
+    axes.errorbar([], [], [], color=_GREY, marker="o", mfc="none", capsize=3, ms=7, ls="none", label=said)
+    for policy in found["rows"]["0"]["ladder"]:
+        axes.axhline(policy["share"], color=_GREY, lw=0.9, zorder=0)
+        name = _LADDER[policy["policy"]]
+        if name:
+            axes.annotate(
+                name, (1.01, policy["share"]), xycoords=("axes fraction", "data"), va="center", fontsize=9
+            )
+    axes.set(xlabel="thousand samples trained", ylabel="share of the margin", ylim=(-3.0, 1.1))
+    figure.legend(loc="outside lower left")
+
+
+def raro(found: Found, path: Path) -> None:
+    """Percent of held-out questions right by arm, and the game between critic and policy on fresh pairs."""
+    save(path, partial(_raro, found["runs"]))
+
+
+def _raro(runs: Sequence[Found], figure: Any) -> None:
+    ways = {"sampled": "curve", **({"greedy": "greedy"} if any(run["greedy"] for run in runs) else {})}
+    figure.set_size_inches(1.3 * WIDTH, 6.2 if len(ways) == 2 else 4.2)
+    if len(ways) == 2:
+        panels = figure.subplot_mosaic([["sampled", "greedy"], ["game", "key"]])
+    else:
+        panels = figure.subplot_mosaic([["sampled", "game"], ["key", "key"]], height_ratios=(3, 1))
+    for way, kept in ways.items():
+        for index, (arm, title) in enumerate(_RARO.items()):
+            curves = [run[kept] for run in runs if run["arm"] == arm]
+            if curves:
+                _learning_figure.runs_of(panels[way], list(map(_points, curves)), title, index)
+        highest = max(value for run in runs for value in run[kept].values())
+        panels[way].set(title=f"held-out questions, {way}", ylabel="percent right", ylim=(0, 1.06 * highest))
+        _completions(panels[way], [_points(run[kept])[:, 0] for run in runs])
+    for run in (run for run in runs if run["arm"] == "raro"):
+        for index, name in enumerate(run["game"]):
+            points = _points(run["game"][name])
+            label = None if run["seed"] else name
+            look = {"color": colour(index), "linestyle": DASHES[index], "lw": 1.1}
+            panels["game"].plot(points[:, 0], smooth(points[:, 1], _SMOOTHED), label=label, **look)
+    panels["game"].set(title="RARO: the game on fresh pairs", ylabel="share", ylim=(0, 1))
+    panels["game"].set_xlabel("thousand policy completions")
+    _keys(panels, [(0.0, 1.12), (0.0, 0.34)] if len(ways) == 2 else [(0.0, 1.0), (0.55, 1.0)])
+
+
+def _keys(panels: Mapping[str, Any], places: Sequence[tuple[float, float]]) -> None:
+    """Both legends in a place of their own: in the panels they would cover lines."""
+    key = panels["key"]
+    key.axis("off")
+    for panel, place in (("sampled", places[0]), ("game", places[1])):
+        handles, labels = panels[panel].get_legend_handles_labels()
+        title = "answers of" if panel == "sampled" else "the game, each seed"
+        shown = Legend(key, handles, labels, loc="upper left", bbox_to_anchor=place, title=title)
+        shown.set_alignment("left")
+        key.add_artist(shown)
+
+
+def _points(curve: Mapping[str, float]) -> np.ndarray:
+    """[points, 2]: thousand completions, value."""
+    return np.array([(float(at) / 1000, value) for at, value in curve.items()], np.float64)
+
+
+def _completions(axes: Any, at: Sequence[np.ndarray]) -> None:
+    """The axis of completions: logarithmic from the first evaluation where arms differ much in length."""
+    said = "thousand completions\n(more SFT: expert answers)"
+    if max(one[-1] for one in at) > 3 * min(one[-1] for one in at):
+        first, last = min(one[1] for one in at), max(one[-1] for one in at)
+        axes.set_xscale("symlog", linthresh=first)
+        axes.set_xticks([tick for tick in (0, 1, 2, 5, 10, 20, 50) if tick < last])
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.minorticks_off()
+        axes.set_xlim(-0.1 * first, 1.2 * last)
+        said = f"thousand completions (more SFT: answers),\nlogarithmic from {first:.1f}"
+    axes.set_xlabel(said)
+
+
+def _whole(draw: Callable[[Found, Any], None], found: Found, path: Path) -> None:
+    save(path, partial(draw, found))
 
 
 def drawers() -> dict[str, Callable[[Found, Path], None]]:
     """By name, how each figure is drawn from its JSON."""
-    own = {"arms": arms, "arms_four_hops": arms, "gpu_privacy_language": success_over_leakage}
-    return by_specification() | own | {"capacity": _capacity}
+    own = {"arms": arms, "arms_four_hops": arms, "raro": raro, "raro_reference": raro, "gpu_raro": raro}
+    whole = {
+        "capacity": capacity.draw,
+        "gpu_privacy_language": success_over_leakage,
+        "gpu_privacy_rl": evaluations,
+        "gpu_reputation": share_of_margin,
+        "reputation_transition": transition.draw,
+    }
+    return by_specification() | own | {name: partial(_whole, draw) for name, draw in whole.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,99 +1,132 @@
-"""Draw the figure of docs/architecture.md: `python docs/pipeline.py` writes `pipeline.svg` beside this."""
+"""Draw the figure of `docs/architecture.md`, light and dark: `python docs/pipeline.py [FOLDER]`.
 
-import itertools
+Letters are 14 of 700 units high, which is as many pixels in a column of a page.
+"""
+
 import sys
+from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
-
-INK, GREY = "#1f2933", "#5f6c7b"
-PROCESS, SERVER, DOMAIN = "#dbe9f6", "#e3f1e3", "#fbeed5"
-WEIGHTS = "#b8430f"
+FILES = {"pipeline.svg": False, "pipeline_dark.svg": True}
+"""By name, whether it is for dark pages."""
+WIDTH, HEIGHT = 700, 432
+COLOURS = {
+    False: {
+        "paper": "#ffffff",
+        "ink": "#1b1c1e",
+        "dim": "#5f6c7b",
+        "process": "#dbe9f6",
+        "server": "#e3f1e3",
+        "domain": "#fbeed5",
+        "weights": "#b8430f",
+    },
+    True: {
+        "paper": "#18191c",
+        "ink": "#e7e8ea",
+        "dim": "#a5adb8",
+        "process": "#1f3a55",
+        "server": "#1f4030",
+        "domain": "#4a3a18",
+        "weights": "#ff8f4a",
+    },
+}
+"""By whether pages are dark; paper and ink are those of the measured figures (`observe/figure_style.py`)."""
 Point = tuple[float, float]
 
 
-def box(axes: Axes, x: float, y: float, w: float, h: float, colour: str, title: str, lines: str) -> None:
-    """A rounded box with its lower left corner at (x, y)."""
-    style = "round,pad=0,rounding_size=0.12"
-    axes.add_patch(FancyBboxPatch((x, y), w, h, boxstyle=style, fc=colour, ec=INK, lw=1.1))
-    axes.text(x + w / 2, y + h - 0.3, title, ha="center", va="center", size=11, weight="bold", color=INK)
-    axes.text(x + w / 2, y + h - 0.56, lines, ha="center", va="top", size=8.6, color=INK, linespacing=1.35)
+def box(x: float, y: float, w: float, h: float, kind: str, title: str, *lines: str) -> str:
+    """A rounded box with its upper left corner at (x, y)."""
+    middle = x + w / 2
+    said = [f'<text x="{middle}" y="{y + 25}" class="title">{escape(title)}</text>']
+    said += [
+        f'<text x="{middle}" y="{y + 27 + 20 * n}">{escape(one)}</text>' for n, one in enumerate(lines, 1)
+    ]
+    return f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="9" class="{kind}"/>{"".join(said)}'
 
 
-def arrow(axes: Axes, points: list[Point], colour: str = INK, dashed: bool = False) -> None:
+def arrow(points: Sequence[Point], kind: str = "ink") -> str:
     """Straight segments through the points, a head at the last one."""
-    style = "--" if dashed else "-"
-    width = 1.9 if colour == WEIGHTS else 1.3
-    for start, end in itertools.pairwise(points[:-1]):
-        axes.plot(*zip(start, end), color=colour, lw=width, ls=style, solid_capstyle="round")
-    head = FancyArrowPatch(points[-2], points[-1], arrowstyle="-|>", mutation_scale=13, shrinkA=0, shrinkB=0)
-    head.set(color=colour, lw=width, ls=style)
-    axes.add_patch(head)
+    path = " L ".join(f"{x} {y}" for x, y in points)
+    return f'<path d="M {path}" class="arrow {kind}-arrow" marker-end="url(#{kind})"/>'
 
 
-def label(axes: Axes, x: float, y: float, text: str, colour: str = GREY, ha: str = "center") -> None:
-    axes.text(x, y, text, ha=ha, va="center", size=8.6, color=colour, linespacing=1.3)
-
-
-def draw(axes: Axes) -> None:
-    box(axes, 0.1, 3.0, 1.9, 1.5, DOMAIN, "domain", "problems,\nrollout code,\nrewards")
-    box(
-        axes,
-        3.1,
-        3.0,
-        2.1,
-        1.5,
-        PROCESS,
-        "actor",
-        "runs groups of rollouts\nwithin the lag budget;\nevaluates",
-    )
-    box(axes, 7.0, 3.0, 2.1, 1.5, PROCESS, "preprocess", "advantages, filter,\npacking into\nmicro-batches")
-    box(axes, 10.9, 3.0, 2.1, 1.5, PROCESS, "finetune", "loss, optimizer step,\ncheckpoints,\nnew weights")
-    box(axes, 0.1, 0.35, 1.9, 1.3, SERVER, "retrieval", "search over private\nand web documents")
-    box(axes, 3.1, 0.35, 2.1, 1.3, SERVER, "engine", "samples tokens;\nrequests go on across\nweight updates")
-
-    arrow(axes, [(2.0, 3.75), (3.1, 3.75)])
-    label(axes, 2.55, 3.95, "imported")
-    arrow(axes, [(5.2, 3.75), (7.0, 3.75)])
-    label(axes, 6.1, 4.05, 'stream "actor"\ncomplete groups')
-    arrow(axes, [(9.1, 3.75), (10.9, 3.75)])
-    label(axes, 10.0, 4.05, 'stream "training_data"\nmicro-batches')
-
-    arrow(axes, [(3.75, 3.0), (3.75, 1.65)])
-    label(axes, 3.68, 2.33, "token ids", ha="right")
-    arrow(axes, [(4.55, 1.65), (4.55, 3.0)])
-    label(axes, 4.62, 2.33, "token ids, log-probabilities,\nversion of the weights per token", ha="left")
-    arrow(axes, [(3.3, 3.0), (3.3, 2.7), (1.05, 2.7), (1.05, 1.65)])
-    label(axes, 1.12, 2.2, "queries,\ndocuments", ha="left")
-
-    arrow(axes, [(11.95, 3.0), (11.95, 1.0), (5.2, 1.0)], WEIGHTS)
-    label(axes, 8.6, 1.2, "new weights, taken between two decoding steps", WEIGHTS)
-
-    arrow(axes, [(11.95, 4.5), (11.95, 5.0), (8.05, 5.0), (8.05, 4.5)], GREY, dashed=True)
-    arrow(axes, [(8.05, 5.0), (4.15, 5.0), (4.15, 4.5)], GREY, dashed=True)
-    label(axes, 10.0, 5.18, "number of the new version")
-    label(
-        axes, 9.1, 0.42, "The launcher starts, watches and stops all five processes; the domain is a module."
+def label(x: float, y: float, *lines: str, kind: str = "dim", anchor: str = "middle") -> str:
+    """Lines of text, the first with its baseline at y."""
+    place = [(escape(one), y + 19 * n) for n, one in enumerate(lines)]
+    return "".join(
+        f'<text x="{x}" y="{at}" class="{kind}" style="text-anchor:{anchor}">{one}</text>'
+        for one, at in place
     )
 
 
-def main() -> None:
-    matplotlib.rcParams["svg.hashsalt"] = "pipelinerl"
-    figure = plt.figure(figsize=(10.6, 4.4))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, 13.1), ylim=(0.1, 5.4))
-    axes.axis("off")
-    draw(axes)
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_suffix(".svg")
-    metadata = {"Date": None} if target.suffix == ".svg" else None
-    figure.savefig(target, dpi=110, facecolor="white", metadata=metadata)
+def head(kind: str, colour: str) -> str:
+    """The head of an arrow, eleven units long."""
+    shape = f'<path d="M 0 0 L 11 5.5 L 0 11 z" fill="{colour}"/>'
+    size = 'viewBox="0 0 11 11" refX="10.5" refY="5.5" markerWidth="11" markerHeight="11"'
+    return f'<marker id="{kind}" {size} markerUnits="userSpaceOnUse" orient="auto">{shape}</marker>'
+
+
+def parts() -> list[str]:
+    return [
+        box(8, 62, 120, 112, "domain", "domain", "problems,", "rollout code,", "rewards"),
+        box(198, 62, 168, 112, "process", "actor", "runs rollouts", "within the lag", "budget; evaluates"),
+        box(
+            506, 62, 168, 112, "process", "preprocess", "advantages, filter,", "packing into", "micro-batches"
+        ),
+        box(8, 274, 120, 112, "server", "retrieval", "search in", "private and", "web documents"),
+        box(198, 274, 168, 112, "server", "engine", "samples tokens;", "goes on across", "weight updates"),
+        box(
+            506, 274, 168, 112, "process", "finetune", "loss, optimizer", "step, checkpoints,", "new weights"
+        ),
+        arrow([(128, 118), (198, 118)]),
+        label(162, 109, "imported"),
+        arrow([(366, 118), (506, 118)]),
+        label(436, 90, "stream “actor”:", "whole groups"),
+        arrow([(590, 174), (590, 274)]),
+        label(580, 246, "stream “training_data”:", "micro-batches", anchor="end"),
+        arrow([(232, 174), (232, 274)]),
+        label(224, 244, "token", "ids", anchor="end"),
+        arrow([(312, 274), (312, 174)]),
+        label(322, 200, "tokens, log-probabilities,", "weight version of each", anchor="start"),
+        arrow([(198, 150), (164, 150), (164, 222), (68, 222), (68, 274)]),
+        label(80, 194, "queries,", "documents"),
+        arrow([(506, 330), (366, 330)], "weights"),
+        label(436, 320, "new weights,", kind="weights"),
+        label(436, 349, "taken between", "decoding steps", kind="weights"),
+        arrow([(674, 330), (692, 330), (692, 32), (282, 32), (282, 62)], "dim"),
+        label(486, 22, "number of the new version; samples trained or discarded"),
+        label(350, 418, "The launcher starts, watches and stops all five processes; the domain is a module."),
+    ]
+
+
+def drawing(dark: bool) -> str:
+    """The whole figure."""
+    colours = COLOURS[dark]
+    sheet = [
+        f"text {{ font: 14px 'DejaVu Sans', Verdana, sans-serif; fill: {colours['ink']} }}",
+        "text { text-anchor: middle }",
+        ".title { font-size: 16px; font-weight: bold }",
+        *(f"text.{kind} {{ fill: {colours[kind]} }}" for kind in ("dim", "weights")),
+        *(f"rect.{kind} {{ fill: {colours[kind]} }}" for kind in ("process", "server", "domain")),
+        f"rect {{ stroke: {colours['ink']}; stroke-width: 1.2 }}",
+        ".arrow { fill: none; stroke-width: 1.7 }",
+        *(f".{kind}-arrow {{ stroke: {colours[kind]} }}" for kind in ("ink", "dim", "weights")),
+        ".dim-arrow { stroke-dasharray: 6 4 } .weights-arrow { stroke-width: 2.4 }",
+    ]
+    heads = [head(kind, colours[kind]) for kind in ("ink", "dim", "weights")]
+    paper = f'<path d="M 0 0 H {WIDTH} V {HEIGHT} H 0 z" fill="{colours["paper"]}"/>'
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
+    defined = f"<title>The pipeline</title><style>{' '.join(sheet)}</style><defs>{''.join(heads)}</defs>"
+    return "\n".join([opening, defined, paper, *parts(), "</svg>", ""])
+
+
+def main(argv: Sequence[str]) -> None:
+    folder = Path(argv[0]) if argv else Path(__file__).parent
+    for name, dark in FILES.items():
+        (folder / name).write_text(drawing(dark), encoding="utf-8")
+        print(folder / name)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -22,7 +22,9 @@ SHOW = """(async () => {
         const { turns, notes } = await rolloutOf(row);
         const note = notes.find(note => note.turn !== null && note.level === 'bad');
         const shown = note.turn < 3 && turns[note.turn].adv && turns[note.turn].prompt.length < 300;
-        const place = note.turn + (turns[note.turn].adv < 0 ? 0 : 3);
+        // The query should be in sight below the question: little text before it, then one that lost by it.
+        const above = turns.slice(0, note.turn + 1).reduce((sum, turn) => sum + turn.prompt.length, 0);
+        const place = above + (turns[note.turn].adv < 0 ? 0 : 600);
         if (shown && (!best || place < best.place)) best = { row, place, turn: note.turn };
     }
     setColouring('lp');
@@ -30,6 +32,7 @@ SHOW = """(async () => {
     document.body.classList.add('reading');
     await show(best.row, 'rollout');
     pointAt(document.querySelectorAll(`#turn-${best.turn} .t`)[2]);
+    if (innerWidth > 600) document.querySelector(`#turn-${best.turn}`).scrollIntoView({ block: 'nearest' });
 })()"""
 
 

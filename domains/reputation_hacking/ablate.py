@@ -62,7 +62,7 @@ def prices_of(options: argparse.Namespace) -> list[float]:
 
 def execute(options: argparse.Namespace) -> None:
     """Run the grid, write both tables and both figures, print a summary."""
-    from domains.reputation_hacking.game.transition import draw_transition
+    from domains.reputation_hacking.game.transition import transition, write_transition
     from domains.reputation_hacking.ppo.plots import draw_mitigations
 
     out, params, seeds = console.output_folder(options.out), Params(), held_out(options.quick)
@@ -74,10 +74,10 @@ def execute(options: argparse.Namespace) -> None:
     greedy = [row for row in usable if row["policy"] == "deterministic"]
     tapes = Tapes.from_seeds(params, seeds)
     plain = [row for row in greedy if row["mitigation"] == "none"]
-    draw_transition(out / console.PLOTS_FOLDER / "transition.png", params, tapes, optimum, plain)
+    write_transition(out, out / console.PLOTS_FOLDER, transition(params, tapes, optimum, plain))
     draw_mitigations(out / console.PLOTS_FOLDER / "mitigations.png", greedy, len(seeds))
     print(summary(greedy, [row for row in rows if row["error"]]))
-    print(f"wrote {out / ABLATION}, optimum.csv, plots/transition.png and mitigations.png")
+    print(f"wrote {out / ABLATION}, optimum.csv, transition.json, plots/transition.png and mitigations.png")
 
 
 main = console.command("ablate", arguments, execute)

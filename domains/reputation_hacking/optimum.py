@@ -18,7 +18,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = CommandParser(prog="python -m domains.reputation_hacking.optimum", description=__doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help=f"{QUICK_SEEDS} evaluation seeds")
-    add("--out", type=Path, metavar="DIR", help="write optimum.csv and plots/transition.png")
+    add("--out", type=Path, metavar="DIR", help="write optimum.csv, transition.json and plots/transition.png")
     add("--c-signal", type=console.number_list, default=PRICES, metavar="F,..", help="prices")
     add("--horizon", type=console.seed_list, metavar="K,..", help="episodes to look ahead")
     add("--seeds", type=console.seed_list, metavar="10000:11000")
@@ -29,7 +29,7 @@ def arguments() -> argparse.ArgumentParser:
 
 def execute(options: argparse.Namespace) -> None:
     """Solve every price, print the table and the look-ahead, and draw if asked."""
-    from domains.reputation_hacking.game.transition import draw_transition
+    from domains.reputation_hacking.game.transition import transition, write_transition
 
     params = preset(options.preset, **dict(parse_setting(text) for text in options.set))
     seeds = options.seeds or held_out(options.quick)
@@ -58,8 +58,10 @@ def execute(options: argparse.Namespace) -> None:
     if options.out is not None:
         out = console.output_folder(options.out)
         write_rows(out / console.OPTIMUM_FILE, rows)
-        draw_transition(out / console.PLOTS_FOLDER / "transition.png", params, tapes, rows)
-        print(f"wrote {out / console.OPTIMUM_FILE} and {console.PLOTS_FOLDER}/transition.png")
+        write_transition(out, out / console.PLOTS_FOLDER, transition(params, tapes, rows))
+        print(
+            f"wrote {out / console.OPTIMUM_FILE}, transition.json and {console.PLOTS_FOLDER}/transition.png"
+        )
 
 
 main = console.command("optimum", arguments, execute)

@@ -1,12 +1,14 @@
 """The report of a run: printed, and in `<output_dir>/report/` as a page, report.md, report.json and PNGs."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from pipelinerl.base.errors import printable
@@ -46,8 +48,8 @@ _RATES = {
 }
 
 
-_LEAST_WIDTH = 110
 _PIPE_WIDTH = 140
+"""Columns where there is no terminal: a pipe has no width of its own."""
 
 
 def _interval(value: Interval | None, form: str) -> str:
@@ -83,15 +85,34 @@ def balance_line(balance: Balance) -> str:
 
 
 def _print_table(console: Console, title: str, rows: Sequence[Sequence[str]]) -> None:
+    """A table without cut cells: where the console is too narrow, intervals go below their values."""
     if len(rows) < 2:
         return
+    shown = [[printable(cell) for cell in row] for row in rows]
+    narrow = _table_width(shown) > console.width
+    if narrow:
+        shown = [[row[0], *map(_stacked, row[1:])] for row in shown]
     table = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
-    for index, cell in enumerate(rows[0]):
-        table.add_column(cell, justify="left" if index == 0 else "right", no_wrap=True)
-    for row in rows[1:]:
-        table.add_row(*map(printable, row))
+    for index, column in enumerate(zip(*shown, strict=True)):
+        # rich makes the widest columns narrower, and would break words of a column without spaces.
+        whole = not narrow or (index == 0 and not any(" " in cell for cell in column[1:]))
+        side: JustifyMethod = "left" if index == 0 else "right"
+        table.add_column(column[0], justify=side, no_wrap=whole, overflow="fold")
+    for row in shown[1:]:
+        table.add_row(*row)
     console.print(table)
     console.print()
+
+
+def _stacked(cell: str) -> str:
+    """A value above its interval and its count, which are not padded any more."""
+    return re.sub(r" ([\[(])", r"\n\1", re.sub(r"([\[ ]) +", r"\1", cell))
+
+
+def _table_width(rows: Sequence[Sequence[str]]) -> int:
+    """Columns of a terminal that a table without edges takes."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    return sum(widths) + 3 * len(widths) - 1
 
 
 def _markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -132,12 +153,13 @@ def report_sections(summary: Summary, sections: Sequence[ReportSection]) -> list
 
 def print_report(sentence: str, sections: Sequence[Section], report_dir: Path, console: Console) -> None:
     """The short report for the terminal."""
-    console.print(f"\n{printable(sentence)}\n", markup=False, soft_wrap=True)
+    free = not console.is_terminal  # lines that a program reads stay whole
+    console.print(f"\n{printable(sentence)}\n", markup=False, soft_wrap=free)
     for section in sections:
         if section.printed:
             _print_table(console, section.title, section.rows if section.short is None else section.short)
             if section.text:
-                console.print(f"{printable(section.text)}\n", markup=False, soft_wrap=True)
+                console.print(f"{printable(section.text)}\n", markup=False, soft_wrap=free)
     console.print(f"Report and figures: {report_dir}", markup=False, soft_wrap=True)
 
 
@@ -226,7 +248,7 @@ def write_report(
     write_whole(report_dir / "report.json", text + b"\n")
     write_report_page(output_dir, summary.sentence, shown, figures, rollouts)
     console = console or Output()
-    # Tables need some room; a narrower terminal wraps them, a pipe has no width of its own.
-    console.width = max(console.width, _LEAST_WIDTH if console.is_terminal else _PIPE_WIDTH)
+    if not console.is_terminal:
+        console.width = max(console.width, _PIPE_WIDTH)
     print_report(summary.sentence, shown, report_dir, console)
     return report_dir

@@ -119,7 +119,7 @@ function legend(turns, scale) {
     );
   }
   if (colouring === "adv") {
-    if (!turns.some((turn) => turn.adv !== undefined)) return ["no optimizer step saw these texts"];
+    if (!turns.some((turn) => turn.adv !== undefined)) return ["no optimizer step saw these samples"];
     return bar(
       `linear-gradient(90deg, ${mix("var(--hot)", 0.67)}, transparent, ${mix("var(--cold)", 0.67)})`,
       `−${number(scale.advantage, 3)}`,

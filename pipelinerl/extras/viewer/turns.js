@@ -66,7 +66,7 @@ function advantageFigures(turn, mean) {
     turn.weight !== 1 ? figure("loss weight", number(turn.weight, 4)) : null,
     figure("step", String(turn.step)),
     turn.versions.length
-      ? figure("age", `${count(Math.max(0, turn.at - turn.versions[0][0]))} texts`)
+      ? figure("age", `${count(Math.max(0, turn.at - turn.versions[0][0]))} samples`)
       : null,
   ];
 }
@@ -143,7 +143,7 @@ function partsNode(turns) {
     {},
     el(
       "div.stack",
-      { title: "reward parts over all texts" },
+      { title: "reward parts over all samples" },
       parts.map(([, value], i) =>
         el("i", { style: { flexGrow: Math.abs(value), background: colour(i, value) } }),
       ),
@@ -151,7 +151,7 @@ function partsNode(turns) {
     el(
       "div.keys",
       {},
-      "reward parts, summed over texts:",
+      "reward parts, summed over samples:",
       parts.map(([name, value], i) =>
         el(
           "span",
@@ -242,7 +242,7 @@ function factsNode(row) {
     ),
     row.turns ? fact("weight version", versions) : null,
     row.step === null || row.step === undefined ? null : fact("trained in step", String(row.step)),
-    fact("texts", count(row.turns)),
+    fact("samples", count(row.turns)),
     fact("tokens", `${count(row.prompt_tokens)} + ${count(row.output_tokens)}`),
     row.problem === null || row.problem === undefined ? null : fact("problem", String(row.problem)),
     row.dataset ? fact("dataset", row.dataset) : null,

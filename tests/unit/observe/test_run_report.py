@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -118,6 +119,31 @@ def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path) -> None
     markdown = (folder / "report.md").read_text()
     assert all(f'"{name}"' in markdown for name in figures)
     assert "| turns |" in markdown
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_narrow_terminal_shows_every_cell_whole(run_dir: Path) -> None:
+    rows = [
+        ("level", "version 0 (60 rollouts)", "version 4992 (60 rollouts)", "company's name only"),
+        (
+            "answer or full information",
+            "35.0% [ 23.3%,  46.7%] (21/60)",
+            "6.7% [  1.7%,  13.3%] (4/60)",
+            "0.0%",
+        ),
+    ]
+    out, width = io.StringIO(), 80
+    console = Console(file=out, width=width, force_terminal=True, no_color=True)
+    write_report(run_dir, ReportFocus(), [ReportSection(title="Leakage", rows=rows)], console)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    path = str(run_dir / "report")
+    assert all(len(line) <= width for line in text.splitlines() if path not in line)
+    assert "…" not in text
+    for whole in ("[23.3%, 46.7%]", "(21/60)", "[1.7%, 13.3%]", "information", "(60 rollouts)", "success"):
+        assert whole in text
+    found = summarise(run_dir).comparisons["success"]
+    for interval in (found.before, found.after):
+        assert f"[{interval.low:.2f}, {interval.high:.2f}]" in text
 
 
 def test_the_report_opens_with_one_sentence_and_the_curve_of_the_domain_s_headline(run_dir: Path) -> None:

@@ -44,6 +44,9 @@ def quick_parts() -> Iterator[None]:
         yield
 
 
+TRANSITION = ("transition.json", "plots/transition.png", "plots/transition_dark.png")
+
+
 @pytest.fixture
 def drawn() -> None:
     """Asked for by tests of figures."""
@@ -362,7 +365,10 @@ def test_the_optimum_command_prints_and_draws(
     assert optimum.main(quick) == 0
     printed = capsys.readouterr().out
     assert "1: 0.29" in printed
-    assert files(tmp_path) == {"optimum.csv", "plots/transition.png"}
+    assert files(tmp_path) == {"optimum.csv", *TRANSITION}
+    found = json.loads((tmp_path / "transition.json").read_text())
+    assert [row["c_signal"] for row in found["optimum"]] == [0.6, 0.7]
+    assert [len(shares) for shares in found["by_step"].values()] == [50, 50, 50]
 
 
 def grid(out: Path, *more: str) -> Sequence[str]:
@@ -375,8 +381,7 @@ def test_ablations_run_resume_and_draw(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], drawn: None
 ) -> None:
     assert ablate.main(grid(tmp_path, "--no-ppo")) == 0
-    figures = {"plots/transition.png", "plots/mitigations.png"}
-    assert files(tmp_path) == {"ablation.csv", "optimum.csv"} | figures
+    assert files(tmp_path) == {"ablation.csv", "optimum.csv", "plots/mitigations.png", *TRANSITION}
     assert ablate.main(grid(tmp_path)) == 0
     first = (tmp_path / "ablation.csv").read_text().splitlines()
     assert len(first) == 1 + 2 * 2
