@@ -1,6 +1,6 @@
 """Configuration of the machine: hardware, placement, jobs, streams, wandb, debug modes."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr
 
@@ -136,6 +136,9 @@ class DerivedConfig(Section):
     """Whether engines say which experts each token went to."""
     engine_reads: EngineReads | None = None
     """What an engine reads to sample a token; None on a CPU and where model or cards are not known."""
+    filled: dict[str, Any] = {}
+    """Keys that the start filled in (data that the domain prepared, addresses of servers), with the values
+    that they had before, which a resume is given again."""
 
 
 class StreamsConfig(Section):

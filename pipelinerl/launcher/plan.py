@@ -6,7 +6,7 @@ configuration, every `start.sh` and the processes are read from the plan. Neithe
 choices are values, and this file applies them, to a copy of the composed tree.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -146,9 +146,11 @@ def plan(
     services, cfg = _missing_services(tree, domain), typed(tree)
     spread = [spec.name for spec in services if is_spread(spec, services, hosts)]
     jobs = place(cfg, hosts, [spec.name for spec in services], free, spread)
-    choices += _addresses(cfg, services, jobs, hosts, facts.password)
+    addresses = _addresses(cfg, services, jobs, hosts, facts.password)
+    choices += addresses
     memory = configuration.memory
-    derived = derive(cfg, jobs).model_copy(update={"engine_reads": _reads(memory)})
+    filled = _given(composed, [*facts.prepared, *(choice.key for choice in addresses)])
+    derived = derive(cfg, jobs).model_copy(update={"engine_reads": _reads(memory), "filled": filled})
     choices += [
         Choice("attempt", facts.attempt, "earlier starts of this folder"),
         Choice("jobs", [job.model_dump() for job in jobs], "placement"),
@@ -180,6 +182,12 @@ def _reads(memory: MemoryPlan | None) -> EngineReads | None:
         return None
     alike = memory.trainer is not None and memory.trainer_card.name == memory.card.name != ""
     return memory.engine.reads.model_copy(update={"trainer_alike": alike})
+
+
+def _given(tree: DictConfig, keys: Iterable[str]) -> dict[str, Any]:
+    """Plain values of keys in the tree; None of those that it has not."""
+    found = ((key, OmegaConf.select(tree, key)) for key in keys)
+    return {key: OmegaConf.to_container(one) if OmegaConf.is_config(one) else one for key, one in found}
 
 
 def _trainer(cfg: Config, hosts: Sequence[Host], memory: MemoryPlan | None, dry_run: bool) -> TrainerChoice:

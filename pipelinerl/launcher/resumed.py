@@ -47,8 +47,9 @@ def _another_model(cfg: Config, before: Config, folder: Path) -> Iterator[str]:
 
 def _other_keys(cfg: Config, before: Config) -> Iterator[str]:
     began = dict(kept(before))
+    given = before.derived_.filled if before.derived_ is not None else {}
     for key, value in kept(cfg):
-        if key in began and key not in _MODELS and began[key] != value:
+        if key in began and key not in _MODELS and value not in (began[key], given.get(key, began[key])):
             yield (
                 f"{key}={value}: this folder's run began with {began[key]}, which a resume keeps; "
                 "give that, another output_dir, or force_restart=true"

@@ -21,8 +21,10 @@ def begun(dry_run: DryRun, tmp_path: Path) -> Path:
     return run_with_checkpoint(dry_run, tmp_path)
 
 
-def run_with_checkpoint(dry_run: DryRun, tmp_path: Path, *given: str) -> Path:
-    assert dry_run(*GUESSING, *given)[0] == 0
+def run_with_checkpoint(
+    dry_run: DryRun, tmp_path: Path, *given: str, domain: tuple[str, ...] = GUESSING
+) -> Path:
+    assert dry_run(*domain, *given)[0] == 0
     checkpoint = tmp_path / "run/finetune/current"
     checkpoint.mkdir(parents=True)
     (checkpoint / "config.json").write_text("{}")
@@ -43,6 +45,20 @@ def test_another_model_is_refused_beside_a_checkpoint(
     assert dry_run(*GUESSING, f"model_path={other}", "force_restart=true")[0] == 0
     shutil.rmtree(begun / "finetune")
     assert dry_run(*GUESSING, f"model_path={other}")[0] == 0, "nothing was trained yet"
+
+
+def test_what_a_start_filled_in_is_not_asked_of_a_resume(dry_run: DryRun, tmp_path: Path) -> None:
+    words = ("+domain=privacy_hopqa", "hardware=cpu")
+    folder = run_with_checkpoint(dry_run, tmp_path, domain=words)
+    began = load(folder)
+    assert began.derived_ is not None and began.derived_.filled["privacy_hopqa.helper_service_url"] is None
+    assert dry_run(*words)[0] == 0
+    corpus = OmegaConf.load(config_path(folder)).privacy_hopqa.web_corpus_path
+    assert Path(corpus).is_relative_to(folder)
+    # The same data, named by hand, is no other.
+    assert "web_corpus_path" not in dry_run(*words, f"privacy_hopqa.web_corpus_path={corpus}")[2]
+    status, _, err = dry_run(*words, f"privacy_hopqa.web_corpus_path={tmp_path / 'other'}")
+    assert status == 2 and "privacy_hopqa.web_corpus_path=" in err and "which a resume keeps" in err
 
 
 def test_a_dry_run_of_another_model_leaves_the_checkpoint_to_its_own(
