@@ -19,8 +19,8 @@ from pipelinerl.modeling.branches import Branches, Call, calls_of
 NAME = "pipelinerl::gated_delta_branches"
 Fields = Sequence[torch.Tensor]
 Kernel = Callable[[Fields, Call, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor | None]]
-"""Of a call's fields `[N, …]` and float32 states `[n, H, K, V]`, or None for zeros: the result `[N, H, V]`, and
-the last states if the call keeps them."""
+"""Of a call's fields `[N, …]` and float32 states `[n, H, K, V]`, or None for zeros: the result `[N, H, V]`,
+and the last states if the call keeps them."""
 
 
 def branched(fields: Fields, branches: Branches, kernel: Kernel) -> torch.Tensor:
@@ -102,7 +102,15 @@ def _calls(told: list[torch.Tensor]) -> list[Call]:
 def _by_kernel(
     fields: Fields, call: Call, before: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    query, key, value, decay, beta = (one[None] for one in fields)
+    out, last = _launched([one[None] for one in fields], call, before)
+    return out[0], last
+
+
+def _launched(
+    fields: Fields, call: Call, before: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The same with a first dimension of 1, as the package has it."""
+    query, key, value, decay, beta = fields
     options: dict[str, Any] = {"cu_seqlens_cpu": call.on_host} if _takes_host_offsets() else {}
     out, last = delta_kernel.chunk_rule()(
         query,
@@ -116,7 +124,7 @@ def _by_kernel(
         cu_seqlens=call.offsets,
         **options,
     )
-    return out[0], last if call.keeps else None
+    return out, last if call.keeps else None
 
 
 @cache
@@ -155,11 +163,12 @@ def _attend_backward(
     def recorded(
         fields: Fields, call: Call, before: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        given = [one.detach().requires_grad_() for one in (*fields, *(() if before is None else (before,)))]
+        taken = [*(one[None] for one in fields), *([] if before is None else [before])]
+        given = [one.detach().requires_grad_() for one in taken]
         with torch.enable_grad():
-            out, last = _by_kernel(given[:5], call, None if before is None else given[5])
+            out, last = _launched(given[:5], call, None if before is None else given[5])
         runs.append((given, out, last))
-        return out.detach(), None if last is None else last.detach()
+        return out.detach()[0], None if last is None else last.detach()
 
     with torch.no_grad():
         _computed((query, key, value, decay, beta), told, recorded)
@@ -168,7 +177,7 @@ def _attend_backward(
         of_states: torch.Tensor | None = None
         parts = list[tuple[torch.Tensor, ...]]()
         for call, (given, out, last) in zip(reversed(_calls(told)), reversed(runs), strict=True):
-            outputs, wanted = [out], [of_out[call.places]]
+            outputs, wanted = [out], [of_out[None, call.places]]
             if last is not None and of_states is not None:
                 outputs, wanted = [out, last], [*wanted, of_states[call.states]]
             found = torch.autograd.grad(outputs, given, wanted)
@@ -178,7 +187,7 @@ def _attend_backward(
                     count = sum(len(one) for _, _, one in runs if one is not None)
                     of_states = found[5].new_zeros((count + 1, *found[5].shape[1:]))
                 of_states.index_put_((call.parents,), found[5], accumulate=True)
-        placed = [torch.cat(one[::-1]) for one in zip(*parts, strict=True)]
+        placed = [torch.cat(one[::-1], 1)[0] for one in zip(*parts, strict=True)]
         sums = [_summed(one, order, starts) for one in placed]
     return sums[0], sums[1], sums[2], sums[3], sums[4]
 

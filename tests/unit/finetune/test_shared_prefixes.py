@@ -25,6 +25,7 @@ from pipelinerl.preprocess.reference import ReferenceScorer
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from tests.support.builders import ready, write_steps
 from tests.support.policy import VOCAB, learner, tiny_model
+from tests.support.tiny_model import hybrid_lm
 from tests.support.training import Deadly, Killed, saved, train
 
 ROW = 24
@@ -98,10 +99,13 @@ def trained(
     value_head: bool = False,
     lora: bool = False,
     experts: bool = False,
+    states: bool = False,
     max_lag: int | None = None,
 ) -> tuple[dict[str, torch.Tensor], np.ndarray]:
     """Gradients of a step, and the sums of its statistics."""
     model = prepare_model(expert_lm()) if experts else tiny_model()
+    if states:
+        model = prepare_model(hybrid_lm("qwen3_5", VOCAB))
     if lora:
         add_adapters(model, LoraConfig(enabled=True, r=2))
         torch.manual_seed(1)
@@ -156,7 +160,7 @@ DIALOGUES = [
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("kind", ["plain", "value_head", "lora", "experts"])
+@pytest.mark.parametrize("kind", ["plain", "value_head", "lora", "experts", "states"])
 def test_every_loss_with_stages_equals_unshared(loss: str, kind: str) -> None:
     if kind == "lora":
         pytest.importorskip("peft")
@@ -225,8 +229,11 @@ def test_without_sharing_or_packing_every_token_is_computed() -> None:
     assert all(batch.shared is None for batch in alone)
 
 
-def test_the_reference_scores_shared_prefixes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model()
+@pytest.mark.parametrize("states", [False, True])
+def test_the_reference_scores_shared_prefixes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: bool
+) -> None:
+    model = hybrid_lm("qwen3_5", VOCAB) if states else tiny_model()
     model.save_pretrained(tmp_path)
     samples = [*samples_of(DIALOGUES), sample_of(50, [2, 1, 1], 0)]
     computed: list[int] = []
