@@ -135,8 +135,10 @@ def assert_equal(samples: list[Sample], rl: RLConfig, ranks: int = 1, **kind: An
     for name, gradient in expected.items():
         size = max(1.0, float(gradient.abs().max()))
         # Sums in another order: with weights of 20 and an adapter's chain of products some processors differ
-        # by 1.4e-5 where others stay below 1e-5.
-        torch.testing.assert_close(found[name], gradient, atol=3e-5 * size, rtol=0)
+        # by 1.4e-5 where others stay below 1e-5. Layers with a state divide the first tokens' results, which
+        # are small, by their size.
+        limit = 1e-4 if kind.get("states") else 3e-5
+        torch.testing.assert_close(found[name], gradient, atol=limit * size, rtol=0)
     np.testing.assert_allclose(others, statistics, atol=1e-4, rtol=1e-5)
 
 
