@@ -234,7 +234,7 @@ class Batch:
         scores, _ = policy(
             torch.from_numpy(row.input_ids),
             torch.from_numpy(row.position_ids),
-            row.segments("cpu", policy.window),
+            row.segments("cpu", policy.window, policy.kernel),
             torch.from_numpy(row.computed(at - 1)),
             torch.from_numpy(self.ids[at]),
             TEMPERATURE,

@@ -5,10 +5,10 @@
                                     [--out FILE]
 
 The project's own optimizer step (`Learner.accumulate` of every micro-batch, then `apply`) on random weights
-of Qwen3's architectures, bfloat16 with float32 master weights, compiled unless `--eager`. Works: `groups`
-are 32 groups of 8 completions, 512 tokens behind 512 that a group shares; `critic` are 10 groups of 16
-verdicts of 128 tokens behind 1,024. Rows hold 16,384 tokens; of `shared` ones a token that samples share
-counts once. Modes are what the backward pass computes again.
+of Qwen3's architectures, or of Qwen3.5-4B's decoder (`--size hybrid`), bfloat16 with float32 master weights,
+compiled unless `--eager`. Works: `groups` are 32 groups of 8 completions, 512 tokens behind 512 that a group
+shares; `critic` are 10 groups of 16 verdicts of 128 tokens behind 1,024. Rows hold 16,384 tokens; of `shared`
+ones a token that samples share counts once. Modes are what the backward pass computes again.
 
 Of each mode one model is built, and the ways alternate on it, step by step, after two steps that do not
 count; figures are medians. MFU counts 6 N for each token over 990 TFLOP/s: `unique` those that are
@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks._figures import RESULTS, Figure, at_least, command_line, report, write_json
 from benchmarks._texts import RL, learner_for, random_groups
+from benchmarks.gpu import shapes
 from benchmarks.gpu.served import model_config
 from benchmarks.gpu.trainer import CHECKPOINTING, KERNELS, PEAK_FLOPS, count, free, profile_step
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step
@@ -43,7 +44,9 @@ WARM_UPS = 2
 PROFILED_ROWS = 3
 GATHERING = {"gathering": ("index_select", "indexselect", "index_", "gather", "embedding", "scatter")}
 """Beside the kinds that every trainer has: keys of shared tokens are copied, and their gradients summed."""
-KINDS = {**KERNELS, **GATHERING, "optimizer": ("multi_tensor", "adam"), "compiled": ("triton",)}
+STATES = {"states": ("gated_delta", "chunk_", "l2norm", "recompute_w_u", "wy_repr")}
+"""Of layers of gated DeltaNet, by the names of flash-linear-attention."""
+KINDS = {**KERNELS, **STATES, **GATHERING, "optimizer": ("multi_tensor", "adam"), "compiled": ("triton",)}
 GOAL, RATIO_GOAL = 70.0, 5.0
 
 
@@ -115,9 +118,19 @@ def rows_of(work: Work, vocab: int, shared: bool) -> list[PipelineBatchEncoding]
 def build(size: str, mode: str, device: str, compiled: bool) -> PreTrainedModel:
     """A random model, prepared as a run's trainer has it."""
     torch.manual_seed(0)
+    config: Any = None
+    if size.endswith("hybrid"):
+        config = shapes.model_config("hybrid", size == "tiny hybrid").get_text_config(decoder=True)
     with torch.device(device):
-        model = Qwen3ForCausalLM(model_config(size)).float()
+        model = AutoModelForCausalLM.from_config(config or model_config(size)).float()
     return prepare_model(model, device, CHECKPOINTING[mode], compile=compiled)
+
+
+def size_of(options: Any) -> str:
+    """Of the model; a rehearsal has a tiny one of the same kind."""
+    if not options.tiny:
+        return str(options.size)
+    return "tiny hybrid" if options.size == "hybrid" else "tiny"
 
 
 class Measured:
@@ -125,8 +138,7 @@ class Measured:
 
     def __init__(self, options: Any, mode: str, works: Mapping[str, Work]) -> None:
         self.mode, self.device = mode, "cpu" if options.tiny else "cuda"
-        size = "tiny" if options.tiny else options.size
-        model = build(size, mode, self.device, not (options.eager or options.tiny))
+        model = build(size_of(options), mode, self.device, not (options.eager or options.tiny))
         self.parameters, self.vocab = count(model), model.config.vocab_size
         self.learner: Learner = learner_for(model, bfloat16=not options.tiny)
         self.works = works
@@ -245,12 +257,12 @@ def main() -> int:
             print(f"  {time.monotonic() - begun:.0f} s", flush=True)
         del measured
         free()
-    settings: dict[str, Any] = {"size": "tiny" if options.tiny else options.size, "repeats": options.repeats}
+    settings: dict[str, Any] = {"size": size_of(options), "repeats": options.repeats}
     settings |= {"compiled": not (options.eager or options.tiny), "torch": torch.__version__}
     settings |= {name: str(works[name]) for name in options.works}
     if not options.tiny:
         settings["card"] = torch.cuda.get_device_name()
-    report("gpu_shared", figures_of(rows, not options.tiny), settings, out)
+    report("gpu_shared", figures_of(rows, size_of(options) == "1.7B"), settings, out)
     return 0
 
 

@@ -66,6 +66,14 @@ ARMS = {
     "hybrid on two": Arm(
         "hybrid", 2, 64, TEN_STEPS, on_cards=("+vllm_config.vllm_kwargs.language-model-only=true",)
     ),
+    "hybrid on two, nothing shared": Arm(
+        "hybrid",
+        2,
+        64,
+        {},
+        ("finetune.share_prefixes=false",),
+        on_cards=("+vllm_config.vllm_kwargs.language-model-only=true",),
+    ),
     "Gemma-3-4B's shape on two cards": Arm("windows", 2, 64, TEN_STEPS),
     "4B shared": Arm("4B", 1, 64, {}, on_cards=("world.share_device=true",)),
     "1.7B on two": Arm("1.7B", 2, 128, {"pause": 60, "first": 100}),

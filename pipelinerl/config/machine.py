@@ -130,8 +130,6 @@ class DerivedConfig(Section):
     """What it recomputes in compiled layers."""
     whole_on_host: bool = False
     """Whether the copy of sharded weights that is gathered for the engines lies in host memory in between."""
-    with_states: bool = False
-    """Whether layers of the policy have a state, with which the samples of a row share no prefixes."""
     returns_routes: bool = False
     """Whether engines say which experts each token went to."""
     engine_reads: EngineReads | None = None

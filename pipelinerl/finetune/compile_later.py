@@ -14,6 +14,7 @@ from pipelinerl.config.finetune import COMPILE_WORTH_S
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
 from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.activations import bare_layers, checkpoint_layers, compile_layers
+from pipelinerl.modeling.branches import SHORTEST
 from pipelinerl.modeling.compiling import USUAL_S
 from pipelinerl.modeling.delta_net import delta_nets
 
@@ -33,12 +34,17 @@ def makes_kernels(learner: Learner, cfg: Config) -> bool:
 def warm_up(learner: Learner, cfg: Config) -> None:
     """Put one full row through the policy, without effect on the weights; collective if it is sharded.
 
+    If rows share prefixes, layers with a state get a second row, in which branches have branches.
+
     On H200s Triton tuned kernels of Qwen3.5-4B's shape for 183 s, as long as its engine took to start. What
     fails here (a row longer than any that comes may lack memory) is said, and the first step tries again.
     """
-    row = sentinel_batch(0, 1, cfg.finetune.shares_prefixes, cfg.finetune.seq_length)
+    shares = cfg.finetune.shares_prefixes
+    rows = [sentinel_batch(0, 1, shares, cfg.finetune.seq_length)]
+    if shares and delta_nets(learner.model):
+        rows.append(sentinel_batch(0, 1, shares, 3 * SHORTEST, (0, 2 * SHORTEST, SHORTEST)))
     with Wait("the kernels of its first micro-batch", USUAL_S, normal=KERNELS) as wait:
-        failed = _try(learner, row)
+        failed = next((why for row in rows if (why := _try(learner, row)) is not None), None)
     if failed is not None:
         log.warning("no kernels were made before the first step: %s", failed)
     else:

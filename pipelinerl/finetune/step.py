@@ -349,7 +349,8 @@ class Learner:
         self, row: Row, predictors: np.ndarray, labels: np.ndarray
     ) -> tuple[TokenScores, torch.Tensor | None]:
         """What the policy says of a row's targets, on every rank that computes a slice of it (collective)."""
-        segments, group = row.segments(self.device, self.policy.window), self.ranks.row
+        policy, group = self.policy, self.ranks.row
+        segments = row.segments(self.device, policy.window, policy.kernel)
         segments.ranks = group
         part = Slice.of(row, predictors, labels, group)
         scores, values = self.policy(

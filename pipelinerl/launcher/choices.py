@@ -25,7 +25,7 @@ from pipelinerl.launcher.cards import GIB, imagined_cards
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.host_memory import listed as in_host
 from pipelinerl.launcher.host_memory import most_at_once
-from pipelinerl.launcher.memory_choice import AHEAD, FSDP, PREFIXES, ROWS, SIZED, STATES, UTILIZATION
+from pipelinerl.launcher.memory_choice import AHEAD, FSDP, ROWS, SIZED, UTILIZATION
 from pipelinerl.launcher.plan import NO_ADDRESS, RunPlan
 from pipelinerl.launcher.routing_choice import KEY as ROUTING
 from pipelinerl.launcher.trainer_choice import TrainerChoice
@@ -119,8 +119,6 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
     epochs = cfg.finetune.max_epochs
     limits = f"{cfg.finetune.last_step} steps" + (f" or {epochs} epochs" if epochs is not None else "")
     yield Row("optimizer step", f"{step}, {limits}", why(key, "", *STEP_KEYS), f"{key}=N")
-    if plan.trainer.with_states:
-        yield Row("shared prefixes", "none", why(PREFIXES, STATES), "model_path=DIR")
     if cfg.trainer_on_gpu and cfg.jobs_of("finetune"):
         yield _trainer(cfg, why, reasons.get(FSDP, "default"))
         yield from _layers(plan.trainer, why)

@@ -37,7 +37,6 @@ AHEAD, FSDP, TRANSPORT = "weights.ahead", "use_fsdp", "weights.transport"
 ACTOR, FINETUNE = "world.actor_fraction", "world.finetune_fraction"
 IN_FLIGHT, MOST_SEQUENCES = "actor.llm_max_rollouts", "vllm_config.vllm_kwargs.max-num-seqs"
 ROWS, ROW_STEP = "finetune.seq_length", 256
-PREFIXES, STATES = "finetune.share_prefixes", "layers of the model have a state"
 MOST_CARDS = 8
 """Of a host, when more cards are proposed."""
 
@@ -94,9 +93,8 @@ def choose_memory(
         config = model_config(cfg.policy_path, ask_hub=not dry_run) if known else None
         if has_states(config):
             hopper = any(card.hopper for card in cards)
-            refused = _refused_with_states(cfg, composition.user_keys, hopper)
-            choices += [Choice(PREFIXES, False, STATES), *engine_kind(cfg).of_states(cfg)]
-            cfg = _changed(cfg, {"finetune": {"share_prefixes": False}})
+            refused = _refused_with_states(cfg, hopper)
+            choices += engine_kind(cfg).of_states(cfg)
         texts, one_host = _texts(cfg, derive(cfg, [])), len(hosts) == 1
         asked = Asked(texts, _given_requests(tree), one_host, partial(_placed, cfg, hosts))
         shape = decoder_shape(config)
@@ -121,10 +119,8 @@ def choose_memory(
     return Chosen(configuration=composition, choices=tuple(choices), memory=plan)
 
 
-def _refused_with_states(cfg: Config, given_keys: Collection[str], hopper: bool) -> str:
+def _refused_with_states(cfg: Config, hopper: bool) -> str:
     """What was asked for and cannot be where layers have a state; empty if nothing was."""
-    if PREFIXES in given_keys and cfg.finetune.shares_prefixes:
-        return f"{PREFIXES}=true: {STATES}, which is of one text; set {PREFIXES}=false"
     missing = kernel_missing(hopper) if cfg.hardware.kind == "gpu" else None
     if cfg.finetune.compile is True and missing is not None:
         said = f"layers with a state are not compiled without their kernel ({missing.because})"

@@ -325,12 +325,13 @@ class _Planner:
             raise ConfigError(problem)
         state = state_bytes(shape, tune, ranks, sharding, on_host)
         tokens = tokens_of_rank(tune)
-        rows = needed_bytes(shape, mode, True, tokens, 0.0) - OTHER
+        rows = needed_bytes(shape, mode, True, tokens, 0.0, tune.shares_prefixes) - OTHER
         if (
             tune.compile is not True and not compiled_first
         ):  # the first steps are not compiled, and recompute all if need be
             plain = True if tune.gradient_checkpointing == "auto" else mode
-            rows = max(rows, needed_bytes(shape, plain, False, tokens, 0.0) - OTHER)
+            needed = needed_bytes(shape, plain, False, tokens, 0.0, tune.shares_prefixes)
+            rows = max(rows, needed - OTHER)
         # No row is there while weights are gathered.
         state = max(state, gathering_bytes(shape, cfg.finetune, ranks, sharding) - rows - OTHER)
         return {

@@ -46,7 +46,6 @@ class TrainerChoice:
     because_compile: str
     because_checkpointing: str
     whole_on_host: bool = False
-    with_states: bool = False
     missing: Missing | None = None
     """Why layers with a state go without their kernel on a card."""
 
@@ -59,7 +58,6 @@ class TrainerChoice:
             Choice("derived.gradient_checkpointing", self.gradient_checkpointing, layers),
             Choice("derived.compiled_checkpointing", self.compiled_checkpointing, layers),
             Choice("derived.whole_on_host", self.whole_on_host, "the memory plan"),
-            Choice("derived.with_states", self.with_states, "the model's layers"),
         )
 
 
@@ -93,9 +91,7 @@ def choose_trainer(
         compiles, because_compile = True, "the first steps would not fit without"
     eager, compiled, because = _checkpointing(cfg, config, _room(cfg, cards), planned, missing)
     whole_on_host = planned is not None and planned.whole_on_host
-    return TrainerChoice(
-        compiles, eager, compiled, because_compile, because, whole_on_host, has_states(config), missing
-    )
+    return TrainerChoice(compiles, eager, compiled, because_compile, because, whole_on_host, missing)
 
 
 def _compile(cfg: Config, missing: Missing | None) -> tuple[bool | Literal["later"], str]:
@@ -139,11 +135,9 @@ def _checkpointing(
     state = state_bytes(shape, tune, ranks, cfg.sharding, planned is not None and planned.whole_on_host)
     if any(job.gpus for job in cfg.jobs_of("preprocessor")):  # scores on the trainer's last card
         state += frozen_bytes(cfg, shape)
-    plain = least_recomputed(shape, False, tokens_of_rank(tune), state, room)
-    if planned is not None:
-        compiled = planned.recomputed
-    else:
-        compiled = least_recomputed(shape, True, tokens_of_rank(tune), state, room)
+    row = tokens_of_rank(tune), state, room, tune.shares_prefixes
+    plain = least_recomputed(shape, False, *row)
+    compiled = planned.recomputed if planned is not None else least_recomputed(shape, True, *row)
     sizes = f"{room / GB:.0f} GB of a card, weights and optimizer {state / GB:.0f} GB"
     over = f" over {tune.seq_parallel} ranks" if tune.seq_parallel > 1 else ""
     return plain, compiled, f"{sizes}, rows of {tune.seq_length} tokens{over}"

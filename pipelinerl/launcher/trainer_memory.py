@@ -100,10 +100,28 @@ def kept_bytes(shape: DecoderShape, mode: Checkpointing, compiled: bool, linear:
     return inputs + everything if mode is False else inputs + everything * (1 - 1 / mode)
 
 
+BRANCH = 256
+"""Tokens of a branch of shared prefixes; shorter ones have more states than are planned."""
+
+
+def branch_bytes(shape: DecoderShape) -> float:
+    """Of a token in a layer with a state whose row shares prefixes, while that layer's backward runs.
+
+    What the delta rule takes and returns lies there once more, in the order of the branches, with gradients;
+    each branch has the state that it begins with, and its gradient, in float32.
+    """
+    if shape.linear is None:
+        return 0.0
+    return 4.0 * (shape.linear.mixed + shape.linear.values) + 8.0 * shape.linear.state / BRANCH
+
+
 def needed_bytes(
-    shape: DecoderShape, mode: Checkpointing, compiled: bool, tokens: int, state: float
+    shape: DecoderShape, mode: Checkpointing, compiled: bool, tokens: int, state: float, shares: bool = False
 ) -> float:
-    """Peak of a rank that works on `tokens` tokens of a row, with `state` bytes of weights and their kin."""
+    """Peak of a rank that works on `tokens` tokens of a row, with `state` bytes of weights and their kin.
+
+    `shares`: rows share prefixes.
+    """
     linear = shape.linear.layers if shape.linear else 0
     activations = shape.attending * kept_bytes(shape, mode, compiled)
     activations += linear * kept_bytes(shape, mode, compiled, linear=True)
@@ -113,6 +131,8 @@ def needed_bytes(
         activations += 2 * max(kept_bytes(shape, False, compiled, kind) for kind in kinds)
     if mode == "offload":
         activations += 2 * kept_bytes(shape, True, compiled)
+    if shares:
+        activations += branch_bytes(shape)
     return state + OTHER + tokens * activations
 
 
@@ -156,7 +176,7 @@ def inputs_bytes(shape: DecoderShape, tune: FinetuneConfig) -> float:
 
 
 def least_recomputed(
-    shape: DecoderShape, compiled: bool, tokens: int, state: float, room: float
+    shape: DecoderShape, compiled: bool, tokens: int, state: float, room: float, shares: bool = False
 ) -> Checkpointing:
     """The fastest way that fits into `room` bytes; all recomputed if none does.
 
@@ -164,5 +184,5 @@ def least_recomputed(
     `selective` is for compiled layers.
     """
     ways: tuple[Checkpointing, ...] = (False, "selective") if compiled else (False, 2)
-    fitting = (way for way in ways if needed_bytes(shape, way, compiled, tokens, state) <= room)
+    fitting = (way for way in ways if needed_bytes(shape, way, compiled, tokens, state, shares) <= room)
     return next(fitting, True)

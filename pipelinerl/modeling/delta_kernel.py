@@ -5,7 +5,8 @@ Without it they take torch's own form on cards, which launches a few kernels for
 
 import importlib.metadata
 import importlib.util
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 _WRONG_ON_HOPPER = ((3, 4, 0), (3, 7, 1))
 """Versions of Triton, half-open, that compile a wrong backward of the kernel for Hopper cards."""
@@ -34,3 +35,10 @@ def kernel_missing(hopper: bool) -> Missing | None:
             "install tilelang or Triton 3.7.1",
         )
     return None
+
+
+def chunk_rule() -> Callable[..., tuple[Any, Any]]:
+    """The kernel, where nothing is missing."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # an optional package
+
+    return chunk_gated_delta_rule  # type: ignore[no-any-return]

@@ -1,5 +1,6 @@
 """Gated DeltaNets (Yang et al. 2024) over packed rows: state and convolution begin anew with each text.
 
+In a row of shared prefixes they go on from the parent of each branch (`branches`, `delta_branches`).
 `prepare_model` puts this forward in place of transformers', whose torch form carries both from text to text.
 The embedded engine uses the same parts with the states of its slots. T tokens of all texts, D model width, H
 value heads, G key heads, K and V sizes of a head's key and value, W width of the convolution, M its channels.
@@ -18,6 +19,8 @@ from transformers.activations import ACT2FN
 
 from pipelinerl.base.logs import REMARK
 from pipelinerl.modeling import delta_kernel
+from pipelinerl.modeling.branches import Branches, Call
+from pipelinerl.modeling.delta_branches import branched, branched_by_kernel
 from pipelinerl.modeling.delta_kernel import Missing
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.modeling.tensors import to_device
@@ -29,8 +32,6 @@ _KINDS = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDelt
 _NORM_EPS = 1e-6
 
 log = logging.getLogger(__name__)
-
-Kernel = Callable[..., tuple[torch.Tensor, Any]]
 
 
 class Mixed(NamedTuple):
@@ -79,25 +80,32 @@ def _class_with(kind: Any, forward: Callable[..., torch.Tensor]) -> Any:
 def _packed_forward(
     module: Any, hidden_states: torch.Tensor, segments: Segments | None = None, **_: Any
 ) -> torch.Tensor:
-    """`[B, L, D]` to the same; without segments every row is one text. Refuses shared prefixes."""
+    """`[B, L, D]` to the same; without segments every row is one text."""
     rows, length, _width = hidden_states.shape
     if segments is None:
         ends = np.arange(0, (rows + 1) * length, length)
         segments = Segments.from_offsets(ends, hidden_states.device)
-    elif segments.keys is not None:
+    elif segments.keys is not None and segments.branches is None:
         raise ValueError(
-            f"{type(module).__name__} has a state, so samples of a row share no prefixes with it"
+            f"{type(module).__name__} has a state, and segments do not say what branches begin with"
         )
+    branches = segments.branches
     mixed = mix(module, hidden_states.flatten(0, 1))
-    channels = _convolved(module, mixed.channels, segments.offsets)
+    channels = _convolved(module, mixed.channels, segments.offsets, branches)
     given = delta_of(module, channels, mixed)
     if module.has_kernel and _on_card(given.value):
-        out = _attend(*(one[None].contiguous() for one in given), segments.offsets)[0]
+        if branches is not None:
+            out = branched_by_kernel(given, branches)
+        else:
+            out = _attend(*(one[None].contiguous() for one in given), segments.offsets)[0]
     else:
         if _on_card(given.value):
             _say_slow()
         with torch.autocast(given.value.device.type, enabled=False):  # it computes in float32 throughout
-            out, _state = gated_delta(given, segments.lengths)
+            if branches is not None:
+                out = branched(given, branches, _by_torch)
+            else:
+                out, _state = gated_delta(given, segments.lengths)
     return finish(module, out, mixed.gate).view(hidden_states.shape)
 
 
@@ -112,14 +120,24 @@ def mix(module: Any, hidden: torch.Tensor) -> Mixed:
     return Mixed(module.in_proj_qkv(hidden), gate, module.in_proj_b(hidden), module.in_proj_a(hidden))
 
 
+def convolution_width(model: nn.Module) -> int | None:
+    """Tokens that the convolutions of its gated DeltaNets look at, the one itself included; None without."""
+    nets: list[Any] = delta_nets(model)
+    return int(nets[0].conv_kernel_size) if nets else None
+
+
 def convolution_weight(module: Any) -> torch.Tensor:
     """float32 `[M, W]`, or wider; the last column is of the token itself."""
     weight = module.conv1d.weight.squeeze(1)
     return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
-def _convolved(module: Any, channels: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+def _convolved(
+    module: Any, channels: torch.Tensor, offsets: torch.Tensor, branches: Branches | None = None
+) -> torch.Tensor:
     """The causal convolution of `[T, M]` inside each text, and its activation; summed in float32.
+
+    The first tokens of a branch see the last ones before it, wherever those lie in the row.
 
     Sums of shifted rows, which a compiler makes one kernel of: no kernel with boundaries is needed for it.
     """
@@ -132,6 +150,10 @@ def _convolved(module: Any, channels: torch.Tensor, offsets: torch.Tensor) -> to
         shifted = functional.pad(wide, (0, 0, back, 0))[: len(wide)]
         inside = (place >= back)[:, None]
         out = out + torch.where(inside, shifted, 0.0) * weight[:, width - 1 - back]
+    if branches is not None:
+        there = (branches.sources >= 0)[..., None]
+        before = torch.where(there, wide[branches.sources.clamp(min=0)], 0.0)
+        out = out.index_add(0, branches.heads, (before.flip(0) * weight.T[:-1, None]).sum(0))
     return activated(module, out).to(channels.dtype)
 
 
@@ -220,6 +242,14 @@ def _prepared(given: Delta) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, t
     return query * query.shape[-1] ** -0.5, key, given.value, given.beta, given.decay
 
 
+def _by_torch(
+    fields: Sequence[torch.Tensor], call: Call, before: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The torch form as a kernel of `delta_branches`."""
+    out, last = gated_delta(Delta(*fields), call.on_host.diff().tolist(), before)
+    return out, last if call.keeps else None
+
+
 def _of_length_one(values: torch.Tensor) -> torch.Tensor:
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
     return wide * (wide.square().sum(-1, keepdim=True) + _NORM_EPS).rsqrt()
@@ -279,17 +309,11 @@ def kernel_missing() -> Missing | None:
     return delta_kernel.kernel_missing(hopper=torch.cuda.get_device_capability()[0] == 9)
 
 
-def _kernel() -> Kernel:
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # an optional package
-
-    return chunk_gated_delta_rule  # type: ignore[no-any-return]
-
-
 def _by_kernel(given: Sequence[torch.Tensor], offsets: torch.Tensor) -> torch.Tensor:
     """`[1, T, H, V]` of Delta's five, each with a first dimension of 1."""
     query, key, value, decay, beta = given
     options = {"use_qk_l2norm_in_kernel": True, "cu_seqlens": offsets}
-    return _kernel()(query, key, value, g=decay, beta=beta, **options)[0]
+    return delta_kernel.chunk_rule()(query, key, value, g=decay, beta=beta, **options)[0]
 
 
 # One operation whatever the row, so that compiled layers have one graph. Its backward computes the forward

@@ -5,6 +5,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pipelinerl.modeling.capped_attention import capped
+from pipelinerl.modeling.delta_net import convolution_width
 from pipelinerl.modeling.logprobs import TokenScores, token_scores
 from pipelinerl.modeling.model import hidden_states, logit_cap, logit_scale, output_head, sliding_window
 from pipelinerl.modeling.segments import Segments
@@ -18,6 +19,8 @@ class Policy(nn.Module):
         self.model, self.value_head = model, value_head
         self.window = sliding_window(model)
         """Of its layers that have one, for the segments of rows."""
+        self.kernel = convolution_width(model)
+        """Tokens that the convolutions of its layers with a state look at, for the same."""
 
     def forward(
         self,

@@ -35,11 +35,17 @@ class Row:
         ids, positions = (one.astype(np.int64)[None] for one in (input_ids, position_ids))
         return cls(ids, positions, boundaries, prefixes)
 
-    def segments(self, device: torch.device | str, window: int | None = None) -> Segments:
-        """Which token attends to which; `window` is that of the model's layers that have one."""
+    def segments(
+        self, device: torch.device | str, window: int | None = None, kernel: int | None = None
+    ) -> Segments:
+        """Which token attends to which, and goes on from which.
+
+        window: of the model's layers that have one; kernel: tokens that the convolutions of its layers with a
+        state look at.
+        """
         if self.prefixes is None:
             return Segments.from_offsets(self.boundaries, device)
-        return Segments.from_prefixes(self.prefixes, device, window)
+        return Segments.from_prefixes(self.prefixes, device, window, kernel)
 
     def computed(self, at: np.ndarray) -> np.ndarray:
         """Where the tokens at int64 `[N]` of the R lie among the U."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pipelinerl.modeling.branches import Branches
 from pipelinerl.modeling.prefixes import Prefixes
 from pipelinerl.modeling.seq_parallel import RowGroup
 from pipelinerl.modeling.tensors import to_device
@@ -75,6 +76,7 @@ class Segments:
     keys and levels: None where a segment attends to itself only; else a segment is the end of its sequence,
     and what comes before lies in other segments.
     near: the same for layers with a sliding window, None for a model without them.
+    branches: the same for layers with a state, None for a model without them.
     ranks: those that share the row, of which each computes a slice; None: this one computes all of it.
     """
 
@@ -85,6 +87,7 @@ class Segments:
     levels: Levels | None = None
     near: Near | None = None
     ranks: RowGroup | None = None
+    branches: Branches | None = None
 
     def keys_within(self, window: int | None) -> SharedKeys | None:
         """What a layer with this window, or none, has to gather; None where segments attend to themselves."""
@@ -105,11 +108,16 @@ class Segments:
 
     @classmethod
     def from_prefixes(
-        cls, prefixes: Prefixes, device: torch.device | str = "cpu", window: int | None = None
+        cls,
+        prefixes: Prefixes,
+        device: torch.device | str = "cpu",
+        window: int | None = None,
+        kernel: int | None = None,
     ) -> "Segments":
         """Build for the samples of a row; one that adds nothing to it is no segment.
 
-        window: of the model's layers with a sliding window, which it leaves fewer keys.
+        window: of the model's layers with a sliding window, which it leaves fewer keys. kernel: tokens that
+        the convolutions of its layers with a state look at.
         """
         lengths, new = np.diff(prefixes.boundaries), prefixes.new
         adds = new > 0
@@ -124,7 +132,8 @@ class Segments:
                 _no_levels(device) if cut else levels,
             )
         row = np.concatenate([[0], np.cumsum(new[adds])])
-        return cls(*_spans(row, device), shared, levels, near)
+        branches = None if kernel is None else Branches.of(prefixes, kernel, device)
+        return cls(*_spans(row, device), shared, levels, near, branches=branches)
 
 
 def _shared_keys(prefixes: Prefixes, counts: np.ndarray, device: torch.device | str) -> SharedKeys:

@@ -156,7 +156,7 @@ def _less_or_more(cfg: Config) -> Iterator[str]:
 
 def _for_the_trainer(cfg: Config) -> Iterator[str]:
     tune, engines = cfg.finetune, cfg.jobs_of("actor_llm")
-    if not tune.shares_prefixes and not cfg.derived.with_states:
+    if not tune.shares_prefixes:
         yield "finetune.share_prefixes=true" if tune.seq_packing else "finetune.seq_packing=true"
     if not cfg.trainer_on_gpu:
         if cfg.hardware.threads_per_process == 1 and _cores() >= SPARE_CORES:

@@ -35,7 +35,7 @@ class ReferenceScorer:
         torch.set_num_threads(threads)
         model = load_model(model_path, device, trust_remote_code, flash_attention=flash_attention)
         self._policy = Policy(model.eval().requires_grad_(False))
-        self._window = self._policy.window
+        self._window, self._kernel = self._policy.window, self._policy.kernel
         self._temperature, self._seq_length, self._device = temperature, seq_length, device
         self._share = share_prefixes
         if bfloat16:
@@ -64,7 +64,7 @@ class ReferenceScorer:
         scores, _ = self._policy(
             to_device(row.input_ids, self._device),
             to_device(row.position_ids, self._device),
-            row.segments(self._device, self._window),
+            row.segments(self._device, self._window, self._kernel),
             to_device(row.computed(at - 1), self._device),
             to_device(labels[at].astype(np.int64), self._device),
             self._temperature,

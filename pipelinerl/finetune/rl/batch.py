@@ -143,29 +143,36 @@ SENTINEL_TOKENS = 8
 
 
 def sentinel_batch(
-    step: int, step_texts: int, share: bool = False, tokens: int = SENTINEL_TOKENS
+    step: int,
+    step_texts: int,
+    share: bool = False,
+    tokens: int = SENTINEL_TOKENS,
+    shared: Sequence[int] = (0,),
 ) -> PipelineBatchEncoding:
-    """A micro-batch of one text without labels, for a rank that has no sample in this step."""
-    zeros = np.zeros((1, tokens), np.float32)
-    ids = np.zeros((1, tokens), np.int32)
+    """A micro-batch of one text without labels, for a rank that has no sample in this step.
+
+    With `share`, `shared` may ask for several of so many tokens each: what each has in common with the last.
+    """
+    zeros = np.zeros((1, len(shared) * tokens), np.float32)
+    ids = zeros.astype(np.int32)
     values: dict[str, Any] = dict.fromkeys(TOKEN_COLUMNS, zeros)
     return PipelineBatchEncoding(
         **values
         | {
             "input_ids": ids,
             "labels": np.full_like(ids, MASKED_TOKEN_ID),
-            "position_ids": np.arange(tokens, dtype=np.int32)[None],
+            "position_ids": np.tile(np.arange(tokens, dtype=np.int32), len(shared))[None],
             "segment_ids": ids,
             "token_versions": np.full_like(ids, UNSAMPLED),
             "group_tokens": zeros + 1,
             "num_labels": zeros + 1,
         },
-        seq_boundaries=np.array([0, tokens], np.int32),
+        seq_boundaries=np.arange(0, ids.size + 1, tokens, dtype=np.int32),
         text_ids=[],
         step=step,
         step_texts=step_texts,
         sentinel=True,
-        shared=np.zeros(1, np.int32) if share else None,
+        shared=np.array(shared, np.int32) if share else None,
     )
 
 

@@ -6,13 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from pipelinerl.config.finetune import COMPILE_WORTH_S
+from pipelinerl.config.finetune import COMPILE_WORTH_S, RLConfig
 from pipelinerl.finetune import compile_later
 from pipelinerl.finetune.compile_later import LaterCompilation, makes_kernels, warm_up
 from pipelinerl.finetune.rl.batch import encode
 from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.activations import decoder_layers
+from pipelinerl.modeling.branches import SHORTEST
+from pipelinerl.modeling.model import prepare_model
 from tests.support.builders import ready
+from tests.support.policy import VOCAB, learner
+from tests.support.tiny_model import hybrid_lm
 from tests.support.training import saved, train, trainer
 
 BATCH = encode([ready(index, 1.0) for index in range(6)], 0, 6)
@@ -139,6 +143,11 @@ def test_kernels_are_made_by_a_full_row_that_changes_nothing(
     assert lengths == [one.cfg.finetune.seq_length]
     assert all(torch.equal(before[name], tensor) for name, tensor in one.learner.model.state_dict().items())
     assert all(p.grad is None for p in one.learner.model.parameters())
+    with_states = learner(RLConfig(), prepare_model(hybrid_lm("qwen3_5", VOCAB)))
+    warm_up(with_states, one.cfg)
+    assert lengths == 2 * [one.cfg.finetune.seq_length] + [9 * SHORTEST], "and one with branches"
+    assert all(p.grad is None for p in with_states.model.parameters())
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
     def lacking(self: Learner, batch: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")

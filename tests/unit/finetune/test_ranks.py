@@ -131,7 +131,7 @@ def is_8bit(state: torch.Tensor) -> bool:
 SHARDED: dict[str, Any] = {"use_fsdp": True}
 SHARDED_GRADIENTS: dict[str, Any] = {"use_deepspeed": True, "deepspeed_config": "deepspeed_stage2_bf16"}
 ON_HOST: dict[str, Any] = {"fsdp": {"cpu_offload": True}}
-STATES: dict[str, Any] = {"states": True, "share_prefixes": False}
+STATES: dict[str, Any] = {"states": True}
 ONLY_SHARDED = {*SHARDED, *SHARDED_GRADIENTS, *ON_HOST, "ends", "whole_on_host", "seq_parallel"}
 CASES: dict[str, dict[str, Any]] = {
     "replicated": {},
@@ -144,6 +144,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sharded, the engines' copy in host memory": SHARDED | {"whole_on_host": True},
     "states in host memory and resumed": ON_HOST | {"ends": [2, 4]},
     "sharded and resumed, with states and a part that sees": SHARDED | {**STATES, "ends": [2, 4]},
+    "sharded, with states and shared prefixes": SHARDED | {**STATES, "begin": [1, 2, 3, 4, 5]},
     "sharded and resumed adapters beside a part that sees": SHARDED
     | {**STATES, "lora": {"enabled": True, "r": 4}, "ends": [2, 4]},
     "a row over both ranks, resumed": {"seq_parallel": 2, "ends": [2, 4]},

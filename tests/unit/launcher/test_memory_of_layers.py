@@ -73,3 +73,13 @@ def test_linear_layers_keep_their_projections_and_four_norms_more_than_two() -> 
     assert needed_bytes(windows, False, False, 1000, 0.0) - needed_bytes(
         fewer, False, False, 1000, 0.0
     ) == pytest.approx(34 * 1000 * 16 * 2560)
+
+
+def test_branches_of_shared_prefixes_take_a_copy_of_one_layers_arguments_and_their_states() -> None:
+    hybrid, dense = shape("Qwen3.5-4B"), shape("4B")
+    alone, shared = (needed_bytes(hybrid, True, True, 1024, 0.0, shares) for shares in (False, True))
+    # Queries, keys and values, the result, and gradients of all in bfloat16; of each 256 tokens a state of 32
+    # heads and its gradient in float32.
+    arguments = 2 * 2 * (2 * 2048 + 4096 + 4096)
+    assert shared - alone == 1024 * arguments + 4 * 2 * 4 * 32 * 128 * 128
+    assert needed_bytes(dense, True, True, 1024, 0.0, True) == needed_bytes(dense, True, True, 1024, 0.0)

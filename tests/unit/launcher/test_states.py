@@ -44,23 +44,11 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return installed
 
 
-def test_rows_share_no_prefixes_and_the_table_says_so(name: str, placed: Placed) -> None:
-    cfg, said = placed()
-    assert not cfg.finetune.shares_prefixes and cfg.derived.with_states
-    assert "shared prefixes │ none │ layers of the model have a state" in said
-
-
-def test_shared_prefixes_that_were_asked_for_are_refused(name: str, refused: Callable[..., str]) -> None:
-    assert "finetune.share_prefixes=true: layers of the model have a state" in refused(
-        "finetune.share_prefixes=true"
-    )
-
-
-def test_a_model_of_attention_alone_goes_on_sharing(model: Path, placed: Placed) -> None:
-    (model / "config.json").write_text(json.dumps(HUB["Qwen/Qwen3-8B"]))
-    cfg, said = placed()
-    assert cfg.finetune.shares_prefixes and not cfg.derived.with_states
-    assert "shared prefixes" not in said
+def test_rows_share_prefixes_unless_they_are_told_not_to(name: str, placed: Placed) -> None:
+    for words, shares in (((), True), (("finetune.share_prefixes=false",), False)):
+        cfg, said = placed(*words)
+        assert cfg.finetune.shares_prefixes is shares
+        assert "shared prefixes" not in said
 
 
 def test_layers_are_compiled_where_their_kernel_is_installed(

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import PreTrainedModel
 
-from pipelinerl.modeling import delta_net
+from pipelinerl.modeling import delta_kernel, delta_net
 from pipelinerl.modeling.delta_net import CHUNK, Delta, delta_nets, gated_delta, gated_delta_step
 from pipelinerl.modeling.model import hidden_states, prepare_model
-from pipelinerl.modeling.prefixes import Prefixes
-from pipelinerl.modeling.row import Row
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.modeling.upcast import Float32Activations
 from tests.support.tiny_model import HYBRIDS, hybrid_lm
@@ -141,15 +139,6 @@ def test_recomputed_layers_give_the_same_gradients(mode: Any) -> None:
         torch.testing.assert_close(found[1][name], gradient)
 
 
-def test_shared_prefixes_are_refused_where_layers_have_a_state() -> None:
-    model = prepare_model(hybrid_lm("qwen3_5", VOCABULARY))
-    prefixes = Prefixes(np.array([0, 5, 10]), np.array([0, 3]))
-    row = Row.of(np.arange(10), np.tile(np.arange(5), 2), np.array([0, 5, 10]), prefixes)
-    ids, positions = torch.from_numpy(row.input_ids), torch.from_numpy(row.position_ids)
-    with pytest.raises(ValueError, match=r"^Qwen3_5GatedDeltaNet has a state, .*share no prefixes"):
-        hidden_states(model, ids, positions, row.segments("cpu"))
-
-
 def token_by_token(given_one: Delta) -> tuple[torch.Tensor, torch.Tensor]:
     """The recurrence of the paper in float64."""
     query, key, value, decay, beta = (one.double() for one in given_one)
@@ -246,7 +235,7 @@ def stand_in(query: Any, key: Any, value: Any, g: Any, beta: Any, cu_seqlens: An
 def test_the_operation_around_the_kernel_hands_on_values_and_gradients(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_net, "_kernel", lambda: stand_in)
+    monkeypatch.setattr(delta_kernel, "chunk_rule", lambda: stand_in)
 
     def run(*fields: torch.Tensor) -> torch.Tensor:
         return delta_net._attend(*(2 * one[None] for one in fields), offsets)[0]
@@ -263,7 +252,7 @@ def test_the_operation_around_the_kernel_hands_on_values_and_gradients(
 
 
 def test_compiled_layers_with_the_kernel_have_one_graph_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_net, "_kernel", lambda: stand_in)
+    monkeypatch.setattr(delta_kernel, "chunk_rule", lambda: stand_in)
     monkeypatch.setattr(delta_net, "_on_card", lambda values: True)
     monkeypatch.setattr(delta_net, "kernel_missing", lambda: None)
     model = prepare_model(hybrid_lm("qwen3_5", VOCABULARY))
