@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +32,13 @@ pytestmark = [
 
 def hybrid_model() -> PreTrainedModel:
     """Qwen3.5 with heads that the kernels of a GPU take, attending in one of four layers."""
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
-    heads = {"head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+    sizes: dict[str, Any] = {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    heads: dict[str, Any] = {"head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
     return hybrid_lm("qwen3_5", VOCAB, max_position_embeddings=1024, **sizes, **heads)
 
 
