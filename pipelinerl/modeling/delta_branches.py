@@ -111,6 +111,11 @@ def _launched(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The same with a first dimension of 1, as the package has it."""
     query, key, value, decay, beta = fields
+    # Every call has first and last states, needed or not: the kernel is compiled and tuned, which takes most
+    # of a minute, once for each choice of those that are there.
+    if before is None:
+        shape = len(call.offsets) - 1, value.shape[2], key.shape[3], value.shape[3]
+        before = torch.zeros(shape, dtype=torch.float32, device=value.device)
     options: dict[str, Any] = {"cu_seqlens_cpu": call.on_host} if _takes_host_offsets() else {}
     out, last = delta_kernel.chunk_rule()(
         query,
@@ -119,7 +124,7 @@ def _launched(
         g=decay,
         beta=beta,
         initial_state=before,
-        output_final_state=call.keeps,
+        output_final_state=True,
         use_qk_l2norm_in_kernel=True,
         cu_seqlens=call.offsets,
         **options,

@@ -6,6 +6,7 @@ scheduled meanwhile: groups are padded to as many as there are requests, empty o
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -85,3 +86,19 @@ def prompt_groups(
         own=(seq_lens.long() - skipped * block_size).int(),
         saved=kept.float() / seq_lens.sum().clamp(min=1),
     )
+
+
+def groups_of(metadata: Any, cache: torch.Tensor) -> PromptGroups | None:
+    """Groups of the step with vLLM's `metadata`, found once for all its layers, each with such a `cache`
+    ([blocks, H_kv, size, 2 D]); None where each request reads by itself.
+
+    vLLM measures its memory with no metadata and an empty cache.
+    """
+    if not getattr(metadata, "grouped", False):
+        return None
+    if metadata.groups is None:
+        blocks, _, size, _ = cache.shape
+        width = min(-(-metadata.max_seq_len // size), metadata.block_table.shape[1])
+        metadata.groups = prompt_groups(metadata.block_table[:, :width], metadata.seq_lens, size, blocks)
+    found: PromptGroups = metadata.groups
+    return found

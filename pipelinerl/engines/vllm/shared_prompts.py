@@ -29,7 +29,7 @@ from vllm.v1.attention.backends.flash_attn import (
 from vllm.v1.attention.ops.merge_attn_states import merge_attn_states
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
-from pipelinerl.engines.vllm.prompt_groups import PromptGroups, prompt_groups
+from pipelinerl.engines.vllm.prompt_groups import groups_of
 
 # vLLM writes out only what its own loggers say.
 log = logging.getLogger(f"vllm.{__name__}")
@@ -73,18 +73,6 @@ class SharedPromptBuilder(FlashAttentionMetadataBuilder):
         return plain and requests >= FEWEST_REQUESTS and self.dcp_world_size == 1
 
 
-def groups_of(metadata: Any, block_size: int, cache_blocks: int) -> PromptGroups | None:
-    """A step's groups, found once for all layers; None where each request reads by itself."""
-    if not getattr(metadata, "grouped", False):
-        return None
-    if metadata.groups is None:
-        width = min(-(-metadata.max_seq_len // block_size), metadata.block_table.shape[1])
-        table = metadata.block_table[:, :width]
-        metadata.groups = prompt_groups(table, metadata.seq_lens, block_size, cache_blocks)
-    found: PromptGroups = metadata.groups
-    return found
-
-
 class SharedPromptImpl(FlashAttentionImpl):
     """One layer."""
 
@@ -111,8 +99,7 @@ class SharedPromptImpl(FlashAttentionImpl):
     ) -> torch.Tensor:
         """As FlashAttentionImpl: query [T, H, D], cache [blocks, H_kv, size, 2 D], into output [T, H, D]."""
         share = output_scale is None and self._may_share()
-        # A cache is [blocks, H_kv, size, 2 D].
-        groups = groups_of(attn_metadata, kv_cache.shape[2], kv_cache.shape[0]) if share else None
+        groups = groups_of(attn_metadata, kv_cache) if share else None
         if groups is None:
             scales = output_scale, output_block_scale
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *scales)

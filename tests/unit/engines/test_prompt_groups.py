@@ -1,5 +1,7 @@
 """Requests that share blocks of the cache are read as groups; attention over both parts is that of all."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -129,3 +131,21 @@ def test_two_parts_merged_are_the_attention_of_each_request(seed: int) -> None:
         weight = 1 / (1 + np.exp(two_lse - one_lse))
         merged = weight[:, None] * one + (1 - weight)[:, None] * two
         np.testing.assert_allclose(merged, expected, atol=1e-5)
+
+
+def test_the_layers_of_a_step_find_its_groups_once() -> None:
+    assert module.groups_of(None, torch.empty(0)) is None, "vLLM measures its memory so"
+    rows, lengths = [[1, 2, 3, 7], [1, 2, 3, 8]], [3 * BLOCK + 1, 3 * BLOCK + 2]
+    step = SimpleNamespace(
+        grouped=False,
+        groups=None,
+        max_seq_len=max(lengths),
+        block_table=table(rows),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+    )
+    cache = torch.empty(CACHE, 2, BLOCK, 8)
+    assert module.groups_of(step, cache) is None
+    step.grouped = True
+    found = module.groups_of(step, cache)
+    assert found is not None and module.groups_of(step, cache) is found
+    assert members(found) == {frozenset({0, 1}): 12} and found.own_blocks.shape == (2, 4)
