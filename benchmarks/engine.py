@@ -50,7 +50,7 @@ from pipelinerl.engines.client import Generation, SamplingParams
 from pipelinerl.engines.cpu.model import PackedModel
 from pipelinerl.engines.cpu.settings import EngineSettings
 from pipelinerl.engines.fleet import Fleet
-from pipelinerl.engines.openai.protocol import FileUpdateInfo
+from pipelinerl.engines.received import FileUpdateInfo
 from pipelinerl.engines.serving.module_weights import ModuleWeights
 from pipelinerl.engines.vllm.installed import has_command
 from pipelinerl.engines.vllm.options import serve_words

@@ -34,7 +34,8 @@ from benchmarks._figures import ROOT, Figure, at_least, command_line, report
 from benchmarks.gpu.runs import launcher
 from pipelinerl.engines.cpu.backend import CpuBackend
 from pipelinerl.engines.cpu.settings import EngineSettings
-from pipelinerl.engines.openai.protocol import FileUpdateInfo, SamplingFields
+from pipelinerl.engines.openai.protocol import SamplingFields
+from pipelinerl.engines.received import FileUpdateInfo
 from pipelinerl.engines.serving.sequence import Request, Result
 from pipelinerl.engines.serving.server import EngineServer, listening
 from pipelinerl.engines.serving.thread import Engine

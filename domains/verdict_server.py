@@ -95,6 +95,6 @@ async def ask(
         assert isinstance(found["answer_status"], str)
     except (ValueError, TypeError, KeyError, AssertionError):
         raise ValueError(
-            f"verifier {host}:{port}: {' '.join(text.split())[:100]!r} holds no answer_status"
+            f"verifier {host}:{port}: {' '.join(text.split())[:100]!r} is no answer status"
         ) from None
     return found  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipelinerl.base.errors import CommandParser, drop_stdout, first_line, printable, show_what_it_can
+from pipelinerl.base.errors import CommandParser, first_line, leave, printable, show_what_it_can
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path, read_shown
@@ -71,17 +71,11 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     try:
         report_run(args.output_dir)
-        sys.stdout.flush()
     except (ConfigError, DamagedLine, StreamError) as error:
         print(printable(f"report: {error}"), file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # `| head`: the report is written
-        drop_stdout()
-    except OSError as error:  # a full disk, a folder that may not be written or read
-        print(printable(f"report: {error}; put it right, then report again"), file=sys.stderr)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("report", main)

@@ -3,26 +3,38 @@
 The launcher's plan writes `EngineReads` into the run's tree; the report and `benchmarks.gpu` ask it.
 """
 
+from typing import NamedTuple
+
 from pydantic import Field
 
 from pipelinerl.config.base import Section
 
-BANDWIDTHS = {
-    "B200": 8.0e12,
-    "H200": 4.8e12,
-    "H100": 3.35e12,
-    "A100": 2.0e12,
-    "L40S": 0.864e12,
-    "L40": 0.864e12,
-    "L4": 0.3e12,
-    "A10": 0.6e12,
+
+class Speed(NamedTuple):
+    """What a card does in a second."""
+
+    flops: float
+    """bfloat16 operations without sparsity."""
+    bandwidth: float
+    """Bytes of its memory."""
+
+
+SPEEDS = {
+    "B200": Speed(2250e12, 8.0e12),
+    "H200": Speed(990e12, 4.8e12),
+    "H100": Speed(990e12, 3.35e12),
+    "A100": Speed(312e12, 2.0e12),
+    "L40S": Speed(362e12, 0.864e12),
+    "L40": Speed(181e12, 0.864e12),
+    "L4": Speed(121e12, 0.3e12),
+    "A10": Speed(125e12, 0.6e12),
 }
-"""Bytes a second of a card's memory by part of its name, longer names first: NVIDIA's data sheets (SXM)."""
+"""By part of a card's name, longer names first: NVIDIA's data sheets (SXM)."""
 
 
-def nominal_bandwidth(card: str) -> float | None:
-    """Bytes a second of the memory of a card with this name, by the data sheet; None for other cards."""
-    return next((speed for kind, speed in BANDWIDTHS.items() if kind in card.upper()), None)
+def nominal_speed(card: str) -> Speed | None:
+    """Of a card with this name, by the data sheet; None for other cards."""
+    return next((speed for kind, speed in SPEEDS.items() if kind in card.upper()), None)
 
 
 class EngineReads(Section):

@@ -21,7 +21,7 @@ from pipelinerl.config.choice import Choice
 from pipelinerl.config.detect import visible_devices
 from pipelinerl.config.hydra_files import file_order, files, in_one_line, in_subfolder
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_bundled
-from pipelinerl.config.keys import apply, brought_keys, leaves
+from pipelinerl.config.keys import apply, brought_keys, check_interpolations, leaves
 from pipelinerl.config.legacy import not_yaml, settle, whole_tree
 from pipelinerl.config.origins import Layer, file_name, layer, origin
 from pipelinerl.config.tree import Config
@@ -96,7 +96,7 @@ def compose(
         )
     apply(tree, values, brought)
     _check_sections(tree)
-    _check_interpolations(tree)  # before anything below reads a value
+    check_interpolations(tree)  # before anything below reads a value
     with open_dict(tree):
         tree.domain_name = tree.get("domain_name") or domain
         tree.domain_keys = brought
@@ -385,21 +385,3 @@ def _check_sections(tree: DictConfig) -> None:
     null = [n for n in sections if not OmegaConf.is_interpolation(tree, n) and tree[n] is None]
     if null:
         raise ConfigError([f"{n}=null: a section of keys; leave it out, or set {n}.KEY=VALUE" for n in null])
-
-
-def _check_interpolations(tree: DictConfig) -> None:
-    """Raises ConfigError for a key whose `${...}` leads nowhere."""
-    referring = [key for key, value in leaves(tree).items() if "${" in str(value)]
-    key = ""
-    try:
-        # Deep keys refer to shallow ones (`finetune.config_name` to `model_path`), which are what was set.
-        for key in sorted(referring, key=lambda key: key.count(".")):
-            OmegaConf.select(tree, key)
-        key = ""
-        OmegaConf.to_container(tree, resolve=True)  # elements of lists too
-    except OmegaConfBaseException as error:
-        where = key or error.full_key
-        said = first_line(error)
-        if "HydraConfig was not set" in said:
-            said = "${hydra:...} is known to hydra's own launcher only; write the value, or ${output_dir}"
-        raise ConfigError(f"{where}: {said}" if where else said) from None

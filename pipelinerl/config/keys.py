@@ -157,3 +157,21 @@ def _named_elsewhere(tree: DictConfig, parts: list[str]) -> str | None:
     alike = (full for full in inside if full.rpartition(".")[2] == parts[-1])
     renamed = (ours for ours, names in NAMES_ELSEWHERE.items() if parts[-1] in names.split())
     return next(alike, None) or next(renamed, None)
+
+
+def check_interpolations(tree: DictConfig) -> None:
+    """Raises ConfigError for a key whose `${...}` leads nowhere."""
+    referring = [key for key, value in leaves(tree).items() if "${" in str(value)]
+    key = ""
+    try:
+        # Deep keys refer to shallow ones (`finetune.config_name` to `model_path`), which are what was set.
+        for key in sorted(referring, key=lambda key: key.count(".")):
+            OmegaConf.select(tree, key)
+        key = ""
+        OmegaConf.to_container(tree, resolve=True)  # elements of lists too
+    except OmegaConfBaseException as error:
+        where = key or error.full_key
+        said = first_line(error)
+        if "HydraConfig was not set" in said:
+            said = "${hydra:...} is known to hydra's own launcher only; write the value, or ${output_dir}"
+        raise ConfigError(f"{where}: {said}" if where else said) from None

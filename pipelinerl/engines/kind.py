@@ -16,6 +16,7 @@ from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import ENGINE_KINDS, Variant
+from pipelinerl.engines.received import DEFAULT, RECEIVED
 
 Tensor = TypeVar("Tensor")
 Why = Callable[..., str]
@@ -50,7 +51,7 @@ class EngineKind(Variant):
     """The key with which its own options bound a context."""
     requests_key: str | None = None
     """A key of its own options that bounds requests under way; None = `engine.max_num_seqs` alone does."""
-    transports: Sequence[str] = ("file",)
+    transports: Sequence[str] = tuple(RECEIVED)
     """Values of `weights.transport` that it can receive from."""
     other_transport: str = "this engine reads files; set file"
     """What is said of any other transport."""
@@ -150,6 +151,8 @@ def served_command(module: str, start: EngineStart, **more: object) -> list[str]
         "max_waiting": engine.max_waiting,
         **more,
     }
+    if (transport := start.cfg.weights.transport) != DEFAULT:
+        options["weight_transport"] = transport
     argv = [sys.executable, "-m", module]
     for name, value in options.items():
         argv += [f"--{name.replace('_', '-')}", str(value)]

@@ -168,8 +168,6 @@ class Learner:
             return None, None
         self.routers.settle()
         measured = self.routers.measured()
-        if measured is None:  # of compiled layers
-            return None, None
         if not self.rl.router_aux_loss_coef:
             return None, torch.cat([measured, measured.new_full((1,), np.nan)])
         # A mean over tokens; micro-batches of a step count by their texts.

@@ -8,18 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipelinerl.base.errors import ConfigError
-from pipelinerl.config.card_limit import BANDWIDTHS
+from pipelinerl.config.card_limit import SPEEDS, Speed, nominal_speed
 from pipelinerl.config.detect import nvidia_smi
 
 GIB = 2**30
 _MIB = 2**20
-_FLOPS = {"B200": 2250e12, "H200": 990e12, "H100": 990e12, "A100": 312e12} | {
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-    "A10": 125e12,
-}
-"""bfloat16 FLOP/s without sparsity by part of a card's name, from the vendor's data sheets."""
 _HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 _USABLE_MIB = {24: 23028, 40: 40960, 48: 46068, 80: 81559, 96: 97871, 141: 143771, 180: 183359}
 """What the driver reports of cards that are sold with so many GB."""
@@ -36,13 +29,12 @@ class Card:
     """As the driver says it; empty where it is not known."""
 
     @property
-    def speed(self) -> tuple[float, float]:
-        """bfloat16 FLOP/s and bytes per second of its memory; those of an H100 where the name is not known.
+    def speed(self) -> Speed:
+        """That of an H100 where the name is not known.
 
-        Only their ratio matters, to divide cards between engines and trainer.
+        Only the ratio of its values matters, to divide cards between engines and trainer.
         """
-        kind = next((kind for kind in _FLOPS if kind in self.name.upper()), "H100")
-        return _FLOPS[kind], BANDWIDTHS[kind]
+        return nominal_speed(self.name) or SPEEDS["H100"]
 
     @property
     def hopper(self) -> bool:

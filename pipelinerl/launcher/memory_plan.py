@@ -372,12 +372,12 @@ class _Planner:
 
     def _sampling(self, engine: EnginePlan) -> float:
         """Seconds of one engine for a sampled token."""
-        bandwidth = self._card.speed[1] / self._cfg.engine.per_card
+        bandwidth = self._card.speed.bandwidth / self._cfg.engine.per_card
         return seconds_per_token(self._shape, self._work(engine.cards), engine.requests, bandwidth)
 
     def _training(self, ranks: int) -> float:
         """Sampled tokens a second of the trainer, if prompts are as long as answers and groups share them."""
-        flops, _ = self._card.speed
+        flops = self._card.speed.flops
         computed = 1 + 1 / self._cfg.attempts if self._cfg.finetune.shares_prefixes else 2.0
         mfu = MFU_OF_EXPERTS if self._shape.experts else MFU
         return ranks * mfu * flops / (computed * 6 * self._shape.active_parameters)

@@ -70,8 +70,7 @@ class LayerChoice:
         chosen, routes, known = own, self.routes, self.known
         if routes is not None and known is not None:
             chosen = torch.where(known, routes.to(own.dtype), own)
-        # A compiled layer may change nothing outside of it.
-        if self.notes and not torch.compiler.is_compiling():
+        if self.notes:
             self.chosen = chosen.to(torch.int16)
             self.scores = scores if self.keeps_scores else None
             if chosen is not own:
@@ -285,13 +284,8 @@ class Routers:
         return torch.stack(out)
 
     @torch.no_grad()
-    def measured(self) -> torch.Tensor | None:
-        """Of the last forward, float32 on the device: tokens, replayed ones, differing choices, and loads.
-
-        None where compiled layers have noted nothing.
-        """
-        if any(one.chosen is None for one in self.choices):
-            return None
+    def measured(self) -> torch.Tensor:
+        """Of the last forward, float32 on the device: tokens, replayed ones, differing choices, and loads."""
         first = self.choices[0].chosen
         assert first is not None
         differing = torch.zeros((), device=first.device)

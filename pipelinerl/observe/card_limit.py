@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelinerl.config.card_limit import EngineReads, nominal_bandwidth
+from pipelinerl.config.card_limit import EngineReads, nominal_speed
 from pipelinerl.config.files import config_path, read_shown
 from pipelinerl.observe.history import series
 
@@ -63,8 +63,8 @@ def card_limit(
         return None
     reads = EngineReads.model_validate(dict(found))
     copied = _typical(finetune, "throughput/copy_bytes_per_sec") if reads.trainer_alike else None
-    bandwidth = copied or nominal_bandwidth(reads.card)
-    if bandwidth is None:
+    speed = nominal_speed(reads.card)
+    if not (bandwidth := copied or (speed and speed.bandwidth)):
         return None
     limit = engines * reads.tokens_per_second(requests, context, bandwidth)
     return CardLimit(rate, limit, context, requests, bandwidth, copied is not None)

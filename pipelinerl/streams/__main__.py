@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from omegaconf import OmegaConf
 
-from pipelinerl.base.errors import CommandParser, drop_stdout, printable
+from pipelinerl.base.errors import CommandParser, leave, printable
 from pipelinerl.config.files import config_path, read_tree
 from pipelinerl.config.machine import StreamsConfig
 from pipelinerl.streams import (
@@ -120,12 +120,10 @@ def main(argv: list[str] | None = None) -> int:
     except (StreamError, FileNotFoundError, ValueError) as error:
         print(printable(f"streams: {error}"), file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader of our output has enough
-        drop_stdout()
     except KeyboardInterrupt:
         return 130
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("streams", main)

@@ -103,26 +103,9 @@ class NoFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InitFields(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of `POST /init_weight_transfer_engine`; the file transport has nothing to agree on."""
+    """Body of `POST /init_weight_transfer_engine`; nothing is agreed on beforehand."""
 
     init_info: NoFields
-
-
-class FileUpdateInfo(msgspec.Struct, forbid_unknown_fields=True):
-    """Where the weights of one version lie and how to recognise them."""
-
-    path: str
-    version: str
-    bytes: int
-    checksum: str
-    adapter_scale: float | None = None
-    """The file has adapters alone, whose products are multiplied by this."""
-
-
-class UpdateFields(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of `POST /update_weights`."""
-
-    update_info: FileUpdateInfo
 
 
 class FinishFields(msgspec.Struct, forbid_unknown_fields=True):

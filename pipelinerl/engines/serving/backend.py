@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelinerl.engines.openai.protocol import FileUpdateInfo
+from pipelinerl.engines.received import DEFAULT, RECEIVED, Announced
 from pipelinerl.engines.serving.sequence import NO_SLOT, Sequence
 from pipelinerl.engines.wire import PermanentUpdateError
 
@@ -31,7 +31,7 @@ class UnsupportedModel(ValueError):
 
 
 class WeightsRefused(ValueError):
-    """The file is not what was announced; no tensor has changed."""
+    """The version is not what was announced; no tensor has changed."""
 
 
 class WeightsUnfit(WeightsRefused, PermanentUpdateError):
@@ -52,6 +52,8 @@ class ServerSettings:
     """Tokens of a sequence, prompt and output together."""
     max_waiting: int = 1024
     """Sequences that may wait for a place; beyond that requests are answered 503."""
+    weight_transport: str = DEFAULT
+    """How new weights come: a name in `RECEIVED` of `engines/received.py`."""
 
     def positive(self) -> tuple[str, ...]:
         """Names of the values that must be at least 1."""
@@ -68,6 +70,9 @@ class ServerSettings:
                 found.append(f"--{name.replace('_', '-')} {value} is too small; it must be at least 1")
         if self.max_waiting < 0:
             found.append(f"--max-waiting {self.max_waiting} is negative; 0 or more sequences may wait")
+        if self.weight_transport not in RECEIVED:
+            allowed = ", ".join(RECEIVED)
+            found.append(f"--weight-transport {self.weight_transport} is not received; use one of {allowed}")
         return found
 
 
@@ -115,8 +120,8 @@ class Weights(ABC):
     """How an engine takes a version; `module_weights.ModuleWeights` does it for any torch module."""
 
     @abstractmethod
-    def read(self, info: FileUpdateInfo) -> Any:
-        """Read and check the announced file, in a thread beside the steps; what `switch` gets later.
+    def read(self, info: Announced) -> Any:
+        """Read `info.tensors` and check them, in a thread beside the steps; what `switch` gets later.
 
         Raises WeightsRefused, or WeightsUnfit where no other process could take it either.
         """

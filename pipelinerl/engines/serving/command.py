@@ -16,6 +16,7 @@ from typing import Any
 from pipelinerl.base import faults
 from pipelinerl.base.access import CONTROL_TOKEN_VARIABLE, AccessError, check_binding, control_token
 from pipelinerl.base.errors import CommandParser
+from pipelinerl.engines.received import RECEIVED
 from pipelinerl.engines.serving.backend import (
     DEFAULT_MODEL_LEN,
     Backend,
@@ -46,6 +47,7 @@ def parser(prog: str, description: str | None) -> CommandParser:
         type=int,
         help=f"tokens of a prompt and its answer; default: {DEFAULT_MODEL_LEN}, or all the model has",
     )
+    made.add_argument("--weight-transport", help=f"how new weights come: {', '.join(RECEIVED)}")
     for name in ("--max-num-seqs", "--max-waiting"):
         made.add_argument(name, type=int)
     return made

@@ -1,4 +1,4 @@
-"""The weights of a torch module, read from a file into memory of their own and switched to in one copy.
+"""The weights of a torch module, read into memory of their own and switched to in one copy.
 
 For any back end whose weights are a module (`ModuleWeights`); `weight_updates` calls it. A version is all
 weights, or adapters alone: those are added to a copy of the weights that the engine was started with, so that
@@ -6,14 +6,12 @@ sampling costs the same either way.
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from pipelinerl.engines.openai.protocol import FileUpdateInfo
+from pipelinerl.engines.received import Announced
 from pipelinerl.engines.serving.backend import Weights, WeightsRefused, WeightsUnfit
-from pipelinerl.engines.version_file import HostMemory, read_tensors
 from pipelinerl.engines.wire import parameter_checksum
 from pipelinerl.modeling.lora import adapted, adapter_pairs
 
@@ -24,11 +22,11 @@ SAME_MODEL = "engine and trainer have to be given one model (model_path) and one
 class PreparedWeights:
     """One version, checked, in memory of its own and laid out as the model's storages are."""
 
-    info: FileUpdateInfo
+    info: Announced
     storages: dict[int, torch.Tensor]
     """uint8, by the number of the loader's own; those that the version leaves as they are have none."""
     adapters: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What the file had, where that are adapters alone."""
+    """What was read, where that are adapters alone."""
 
 
 class ModuleWeights(Weights):
@@ -50,18 +48,13 @@ class ModuleWeights(Weights):
         self._base: dict[int, torch.Tensor] | None = {}
         self._adapters: dict[str, torch.Tensor] = {}
 
-    def read(self, info: FileUpdateInfo) -> PreparedWeights:
-        """Weights or adapters of the file, checked against size, checksum, names, shapes and dtypes.
+    def read(self, info: Announced) -> PreparedWeights:
+        """Weights or adapters, checked by the announcement and against names, shapes and dtypes.
 
         Raises WeightsRefused with the first mismatch, WeightsUnfit for one of the model's own.
         """
-        path = Path(info.path)
         try:
-            # From the bytes that were checked: the file is not looked at again, so it may not change in
-            # between. Their memory is let go with them: the layout below is what is kept.
-            tensors = read_tensors(path, info.bytes, info.checksum, HostMemory())
-        except OSError as error:
-            raise WeightsRefused(f"{path} cannot be read: {error}") from None
+            tensors = info.tensors()  # let go with this call: the layout below is what is kept
         except ValueError as error:
             raise WeightsRefused(str(error)) from None
         if info.adapter_scale is not None:

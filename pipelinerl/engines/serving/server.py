@@ -27,6 +27,7 @@ from pipelinerl.engines.openai.handlers import (
     token_answer,
 )
 from pipelinerl.engines.openai.protocol import BadRequest, UnknownModel
+from pipelinerl.engines.received import RECEIVED, Announced
 from pipelinerl.engines.serving.backend import Backend, WeightsRefused
 from pipelinerl.engines.serving.openai_routes import OpenAIRoutes
 from pipelinerl.engines.serving.pending import PendingRequests, QueueFull, RequestFailed
@@ -205,7 +206,7 @@ class EngineServer:
         return json_response({"success": True})
 
     async def init_transfer(self, http: web.Request) -> web.Response:
-        """The file transport has nothing to agree on; the answer names the routes that vLLM lacks."""
+        """Nothing is agreed on beforehand; the answer names the routes that vLLM lacks."""
         protocol.parse(await http.read(), protocol.InitFields)
         await self._between_steps(self.engine.weights.init, "init_weight_transfer_engine")
         routes = [PREPARE_ROUTE, CHECK_ROUTE]
@@ -213,7 +214,7 @@ class EngineServer:
 
     async def prepare_weights(self, http: web.Request) -> web.Response:
         """Read and check a version while tokens are sampled, so that its update only has to switch to it."""
-        info = _update_info(await http.read())
+        info = await self._announced(http)
         with self._timed("prepare"):
             await asyncio.to_thread(self.engine.weights.prepare, info)
         return json_response({"message": "Weights prepared"})
@@ -227,11 +228,18 @@ class EngineServer:
 
     async def update_weights(self, http: web.Request) -> web.Response:
         """Answers after the weights are in place, or without any change when the file is not right."""
-        info = _update_info(await http.read())
+        info = await self._announced(http)
         with self._timed("update"):
             # In a thread: reading a file would stop the event loop, and with it health checks and answers.
             await asyncio.to_thread(self.engine.weights.update, info)
         return json_response({"message": "Weights updated"})
+
+    async def _announced(self, http: web.Request) -> Announced:
+        """Which version is on its way, as the engine's transport says it. Raises BadRequest."""
+        body = RECEIVED[self.settings.weight_transport]
+        info: Announced = protocol.parse(await http.read(), body).update_info
+        protocol.check_version(info.version)
+        return info
 
     async def finish_update(self, http: web.Request) -> web.Response:
         """The weight version changes, once every tensor is in place."""
@@ -311,13 +319,6 @@ async def _engine_wait(future: Future[T], name: str, deadline_s: float = COMMAND
 
 def _status_of(error: Exception) -> int | None:
     return next((status for kind, status in STATUS.items() if isinstance(error, kind)), None)
-
-
-def _update_info(body: bytes) -> protocol.FileUpdateInfo:
-    """Which file is announced. Raises BadRequest."""
-    info = protocol.parse(body, protocol.UpdateFields).update_info
-    protocol.check_version(info.version)
-    return info
 
 
 def _weight_version(body: bytes) -> str:

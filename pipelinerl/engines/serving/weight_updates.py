@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipelinerl.base import faults
-from pipelinerl.engines.openai.protocol import FileUpdateInfo
+from pipelinerl.engines.received import Announced
 from pipelinerl.engines.serving.backend import Weights, WeightsUnfit
 from pipelinerl.engines.serving.update_state import OutOfOrder, State, UpdateState
 from pipelinerl.engines.wire import lacks_memory
@@ -41,9 +41,9 @@ class WeightUpdates:
         self._between_steps = between_steps
         self._reading = threading.Lock()
         # What was announced, and what the back end read of it.
-        self._prepared: tuple[FileUpdateInfo, Any] | None = None
+        self._prepared: tuple[Announced, Any] | None = None
 
-    def prepare(self, info: FileUpdateInfo) -> None:
+    def prepare(self, info: Announced) -> None:
         """Read and check the announced weights, and keep them for `update`.
 
         Raises OutOfOrder, WeightsRefused or WeightsUnfit; nothing is kept then.
@@ -64,7 +64,7 @@ class WeightUpdates:
                 self._prepared = None
                 raise
 
-    def update(self, info: FileUpdateInfo) -> None:
+    def update(self, info: Announced) -> None:
         """Put the announced weights in the place of those in use.
 
         Raises OutOfOrder, WeightsRefused or WeightsUnfit when nothing was changed.
@@ -97,7 +97,7 @@ class WeightUpdates:
         """The version that waits for its update, if any."""
         return None if self._prepared is None else self._prepared[0].version
 
-    def _take(self, info: FileUpdateInfo) -> Any:
+    def _take(self, info: Announced) -> Any:
         """What was prepared if it is this very file, else what is read now."""
         with self._alone():
             prepared, self._prepared = self._prepared, None

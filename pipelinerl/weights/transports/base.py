@@ -2,7 +2,8 @@
 
 A file of this folder is one transport: `NAME.py` has the trainer's side, and the object `NAME` (in capitals)
 of `TransportKind`. The launcher asks that object (checks, memory plan, choices) without torch; the trainer
-lets it make the sender. No transport knows of pauses; each fails with TransportError.
+lets it make the sender. Engines of this package receive through `engines/received.py`, vLLM through
+`BACKENDS` of `engines/vllm/options.py`. No transport knows of pauses; each fails with TransportError.
 """
 
 from __future__ import annotations

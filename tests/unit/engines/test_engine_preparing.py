@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipelinerl.engines.client import SamplingParams
-from pipelinerl.engines.openai.protocol import FileUpdateInfo
+from pipelinerl.engines.received import FileUpdateInfo
 from pipelinerl.engines.serving import weight_updates
 from pipelinerl.engines.serving.backend import WeightsUnfit
 from pipelinerl.engines.serving.module_weights import ModuleWeights

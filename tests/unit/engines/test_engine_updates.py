@@ -1,18 +1,24 @@
 """The order of an update, labels, checksums, damaged files; what every engine does is in tests/contract."""
 
 import asyncio
+import socket
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load, save, save_file
 
 from pipelinerl.engines.client import SamplingParams
+from pipelinerl.engines.cpu.settings import EngineSettings
+from pipelinerl.engines.received import RECEIVED, Announced, UpdateFields
 from pipelinerl.engines.wire import permanent_words
 from pipelinerl.weights.parity import check_loaded
 from pipelinerl.weights.publisher import Publisher
+from pipelinerl.weights.transports.base import StagedUpdate, Transport
 from pipelinerl.weights.transports.file import FileTransport
 from pipelinerl.weights.version_update import WeightUpdateError
 from tests.support.engine_harness import build_llama, full_logprobs, random_prompt, reference, running_engine
@@ -105,6 +111,81 @@ async def test_an_update_reaches_the_fused_weights_of_a_llama(tmp_path: Path, ti
         after = await engine.client.prompt_logprobs(prompt)
     np.testing.assert_allclose(after, full_logprobs(new, prompt), atol=2e-5)
     assert np.abs(after - before).max() > 1.0  # every tensor is another
+
+
+class Mailed(Announced):
+    """A version that lies in no file: an address at which the trainer hands it out."""
+
+    port: int
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        with socket.create_connection(("127.0.0.1", self.port), 100.0) as mail, mail.makefile("rb") as bytes_:
+            content = bytes_.read()
+        if not content:
+            raise ValueError("the mail is empty")
+        return load(content)
+
+
+class Mail(Transport):
+    """`Transport` of Mailed: what is staged is sent once to each engine that connects."""
+
+    ahead = False
+
+    def __init__(self) -> None:
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.content = b""
+        threading.Thread(target=self._hand_out, daemon=True).start()
+
+    def _hand_out(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                with self.server.accept()[0] as engine:
+                    engine.sendall(self.content)
+
+    def init_info(self, members: Any) -> list[dict[str, Any]]:
+        return [{} for _ in members]
+
+    def stage(self, version: int, named: Any) -> StagedUpdate:
+        tensors = {name: one.detach().clone() for name, one in named}
+        self.content = save(tensors)
+        layout = {name: (tuple(one.shape), str(one.dtype)) for name, one in tensors.items()}
+        return StagedUpdate(
+            {"version": str(version), "port": self.server.getsockname()[1]}, len(self.content), layout
+        )
+
+    def arrived(self, staged: StagedUpdate, url: str) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.server.close()
+
+
+async def test_weights_of_another_transport_come_in_by_its_announcement(
+    tied_model: Path, other_tied_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's side of a transport is one type and its line; the rest of an update is the same."""
+    monkeypatch.setitem(RECEIVED, "mail", UpdateFields[Mailed])
+    mail, new = Mail(), reference(other_tied_model)
+    async with running_engine(tied_model, weight_transport="mail") as engine:
+        publisher = Publisher([engine.url], mail)
+        await asyncio.to_thread(publisher.wait_ready, 100)
+        await asyncio.to_thread(publisher.publish, 5, list(new.named_parameters()))
+        prompt = random_prompt(20)
+        after = await engine.client.prompt_logprobs(prompt)
+        np.testing.assert_allclose(after, full_logprobs(new, prompt), atol=2e-5)
+        assert (await engine.get("/weight_info"))["weight_version"] == "5"
+        mail.content = b""
+        info = {"version": "6", "port": mail.server.getsockname()[1]}
+        refused = await engine.post("/prepare_weights", {"update_info": info}, expect=400)
+        assert refused["error"]["message"] == "the mail is empty"
+        a_file = {"update_info": {**info, "path": "/x", "bytes": 1, "checksum": ""}}
+        await engine.post("/prepare_weights", a_file, expect=400)
+        publisher.close()
+
+
+def test_an_engine_of_an_unknown_transport_does_not_start(tied_model: Path) -> None:
+    (problem,) = EngineSettings(model=tied_model, weight_transport="pigeon").problems()
+    assert problem == "--weight-transport pigeon is not received; use one of file"
 
 
 async def test_a_damaged_file_is_refused_before_any_tensor_changes(

@@ -16,6 +16,7 @@ ALLOWED = {
         "pipelinerl/extras/bootstrap/",
         "pipelinerl/finetune/",
         "pipelinerl/engines/cpu/",
+        "pipelinerl/engines/received.py",
         "pipelinerl/engines/serving/module_weights.py",
         "pipelinerl/engines/serving/sampling.py",
         "pipelinerl/engines/version_file.py",

@@ -14,6 +14,7 @@ import pytest
 from pipelinerl.config import Config
 from pipelinerl.config.staleness import Staleness
 from pipelinerl.config.variants import ENGINE_KINDS, REGISTRIES, TRANSPORTS, Variants
+from pipelinerl.engines.cpu.kind import EMBEDDED
 from pipelinerl.engines.kind import EngineKind, EngineStart, Why, engine_kind
 from pipelinerl.engines.serving import command
 from pipelinerl.engines.vllm.kind import VLLM
@@ -127,6 +128,18 @@ def test_what_engine_and_transport_cannot_do_together_is_off(placed: Placed, tmp
     cfg, said = placed(*CHOSEN, "engine.threads=2")
     assert not weights_ahead(cfg) and "received ahead" not in said
     assert "--paused" in (tmp_path / "run" / "actor_vllm_0" / "start.sh").read_text()
+
+
+@pytest.mark.usefixtures("registered")
+def test_an_engine_of_this_project_is_told_its_transport(
+    placed: Placed, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(EMBEDDED, "transports", ("file", "pigeon"))
+    script = tmp_path / "run" / "actor_vllm_0" / "start.sh"
+    placed("hardware=cpu", "weights.transport=pigeon")
+    assert "--weight-transport pigeon" in script.read_text()
+    placed("hardware=cpu", "weights.transport=file")
+    assert "--weight-transport" not in script.read_text()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch._dynamo
 import transformers
 from torch.nn import functional
 from transformers import PreTrainedModel
@@ -202,26 +201,6 @@ def test_layers_that_are_computed_again_replay_the_same_experts(reentrant: bool)
         _, found = outcome(model)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-7)
-
-
-def test_compiled_layers_replay_and_share_one_piece_of_code() -> None:
-    (plain, routers), (model, again) = mixture(), mixture()
-    model.set_experts_implementation("batched_mm")  # the plain loop over experts cannot be compiled
-    plain.set_experts_implementation("batched_mm")
-    for layer in model.model.layers:
-        layer.forward = torch.compile(layer.forward, backend="aot_eager", dynamic=True)
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    for seed in (1, 2):
-        with routers.replaying(some_routes(seed, layers=4), None, CPU):
-            expected, gradients = outcome(plain)
-        with again.replaying(some_routes(seed, layers=4), None, CPU):
-            found, own = outcome(model)
-            assert again.measured() is None
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-        for name, gradient in gradients.items():
-            torch.testing.assert_close(own[name], gradient, rtol=1e-4, atol=1e-6)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize("name", ["Mixtral", "GraniteMoe"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelinerl.config.card_limit import EngineReads, mean_context, nominal_bandwidth
+from pipelinerl.config.card_limit import EngineReads, mean_context, nominal_speed
 from pipelinerl.config.files import config_path
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.report import markdown, report_sections
@@ -45,8 +45,9 @@ def test_the_mean_context_is_that_of_all_sampled_tokens() -> None:
 
 def test_bandwidths_are_those_of_the_named_card() -> None:
     names = {"NVIDIA H200": 4.8e12, "NVIDIA H100 80GB HBM3": 3.35e12, "NVIDIA L40S": 0.864e12}
-    assert {name: nominal_bandwidth(name) for name in names} == names
-    assert nominal_bandwidth("NVIDIA L4") == 0.3e12 and nominal_bandwidth("Radeon") is None
+    found = {name: nominal_speed(name) for name in (*names, "NVIDIA L4")}
+    assert {name: speed and speed.bandwidth for name, speed in found.items()} == names | {"NVIDIA L4": 0.3e12}
+    assert nominal_speed("Radeon") is None
 
 
 def run(folder: Path, reads: dict[str, Any] | None, copied: float | None = None) -> Path:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from pipelinerl.base.errors import leave
 from pipelinerl.base.line_file import DamagedLine, LineFile, LineTail
 from pipelinerl.base.waits import Wait
 from pipelinerl.config.compose import compose
@@ -281,7 +282,8 @@ def test_a_folder_of_any_name_is_reported_and_one_that_takes_no_report_is_named(
     capsys.readouterr()
     shutil.rmtree(latin / "report")
     (latin / "report").touch()
-    assert main([str(latin)]) == 1
+    with pytest.raises(SystemExit, match="1"):
+        leave("report", lambda: main([str(latin)]))
     said = capsys.readouterr().err
     assert said.startswith("report: ") and "File exists" in said and said.count("\n") == 1
 
