@@ -79,7 +79,7 @@ def loaded_once(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
     known: dict[Path, bytes] = {}
 
     def made(file: Any) -> Any:
-        path = Path(getattr(file, "name", file))
+        path = Path(file if isinstance(file, str | Path) else file.name)
         if not path.is_relative_to(conf_dir()):
             return load(file)
         if path not in known:
