@@ -2,8 +2,9 @@
 
 import ast
 import inspect
-import textwrap
+import sys
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -39,9 +40,7 @@ class Section(BaseModel):
         found: dict[str, str] = {}
         for kind in reversed(cls.__mro__):
             if issubclass(kind, Section):
-                body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-                assert isinstance(body, ast.ClassDef)
-                found |= dict(_documented(body.body))
+                found |= dict(_documented(_classes(kind.__module__)[kind.__name__].body))
         return found
 
     @classmethod
@@ -53,6 +52,12 @@ class Section(BaseModel):
     def defaults(cls) -> dict[str, Any]:
         """Every key with its default as the class writes it: `900` stays `900` where a float is meant."""
         return {field.alias or name: _plain(field.default) for name, field in cls.model_fields.items()}
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    source = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in ast.walk(source) if isinstance(node, ast.ClassDef)}
 
 
 def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
