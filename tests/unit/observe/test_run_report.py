@@ -120,6 +120,7 @@ def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path) -> None
     assert "| turns |" in markdown
 
 
+@pytest.mark.usefixtures("undrawn")  # by the test above
 def test_the_report_opens_with_one_sentence_and_the_curve_of_the_domain_s_headline(run_dir: Path) -> None:
     focus, out = ReportFocus(headline=("leak", "success")), io.StringIO()
     folder = write_report(run_dir, focus, console=Console(file=out))
