@@ -4,6 +4,7 @@ import gc
 import sys
 from collections.abc import Generator, Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -28,24 +29,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compositions_are_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _compositions_are_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """omegaconf's own functions, for the test that compares."""
     from hydra._internal import config_loader_impl
-    from omegaconf import OmegaConf, _utils, base, basecontainer
+    from omegaconf import DictConfig, ListConfig, OmegaConf, _utils, base, basecontainer
 
     from domains.privacy_hopqa import domain as privacy_hopqa
-    from pipelinerl.config import choice, compose
-    from pipelinerl.launcher import plan, start
+    from pipelinerl.config import compose
+    from pipelinerl.launcher import start
     from pipelinerl.launcher.checks import imports
     from tests.support.compositions import (
-        copied,
         listed_once,
         loaded_once,
         quick_content,
         remembered,
-        resolved_once,
         schema_once,
         with_libyaml,
     )
+    from tests.support.quick_trees import quick_copy, quick_create
     from tests.support.rehearsals import (
         generated_once,
         imports_of_bundled_domains,
@@ -64,9 +65,11 @@ def _compositions_are_remembered(tmp_path_factory: pytest.TempPathFactory) -> It
         )
         content = basecontainer.BaseContainer._to_content
         patch.setattr(basecontainer.BaseContainer, "_to_content", staticmethod(quick_content(content)))
-        patch.setattr(choice, "deepcopy", copied)
-        patch.setattr(plan, "resolved", once := resolved_once(plan.resolved))
-        patch.setattr(start, "resolved", once)
+        slow = {"create": OmegaConf.create}
+        patch.setattr(OmegaConf, "create", staticmethod(quick_create(OmegaConf.create)))
+        for kind in (DictConfig, ListConfig):
+            slow[kind.__name__] = kind.__deepcopy__
+            patch.setattr(kind, "__deepcopy__", quick_copy(kind.__deepcopy__))
         patch.setattr(base, "parse", cache(base.parse))  # of `${...}`: what it returns is only read
         patch.setattr(start, "look", looks_at_bundled_domains(start.look))
         patch.setattr(imports, "check", imports_of_bundled_domains(imports.check))
@@ -74,7 +77,7 @@ def _compositions_are_remembered(tmp_path_factory: pytest.TempPathFactory) -> It
         worlds = generated_once(privacy_hopqa.generate, tmp_path_factory.getbasetemp() / "worlds")
         patch.setattr(privacy_hopqa, "generate", worlds)
         patch.setattr(start, "START_DEADLINE_S", 300.0)  # a start that did not see its problems goes on
-        yield
+        yield slow
 
 
 @pytest.fixture(autouse=True)

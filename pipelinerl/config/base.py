@@ -1,5 +1,11 @@
 """The base of every configuration section: closed, frozen, documented, and the one place of its defaults."""
 
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -18,12 +24,24 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         protected_namespaces=(),
         validate_default=True,
         ser_json_inf_nan="constants",
         allow_inf_nan=False,
     )
+
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """The docstring under each field, by its name.
+
+        Read from the source when somebody asks, because every process of a run would wait for it:
+        pydantic's `use_attribute_docstrings` reads them when the class is made.
+        """
+        found: dict[str, str] = {}
+        for kind in reversed(cls.__mro__):
+            if issubclass(kind, Section):
+                found |= dict(_documented(_classes(kind.__module__)[kind.__name__].body))
+        return found
 
     @classmethod
     def keys(cls) -> list[str]:
@@ -34,6 +52,24 @@ class Section(BaseModel):
     def defaults(cls) -> dict[str, Any]:
         """Every key with its default as the class writes it: `900` stays `900` where a float is meant."""
         return {field.alias or name: _plain(field.default) for name, field in cls.model_fields.items()}
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    source = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in ast.walk(source) if isinstance(node, ast.ClassDef)}
+
+
+def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    for field, below in pairwise(body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+            and isinstance(below.value.value, str)
+        ):
+            yield field.target.id, inspect.cleandoc(below.value.value)
 
 
 def _plain(default: Any) -> Any:

@@ -48,12 +48,13 @@ def groups(
 ) -> Iterator[Group]:
     """All sections, each before those below it; `own`: defaults that the section above gives this one."""
     defaults, keys, below = section.defaults() if own is None else own, [], []
+    meanings = section.meanings()
     for plain, field in section.model_fields.items():
         written = field.alias or plain
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             below.append((field.annotation, f"{name}{written}.", defaults[written]))
             continue
-        meaning = " ".join((field.description or "").split())
+        meaning = " ".join(meanings.get(plain, "").split())
         kind, default = _kind(field.annotation), _plain(defaults[written])
         keys.append(Key(f"{name}{written}", kind, default, meaning, KEPT in field.metadata))
     yield Group(name.rstrip("."), " ".join((section.__doc__ or "").split()), keys)

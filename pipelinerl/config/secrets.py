@@ -58,11 +58,11 @@ _IN_WORDS = re.compile(
 )
 """A name and what looks made by a machine, in a header, in JSON or in the words of a connection."""
 _MADE = re.compile(
-    r"\b(?:[rs]k-(?:[a-z0-9]+-)*\w{16}|gh[oprsu]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|hf_[A-Za-z0-9]{20}"
+    r"\b(?:[rs]k-(?:[a-z0-9]{1,40}-){0,8}\w{16}|gh[oprsu]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|hf_[A-Za-z0-9]{20}"
     r"|xox[a-z]-[\w-]{10}|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30}|eyJ[\w-]{8,}\.[\w-]{8,}\.)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|\bhooks\.slack\.com/services/\w|/api/webhooks/\d+/\w"
 )
-"""Tokens that are known by their own form, whatever their key is called."""
+"""Tokens that are known by their own form, whatever their key is called. Bounded: a text is read once."""
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
 _LEAST_REPEATED = 6
 """Characters of a value that is also looked for inside of others; shorter ones are part of too much."""

@@ -4,7 +4,8 @@ Colours are Okabe and Ito's, lighter ones of the same hues on dark; lines also d
 that figures survive a black-and-white printer and every kind of colour vision.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,21 +73,32 @@ def save(path: Path, draw: Callable[[Any], None]) -> Drawn | None:
     None, and no file, if it had nothing to show.
     """
     drawn = Drawn(path, path.with_name(f"{path.stem}_dark{path.suffix}"))
-    for dark, to in zip((False, True), drawn, strict=True):
-        with plt.rc_context(style(dark)):
-            figure = plt.figure()
-            try:
-                draw(figure)
-                if not any(axes.has_data() for axes in figure.axes):
-                    return None
-                for axes in figure.axes:
-                    if axes.get_xlabel() == TEXTS and axes.get_xlim()[1] >= 10_000:
-                        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 125k: six digits run together
-                path.parent.mkdir(parents=True, exist_ok=True)
-                figure.savefig(to, bbox_inches="tight")
-            finally:
-                plt.close(figure)
+    with plt.rc_context(style()), _drawn(draw) as figure:
+        if not any(axes.has_data() for axes in figure.axes):
+            return None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(drawn.light, bbox_inches="tight")
+        places = [axes.get_position() for axes in figure.axes]
+        whole = figure.get_tightbbox().padded(plt.rcParams["savefig.pad_inches"])
+    # Colours move nothing: to find the places again would take twice as long as to draw.
+    with plt.rc_context(style(dark=True)), _drawn(draw, layout="none") as figure:
+        for axes, place in zip(figure.axes, places, strict=True):
+            axes.set_position(place)
+        figure.savefig(drawn.dark, bbox_inches=whole)
     return drawn
+
+
+@contextmanager
+def _drawn(draw: Callable[[Any], None], **how: Any) -> Iterator[Any]:
+    figure = plt.figure(**how)
+    try:
+        draw(figure)
+        for axes in figure.axes:
+            if axes.get_xlabel() == TEXTS and axes.get_xlim()[1] >= 10_000:
+                axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 125k: six digits run together
+        yield figure
+    finally:
+        plt.close(figure)
 
 
 def legend(axes: Any, below: bool = False) -> None:

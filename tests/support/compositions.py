@@ -2,11 +2,12 @@
 
 import pickle
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode, ValueNode
+from omegaconf import DictConfig, ListConfig, SCMode, ValueNode
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelinerl.config import compose
@@ -17,24 +18,22 @@ Made = TypeVar("Made")
 
 def remembered(from_files: Callable[..., Made]) -> Callable[..., Made]:
     """`compose._compose` or `compose.file_order`, once for each choice of bundled files."""
-    known: dict[str, bytes] = {}
+    known: dict[str, Callable[[], Made]] = {}
 
     def made(roots: Sequence[Path], config_name: str, overrides: list[str]) -> Made:
         if not all(root == conf_dir() or _offers_nothing(root, config_name) for root in roots):
             return from_files(roots, config_name, overrides)
         key = " ".join([config_name, *overrides])
         if key not in known:
-            known[key] = pickle.dumps(from_files(roots, config_name, overrides))
-        copy: Made = pickle.loads(known[key])
-        return copy
+            known[key] = _copies(from_files(roots, config_name, overrides))
+        return known[key]()
 
     return made
 
 
 def schema_once(schema: Callable[[], DictConfig]) -> Callable[[], DictConfig]:
     """`compose._schema`."""
-    known = pickle.dumps(schema())
-    return lambda: _copy(known)
+    return _copies(schema())
 
 
 def with_libyaml(get_yaml_loader: Callable[[], type]) -> Callable[[], type]:
@@ -76,15 +75,15 @@ def with_libyaml(get_yaml_loader: Callable[[], type]) -> Callable[[], type]:
 
 def loaded_once(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`OmegaConf.load`, once for each bundled file, which hydra gives open and others by its path."""
-    known: dict[Path, bytes] = {}
+    known: dict[Path, Callable[[], Any]] = {}
 
     def made(file: Any) -> Any:
-        path = Path(getattr(file, "name", file))
+        path = Path(file if isinstance(file, str | Path) else file.name)
         if not path.is_relative_to(conf_dir()):
             return load(file)
         if path not in known:
-            known[path] = pickle.dumps(load(file))
-        return pickle.loads(known[path])
+            known[path] = _copies(load(file))
+        return known[path]()
 
     return made
 
@@ -138,25 +137,6 @@ def quick_content(slow: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def resolved_once(resolved: Callable[[DictConfig], DictConfig]) -> Callable[[DictConfig], DictConfig]:
-    """`plan.resolved`, which a launch asks three times in a row for trees of the same values."""
-    last = b"", b""
-
-    def made(tree: DictConfig) -> DictConfig:
-        nonlocal last
-        values = pickle.dumps(OmegaConf.to_container(tree, resolve=True))
-        if values != last[0]:
-            last = values, pickle.dumps(resolved(tree))
-        return _copy(last[1])
-
-    return made
-
-
-def copied(tree: DictConfig) -> DictConfig:
-    """What `deepcopy` makes of a tree, in a third of the time."""
-    return _copy(pickle.dumps(tree))
-
-
 def _offers_nothing(root: Path, config_name: str) -> bool:
     """Whether a folder of a user has neither the primary file, which is the bundled one, nor any choice."""
     return (
@@ -166,7 +146,9 @@ def _offers_nothing(root: Path, config_name: str) -> bool:
     )
 
 
-def _copy(pickled: bytes) -> DictConfig:
-    copy = pickle.loads(pickled)
-    assert isinstance(copy, DictConfig)
-    return copy
+def _copies(made: Made) -> Callable[[], Made]:
+    """Copies of it, in the way that is fastest."""
+    if isinstance(made, DictConfig):
+        return lambda: deepcopy(made)
+    pickled = pickle.dumps(made)
+    return lambda: pickle.loads(pickled)  # type: ignore[no-any-return]

@@ -18,8 +18,10 @@ settings.load_profile("project")
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are made and not drawn, which is most of their time; their files hold nothing."""
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
     def save(_: Figure, path: Path, **__: Any) -> None:
         path.touch()
 
     monkeypatch.setattr(Figure, "savefig", save)
+    monkeypatch.setattr(Figure, "get_tightbbox", lambda _: Bbox.unit())

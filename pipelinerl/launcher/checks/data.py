@@ -169,8 +169,8 @@ def _unknown_type(path: Path, config: dict[str, Any]) -> Iterator[str]:
     tables = [Path(place, "models", "auto") for place in (found and found.submodule_search_locations) or ()]
     if not isinstance(kind, str) or "auto_map" in config:
         return
-    texts = [file.read_text() for table in tables for file in table.glob("*.py")]
-    if texts and not any(f'"{kind}"' in text for text in texts):
+    files = sorted(file for table in tables for file in table.glob("*.py"))  # an early one names most
+    if files and not any(f'"{kind}"' in file.read_text() for file in files):
         yield (
             f"model_path={path}: config.json says model_type={kind}, which is unknown to the installed "
             "transformers; correct it, or install a release that has it"

@@ -32,10 +32,11 @@ EVALUATIONS = [
 ]
 PROBLEMS = [{"dataset": "test/a"}, {"dataset": "test/a"}, {"dataset": "test/b", "num_constraints": 2}]
 SPECS = sorted(one.stem for one in _spec.SPECS.glob("*.yaml"))
-RUNS = [(name, hardware) for name in SPECS for hardware in experiment.read(name).hardware]
+READ = {name: experiment.read(name) for name in SPECS}
+RUNS = [(name, hardware) for name, spec in READ.items() for hardware in spec.hardware]
 
 
-EVERY_METRIC = {metric for name in SPECS for metric in experiment.read(name).metrics}
+EVERY_METRIC = {metric for spec in READ.values() for metric in spec.metrics}
 PLAIN = _spec.Spec(about="x", rows="metrics", seeds=[7], arms={"a": _spec.Arm()}, hardware={})
 
 

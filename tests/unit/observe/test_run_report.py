@@ -147,6 +147,7 @@ def test_a_narrow_terminal_shows_every_cell_whole(run_dir: Path) -> None:
         assert f"[{interval.low:.2f}, {interval.high:.2f}]" in text
 
 
+@pytest.mark.usefixtures("undrawn")  # by the test of before and after
 def test_the_report_opens_with_one_sentence_and_the_curve_of_the_domain_s_headline(run_dir: Path) -> None:
     focus, out = ReportFocus(headline=("leak", "success")), io.StringIO()
     folder = write_report(run_dir, focus, console=Console(file=out))

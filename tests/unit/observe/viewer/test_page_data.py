@@ -253,6 +253,7 @@ def test_the_command_prints_where_the_page_is(built: Path, capsys: pytest.Captur
     assert json.loads((built.parent / "index.js").read_text()[len("page.index(") : -3])["chunks"] == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_s_command_writes_the_page_unless_it_is_switched_off(tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run")
     report_run(run)
@@ -266,6 +267,7 @@ def test_the_report_s_command_writes_the_page_unless_it_is_switched_off(tmp_path
     assert "rollouts/index.html" not in (run / "report" / "index.html").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_damage_costs_the_page_and_not_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = recorded_run(tmp_path / "run")
     segment = next((run / "streams" / "training_data").rglob("*.rec"))
