@@ -14,7 +14,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.checks.dotted import dotted, signature_problem
 from pipelinerl.launcher.checks.imports import calls
-from pipelinerl.modeling.layer_kinds import refusal, unknown_kinds
+from pipelinerl.modeling.layer_kinds import cut_short, deeper, refusal, unknown_kinds
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
 MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
@@ -110,6 +110,7 @@ def model_problems(cfg: Config) -> Iterator[str]:
                 yield from _layers(path, config)
                 yield from _unknown_type(path, config)
                 yield from _embedding(path, config)
+                yield from _depth(path, config)
     elif path.exists():
         yield f"model_path={path}: a file; give the folder that holds config.json"
     elif cfg.bootstrap.phases and path == Path(cfg.bootstrap_out):
@@ -188,6 +189,14 @@ def _embedding(path: Path, config: dict[str, Any]) -> Iterator[str]:
                     f"model_path={path}: {name} of {file.name} has shape {entry.get('shape')}, config.json "
                     f"wants {wanted}; they belong to different models"
                 )
+
+
+def _depth(path: Path, config: dict[str, Any]) -> Iterator[str]:
+    """Weights of a deeper model, whose further layers would be left out."""
+    count = _of_text(config).get("num_hidden_layers")
+    names = [name for file in sorted(path.glob("*.safetensors")) for name in _header(file)]
+    if isinstance(count, int) and (found := deeper(names, count)) is not None:
+        yield f"model_path={path}: {cut_short(found, count)}"
 
 
 def _quantised(path: Path, config: dict[str, Any]) -> Iterator[str]:

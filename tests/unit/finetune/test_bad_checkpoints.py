@@ -101,6 +101,10 @@ LAUNCHER: dict[str, tuple[Spoil, str]] = {
         entries("config.json", max_position_embeddings=64),
         "engine.max_model_len=256: the model has 64 positions",
     ),
+    "fewer layers than the weights": (
+        entries("config.json", num_hidden_layers=1, layer_types=None),
+        "its weights are of 2 layers, config.json says num_hidden_layers=1",
+    ),
 }
 
 LOADED: dict[str, tuple[Spoil, str]] = {
@@ -117,6 +121,10 @@ LOADED: dict[str, tuple[Spoil, str]] = {
     "another model's config": (entries("config.json", hidden_size=32), "belong to different models"),
     "a smaller vocabulary": (entries("config.json", vocab_size=10), "config.json wants [10, 16]"),
     "another number of layers": (entries("config.json", num_hidden_layers=3), "num_hidden_layers"),
+    "fewer layers than the weights": (
+        entries("config.json", num_hidden_layers=1, layer_types=None),
+        "its weights are of 2 layers, config.json says num_hidden_layers=1",
+    ),
     "an unknown architecture": (entries("config.json", model_type="abacus"), "abacus"),
     "no architecture": (entries("config.json", model_type=None), "model_type"),
 }
@@ -203,6 +211,23 @@ def test_an_engine_refuses_a_damaged_model(
     spoil(damaged)
     assert engine_main(["--model", str(damaged), "--port", "0", "--max-model-len", "64"]) == 2
     check_one_line(capfd.readouterr().err, value, case)
+
+
+def test_a_predictor_behind_the_last_layer_is_no_further_layer(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has a decoder's layer and more, as that of GLM 4.5 has: the model without it is whole."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    held = load_file(folder / WEIGHTS)
+    further = {name.replace(".1.", ".2."): one.clone() for name, one in held.items() if ".layers.1." in name}
+    further["model.layers.2.eh_proj.weight"] = torch.zeros(16, 32)
+    save_file({**held, **further}, folder / WEIGHTS, {"format": "pt"})
+    given = ["+domain=guessing", f"model_path={folder}", f"output_dir={tmp_path / 'run'}", "validate=true"]
+    assert launch(given) == 0
+    load_model(folder)
+    assert f"{len(further)} tensors are not used, first model.layers.2.eh_proj.weight" in caplog.text
 
 
 @pytest.fixture(scope="module")
