@@ -104,7 +104,7 @@ def digest(problems: Sequence[Mapping[str, Any]]) -> str:
 
 def note_digest(output_dir: Path, kind: str, found: str) -> str:
     """Keep a digest for the next start; returns that of the last one, empty for none."""
-    path = Path(output_dir) / "actor" / f"{kind}_problems_digest"
+    path = Path(output_dir) / "actor" / f"{kind}_digest"
     before = path.read_text().strip() if path.is_file() else ""
     if found:
         write_whole(path, f"{found}\n")
