@@ -8,8 +8,8 @@ from pipelinerl.base.thoughts import answer_part
 AnswerFormat = Literal["auto", "tag", "last_number", "last_word", "text"]
 FORMATS: tuple[AnswerFormat, ...] = get_args(AnswerFormat)
 _OPEN, _CLOSE = "<answer>", "</answer>"
-_NUMBER = re.compile(r"(?:(?<![\w.)\]])-)?\d+(?:,\d{3})*(?:\.\d+)?")
-"""A minus sign belongs to the number unless it stands between two operands, as in 7-5."""
+_NUMBER = re.compile(r"(?:(?<![\w.)\]])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<![\w.)\]])\.\d+)")
+"""`.5` is a number too. A minus sign belongs to the number unless it stands between two operands, as in 7-5."""
 _WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -27,7 +27,8 @@ def extract_answer(completion: str, answer_format: AnswerFormat, right: str | No
     if answer_format == "tag":
         found = [tagged] if (tagged := _last_tagged(completion)) is not None else []
     elif answer_format == "last_number":
-        found = [number.replace(",", "") for number in _NUMBER.findall(completion.replace("\u2212", "-"))]
+        numbers = _NUMBER.findall(completion.replace("\u2212", "-"))
+        found = [re.sub(r"^(-?)\.", r"\g<1>0.", number.replace(",", "")) for number in numbers]
     elif answer_format == "last_word":
         found = _WORD.findall(completion)
     else:

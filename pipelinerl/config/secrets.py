@@ -59,6 +59,8 @@ _IN_WORDS = re.compile(
 """A name and what looks made by a machine, in a header, in JSON or in the words of a connection."""
 _MADE = re.compile(
     r"\b(?:[rs]k-(?:[a-z0-9]+-)*\w{16}|gh[oprsu]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|hf_[A-Za-z0-9]{20}"
+    r"|npm_\w{20}|gsk_\w{16}|r8_\w{20}|dop_v1_\w{20}|[rs]k_(?:live|test)_\w{16}|SG\.[\w-]{16,80}\.[\w-]{16}"
+    r"|(?:pypi|nvapi|pplx|tvly|xai|xapp)-[\w-]{16}|\d{8,12}:AA[\w-]{30}"
     r"|xox[a-z]-[\w-]{10}|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30}|eyJ[\w-]{8,}\.[\w-]{2,}\.)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|\bhooks\.slack\.com/services/\w|/api/webhooks/\d+/\w"
 )

@@ -64,6 +64,9 @@ more:
   fetched: [curl, -u, "me:written-5151-curl", "--proxy-user", "me:written-5252-proxy"]
   pairs: [[X-Api-Key, writtenByHand], [Accept, plain-accept], [password, written-5353-pair]]
   header_of: {header: X-Auth-Token, value: written-5454-header}
+  forms: [npm_written5656aaaaaaaaaaaaaa, sk_live_written5757aaaaaaaa, gsk_written5858aaaaaaaaaaa]
+  others: ["SG.written5959aaaaaaaaaa.aaaaaaaaaaaaaaaaaaa", pypi-written6161aaaaaaaaaa]
+  slack: xapp-1-written6262aaaaaa
   who: "docker run -u 1000:1000 -u me plain-image"
   columns: [max_tokens, rewards]
   prompt: "Token: a word. Write key=value, and the password: none."
@@ -81,7 +84,7 @@ SECRETS = [f"written-{n}" for n in (1111, 2222, 3333, 4444, 5555, 6666, 7777)]
 SECRETS += [f"written-{n}" for n in (2121, 2929, 2323, 2424, 2525, 2626, 2727, 2828)]
 SECRETS += [f"written-{n}" for n in (3131, 3232, 3333, 3434, 3535, 3636, 3737)]
 SECRETS += [f"written-{n}" for n in (3838, 3939, 4040, 4141, 4242, 4343, 4545)]
-SECRETS += [f"written{n}" for n in (4646, 4747, 4848)]
+SECRETS += [f"written{n}" for n in (4646, 4747, 4848, 5656, 5757, 5858, 5959, 6161, 6262)]
 SECRETS += [f"written-{n}" for n in (4949, 5050, 5151, 5252, 5353, 5454)] + ["writtenByHand"]
 SECRETS += ["environment-8888", "environment-9999", "environment-1010", "60606"]
 OPEN = [
