@@ -29,8 +29,9 @@ def normalised(answer: str) -> str:
 
     Unicode NFKC, no case, one kind of dash and apostrophe, no signs without width, no marks or brackets
     around it and no article in front: `the Nile` is `nile`. Initials without full stops: `U.S.` is `us`.
-    Ordinals and thousands as bare numbers: `12th` is `12`, `1,200` is `1200`; `.5` is `0.5`. One blank between a number and
-    its unit, none before a percent sign: `5km` is `5 km`, `50 %` is `50%`.
+    Ordinals and thousands as bare numbers: `12th` is `12`, `1,200` is `1200`. A zero before a point: `.5` is
+    `0.5`. One blank between a number and its unit, none before a percent sign: `5km` is `5 km`, `50 %` is
+    `50%`.
     """
     shown = "".join(one for one in answer if unicodedata.category(one) != "Cf")
     text = unicodedata.normalize("NFKC", shown).translate(_FOLDED).casefold().replace("i\u0307", "i")

@@ -9,7 +9,7 @@ AnswerFormat = Literal["auto", "tag", "last_number", "last_word", "text"]
 FORMATS: tuple[AnswerFormat, ...] = get_args(AnswerFormat)
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _NUMBER = re.compile(r"(?:(?<![\w.)\]])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<![\w.)\]])\.\d+)")
-"""`.5` is a number too. A minus sign belongs to the number unless it stands between two operands, as in 7-5."""
+"""`.5` is a number too. A minus sign belongs to one unless it stands between two operands, as in 7-5."""
 _WORD = re.compile(r"[^\W\d_]+")
 
 
