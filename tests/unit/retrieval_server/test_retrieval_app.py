@@ -111,7 +111,6 @@ async def test_a_task_id_does_not_change_web_results(client: TestClient) -> None
             "unknown",
             "'task' is unknown; send some of tasks, pages, texts",
         ),
-        ("/known", {}, 400, "unknown", "the body asks for nothing; send some of tasks, pages, texts"),
         ("/known", {"tasks": "DR90001"}, 400, "wrong_type", "tasks is a str; send a list of strings"),
         ("/known", {"texts": ["web/1"]}, 400, "wrong_type", "texts is a list; send an object of strings"),
         ("/known", {"texts": {"web/1": 7}}, 400, "wrong_type", "texts is a dict; send an object of strings"),
