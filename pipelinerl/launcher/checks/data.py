@@ -105,6 +105,7 @@ def model_problems(cfg: Config) -> Iterator[str]:
             config = json.loads((path / "config.json").read_text())
             yield from _positions(cfg, config)
             yield from _stop_ids(cfg, config)
+            yield from _no_end(cfg, path, config)
             if "finetune" in cfg.debug.roles:
                 yield from _quantised(path, config)
                 yield from _layers(path, config)
@@ -154,6 +155,23 @@ def _stop_ids(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
         ids = getattr(cfg, group).parameters.stop_token_ids
         if isinstance(size, int) and (unknown := [one for one in ids if one >= size]):
             yield f"{group}.parameters.stop_token_ids={ids}: the model has ids below {size}, not {unknown[0]}"
+
+
+def _no_end(cfg: Config, path: Path, config: dict[str, Any]) -> Iterator[str]:
+    """A model that nothing ends: every answer would be cut at its longest, and count as unfinished."""
+    given, tokens = cfg.llm.parameters, path / "tokenizer_config.json"
+    if "actor_llm" not in cfg.debug.roles or given.stop or given.stop_token_ids or not tokens.is_file():
+        return
+    ends = [config.get("eos_token_id"), _of_text(config).get("eos_token_id")]
+    ends.append(json.loads(tokens.read_bytes()).get("eos_token"))
+    if (generation := path / "generation_config.json").is_file():
+        ends.append(json.loads(generation.read_bytes()).get("eos_token_id"))
+    if all(end in (None, []) for end in ends):
+        yield (
+            f"model_path={path}: neither config.json nor generation_config.json has an eos_token_id, and "
+            "tokenizer_config.json no eos_token, so no answer would end; add one, or set "
+            "llm.parameters.stop_token_ids"
+        )
 
 
 def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
@@ -218,7 +236,7 @@ def _of_text(config: dict[str, Any]) -> dict[str, Any]:
 
 def damaged_files(folder: Path) -> Iterator[str]:
     """One line per JSON file that does not parse, shard that is absent and weight file that is cut."""
-    for name in ("config.json", "tokenizer.json", "generation_config.json"):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if (folder / name).is_file():
             yield from _json_problem(folder, name)
     index = folder / "model.safetensors.index.json"

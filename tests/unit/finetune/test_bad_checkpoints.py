@@ -11,11 +11,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from pipelinerl.base import role
 from pipelinerl.base.digests import digests
 from pipelinerl.config import Job, save
 from pipelinerl.engines.cpu.__main__ import main as engine_main
+from pipelinerl.engines.serving.backend import eos_ids
 from pipelinerl.finetune import __main__ as trainer
 from pipelinerl.finetune.build import learner_of
 from pipelinerl.finetune.checkpoints import save_checkpoint
@@ -70,6 +72,13 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], Any], name: str = WEIGHT
     return spoil
 
 
+def without_an_end(folder: Path, tokenizer: bool = False) -> None:
+    for name in ("config.json", "generation_config.json"):
+        entries(name, eos_token_id=None)(folder)
+    if not tokenizer:
+        entries("tokenizer_config.json", eos_token=None)(folder)
+
+
 INDEX = "model.safetensors.index.json"
 LAUNCHER: dict[str, tuple[Spoil, str]] = {
     "weights cut": (cut(WEIGHTS, 100), WEIGHTS),
@@ -100,6 +109,14 @@ LAUNCHER: dict[str, tuple[Spoil, str]] = {
     "fewer positions than the engine's": (
         entries("config.json", max_position_embeddings=64),
         "engine.max_model_len=256: the model has 64 positions",
+    ),
+    "nothing that ends an answer": (
+        without_an_end,
+        "so no answer would end; add one, or set llm.parameters.stop_token_ids",
+    ),
+    "settings of the tokenizer are no JSON": (
+        put("tokenizer_config.json", b"{"),
+        "tokenizer_config.json is not valid JSON",
     ),
     "fewer layers than the weights": (
         entries("config.json", num_hidden_layers=1, layer_types=None),
@@ -211,6 +228,18 @@ def test_an_engine_refuses_a_damaged_model(
     spoil(damaged)
     assert engine_main(["--model", str(damaged), "--port", "0", "--max-model-len", "64"]) == 2
     check_one_line(capfd.readouterr().err, value, case)
+
+
+def test_an_engine_ends_answers_as_the_tokenizer_says_where_the_configuration_does_not(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    without_an_end(folder, tokenizer=True)
+    config = AutoConfig.from_pretrained(folder)
+    assert config.eos_token_id is None
+    assert eos_ids(folder, config) == {build_tokenizer().eos_token_id}
+    assert eos_ids(model, AutoConfig.from_pretrained(model)) == {build_tokenizer().eos_token_id}
 
 
 def test_a_predictor_behind_the_last_layer_is_no_further_layer(
