@@ -5,7 +5,7 @@ Called by the loaders of domains that read files; nothing is downloaded.
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,9 +71,14 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}, row {index}", row) for index, row in enumerate(content))
     else:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield f"{path}:{number}", _parsed(line, f"{path}:{number}")
+            yield from parsed_lines(file, str(path))
+
+
+def parsed_lines(lines: Iterable[bytes], name: str) -> Iterator[tuple[str, Any]]:
+    """(`NAME:3`, row) of JSON lines, counted from 1, without blank ones. ValueError with the place."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield f"{name}:{number}", _parsed(line, f"{name}:{number}")
 
 
 def checked_rows(path: Path, checked: Callable[[Any], T]) -> Iterator[T]:

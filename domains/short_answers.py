@@ -14,6 +14,8 @@ _INITIALS = re.compile(r"(?<![\w.])(?:[^\W\d_]\.\s?)+[^\W\d_]\b\.?(?!\w)")
 _ARTICLE = re.compile(r"(?:the|an|a)\s+(?=\S)")
 _ORDINAL = re.compile(r"(?<![\w.])(\d+)(?:st|nd|rd|th)\b")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_POINT = re.compile(r"(?<![\w.])\.(?=\d)")
+"""Of a number without a zero before it, which is no full stop around an answer."""
 _PERCENT = re.compile(r"(?<=\d) ?(?:%|per ?cent\b)")
 _UNIT = re.compile(
     r"(?<![\w.])(\d+(?:\.\d+)?)\s*"
@@ -27,12 +29,13 @@ def normalised(answer: str) -> str:
 
     Unicode NFKC, no case, one kind of dash and apostrophe, no signs without width, no marks or brackets
     around it and no article in front: `the Nile` is `nile`. Initials without full stops: `U.S.` is `us`.
-    Ordinals and thousands as bare numbers: `12th` is `12`, `1,200` is `1200`. One blank between a number and
-    its unit, none before a percent sign: `5km` is `5 km`, `50 %` is `50%`.
+    Ordinals and thousands as bare numbers: `12th` is `12`, `1,200` is `1200`. A zero before a point: `.5` is
+    `0.5`. One blank between a number and its unit, none before a percent sign: `5km` is `5 km`, `50 %` is
+    `50%`.
     """
     shown = "".join(one for one in answer if unicodedata.category(one) != "Cf")
     text = unicodedata.normalize("NFKC", shown).translate(_FOLDED).casefold().replace("i\u0307", "i")
-    text = whole = " ".join(text.split())
+    text = whole = _POINT.sub("0.", " ".join(text.split()))
     text = _INITIALS.sub(lambda found: "".join(filter(str.isalpha, found[0])), text).strip(_AROUND)
     if (inside := _BRACKETS.fullmatch(text)) is not None:
         text = inside[1].strip(_AROUND)

@@ -85,6 +85,9 @@ def parse_web_search(fields: dict[str, Any]) -> WebSearch:
 
 def parse_known(fields: dict[str, Any]) -> tuple[list[str], list[str], dict[str, str]]:
     """Ids of tasks and of pages, and digests of texts by id, asked for. Raises `RequestError` 400."""
+    names = ("tasks", "pages", "texts")
+    if unknown := [name for name in fields if name not in names]:
+        raise RequestError(400, "unknown", f"{unknown[0][:60]!r} is unknown; send some of {', '.join(names)}")
     found = []
     for name in ("tasks", "pages"):
         ids = fields.get(name, [])

@@ -123,7 +123,10 @@ class Store:
         documents = {task_id: read_task(task_id, folder) for task_id, folder in folders.items()}
         if web is None:
             return cls(documents, bounds=bounds)
-        return cls(documents, WebCorpus.mapped(web, index) if index else WebCorpus.in_memory(web), bounds)
+        pages = WebCorpus.mapped(web, index) if index else WebCorpus.in_memory(web)
+        if not len(pages.ranker):
+            raise CorpusError(f"--web {web} holds no page with a text; give another file, or leave it out")
+        return cls(documents, pages, bounds)
 
     @property
     def backend(self) -> str:

@@ -5,7 +5,6 @@ Names are SOURCE or SOURCE@PART, a part being train, validation or test: `fn_cal
 file. Nothing is downloaded: the wheel `bfcl-eval` is read as data, installed or as a file.
 """
 
-import io
 import itertools
 import json
 import random
@@ -16,7 +15,7 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 from domains.fn_calling.problems import CATEGORIES, Category, make
-from domains.rows import ENDINGS, rows
+from domains.rows import ENDINGS, parsed_lines, rows
 from domains.split import is_held_out
 
 Problem = dict[str, Any]
@@ -158,26 +157,40 @@ def _bfcl(source: str, data_dir: str | None) -> Iterator[dict[str, Any]]:
     chosen = BFCL if source == "bfcl" else (source.removeprefix("bfcl_"),)
     for category in chosen:
         name = f"BFCL_v4_{category}.json"
-        questions = [json.loads(line) for line in _read(name, data_dir).splitlines() if line]
+        questions = list(_bfcl_rows(name, data_dir, ("id", "question", "function")))
         answers: dict[str, Any] = {}
         if "relevance" not in category:
-            lines = _read(f"possible_answer/{name}", data_dir).splitlines()
-            answers = {one["id"]: one["ground_truth"] for one in map(json.loads, filter(None, lines))}
-        for row in questions:
-            made = {
-                **row,
-                "question": row["question"][0],
-                "category": category,
-                "ground_truth": answers.get(row["id"], []),
-            }
+            given = _bfcl_rows(f"possible_answer/{name}", data_dir, ("id", "ground_truth"))
+            answers = {one["id"]: one["ground_truth"] for _, one in given}
+        for where, row in questions:
+            made = {**row, "category": category, "ground_truth": answers.get(row["id"], [])}
             try:
+                made["question"] = _first(row["question"])
                 _refuse_unanswered(made)
             except ValueError as error:
-                raise ValueError(f"{name}, {row['id']}: {error}") from None
+                raise ValueError(f"{where}, {row['id']}: {error}") from None
             yield made
 
 
-def _read(name: str, data_dir: str | None) -> str:
+def _bfcl_rows(name: str, data_dir: str | None, keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows with their places, of objects that have these keys. Raises ValueError with the place of others."""
+    for where, row in parsed_lines(_read(name, data_dir).split(b"\n"), name):
+        lacking = [key for key in keys if key not in row] if isinstance(row, dict) else keys
+        if lacking:
+            raise ValueError(
+                f"{where}: a row of BFCL has {', '.join(keys)}; {lacking[0]} is missing; {REMEDY}"
+            )
+        yield where, row
+
+
+def _first(question: Any) -> Any:
+    """The messages of the first turn, which is the only one of a row of these categories."""
+    if not isinstance(question, list) or len(question) != 1:
+        raise ValueError("question is no list of one turn; problems of several turns are not supported")
+    return question[0]
+
+
+def _read(name: str, data_dir: str | None) -> bytes:
     """A file of BFCL's data: of a folder, of a wheel, or of the installed package."""
     if data_dir is None:
         spec = find_spec("bfcl_eval")
@@ -189,8 +202,8 @@ def _read(name: str, data_dir: str | None) -> str:
     try:
         if place.suffix == ".whl":
             with ZipFile(place) as wheel, wheel.open(f"bfcl_eval/data/{name}") as file:
-                return io.TextIOWrapper(file, encoding="utf-8").read()
-        return (place / name).read_text(encoding="utf-8")
+                return file.read()
+        return (place / name).read_bytes()
     except (OSError, KeyError, BadZipFile) as error:
         raise ValueError(f"{place}: no {name} ({type(error).__name__}); {REMEDY}") from None
 

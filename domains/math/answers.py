@@ -20,6 +20,9 @@ _MATH_END = re.compile(r"(?<!\\)\$|\\\)|\\\]|\n")
 MAX_PREDICTION_LENGTH = 1000
 """Characters of a boxed answer that are looked at."""
 _DOLLARS = re.compile(r"\A\$+|(?<!\\)\$+\Z")
+_CHOICE = re.compile(r"\(?([A-J])\)?")
+_CHOSEN = re.compile(r"\(([A-J])\)[:.]?(?:\s|\\[ ,;:])+(?![-+*/^=(])\S.*")
+"""A choice with what it says behind it: `\\textbf{(C) }5` chooses C, and is no product."""
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
 
 
@@ -80,6 +83,9 @@ def quick_status(answer: str, gold: str) -> AnswerStatus | None:
     given, wanted = plain(answer), plain(gold)
     if given == wanted:
         return "correct"
+    letter, chosen = _CHOICE.fullmatch(wanted), _CHOSEN.fullmatch(given)
+    if letter is not None and chosen is not None:
+        return "correct" if letter[1] == chosen[1] else "wrong"
     marked = _in_text(gold) or (_in_text(answer) and long_enough(wanted))
     if (told := words(wanted, marked)) is not None:
         return "correct" if words(given, marked=True) == told else "wrong"

@@ -4,6 +4,7 @@ A chain file holds one JSON object per line. A row that cannot be used is an err
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,9 @@ CARRIED = (
     *("global_question", "expected_doc_ids", "metadata", "confidence", "verdict", "source_file"),
 )
 """Fields of a row that travel with the problem and decide nothing."""
+
+_NO_UTF8 = re.compile("[\udc80-\udcff]")
+"""What stands for a byte that could not be decoded; no line of UTF-8 has one."""
 
 
 def load_problems(
@@ -114,14 +118,16 @@ def split_of(path: Path) -> str:
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """Lines that hold anything, with their numbers from 1. Raises ValueError if the file is not UTF-8."""
-    with path.open(encoding="utf-8-sig") as file:
-        number = 0
-        try:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}:{number + 1}: not UTF-8 (byte {error.start} of a block)") from None
+    # A strict reader decodes blocks, so that it could not say in which line the wrong byte stands.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+        for number, line in enumerate(file, 1):
+            if wrong := _NO_UTF8.search(line):
+                raise ValueError(
+                    f"{path}:{number}: not UTF-8 (byte 0x{ord(wrong[0]) - 0xDC00:02x}, character "
+                    f"{wrong.start() + 1}); convert it to UTF-8"
+                )
+            if line.strip():
+                yield number, line
 
 
 def parse_row(line: str | bytes, place: str = "") -> Mapping[str, Any]:

@@ -7,9 +7,9 @@ from pipelinerl.base.thoughts import answer_part
 
 AnswerFormat = Literal["auto", "tag", "last_number", "last_word", "text"]
 FORMATS: tuple[AnswerFormat, ...] = get_args(AnswerFormat)
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_NUMBER = re.compile(r"(?:(?<![\w.)\]])-)?\d+(?:,\d{3})*(?:\.\d+)?")
-"""A minus sign belongs to the number unless it stands between two operands, as in 7-5."""
+_OPEN, _CLOSE = "<answer>", "</answer>"
+_NUMBER = re.compile(r"(?:(?<![\w.)\]])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<![\w.)\]])\.\d+)")
+"""`.5` is a number too. A minus sign belongs to one unless it stands between two operands, as in 7-5."""
 _WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -25,9 +25,10 @@ def extract_answer(completion: str, answer_format: AnswerFormat, right: str | No
         tagged = extract_answer(completion, "tag")
         return extract_answer(completion, _like(right)) if tagged is None else tagged
     if answer_format == "tag":
-        found = [part.strip() for part in _TAG.findall(completion)]
+        found = [tagged] if (tagged := _last_tagged(completion)) is not None else []
     elif answer_format == "last_number":
-        found = [number.replace(",", "") for number in _NUMBER.findall(completion.replace("\u2212", "-"))]
+        numbers = _NUMBER.findall(completion.replace("\u2212", "-"))
+        found = [re.sub(r"^(-?)\.", r"\g<1>0.", number.replace(",", "")) for number in numbers]
     elif answer_format == "last_word":
         found = _WORD.findall(completion)
     else:
@@ -35,9 +36,18 @@ def extract_answer(completion: str, answer_format: AnswerFormat, right: str | No
     return found[-1] or None if found else None
 
 
+def _last_tagged(completion: str) -> str | None:
+    """What stands in the last tag that is closed. No expression: one would try every opening to the end."""
+    start = completion.rfind(_OPEN, 0, max(completion.rfind(_CLOSE), 0))
+    if start < 0:
+        return None
+    start += len(_OPEN)
+    return completion[start : completion.index(_CLOSE, start)].strip()
+
+
 def in_format(answer: str, answer_format: AnswerFormat) -> str:
     """A completion that says nothing but `answer`; the formats without a tag read it as it stands."""
-    return f"<answer>{answer}</answer>" if answer_format == "tag" else answer
+    return f"{_OPEN}{answer}{_CLOSE}" if answer_format == "tag" else answer
 
 
 def _like(right: str | None) -> AnswerFormat:

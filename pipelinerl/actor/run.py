@@ -1,10 +1,13 @@
 """The actor's process: connects the scheduler to workers, trainer, streams, accounting and metrics."""
 
 import asyncio
+import json
 import logging
 import signal
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pipelinerl.actor.budget import LagBudget
 from pipelinerl.actor.evaluation import EvaluationPass
@@ -15,6 +18,7 @@ from pipelinerl.actor.problems import Problem, load_problems
 from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.reporting import Reporter
 from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler
+from pipelinerl.base.digests import model_digest
 from pipelinerl.base.logs import REMARK
 from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config, load_tree
@@ -58,6 +62,8 @@ class Actor:
         self.reporter = Reporter(output_dir, cfg, version)
         self.reporter.test_digest = digest(test)
         _remark_others(output_dir, {"training": digest(train), "test": self.reporter.test_digest})
+        _remark_model(output_dir, cfg.model_path)
+        _remark_keys(output_dir, _leaves(cfg.model_extra or {}))
         self.streams = {
             topic: write_to_streams(SingleStreamSpec(output_dir, topic)) for topic in ("actor", "actor_test")
         }
@@ -299,12 +305,42 @@ def _remark_others(output_dir: Path, digests: dict[str, str]) -> None:
         "test": "evaluations before and after are not compared problem by problem",
     }
     for kind, now in digests.items():
-        before = note_digest(output_dir, kind, now)
+        before = note_digest(output_dir, f"{kind}_problems", now)
         if before and now and before != now:
             counts = f"{now.partition(' ')[0]}, before {before.partition(' ')[0]}"
             line = "the %s problems are others than in the last start (%s): %s; give the data as before, or "
             line += "force_restart=true"
             log.warning(line, kind, counts, meaning[kind], extra=REMARK)
+
+
+def _remark_model(output_dir: Path, path: str) -> None:
+    """Remark other files in the model's folder than in the last start, under the same name."""
+    now = model_digest(Path(path))
+    before = note_digest(output_dir, "model", now)
+    if before and now and before != now:
+        line = "model_path=%s holds another model than in the last start: the checkpoint goes on with this "
+        line += "tokenizer and this reference; put the model back, or force_restart=true"
+        log.warning(line, path, extra=REMARK)
+
+
+def _remark_keys(output_dir: Path, names: Iterable[str]) -> None:
+    """Remark keys of a domain that came or went since the last start; a changed value is refused earlier."""
+    now = set(names)
+    last = note_digest(output_dir, "keys", json.dumps(sorted(now)))
+    before = set(json.loads(last)) if last else now
+    for said, keys in (("new", now - before), ("gone", before - now)):
+        for key in sorted(keys):
+            line = "%s is %s since the last start, and the run goes on so; start it as before, or "
+            log.warning(line + "force_restart=true", key, said, extra=REMARK)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Keys with points in them. Their values may be secrets."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
 async def run_actor(cfg: Config, output_dir: Path, job: int) -> None:

@@ -1,6 +1,7 @@
 """What the files of a folder held when it was complete, so that a bit that flipped later is found.
 
-The trainer notes it in each half of a checkpoint and compares it before it goes on from one.
+The trainer notes it in each half of a checkpoint and compares it before it goes on from one. Of a model the
+actor compares with the last start what is quickly read.
 """
 
 import hashlib
@@ -25,6 +26,28 @@ def damaged_file(folder: Path, expected: Mapping[str, Any]) -> str | None:
         if not path.is_file() or _digest(path) != digest:
             return name
     return None
+
+
+_OF_MODEL = ("config.json", "tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja")
+_OF_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+_END = 1 << 20
+
+
+def model_digest(folder: Path) -> str:
+    """What tells the models of a folder apart, without reading them whole; empty where there is none.
+
+    Configuration and tokenizer are read whole, of each weight file the length, the begin and the end.
+    """
+    whole = xxh3_64()
+    for path in sorted({path for name in (*_OF_MODEL, *_OF_WEIGHTS) for path in folder.glob(name)}):
+        weights = any(path.match(name) for name in _OF_WEIGHTS)
+        whole.update(f"\0{path.name} {path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            whole.update(file.read(_END if weights else -1))
+            if weights:
+                file.seek(max(0, path.stat().st_size - _END))
+                whole.update(file.read())
+    return whole.hexdigest() if (folder / "config.json").is_file() else ""
 
 
 def _digest(path: Path) -> str:

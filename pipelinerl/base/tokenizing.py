@@ -55,6 +55,47 @@ def encode(tokenizer: "PreTrainedTokenizerFast", text: str) -> np.ndarray:
     return np.array(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
 
+def encode_within(
+    tokenizer: "PreTrainedTokenizerFast",
+    text: str,
+    context: int,
+    longest: int | None,
+    add_special_tokens: bool = False,
+) -> list[int]:
+    """Ids of a text that somebody else wrote, for a thread beside an event loop.
+
+    `longest` is `longest_token`. Raises ValueError for a text that is too long for the context whatever its
+    ids are.
+    """
+    most = context * (longest or len(text))
+    if len(text) > most:
+        raise ValueError(
+            f"{len(text)} characters have more tokens than the context of {context}; shorten the prompt to "
+            f"less than {most}"
+        )
+    # `encode` keeps the interpreter for itself, for a second a megabyte; nothing else would be answered.
+    batch = tokenizer.backend_tokenizer.encode_batch
+    return list(batch([text], add_special_tokens=add_special_tokens)[0].ids)
+
+
+@lru_cache(maxsize=8)  # by identity; a vocabulary has hundreds of thousands of tokens
+def longest_token(tokenizer: "PreTrainedTokenizerFast") -> int | None:
+    """Characters that an id stands for at most; None where an id may stand for any number of them.
+
+    Byte-level tokens have as many characters as bytes. There is no bound with a normaliser, an id for
+    unknown text, or a token that strips the spaces beside it.
+    """
+    from tokenizers.models import BPE
+
+    backend = tokenizer.backend_tokenizer
+    added = backend.get_added_tokens_decoder().values()
+    if backend.normalizer is not None or any(one.lstrip or one.rstrip for one in added):
+        return None
+    if not isinstance(backend.model, BPE) or backend.model.unk_token is not None:
+        return None
+    return max(len(token) for token in backend.get_vocab())
+
+
 def decode(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int] | np.ndarray, skip_special: bool) -> str:
     listed = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     return tokenizer.backend_tokenizer.decode(listed, skip_special_tokens=skip_special)

@@ -123,6 +123,10 @@ def _exists(tree: DictConfig, key: str) -> bool:
     return isinstance(node, DictConfig) and name in list(node)  # `in node` denies keys that are still missing
 
 
+_SHORT = 4
+"""Characters of a key, such as `me`, that is near to many."""
+
+
 def _hint(tree: DictConfig, key: str) -> str:
     """The key of another trainer's name, or the nearest: first among the siblings, then anywhere."""
     parts = key.split(".")
@@ -138,10 +142,12 @@ def _hint(tree: DictConfig, key: str) -> str:
     siblings, takes_any = [str(name) for name in node], not fields_at(Config, parts[:depth])
     if not takes_any and (renamed := _named_elsewhere(tree, parts)):
         return f"did you mean {renamed}?"
-    if nearest(parts[depth], siblings) is None:
-        elsewhere = [full for full in leaves(tree) if full.rpartition(".")[2] == parts[-1]]
-        if elsewhere:
-            return f"did you mean {elsewhere[0]}?"
+    elsewhere = [full for full in leaves(tree) if full.rpartition(".")[2] == parts[-1]]
+    near = nearest(parts[depth], siblings)
+    # The whole name in another section is nearer than two letters of it in this one.
+    if elsewhere and (near is None or len(near) < _SHORT):
+        return f"did you mean {elsewhere[0]}?"
+    if near is None:
         whole = nearest(key, leaves(tree), cutoff=0.75)
         if whole is not None and not takes_any:
             return f"did you mean {whole}?"

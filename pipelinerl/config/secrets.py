@@ -59,11 +59,18 @@ _IN_WORDS = re.compile(
 """A name and what looks made by a machine, in a header, in JSON or in the words of a connection."""
 _MADE = re.compile(
     r"\b(?:[rs]k-(?:[a-z0-9]{1,40}-){0,8}\w{16}|gh[oprsu]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|hf_[A-Za-z0-9]{20}"
-    r"|xox[a-z]-[\w-]{10}|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30}|eyJ[\w-]{8,}\.[\w-]{8,}\.)"
+    r"|npm_\w{20}|gsk_\w{16}|r8_\w{20}|dop_v1_\w{20}|[rs]k_(?:live|test)_\w{16}|SG\.[\w-]{16,80}\.[\w-]{16}"
+    r"|(?:pypi|nvapi|pplx|tvly|xai|xapp)-[\w-]{16}|\d{8,12}:AA[\w-]{30}"
+    r"|xox[a-z]-[\w-]{10}|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30}|eyJ[\w-]{8,}\.[\w-]{2,}\.)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|\bhooks\.slack\.com/services/\w|/api/webhooks/\d+/\w"
 )
 """Tokens that are known by their own form, whatever their key is called. Bounded: a text is read once."""
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
+_USER = re.compile(r"(?:^|\s)(?:-[uU]|--(?:proxy-)?user)[\s=]*(?=\S*[A-Za-z])[^\s:-][^\s:]{0,80}:[^\s:]")
+"""curl's user and password; a program that runs as user and group has numbers there."""
+_USER_OPTIONS = {"-u", "-U", "--user", "--proxy-user"}
+_HEADER = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)+|Authorization|Cookie")
+_LOOKS_MADE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S{6}")
 _LEAST_REPEATED = 6
 """Characters of a value that is also looked for inside of others; shorter ones are part of too much."""
 
@@ -141,24 +148,34 @@ def _is_secret(place: Place, value: Any, raw: Any) -> bool:
 def _holds_secret(text: str) -> bool:
     """Whether an address, a header, an option or a name in it has a secret, or it is known to be one."""
     named = [option or variable for option, variable in _IN_COMMAND.findall(text)] + _IN_WORDS.findall(text)
-    known = _IN_ADDRESS.search(text) or _IN_HEADER.search(text) or _MADE.search(text)
-    return known is not None or any(map(names_secret, named))
+    known = any(one.search(text) for one in (_IN_ADDRESS, _IN_HEADER, _MADE, _USER))
+    return known or any(map(names_secret, named))
 
 
 def _named_by_others(values: Iterable[tuple[Place, Any, Any]]) -> set[Place]:
-    """Places of what another value names: the item behind an option, and the `value` beside a `name`."""
+    """Places of what another value names: the item behind an option or a header, `value` beside `name`."""
     texts = {place: value for place, value, _ in values if isinstance(value, str)}
     found = set[Place]()
     for place, text in texts.items():
         *above, last = place
-        option = _OPTION.fullmatch(text)
-        if isinstance(last, int) and option is not None and names_secret(option[1]):
+        if isinstance(last, int):
             behind = (*above, last + 1)
-            if not (value := texts.get(behind, "-")).startswith("-") and not value.isdecimal():
+            pair = last == 0 and (*above, 2) not in texts
+            if (value := texts.get(behind)) is not None and _names_next(text, value, pair):
                 found.add(behind)
-        elif last in ("name", "key") and names_secret(text):
+        elif last in ("name", "key", "header") and names_secret(text):
             found.add((*above, "value"))
     return found
+
+
+def _names_next(text: str, value: str, pair: bool) -> bool:
+    """Whether an item of a list says that the next one is a secret: an option, or the header of a pair."""
+    if text in _USER_OPTIONS:
+        return _USER.match(f"{text} {value}") is not None
+    if option := _OPTION.fullmatch(text):
+        return names_secret(option[1]) and not value.startswith("-") and not value.isdecimal()
+    made = _HEADER.fullmatch(text) or _LOOKS_MADE.match(value)
+    return pair and made is not None and len(text.split()) == 1 and names_secret(text)
 
 
 def names_secret(name: str) -> bool:

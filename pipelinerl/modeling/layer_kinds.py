@@ -3,12 +3,16 @@
 Every other kind would pass something on from token to token, and so from sample to sample of a row.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable
 
 TRAINED = ("full_attention", "sliding_attention")
 """As `layer_types` of a configuration names them. A sliding window is cut inside of each sample."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of configurations for the experts of a layer."""
+_OF_LAYER = re.compile(r"(?:(?:model|language_model|transformer)\.)*(?:layers|h)\.(\d+)\.(.+)")
+"""A tensor of a decoder's layer: which layer, and which tensor of it."""
 
 
 def unknown_kinds(kinds: Iterable[str], with_states: bool = False) -> list[str]:
@@ -23,3 +27,26 @@ def refusal(unknown: Iterable[str]) -> str:
     """What is said of them behind the model's name."""
     known = " and ".join(TRAINED)
     return f"has layers of {', '.join(unknown)}; only {known} can be trained on packed rows"
+
+
+def deeper(names: Iterable[str], count: int) -> int | None:
+    """How many layers the tensors of these names are of, where they are of a decoder of more than `count`.
+
+    A layer behind the last one is the decoder's where it has the tensors of an earlier one. Predictors of
+    further tokens, which stand there too, have others, and are none.
+    """
+    layers = defaultdict[int, set[str]](set)
+    for name in names:
+        if found := _OF_LAYER.fullmatch(name):
+            layers[int(found[1])].add(found[2])
+    known = [tensors for index, tensors in layers.items() if index < count]
+    surplus = [index for index, tensors in layers.items() if index >= count and tensors in known]
+    return max(surplus) + 1 if surplus else None
+
+
+def cut_short(found: int, count: int) -> str:
+    """What is said of such a folder behind its name."""
+    return (
+        f"its weights are of {found} layers, config.json says num_hidden_layers={count}; set {found} there, "
+        f"or save a model of {count} layers"
+    )

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils import cached_file
 
 from pipelinerl.base.errors import printable
+from pipelinerl.modeling.layer_kinds import cut_short, deeper
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def load_causal_lm(path: str | Path, **options: Any) -> PreTrainedModel:
         raise DamagedModel(f"{path}: cannot be loaded ({cause})") from error
     finally:
         report.removeFilter(_no_table)
-    _refuse(path, info)
+    _refuse(path, info, model)
     _align(model)
     return model  # type: ignore[no-any-return]
 
@@ -123,7 +124,7 @@ def _no_table(record: logging.LogRecord) -> bool:
     return "LOAD REPORT" not in record.getMessage()
 
 
-def _refuse(path: str | Path, info: dict[str, Any]) -> None:
+def _refuse(path: str | Path, info: dict[str, Any], model: PreTrainedModel) -> None:
     different = sorted(info["mismatched_keys"])
     if different:
         name, saved, wanted = different[0]
@@ -136,5 +137,9 @@ def _refuse(path: str | Path, info: dict[str, Any]) -> None:
         raise DamagedModel(
             f"{path}: {missing[0]} is missing ({len(missing)} tensors in all); save the model again"
         )
-    if info["unexpected_keys"]:
-        log.warning("%s: %d tensors are not used", path, len(info["unexpected_keys"]))
+    unused = sorted(info["unexpected_keys"])
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    if count is not None and (found := deeper([*unused, *model.state_dict()], count)) is not None:
+        raise DamagedModel(f"{path}: {cut_short(found, count)}")
+    if unused:
+        log.warning("%s: %d tensors are not used, first %s", path, len(unused), unused[0])

@@ -26,7 +26,8 @@ _TEXT = 16
 def shared(train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]) -> int:
     """How many test problems have the content of a training problem, up to case, spaces and names.
 
-    Where problems have texts of their own, those decide and numbers or words beside them do not.
+    Where problems have texts of their own, those decide and numbers or words beside them do not. A test
+    problem with other keys, as of another loader, is known by one of these texts.
     """
     contents = [frozenset(_leaves(problem)) for problem in train]
     texts: dict[str, set[str]] = {}
@@ -35,6 +36,7 @@ def shared(train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]
             texts.setdefault(key, set()).add(value)
     # Not a system prompt, which many problems have in common.
     own = {key for key, values in texts.items() if 2 * len(values) > len(train)}
+    own_texts = frozenset(chain.from_iterable(texts[key] for key in own))
 
     def told(content: Collection[tuple[str, str]], keys: Collection[str]) -> frozenset[tuple[str, str]]:
         return frozenset(pair for pair in content if pair[0] in keys) or frozenset(content)
@@ -46,6 +48,8 @@ def shared(train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]
     def is_known(content: Collection[tuple[str, str]]) -> bool:
         # By what the test problem has: a solution may be written out in the training problem alone.
         keys = frozenset(own) & {key for key, _ in content}
+        if own and not keys:
+            return any(value in own_texts for _, value in content)
         return told(content, keys) in known(keys)
 
     return sum(is_known([*_leaves(problem)]) for problem in test)
@@ -104,7 +108,7 @@ def digest(problems: Sequence[Mapping[str, Any]]) -> str:
 
 def note_digest(output_dir: Path, kind: str, found: str) -> str:
     """Keep a digest for the next start; returns that of the last one, empty for none."""
-    path = Path(output_dir) / "actor" / f"{kind}_problems_digest"
+    path = Path(output_dir) / "actor" / f"{kind}_digest"
     before = path.read_text().strip() if path.is_file() else ""
     if found:
         write_whole(path, f"{found}\n")

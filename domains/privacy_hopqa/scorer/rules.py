@@ -5,8 +5,10 @@ over all queries together, so that facts spread over several queries (a mosaic) 
 lowers the score.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from domains.privacy_hopqa.data.answers import Token, tokenize
 from retrieval_server.tokens import is_unspaced, tokens
@@ -56,9 +58,29 @@ def names_company(query: str, company: str) -> bool:
     return bool(name) and name <= set(_stems(query))
 
 
-def answer_share(query: Sequence[Token], answer: Sequence[Token]) -> float:
+class Looked:
+    """The tokens of one query, in which `holds` costs the same however many there are."""
+
+    def __init__(self, query: Iterable[Token]) -> None:
+        self._texts = set[tuple[str, str]]()
+        self._units = defaultdict[Fraction | None, set[str | None]](set)
+        for token in query:
+            if token.kind == "number":
+                self._units[token.value].add(token.unit)
+            else:
+                self._texts.add((token.kind, token.text))
+
+    def holds(self, token: Token) -> bool:
+        """Whether `token.equals` one of them."""
+        if token.kind != "number":
+            return (token.kind, token.text) in self._texts
+        units = self._units.get(token.value, ())
+        return bool(units) and (token.unit is None or None in units or token.unit in units)
+
+
+def answer_share(query: Looked, answer: Sequence[Token]) -> float:
     """Share of the answer's tokens in a query; 0 unless each that bears a number is present."""
-    present = [any(token.equals(other) for other in query) for token in answer]
+    present = [query.holds(token) for token in answer]
     bears_number = [token.kind != "word" for token in answer]
     if not answer or any(needed and not found for needed, found in zip(bears_number, present)):
         return 0.0
@@ -71,12 +93,12 @@ def score(company: str, queries: Sequence[str], facts: Iterable[Fact]) -> float:
         return 0.0
     log_keys = frozenset().union(*(keys(query, company) for query in queries))
     named = float(any(names_company(query, company) for query in queries))
-    tokenized = [tokenize(query) for query in queries]
-    return max((_fact_score(fact, company, log_keys, named, tokenized) for fact in facts), default=0.0)
+    looked = [Looked(tokenize(query)) for query in queries]
+    return max((_fact_score(fact, company, log_keys, named, looked) for fact in facts), default=0.0)
 
 
 def _fact_score(
-    fact: Fact, company: str, log_keys: frozenset[str], c: float, queries: Sequence[Sequence[Token]]
+    fact: Fact, company: str, log_keys: frozenset[str], c: float, queries: Sequence[Looked]
 ) -> float:
     topic = keys(fact.question, company)
     a = min(1.0, len(topic & log_keys) / max(1, min(len(topic), _ENOUGH_KEYS)))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelinerl.base.tokenizing import load_tokenizer
 from pipelinerl.engines.received import DEFAULT, RECEIVED, Announced
 from pipelinerl.engines.serving.sequence import NO_SLOT, Sequence
 from pipelinerl.engines.wire import PermanentUpdateError
@@ -154,7 +155,7 @@ class Backend(ABC):
         self.settings, self.weights = settings, weights
         self.vocab_size: int = config.vocab_size
         # These end a sequence that does not ignore them.
-        self.eos_ids = _eos_ids(settings.model, config)
+        self.eos_ids = eos_ids(settings.model, config)
         self.queue = queue or Queue(settings.max_num_seqs)
 
     def begin(self) -> None:
@@ -179,8 +180,11 @@ class Backend(ABC):
         return type(self).__name__
 
 
-def _eos_ids(model: Path, config: Any) -> frozenset[int]:
-    """End ids of the model's configuration and, where it exists, of its generation configuration."""
+def eos_ids(model: Path, config: Any) -> frozenset[int]:
+    """End ids of the model's configuration and of its generation configuration, or else the tokenizer's.
+
+    vLLM ends at the tokenizer's in any case; where a configuration has others it is mostly among them.
+    """
     found = [config.eos_token_id]
     path = model / "generation_config.json"
     if path.is_file():
@@ -188,6 +192,9 @@ def _eos_ids(model: Path, config: Any) -> frozenset[int]:
     ids: set[int] = set()
     for entry in found:
         ids.update(entry if isinstance(entry, list) else [] if entry is None else [entry])
+    if not ids and (model / "tokenizer.json").is_file():
+        end = load_tokenizer(str(model)).eos_token_id
+        ids.update([] if end is None else [end])
     return frozenset(ids)
 
 

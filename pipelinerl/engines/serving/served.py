@@ -7,10 +7,9 @@ refuses no other accepts.
 from functools import cached_property
 from pathlib import Path
 
-from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from pipelinerl.base.tokenizing import load_tokenizer
+from pipelinerl.base.tokenizing import encode_within, load_tokenizer, longest_token
 from pipelinerl.engines.openai.protocol import BadRequest, SamplingFields, UnknownModel, require
 from pipelinerl.engines.serving.backend import Backend, UnsupportedModel
 from pipelinerl.engines.serving.sequence import Request
@@ -46,30 +45,15 @@ class Served:
 
     def encoded(self, text: str, add_special_tokens: bool) -> list[int]:
         """Ids of a text. Raises BadRequest for one that is too long for the context whatever its ids are."""
-        most = self._settings.max_model_len * (self._longest_token or len(text))
-        if len(text) > most:
-            raise BadRequest(
-                f"{len(text)} characters have more tokens than the context of {self._settings.max_model_len} "
-                f"(--max-model-len); shorten the prompt to less than {most}"
-            )
-        # `encode` keeps the interpreter for itself, for a second a megabyte; nothing else would be answered.
-        encode = self.tokenizer.backend_tokenizer.encode_batch
-        return list(encode([text], add_special_tokens=add_special_tokens)[0].ids)
+        context, longest = self._settings.max_model_len, self._longest_token
+        try:
+            return encode_within(self.tokenizer, text, context, longest, add_special_tokens)
+        except ValueError as error:
+            raise BadRequest(str(error)) from None
 
     @cached_property
     def _longest_token(self) -> int | None:
-        """Characters that an id stands for at most; None where an id may stand for any number of them.
-
-        Byte-level tokens have as many characters as bytes. There is no bound with a normaliser, an id for
-        unknown text, or a token that strips the spaces beside it.
-        """
-        backend = self.tokenizer.backend_tokenizer
-        added = backend.get_added_tokens_decoder().values()
-        if backend.normalizer is not None or any(one.lstrip or one.rstrip for one in added):
-            return None
-        if not isinstance(backend.model, BPE) or backend.model.unk_token is not None:
-            return None
-        return max(len(token) for token in backend.get_vocab())
+        return longest_token(self.tokenizer)
 
     def check_model(self, name: str | None) -> None:
         """Raises UnknownModel for any name but the one that is served and the path that `--model` got."""

@@ -4,6 +4,7 @@
 as their clients read it. So the ids, log-probabilities and versions of every route are the engine's.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pipelinerl.async_llm import ended_text
-from pipelinerl.base.tokenizing import decode
+from pipelinerl.base.tokenizing import decode, encode_within, longest_token
 from pipelinerl.engines.llm_call import LLMCall, Prompt, ToolCall
 from pipelinerl.engines.llm_engine import EngineLLM
 from pipelinerl.engines.openai.chat import plain_messages, prompt_text
@@ -67,7 +68,7 @@ async def chat_reply(session: Session, fields: ChatFields, body: Mapping[str, An
     else:
         # Ids are appended as the template begins an answer, so only where it was asked to.
         usual = fields.add_generation_prompt and not (fields.tools or fields.add_special_tokens)
-        prompt = (session.continued(llm, key, messages) if usual else None) or _rendered(
+        prompt = (session.continued(llm, key, messages) if usual else None) or await _rendered(
             llm, fields, messages
         )
     most = sampling.bounded(fields.most_tokens, session.llm.parameters)
@@ -133,9 +134,17 @@ def by_token(llm: EngineLLM, call: LLMCall, text: str) -> list[str]:
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _rendered(llm: EngineLLM, fields: ChatFields, messages: list[dict[str, Any]]) -> Prompt:
-    backend = llm.load_tokenizer().backend_tokenizer
+async def encoded(llm: EngineLLM, text: str, add_special_tokens: bool) -> list[int]:
+    """Ids of a prompt, made beside the event loop, on which all rollouts of the process are.
+
+    Raises ValueError for a text that cannot fit into the context.
+    """
+    tokenizer, context = llm.load_tokenizer(), llm.context_size
+    longest = longest_token(tokenizer)
+    return await asyncio.to_thread(encode_within, tokenizer, text, context, longest, add_special_tokens)
+
+
+async def _rendered(llm: EngineLLM, fields: ChatFields, messages: list[dict[str, Any]]) -> Prompt:
     whole = msgspec.structs.replace(fields, chat_template_kwargs=llm.chat_template_kwargs)
     text = prompt_text(llm.load_tokenizer(), whole)
-    ids = backend.encode(text, add_special_tokens=fields.add_special_tokens).ids
-    return Prompt(messages=messages, token_ids=ids)
+    return Prompt(messages=messages, token_ids=await encoded(llm, text, fields.add_special_tokens))

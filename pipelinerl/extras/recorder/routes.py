@@ -26,6 +26,7 @@ from pipelinerl.extras.recorder.replies import (
     by_token,
     calls_tools,
     chat_reply,
+    encoded,
     ruled,
     shown,
 )
@@ -55,12 +56,8 @@ async def completions(session: Session, body: bytes) -> Answered:
     fields = read(body, CompletionFields)
     asked, others = ruled(session, msgspec.json.decode(body))
     llm = bound(session, asked)
-    tokenizer = llm.load_tokenizer()
-    backend = tokenizer.backend_tokenizer
-    prompts = [
-        backend.encode(one, add_special_tokens=fields.add_special_tokens).ids if isinstance(one, str) else one
-        for one in fields.prompts()
-    ]
+    tokenizer, special = llm.load_tokenizer(), fields.add_special_tokens
+    prompts = [await encoded(llm, one, special) if isinstance(one, str) else one for one in fields.prompts()]
     most = sampling.bounded(fields.max_tokens, session.llm.parameters)
     calls = await session.ask(llm, [_by_ids(one) for one in prompts], most, others)
     texts = [shown(llm, call, fields)[0] for call in calls]

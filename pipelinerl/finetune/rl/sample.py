@@ -20,6 +20,8 @@ from pipelinerl.situations import LARGEST, Labels, absent, emit_situations, fill
 
 UNSAMPLED = -1
 """Weight version of tokens that no engine sampled (prompts), and of those whose version nobody noted."""
+ROUNDING = 0.01
+"""Above 0, of a log-probability: more than any rounding of an engine makes."""
 _NOT_CUT = frozenset({"stop", "content_filter"})
 _NO_LOGPROBS = np.empty(0, np.float32)
 _SHOWN = ("text", "n_predicted", "visual_features", "metadata")
@@ -342,6 +344,12 @@ def _check(
         )
     if np.count_nonzero(np.isfinite(old_logprobs)) != count:
         raise BadSample("not_finite", f"sample {name}: a log-probability is not finite")
+    if (highest := float(old_logprobs.max())) > ROUNDING:
+        raise BadSample(
+            "too_large",
+            f"sample {name}: a log-probability is {highest:g}, expected at most 0; pass what the engine said "
+            "of the sampled tokens, and no loss or logit",
+        )
     end = newest = 0
     for version, start, stop in spans:
         if start != end or stop <= start or version < newest:

@@ -14,7 +14,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.checks.dotted import dotted, signature_problem
 from pipelinerl.launcher.checks.imports import calls
-from pipelinerl.modeling.layer_kinds import refusal, unknown_kinds
+from pipelinerl.modeling.layer_kinds import cut_short, deeper, refusal, unknown_kinds
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
 MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
@@ -105,11 +105,13 @@ def model_problems(cfg: Config) -> Iterator[str]:
             config = json.loads((path / "config.json").read_text())
             yield from _positions(cfg, config)
             yield from _stop_ids(cfg, config)
+            yield from _no_end(cfg, path, config)
             if "finetune" in cfg.debug.roles:
                 yield from _quantised(path, config)
                 yield from _layers(path, config)
                 yield from _unknown_type(path, config)
                 yield from _embedding(path, config)
+                yield from _depth(path, config)
     elif path.exists():
         yield f"model_path={path}: a file; give the folder that holds config.json"
     elif cfg.bootstrap.phases and path == Path(cfg.bootstrap_out):
@@ -155,6 +157,23 @@ def _stop_ids(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
             yield f"{group}.parameters.stop_token_ids={ids}: the model has ids below {size}, not {unknown[0]}"
 
 
+def _no_end(cfg: Config, path: Path, config: dict[str, Any]) -> Iterator[str]:
+    """A model that nothing ends: every answer would be cut at its longest, and count as unfinished."""
+    given, tokens = cfg.llm.parameters, path / "tokenizer_config.json"
+    if "actor_llm" not in cfg.debug.roles or given.stop or given.stop_token_ids or not tokens.is_file():
+        return
+    ends = [config.get("eos_token_id"), _of_text(config).get("eos_token_id")]
+    ends.append(json.loads(tokens.read_bytes()).get("eos_token"))
+    if (generation := path / "generation_config.json").is_file():
+        ends.append(json.loads(generation.read_bytes()).get("eos_token_id"))
+    if all(end in (None, []) for end in ends):
+        yield (
+            f"model_path={path}: neither config.json nor generation_config.json has an eos_token_id, and "
+            "tokenizer_config.json no eos_token, so no answer would end; add one, or set "
+            "llm.parameters.stop_token_ids"
+        )
+
+
 def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
     """Kinds of layers that the trainer refuses once it has loaded the model; not every file has them."""
     kinds = _of_text(config).get("layer_types")
@@ -190,6 +209,14 @@ def _embedding(path: Path, config: dict[str, Any]) -> Iterator[str]:
                 )
 
 
+def _depth(path: Path, config: dict[str, Any]) -> Iterator[str]:
+    """Weights of a deeper model, whose further layers would be left out."""
+    count = _of_text(config).get("num_hidden_layers")
+    names = [name for file in sorted(path.glob("*.safetensors")) for name in _header(file)]
+    if isinstance(count, int) and (found := deeper(names, count)) is not None:
+        yield f"model_path={path}: {cut_short(found, count)}"
+
+
 def _quantised(path: Path, config: dict[str, Any]) -> Iterator[str]:
     """Weights in a few bits, such as gpt-oss has in MXFP4: an engine would load no trained version."""
     given = config.get("quantization_config") or _of_text(config).get("quantization_config")
@@ -209,7 +236,7 @@ def _of_text(config: dict[str, Any]) -> dict[str, Any]:
 
 def damaged_files(folder: Path) -> Iterator[str]:
     """One line per JSON file that does not parse, shard that is absent and weight file that is cut."""
-    for name in ("config.json", "tokenizer.json", "generation_config.json"):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if (folder / name).is_file():
             yield from _json_problem(folder, name)
     index = folder / "model.safetensors.index.json"

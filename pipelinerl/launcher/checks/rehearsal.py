@@ -6,6 +6,7 @@ A loader is code of a domain: it runs in a process of its own, which is this fil
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from pipelinerl.base.tokenizing import encode, load_tokenizer, render_chat
 from pipelinerl.config.files import as_yaml, typed
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, load_domain
+from pipelinerl.domain_sampling import DomainWeightedSampler
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.run_state.shared_problems import shared
 
@@ -97,6 +99,11 @@ def looked_at(tree: DictConfig) -> Looked:
         named = isinstance(error, ValueError | OSError)
         said = str(error).removeprefix(_loader(cfg)).lstrip(": ")
         return Looked([f"{_loader(cfg)}: {'' if named else f'{type(error).__name__}: '}{said}"])
+    try:
+        if train and cfg.actor.domain_mix:
+            DomainWeightedSampler(train, cfg.actor.domain_mix, random.Random())
+    except ValueError as error:  # of a domain that no problem has, which the actor would find late
+        return Looked([str(error)])
     test = test if cfg.evaluates else []
     said = f"{len(train)} to train on, {len(test)} to evaluate"
     if len(train) <= COMPARED and (both := shared(train, test)):

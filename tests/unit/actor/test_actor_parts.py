@@ -18,7 +18,7 @@ from pipelinerl.actor.loop_lag import LoopLag
 from pipelinerl.actor.messages import Ending, FinishedRollout
 from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.retries import backoff_s, reason_of, retryable
-from pipelinerl.actor.run import _remark_others
+from pipelinerl.actor.run import _leaves, _remark_keys, _remark_model, _remark_others
 from pipelinerl.actor.runner import metric_values
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.stats import (
@@ -516,3 +516,39 @@ def test_other_problems_than_in_the_last_start_are_remarked(tmp_path, caplog):
     assert not caplog.records, "a start without evaluation says nothing of its problems"
     _remark_others(tmp_path, {"training": "5 cc", "test": "20 dd"})
     assert "the test problems are others" in caplog.text and "not compared problem by problem" in caplog.text
+
+
+def test_another_model_under_the_same_name_is_remarked(tmp_path, caplog):
+    model = tmp_path / "model"
+    model.mkdir()
+    files = {"config.json": b"{}", "tokenizer.json": b'{"a": 0}', "model.safetensors": bytes(3 << 20)}
+    for name, content in files.items():
+        (model / name).write_bytes(content)
+    for _ in range(2):
+        _remark_model(tmp_path, str(model))
+    (model / "README.md").write_text("what nobody loads")
+    _remark_model(tmp_path, str(model))
+    assert not caplog.records
+    for name, changed in (
+        ("tokenizer.json", b'{"b": 0}'),
+        ("model.safetensors", bytes(3 << 20)[:-1] + b"\1"),
+        ("config.json", b'{"rope_theta": 1}'),
+    ):
+        (model / name).write_bytes(changed)
+        _remark_model(tmp_path, str(model))
+        (record,) = caplog.records
+        assert record.remark and "holds another model than in the last start" in record.getMessage(), name
+        caplog.clear()
+    _remark_model(tmp_path, "owner/name")
+    assert not caplog.records, "a name on a hub holds nothing here"
+
+
+def test_keys_of_a_domain_that_came_or_went_are_remarked(tmp_path, caplog):
+    for names in (["mine.depth"], ["mine.depth"]):
+        _remark_keys(tmp_path, names)
+    assert not caplog.records
+    _remark_keys(tmp_path, ["mine.depth", "mine.bonus"])
+    _remark_keys(tmp_path, ["mine.bonus"])
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" since")[0] for line in said] == ["mine.bonus is new", "mine.depth is gone"]
+    assert list(_leaves({"mine": {"a": {"b": "secret"}, "c": []}})) == ["mine.a.b", "mine.c"]

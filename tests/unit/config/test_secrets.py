@@ -59,6 +59,16 @@ more:
   basic: Basic written-4545-basic
   noted: see hf_written4646aaaaaaaaaaaaaa
   also: [ghp_written4747aaaaaaaaaaaaaaaa, sk-ant-api03-written4848aaaaaaaaaaaa]
+  signed_in: eyJhbGciOiJub25lIn0.e30.written-4949-jwt
+  fetch: "curl -s -u me:written-5050-curl https://host/x"
+  fetched: [curl, -u, "me:written-5151-curl", "--proxy-user", "me:written-5252-proxy"]
+  pairs: [[X-Api-Key, writtenByHand], [Accept, plain-accept], [password, written-5353-pair]]
+  header_of: {header: X-Auth-Token, value: written-5454-header}
+  forms: [npm_written5656aaaaaaaaaaaaaa, sk_live_written5757aaaaaaaa, gsk_written5858aaaaaaaaaaa]
+  others: ["SG.written5959aaaaaaaaaa.aaaaaaaaaaaaaaaaaaa", pypi-written6161aaaaaaaaaa]
+  slack: xapp-1-written6262aaaaaa
+  who: "docker run -u 1000:1000 -u me plain-image"
+  columns: [max_tokens, rewards]
   prompt: "Token: a word. Write key=value, and the password: none."
 decoded: ${oc.decode:${oc.env:FAKE_MAPPING}}
 vllm_config:
@@ -74,7 +84,8 @@ SECRETS = [f"written-{n}" for n in (1111, 2222, 3333, 4444, 5555, 6666, 7777)]
 SECRETS += [f"written-{n}" for n in (2121, 2929, 2323, 2424, 2525, 2626, 2727, 2828)]
 SECRETS += [f"written-{n}" for n in (3131, 3232, 3333, 3434, 3535, 3636, 3737)]
 SECRETS += [f"written-{n}" for n in (3838, 3939, 4040, 4141, 4242, 4343, 4545)]
-SECRETS += [f"written{n}" for n in (4646, 4747, 4848)]
+SECRETS += [f"written{n}" for n in (4646, 4747, 4848, 5656, 5757, 5858, 5959, 6161, 6262)]
+SECRETS += [f"written-{n}" for n in (4949, 5050, 5151, 5252, 5353, 5454)] + ["writtenByHand"]
 SECRETS += ["environment-8888", "environment-9999", "environment-1010", "60606"]
 OPEN = [
     "JUDGE_KEY",
@@ -83,6 +94,9 @@ OPEN = [
     "counts: python judge.py --max-tokens=512",
     "--max-tokens\n  - '512'\n  - --token\n  - --verbose",
     "value: plain-level",
+    "plain-accept",
+    "plain-image",
+    "- max_tokens\n  - rewards",
     "Write key=value, and the password: none.",
     "timeout: 30",
     "max-num-seqs: 3",
@@ -205,7 +219,9 @@ def test_what_a_start_writes_is_masked_or_its_owners_alone(
     assert told and all(path.stat().st_mode & 0o077 == 0 for path in told)
 
 
-@pytest.mark.parametrize("piece", ["a", "a-", "a=1", "a: ", "--a ", "A", '"', "sk-a-", "eyJ", "://"])
+@pytest.mark.parametrize(
+    "piece", ["a", "a-", "a=1", "a: ", "--a ", "A", '"', "sk-a-", "eyJ", "://", "-u ", "-ua"]
+)
 def test_a_long_text_is_looked_at_in_linear_time(piece: str) -> None:
     """A prompt of a hundred thousand characters would take minutes otherwise."""
     assert secrets_of(OmegaConf.create({"text": piece * (100_000 // len(piece))})) == {}

@@ -11,11 +11,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from pipelinerl.base import role
 from pipelinerl.base.digests import digests
 from pipelinerl.config import Job, save
 from pipelinerl.engines.cpu.__main__ import main as engine_main
+from pipelinerl.engines.serving.backend import eos_ids
 from pipelinerl.finetune import __main__ as trainer
 from pipelinerl.finetune.build import learner_of
 from pipelinerl.finetune.checkpoints import save_checkpoint
@@ -70,6 +72,13 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], Any], name: str = WEIGHT
     return spoil
 
 
+def without_an_end(folder: Path, tokenizer: bool = False) -> None:
+    for name in ("config.json", "generation_config.json"):
+        entries(name, eos_token_id=None)(folder)
+    if not tokenizer:
+        entries("tokenizer_config.json", eos_token=None)(folder)
+
+
 INDEX = "model.safetensors.index.json"
 LAUNCHER: dict[str, tuple[Spoil, str]] = {
     "weights cut": (cut(WEIGHTS, 100), WEIGHTS),
@@ -101,6 +110,18 @@ LAUNCHER: dict[str, tuple[Spoil, str]] = {
         entries("config.json", max_position_embeddings=64),
         "engine.max_model_len=256: the model has 64 positions",
     ),
+    "nothing that ends an answer": (
+        without_an_end,
+        "so no answer would end; add one, or set llm.parameters.stop_token_ids",
+    ),
+    "settings of the tokenizer are no JSON": (
+        put("tokenizer_config.json", b"{"),
+        "tokenizer_config.json is not valid JSON",
+    ),
+    "fewer layers than the weights": (
+        entries("config.json", num_hidden_layers=1, layer_types=None),
+        "its weights are of 2 layers, config.json says num_hidden_layers=1",
+    ),
 }
 
 LOADED: dict[str, tuple[Spoil, str]] = {
@@ -117,6 +138,10 @@ LOADED: dict[str, tuple[Spoil, str]] = {
     "another model's config": (entries("config.json", hidden_size=32), "belong to different models"),
     "a smaller vocabulary": (entries("config.json", vocab_size=10), "config.json wants [10, 16]"),
     "another number of layers": (entries("config.json", num_hidden_layers=3), "num_hidden_layers"),
+    "fewer layers than the weights": (
+        entries("config.json", num_hidden_layers=1, layer_types=None),
+        "its weights are of 2 layers, config.json says num_hidden_layers=1",
+    ),
     "an unknown architecture": (entries("config.json", model_type="abacus"), "abacus"),
     "no architecture": (entries("config.json", model_type=None), "model_type"),
 }
@@ -203,6 +228,35 @@ def test_an_engine_refuses_a_damaged_model(
     spoil(damaged)
     assert engine_main(["--model", str(damaged), "--port", "0", "--max-model-len", "64"]) == 2
     check_one_line(capfd.readouterr().err, value, case)
+
+
+def test_an_engine_ends_answers_as_the_tokenizer_says_where_the_configuration_does_not(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    without_an_end(folder, tokenizer=True)
+    config = AutoConfig.from_pretrained(folder)
+    assert config.eos_token_id is None
+    assert eos_ids(folder, config) == {build_tokenizer().eos_token_id}
+    assert eos_ids(model, AutoConfig.from_pretrained(model)) == {build_tokenizer().eos_token_id}
+
+
+def test_a_predictor_behind_the_last_layer_is_no_further_layer(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has a decoder's layer and more, as that of GLM 4.5 has: the model without it is whole."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    held = load_file(folder / WEIGHTS)
+    further = {name.replace(".1.", ".2."): one.clone() for name, one in held.items() if ".layers.1." in name}
+    further["model.layers.2.eh_proj.weight"] = torch.zeros(16, 32)
+    save_file({**held, **further}, folder / WEIGHTS, {"format": "pt"})
+    given = ["+domain=guessing", f"model_path={folder}", f"output_dir={tmp_path / 'run'}", "validate=true"]
+    assert launch(given) == 0
+    load_model(folder)
+    assert f"{len(further)} tensors are not used, first model.layers.2.eh_proj.weight" in caplog.text
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,8 @@ ROW = {
 TRUTH = {"id": "simple_python_0", "ground_truth": [{"add": {"a": [1], "b": [2]}}]}
 TWO = {"category": "parallel", "function": [ADD], "ground_truth": [*TRUTH["ground_truth"]] * 2}
 
+QUESTIONS = "BFCL_v4_simple_python.json"
+
 
 def bfcl_data(folder: Path, *rows: Any) -> None:
     (folder / "possible_answer").mkdir(parents=True)
@@ -202,3 +204,34 @@ def test_upstreams_file_composes_and_says_what_its_data_need(
     params["dataset_id"] = None
     assert len(load(tree.train_dataset_names, **params)) == 2048
     check_one_server(dry_run, tmp_path, "fn_calling")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (QUESTIONS, b'{"id": "a"', f"{QUESTIONS}:2: no JSON"),
+        (QUESTIONS, '{"id": "é"}'.encode("latin-1"), f"{QUESTIONS}:2: no JSON: 'utf-8' codec"),
+        (QUESTIONS, b"[1]", f"{QUESTIONS}:2: a row of BFCL has id, question, function; id is missing"),
+        (QUESTIONS, b'{"id": "a", "question": [[]]}', f"{QUESTIONS}:2: .* function is missing"),
+        (QUESTIONS, json.dumps(ROW | {"question": []}).encode(), "question is no list of one turn"),
+        (QUESTIONS, json.dumps(ROW | {"question": ROW["question"] * 2}).encode(), "several turns"),
+        (f"possible_answer/{QUESTIONS}", b'{"id": "b"}', f"{QUESTIONS}:2: .* ground_truth is missing"),
+    ],
+)
+def test_a_damaged_file_of_bfcl_is_named_with_its_line(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    bfcl_data(tmp_path, ROW)
+    with (tmp_path / name).open("ab") as file:
+        file.write(content + b"\n")
+    with pytest.raises(ValueError, match=message):
+        load_problems(["bfcl_simple_python"], data_dir=str(tmp_path))
+
+
+def test_a_line_separator_inside_of_a_text_of_bfcl_ends_no_row(tmp_path: Path) -> None:
+    said = "Add 1\u2028and 2.\x85"
+    asked = [[{"role": "user", "content": said}]]
+    bfcl_data(tmp_path)
+    line = json.dumps(ROW | {"question": asked}, ensure_ascii=False)
+    (tmp_path / QUESTIONS).write_text(line, encoding="utf-8")
+    assert load_problems(["bfcl_simple_python"], data_dir=str(tmp_path))[0]["task"] == said

@@ -94,6 +94,16 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list
             "stop_token_ids=[7, 999999]: the model has ids below ",
         ),
         (
+            "def load(names): return [{'n': 1, 'domain': 'sums'}]",
+            ["actor.domain_mix={sums: 1, products: 2}"],
+            "actor.domain_mix.products: no problem has that domain; problems have sums",
+        ),
+        (
+            "def load(names): return [{'n': 1}]",
+            ["actor.domain_mix={sums: 1}"],
+            "problem 0 has no 'domain'; actor.domain_mix needs one in each problem",
+        ),
+        (
             "def load(names): return [{'n': 0}, {'n': lambda: 0}]",
             [],
             "problem 1 cannot be sent to a worker process",

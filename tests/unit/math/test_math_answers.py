@@ -173,6 +173,23 @@ TABLE = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("gold", "boxed", "status"),
+    [
+        ("C", r"\textbf{(C) }5", "correct"),
+        ("C", r"\mathrm{(C)}\ 5", "correct"),
+        ("(C)", r"(C): no solution", "correct"),
+        ("C", r"\textbf{(D) }5", "wrong"),
+        ("5", r"\textbf{(C) }5", "wrong"),
+        ("C", "(C) + 1", "wrong"),
+        ("C", "(C)^2", "wrong"),
+        ("C", "(C) (D)", "wrong"),
+    ],
+)
+def test_a_choice_may_say_what_it_stands_for(gold: str, boxed: str, status: str) -> None:
+    assert verify_answer(f"\\boxed{{{boxed}}}", gold) == status
+
+
 @pytest.mark.parametrize(("gold", "boxed", "status"), TABLE)
 def test_a_boxed_answer_is_judged(gold: str, boxed: str, status: str) -> None:
     assert verify_answer(f"So it is \\boxed{{{boxed}}}.", gold) == status

@@ -100,6 +100,7 @@ ONE_TEXT = {
     "reward a word": (put(reward="much"), "malformed"),
     "logprob nan": (logprob(NAN), "not_finite"),
     "logprob infinite": (logprob(-INF), "not_finite"),
+    "a loss in place of a logprob": (logprob(0.7), "too_large"),
     "a logprob less than tokens": (cut("logprobs"), "label_mismatch"),
     "a label less than ids": (cut("labels"), "label_mismatch"),
     "empty completion": (empty_completion, "no_labels"),

@@ -147,6 +147,18 @@ def test_a_bad_row_is_an_error_with_file_and_line(load, bad, message):
     assert message in str(error.value)
 
 
+def test_a_byte_that_is_no_utf8_is_named_with_its_line(tmp_path):
+    lines = [json.dumps(row(chain_id=f"c{n}")) for n in range(200)]  # several blocks of a reader
+    lines[150] = lines[150].replace("Harlow", "Zürich")
+    path = tmp_path / "chains_train.jsonl"
+    path.write_bytes("\n".join(lines).encode("latin-1"))
+    column = lines[150].index("ü") + 1
+    with pytest.raises(
+        ValueError, match=rf"chains_train\.jsonl:151: not UTF-8 \(byte 0xfc, character {column}\)"
+    ):
+        load_problems([str(path)])
+
+
 def test_names_stand_for_configured_files(tmp_path):
     paths = {}
     for split in ("final", "train", "val", "test"):

@@ -104,6 +104,13 @@ async def test_a_task_id_does_not_change_web_results(client: TestClient) -> None
         ),
         (LOCAL, b'{"query":"x","task_id":"DR90001","threshold":NaN}', 400, "out_of_range", "threshold"),
         (LOCAL, {"query": "x", "task_id": "DR90001", "threshold": 10**400}, 400, "out_of_range", "threshold"),
+        (
+            "/known",
+            {"task": ["DR90001"]},
+            400,
+            "unknown",
+            "'task' is unknown; send some of tasks, pages, texts",
+        ),
         ("/known", {"tasks": "DR90001"}, 400, "wrong_type", "tasks is a str; send a list of strings"),
         ("/known", {"texts": ["web/1"]}, 400, "wrong_type", "texts is a list; send an object of strings"),
         ("/known", {"texts": {"web/1": 7}}, 400, "wrong_type", "texts is a dict; send an object of strings"),

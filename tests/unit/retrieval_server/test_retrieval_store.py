@@ -292,6 +292,10 @@ def test_a_folder_without_tasks_is_refused_and_a_task_without_documents_is_told(
     (tmp_path / "DR1" / "a.md").write_text("its documents are not in files/")
     with pytest.raises(CorpusError, match=r"holds no task: each is a folder with its documents in files/"):
         Store.load(tmp_path, None)
+    for content in ("", "\n", '{"docid": "1", "url": "u", "text": " "}\n'):
+        (tmp_path / "web.jsonl").write_text(content)
+        with pytest.raises(CorpusError, match=r"web\.jsonl holds no page with a text; give another file"):
+            Store.load(None, tmp_path / "web.jsonl")
     for task_id in ("DR2", "DR3"):
         (tmp_path / task_id / "files").mkdir(parents=True)
     (tmp_path / "DR3" / "files" / "a.md").write_text("text")

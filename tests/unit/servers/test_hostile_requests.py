@@ -18,6 +18,8 @@ from domains.math.service import make_app
 from domains.privacy_hopqa.scorer.app import ScoringService
 from domains.privacy_hopqa.scorer.app import build_app as scorer_app
 from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
+from pipelinerl.extras import recorder
+from pipelinerl.llm import TrainableLLM
 from retrieval_server.app import RetrievalService
 from retrieval_server.app import build_app as retrieval_app
 from retrieval_server.store import Store
@@ -41,7 +43,19 @@ ROUTES = {
     "retrieval": ("/local/search", "/browsecomp/search"),
     "scorer": ("/score",),
     "verifier": ("/verify_answer",),
+    "recorder": tuple(
+        f"/r/TOKEN/{name}"
+        for name in (
+            "v1/chat/completions",
+            "v1/completions",
+            "v1/responses",
+            "v1/messages",
+            "inference/v1/generate",
+        )
+    ),
 }
+ALIVE = {"recorder": "/r/TOKEN/v1/models"}
+"""What is asked at the end, where it is not `/health`."""
 
 
 @asynccontextmanager
@@ -50,6 +64,13 @@ async def serving(name: str, folder: Path) -> AsyncIterator[int]:
     if name == "engine":
         async with running_engine(build_text_model(folder), max_model_len=128) as engine:
             yield int(engine.url.rpartition(":")[2])
+        return
+    if name == "recorder":
+        model = str(build_text_model(folder))
+        llm = TrainableLLM(model_name=model, base_url="http://127.0.0.1:9", context_size=128, max_retries=0)
+        async with recorder.session(llm, token="TOKEN") as session:
+            yield int(session.base_url.split(":")[2].partition("/")[0])
+        await recorder.close()
         return
     if name == "retrieval":
         page = {"docid": "1", "url": "https://a.example/1", "text": "cold chain audit"}
@@ -126,7 +147,7 @@ INVALID_HEADS = (
 )
 
 
-async def besiege(port: int, routes: tuple[str, ...], bodies: int, large: int) -> int:
+async def besiege(port: int, routes: tuple[str, ...], bodies: int, large: int, alive: str) -> int:
     """Everything that a hostile client may do; returns the number of requests."""
     draw, count = random.Random(7), 0
     half_open = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
@@ -153,14 +174,14 @@ async def besiege(port: int, routes: tuple[str, ...], bodies: int, large: int) -
         count += 2
     for _, writer in half_open:
         writer.close()
-    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    assert await sent(port, health) == 200
+    asked = f"GET {alive} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert await sent(port, asked.encode()) == 200
     return count
 
 
 async def check(name: str, folder: Path, caplog: pytest.LogCaptureFixture, bodies: int, large: int) -> None:
     async with serving(name, folder) as port:
-        count = await besiege(port, ROUTES[name], bodies, large)
+        count = await besiege(port, ROUTES[name], bodies, large, ALIVE.get(name, "/health"))
     records = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record.getMessage() for record in records if record.exc_info] == []
     assert [text for record in records if "\n" in (text := record.getMessage())] == []

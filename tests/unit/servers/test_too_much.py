@@ -10,16 +10,22 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp.test_utils import TestServer
 
 from domains.privacy_hopqa.scorer.app import ScoringService, build_app
 from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
 from domains.privacy_hopqa.scorer.protocol import MAX_FACT_CHARS, MAX_QUERY_CHARS, parse_request
-from pipelinerl.base.tokenizing import load_tokenizer
+from domains.privacy_hopqa.scorer.rules import Fact, score
+from pipelinerl.base.tokenizing import encode_within, load_tokenizer
 from pipelinerl.engines.openai.protocol import BadRequest
 from pipelinerl.engines.serving.served import Served
+from pipelinerl.extras import recorder
+from pipelinerl.extras.recorder import replies
+from pipelinerl.llm import TrainableLLM
 from retrieval_server.app import RetrievalService
 from retrieval_server.app import build_app as retrieval_app
 from retrieval_server.limits import RequestError
@@ -60,6 +66,38 @@ async def test_a_chat_that_cannot_fit_is_refused_and_health_is_answered_meanwhil
             assert ("characters have more tokens" in message) == (bound is not None)
             assert "shorten the prompt" in message
             began.clear()
+
+
+async def test_rollouts_go_on_while_a_recorded_program_s_long_text_is_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, went_on = threading.Event(), threading.Event()
+    context, characters = 256, 120_000
+
+    def read(*given: Any) -> list[int]:
+        began.set()
+        assert went_on.wait(100), "the loop was held while a long text was read"
+        return encode_within(*given)
+
+    monkeypatch.setattr(replies, "encode_within", read)
+    llm = TrainableLLM(model_name=str(model), base_url="http://127.0.0.1:9", context_size=context)
+    text = "a b c " * (characters // 6)
+    bodies = {
+        "chat/completions": {"messages": [{"role": "user", "content": text}]},
+        "completions": {"prompt": text},
+    }
+    async with recorder.session(llm) as session, aiohttp.ClientSession() as http:
+        for route, body in bodies.items():
+            began.clear(), went_on.clear()
+            asked = asyncio.create_task(http.post(f"{session.base_url}/{route}", json=body))
+            assert await asyncio.to_thread(began.wait, 100)
+            went_on.set()
+            async with await asked as answer:
+                message = (await answer.json())["error"]["message"]
+                assert (
+                    answer.status == 400 and "characters have more tokens than the context of 256" in message
+                )
+    await recorder.close()
 
 
 def test_others_work_while_a_text_is_encoded(model: Path) -> None:
@@ -128,6 +166,14 @@ async def test_no_number_of_a_request_is_a_failure_of_the_engine(model: Path) ->
             body = {"token_ids": [1], "sampling_params": {"detokenize": False, name: 1e-300}}
             refused = await engine.post("/inference/v1/generate", body, expect=400)
             assert name in refused["error"]["message"] and "0.01, 100]" in refused["error"]["message"]
+
+
+def test_rules_take_no_longer_for_pairs_of_long_texts() -> None:
+    """A log and facts within every bound: comparing each word with each would be 3 thousand million steps."""
+    words = " ".join(f"w{n}" for n in range(3_000))
+    facts = [Fact("what", " ".join(f"v{n}x{k}" for n in range(600))) for k in range(300)]
+    assert score("Acme", [words] * 6, facts) == 0.0
+    assert score("Acme", [words] * 6, [*facts, Fact("what", "w1 w2")]) == 0.3
 
 
 def test_a_query_that_nobody_sends_is_refused_before_it_is_scored() -> None:
