@@ -21,15 +21,20 @@ class Speed(NamedTuple):
 
 SPEEDS = {
     "B200": Speed(2250e12, 8.0e12),
-    "H200": Speed(990e12, 4.8e12),
-    "H100": Speed(990e12, 3.35e12),
+    "H200 NVL": Speed(835e12, 4.8e12),
+    "H200": Speed(989e12, 4.8e12),
+    "H100 NVL": Speed(835e12, 3.9e12),
+    "H100 PCIE": Speed(756e12, 2.0e12),
+    "H100": Speed(989e12, 3.35e12),
+    "H20": Speed(148e12, 4.0e12),
     "A100": Speed(312e12, 2.0e12),
     "L40S": Speed(362e12, 0.864e12),
     "L40": Speed(181e12, 0.864e12),
     "L4": Speed(121e12, 0.3e12),
     "A10": Speed(125e12, 0.6e12),
 }
-"""By part of a card's name, longer names first: NVIDIA's data sheets (SXM)."""
+"""By part of a card's name in capitals, longer names first (H200 is no H20): NVIDIA's data sheets, SXM where
+the name does not say otherwise."""
 
 
 def nominal_speed(card: str) -> Speed | None:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pipelinerl.config.card_limit import nominal_speed
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -19,23 +21,12 @@ class Hardware:
     copy_bytes_per_s: float | None = None
 
 
-_PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "H20": 148e12, "A100": 312e12, "L40S": 362e12} | {
-    "H200 NVL": 835e12,
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-}
-"""Dense bfloat16 with float32 sums, by part of the device's name; from NVIDIA's data sheets."""
-
-
 def peak_flops(device: torch.device, bfloat16: bool) -> float | None:
     """Operations per second of a device whose figure is known."""
     if device.type != "cuda" or not bfloat16:
         return None
-    name = torch.cuda.get_device_name(device)
-    # Longest first: H200 is no H20.
-    return next(
-        (peak for part, peak in sorted(_PEAKS.items(), key=lambda p: -len(p[0])) if part in name), None
-    )
+    speed = nominal_speed(torch.cuda.get_device_name(device))
+    return None if speed is None else speed.flops
 
 
 COPIED_BYTES, COPIES = 2**28, 10
