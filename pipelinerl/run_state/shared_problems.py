@@ -21,6 +21,8 @@ _NAMES = frozenset(
 """What tells problems of equal content apart."""
 _TEXT = 16
 """Characters from which on a text may say which problem it is."""
+_INVISIBLE = dict.fromkeys((0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2065), 0xFEFF))
+"""Soft hyphens, zero-width characters and byte-order marks, which a copy of a text may have or lack."""
 
 
 def shared(train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]) -> int:
@@ -76,7 +78,7 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 @lru_cache(1 << 14)
 def _plain(text: str) -> str:
-    return "".join(normalize("NFC", text).split()).casefold()
+    return "".join(normalize("NFC", text).translate(_INVISIBLE).split()).casefold()
 
 
 def _path(output_dir: Path) -> Path:

@@ -14,6 +14,7 @@ from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import config_path, load, typed
 from pipelinerl.launcher.resumed import kept
+from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import DryRun
 
 GUESSING = ("+domain=guessing", "engine.max_model_len=64", "llm.parameters.max_tokens=16")
@@ -29,10 +30,27 @@ def run_with_checkpoint(
     dry_run: DryRun, tmp_path: Path, *given: str, domain: tuple[str, ...] = GUESSING
 ) -> Path:
     assert dry_run(*domain, *given)[0] == 0
-    checkpoint = tmp_path / "run/finetune/current"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "config.json").write_text("{}")
+    for name in ("current", "training_state"):
+        folder = tmp_path / "run/finetune" / name
+        folder.mkdir(parents=True)
+        (folder / "checkpoint.json").write_text('{"step": 4}')
+    (tmp_path / "run/finetune/current/config.json").write_text("{}")
     return tmp_path / "run"
+
+
+def test_half_a_checkpoint_is_refused_before_anything_starts(
+    begun: Path, dry_run: DryRun, tmp_path: Path
+) -> None:
+    """Whoever moved the model away would else train from step 0, over the training state."""
+    (begun / "finetune/current").rename(tmp_path / "mine")
+    status, _, err = dry_run(*GUESSING)
+    check_one_line(err, "launcher: ")
+    assert status == 2 and "current is missing, training_state is of step 4; put back both" in err
+    assert dry_run(*GUESSING, "debug.mode=actor", "max_lag=null")[0] == 0, "it trains nothing"
+    (tmp_path / "mine").rename(begun / "finetune/current")
+    assert dry_run(*GUESSING)[0] == 0
+    shutil.rmtree(begun / "finetune/current")
+    assert dry_run(*GUESSING, "force_restart=true")[0] == 0
 
 
 def test_another_model_is_refused_beside_a_checkpoint(
