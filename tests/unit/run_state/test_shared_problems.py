@@ -48,6 +48,7 @@ def test_texts_decide_whatever_they_are_called(test: list[Row], count: int) -> N
         ({"question": QUESTIONS[3]}, {"task": QUESTIONS[3].upper(), "answer": "4"}, 1),
         ({"question": QUESTIONS[3]}, {"messages": [{"role": "user", "content": QUESTIONS[3]}]}, 1),
         ({"question": QUESTIONS[3]}, {"task": QUESTIONS[4], "answer": "4"}, 0),
+        ({"question": QUESTIONS[3]}, {"question": "\ufeff" + QUESTIONS[3].replace("pp", "p\u200bp")}, 1),
         ({"numbers": [3, 4], "target": 7}, {"numbers": [3.0, 4.0], "target": 7.0}, 1),
         ({"numbers": [3, 4], "target": 7}, {"numbers": [3.5, 4.0], "target": 7.0}, 0),
     ],
