@@ -102,6 +102,7 @@ async def test_rollouts_go_on_while_a_recorded_program_s_long_text_is_read(
                 )
     await recorder.close()
 
+
 async def test_a_recorded_dialogue_is_continued_beside_the_loop_and_within_the_context(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +167,6 @@ async def test_half_a_request_is_answered_after_a_deadline(
         writer.close()
         assert b" 408 " in status and b"did not arrive within 0.3 s" in body
     await recorder.close()
-
 
 
 def test_others_work_while_a_text_is_encoded(model: Path) -> None:
