@@ -16,7 +16,7 @@ from pipelinerl.observe.intervals import Interval, is_share, known, mean_interva
 from pipelinerl.observe.mismatch import Mismatch, mismatch
 from pipelinerl.run_state.accounting import RolloutCounts, reconcile
 from pipelinerl.run_state.restarts import engine_restarts
-from pipelinerl.run_state.shared_problems import noted_shared
+from pipelinerl.run_state.shared_problems import is_unknown, noted_shared
 from pipelinerl.run_state.start_times import start_seconds
 
 _FIRST = ("success", "reward")
@@ -62,11 +62,15 @@ class Summary:
     """What share of their cards' limit the engines reached; None where it is not known."""
     shared: str = ""
     """How many test problems are trained on too, such as `12 of 40`; empty for none."""
+    unknown: bool = False
+    """Whether the run trains nothing, so that its model may have been trained on any of them."""
 
     @property
     def evaluated_on(self) -> str:
         """What the evaluation is one of, for headings."""
-        return f"test problems, {self.shared} trained on too" if self.shared else "held-out problems"
+        if self.shared:
+            return f"test problems, {self.shared} trained on too"
+        return "test problems" if self.unknown else "held-out problems"
 
     @property
     def sentence(self) -> str:
@@ -185,16 +189,23 @@ def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> di
     ):
         if len(found := series(records, name)):
             rates[label] = float(reduce(found.y))
-    lag, weights = series(finetune, "stats/lag"), series(finetune, "throughput/tokens_per_step")
-    if len(lag):
-        same = len(weights) == len(lag) and weights.y.sum() > 0
-        rates["lag_mean_texts"] = float(np.average(lag.y, weights=weights.y if same else None))
+    if (lag := _mean_lag(finetune)) is not None:
+        rates["lag_mean_texts"] = lag
     times = [record["time"] for record in actor + finetune if record.get("time") is not None]
     if len(times) > 1 and (elapsed := max(times) - min(times)) > 0:
         rates["elapsed_s"] = elapsed
         if "trained_texts" in rates:
             rates["trained_texts_per_second"] = rates["trained_texts"] / elapsed
     return rates
+
+
+def _mean_lag(finetune: list[dict[str, Any]]) -> float | None:
+    """Of all trained tokens: a record's mean weighs as many as it is of, prompts not among them."""
+    records = [record for record in finetune if record.get("stats/lag") is not None]
+    tokens = [sum((record.get("stats/lag_histogram") or {}).get("counts", [1])) for record in records]
+    if not records or not sum(tokens):
+        return None
+    return float(np.average([record["stats/lag"] for record in records], weights=tokens))
 
 
 def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
@@ -219,4 +230,5 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
         mismatch=mismatch(finetune),
         limit=card_limit(output_dir, actor, finetune),
         shared=noted_shared(output_dir),
+        unknown=is_unknown(output_dir),
     )

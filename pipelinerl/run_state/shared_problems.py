@@ -19,6 +19,7 @@ _NAMES = frozenset(
     "id uid idx index number row name key split dataset dataset_name data_source source domain".split()  # noqa: SIM905
 )
 """What tells problems of equal content apart."""
+_UNKNOWN = "unknown"
 _TEXT = 16
 """Characters from which on a text may say which problem it is."""
 _INVISIBLE = dict.fromkeys((0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2065), 0xFEFF))
@@ -92,9 +93,23 @@ def note_shared(output_dir: Path, count: int, total: int) -> None:
 
 def noted_shared(output_dir: Path) -> str:
     """Such as `12 of 40`; empty where none is, or where nobody has looked."""
+    said = _noted(output_dir)
+    return "" if said.startswith(("0 ", _UNKNOWN)) else said
+
+
+def note_unknown(output_dir: Path) -> None:
+    """Write down that there are no training problems here to compare with."""
+    write_whole(_path(output_dir), f"{_UNKNOWN}\n")
+
+
+def is_unknown(output_dir: Path) -> bool:
+    """Whether nobody here knows what the model was trained on."""
+    return _noted(output_dir) == _UNKNOWN
+
+
+def _noted(output_dir: Path) -> str:
     path = _path(output_dir)
-    said = path.read_text().strip() if path.is_file() else ""
-    return "" if said.startswith("0 ") else said
+    return path.read_text().strip() if path.is_file() else ""
 
 
 def digest(problems: Sequence[Mapping[str, Any]]) -> str:
