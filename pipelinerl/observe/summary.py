@@ -180,7 +180,6 @@ def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> di
         rates["engines_left_out_at_the_end"] = float(missing)
     for label, records, name, reduce in (
         ("generated_tokens_per_second_median", actor, "actor/output_tokens_per_second", np.median),
-        ("rollout_latency_mean_s", actor, "actor/latency_mean", np.mean),
         ("trainer_tokens_per_second_while_working", finetune, "throughput/working_tokens_per_sec", np.median),
         ("lag_max_texts", finetune, "stats/lag_max", np.max),
         ("multi_version_share_of_texts", finetune, "stats/multi_version_share", np.mean),
@@ -189,6 +188,8 @@ def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> di
     ):
         if len(found := series(records, name)):
             rates[label] = float(reduce(found.y))
+    if (latency := _mean_latency(actor)) is not None:
+        rates["rollout_latency_mean_s"] = latency
     if (lag := _mean_lag(finetune)) is not None:
         rates["lag_mean_texts"] = lag
     times = [record["time"] for record in actor + finetune if record.get("time") is not None]
@@ -197,6 +198,15 @@ def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> di
         if "trained_texts" in rates:
             rates["trained_texts_per_second"] = rates["trained_texts"] / elapsed
     return rates
+
+
+def _mean_latency(actor: list[dict[str, Any]]) -> float | None:
+    """Seconds of all rollouts: a record's mean weighs as many as ended in it."""
+    records = [record for record in actor if record.get("actor/latency_mean") is not None]
+    rollouts = [record.get("actor/rollouts_done", 1) for record in records]
+    if not records or not sum(rollouts):
+        return None
+    return float(np.average([record["actor/latency_mean"] for record in records], weights=rollouts))
 
 
 def _mean_lag(finetune: list[dict[str, Any]]) -> float | None:

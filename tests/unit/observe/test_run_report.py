@@ -417,6 +417,17 @@ def test_the_mean_lag_is_that_of_trained_tokens_however_long_their_prompts_are()
     assert "lag_mean_texts" not in run_rates([], [nothing])
 
 
+def test_the_mean_latency_is_that_of_rollouts_however_many_a_record_has() -> None:
+    """48 rollouts of 1 s and 2 of 26 s: 2 s each on the mean."""
+    records = [
+        {"actor/latency_mean": 1.0, "actor/rollouts_done": 48.0},
+        {"actor/output_tokens_per_second": 70.0},
+        {"actor/latency_mean": 26.0, "actor/rollouts_done": 2.0},
+    ]
+    assert run_rates(records, [])["rollout_latency_mean_s"] == 2.0
+    assert "rollout_latency_mean_s" not in run_rates(records[1:2], [])
+
+
 def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
     line = str(ProgressDisplay(run_dir, target_texts=3840).line())
     assert "trained 1920 of 3840 samples" in line and "(50%)" in line
