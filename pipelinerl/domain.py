@@ -67,6 +67,8 @@ class NamedService:
     ask: Callable[[], str]
     """Asks it whether it has what the run needs: what it serves, in a phrase for the table of choices. Raises
     ConfigError with one line for each thing that is wrong."""
+    compares: bool = False
+    """Whether `ask` compares what it serves with data of this run: then a resume may name another address."""
 
 
 @dataclass(frozen=True, kw_only=True)

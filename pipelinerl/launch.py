@@ -49,7 +49,7 @@ from pipelinerl.observe.remarks import RemarkWatch
 from pipelinerl.report import report_run
 from pipelinerl.run_state.accounting import reconcile
 from pipelinerl.run_state.announcements import forget_announcements
-from pipelinerl.run_state.saved_steps import trained_before
+from pipelinerl.run_state.saved_steps import half_checkpoint, trained_before
 from pipelinerl.run_state.start_times import launched_line
 from pipelinerl.streams import StreamError
 from pipelinerl.streams.kind import streams_kind
@@ -182,6 +182,9 @@ def _run(
         print(f"this run completed its {completed}; {further}, force_restart=true starts over", flush=True)
         _report(folder.path, domain)
         return COMPLETED
+    trains = "finetune" in cfg.debug.roles and not cfg.force_restart
+    if trains and (half := half_checkpoint(folder.path / "finetune")) is not None:
+        raise ConfigError(half)
     named = asked_services(chosen.tree, domain, dry_run)  # before anything of an earlier run is removed
     if cfg.force_restart and not dry_run:
         folder.start_over(domain.folders)

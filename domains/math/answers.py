@@ -19,7 +19,8 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _MATH_END = re.compile(r"(?<!\\)\$|\\\)|\\\]|\n")
 MAX_PREDICTION_LENGTH = 1000
 """Characters of a boxed answer that are looked at."""
-_DOLLARS = re.compile(r"\A\$+|(?<!\\)\$+\Z")
+_DOLLARS = re.compile(r"\A\$+|(?<!\\)(?<!(?<!\\)\$)\$+\Z")
+"""At the end from the first of a run on: tried from each, a long run in the middle takes quadratic time."""
 _CHOICE = re.compile(r"\(?([A-J])\)?")
 _CHOSEN = re.compile(r"\(([A-J])\)[:.]?(?:\s|\\[ ,;:])+(?![-+*/^=(])\S.*")
 """A choice with what it says behind it: `\\textbf{(C) }5` chooses C, and is no product."""

@@ -83,7 +83,9 @@ class PrivacyHopQADomain(BaseDomain):
             return []
         shown = ", ".join(settings.retrieval_urls)
         ask = partial(ask_retrieval, cfg, settings)
-        return [NamedService(name="retrieval", url_key=URL_KEY, url=shown, ask=ask)]
+        # Of data that is served alone nothing is here to compare: another server may serve anything.
+        here = settings.task_data_root is not None or not settings.dataset_paths
+        return [NamedService(name="retrieval", url_key=URL_KEY, url=shown, ask=ask, compares=here)]
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """Problems of the domain's block and of its fit with the rest, one line each."""

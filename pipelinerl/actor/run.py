@@ -28,7 +28,7 @@ from pipelinerl.run_state.accounting import Outcome, RolloutLog, log_size
 from pipelinerl.run_state.announcements import TrainerState
 from pipelinerl.run_state.epochs import note_problems
 from pipelinerl.run_state.resume_point import ResumePoint
-from pipelinerl.run_state.shared_problems import digest, note_digest, note_shared, shared
+from pipelinerl.run_state.shared_problems import digest, note_digest, note_shared, note_unknown, shared
 from pipelinerl.run_state.snapshots import Snapshots
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
@@ -53,7 +53,7 @@ class Actor:
         train, test = load_problems(cfg)
         if train:
             note_problems(output_dir, len(train))
-            _compare(output_dir, train, test)
+        _compare(output_dir, train, test)
         # A resume takes the snapshot of the checkpoint's version, which may lie a checkpoint interval back.
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
         self.snapshots = Snapshots(output_dir, "actor", keep)
@@ -291,6 +291,9 @@ class Actor:
 
 def _compare(output_dir: Path, train: list[Problem], test: list[Problem]) -> None:
     """Note and remark test problems that are trained on too, under whatever name."""
+    if not train:
+        note_unknown(output_dir)
+        return
     count = shared(train, test)
     note_shared(output_dir, count, len(test))
     if count:

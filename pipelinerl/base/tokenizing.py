@@ -137,14 +137,20 @@ def continue_dialogue(
     output_ids: np.ndarray,
     messages: Sequence[Message],
     template_kwargs: dict[str, Any] | None = None,
+    context: int | None = None,
 ) -> np.ndarray:
     """Ids of the next prompt: what the engine saw and sampled, then what the template puts after it.
 
     `earlier` are the messages of the prompt that was answered, `messages` the new ones. The text between is
     what the template writes after an assistant's reply; an end-of-turn id that was sampled is not repeated.
-    Raises ValueError if the template alters replies beyond recognition.
+    Raises ValueError if the template alters replies beyond recognition, and for a text in between that is
+    too long for `context` tokens whatever its ids are, before it is tokenised.
     """
-    rest_ids = encode(tokenizer, _text_after_reply(tokenizer, earlier, messages, template_kwargs))
+    rest = _text_after_reply(tokenizer, earlier, messages, template_kwargs)
+    if context is None:
+        rest_ids = encode(tokenizer, rest)
+    else:
+        rest_ids = np.array(encode_within(tokenizer, rest, context, longest_token(tokenizer)), dtype=np.int32)
     if len(rest_ids) and len(output_ids) and rest_ids[0] == output_ids[-1]:
         rest_ids = rest_ids[1:]
     return np.concatenate([prompt_ids, output_ids, rest_ids], dtype=np.int32)
@@ -183,7 +189,8 @@ def _text_after_reply(
         return rendered_after(earlier)
     roles = tuple(message["role"] for message in (*recent, *messages))
     key = (str(tokenizer.chat_template), repr(template_kwargs), roles)
-    if key not in _needs_whole_dialogue:
+    whole_needed = _needs_whole_dialogue.get(key)  # once: another thread may clear them
+    if whole_needed is None:
         whole = rendered_after(earlier)
         try:
             alone = rendered_after(recent)
@@ -193,7 +200,7 @@ def _text_after_reply(
             _needs_whole_dialogue.clear()
         _needs_whole_dialogue[key] = alone != whole
         return whole
-    return rendered_after(earlier if _needs_whole_dialogue[key] else recent)
+    return rendered_after(earlier if whole_needed else recent)
 
 
 def _last_exchange(messages: Sequence[Message]) -> Sequence[Message]:

@@ -5,6 +5,7 @@ above this file, and `TrainableLLM`, which adds their functions as methods, lies
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
@@ -14,12 +15,14 @@ import aiohttp
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from pipelinerl.base.logs import REMARK
 from pipelinerl.base.tokenizing import continue_dialogue, encode, load_tokenizer, render_chat
 from pipelinerl.engines.errors import EngineUnavailable
 from pipelinerl.engines.fleet import Fleet
 from pipelinerl.engines.llm_call import LLMCall, LLMOutput, Prompt
 from pipelinerl.engines.requests import SamplingParams
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 # What `llm.parameters` may hold.
 SAMPLING_KEYS = tuple(one.name for one in fields(SamplingParams))
@@ -40,6 +43,8 @@ def several(name: str, value: Any, kind: type) -> tuple[Any, ...]:
     return values
 
 
+_TOOLS_LOOKED_FOR: set[str] = set()
+"""Models of this process whose first prompt with tools was compared with the same one without."""
 Runner = Callable[[Callable[[aiohttp.ClientSession], Awaitable[Any]]], Any]
 
 
@@ -123,13 +128,26 @@ class EngineLLM(BaseModel):
         return {"calls": use.calls, "prompt_tokens": use.prompt_tokens, "output_tokens": use.output_tokens}
 
     def render(self, prompt: Prompt, generation_prompt: bool = True) -> str:
-        return render_chat(
-            self.load_tokenizer(),
-            prompt.messages,
-            tools=prompt.tools,
-            generation_prompt=generation_prompt,
-            template_kwargs=self.chat_template_kwargs,
-        )
+        def rendered(tools: list[dict[str, Any]] | None) -> str:
+            return render_chat(
+                self.load_tokenizer(),
+                prompt.messages,
+                tools=tools,
+                generation_prompt=generation_prompt,
+                template_kwargs=self.chat_template_kwargs,
+            )
+
+        text = rendered(prompt.tools)
+        if prompt.tools and self.model_name not in _TOOLS_LOOKED_FOR:
+            _TOOLS_LOOKED_FOR.add(self.model_name)
+            if rendered(None) == text:
+                log.warning(
+                    "the chat template of %s leaves out the tools of a prompt, so the model never sees them; "
+                    "describe them in a message, or use a model whose template shows tools",
+                    self.model_name or self.tokenizer_name,
+                    extra=REMARK,
+                )
+        return text
 
     def prompt_ids(self, prompt: Prompt) -> np.ndarray:
         """The ids that go to the engine, int32 `[P]`."""
@@ -169,8 +187,13 @@ class EngineLLM(BaseModel):
                 await asyncio.sleep(self.base_delay * 2**attempt)
         return await ask()
 
-    def continue_prompt(self, call: LLMCall, messages: list[dict[str, Any]]) -> Prompt:
-        """The next prompt of a dialogue, by appending to what the engine saw and sampled in `call`."""
+    def continue_prompt(
+        self, call: LLMCall, messages: list[dict[str, Any]], context: int | None = None
+    ) -> Prompt:
+        """The next prompt of a dialogue, by appending to what the engine saw and sampled in `call`.
+
+        With `context`, ValueError for messages that cannot fit into as many tokens.
+        """
         ids = continue_dialogue(
             self.load_tokenizer(),
             call.prompt.messages,
@@ -178,6 +201,7 @@ class EngineLLM(BaseModel):
             call.output_token_ids,
             messages,
             self.chat_template_kwargs,
+            context,
         )
         reply = {"role": "assistant", "content": call.output.content or ""}
         # Nothing to validate: the messages are those of a prompt and the ids come from an array.

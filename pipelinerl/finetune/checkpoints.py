@@ -34,7 +34,7 @@ from pipelinerl.modeling.lora import adapter_tensors, save_adapters
 from pipelinerl.modeling.model import distinct_parameters, persistent_buffers
 from pipelinerl.modeling.sharding import whole
 from pipelinerl.modeling.value_head import save_value_head
-from pipelinerl.run_state.saved_steps import COUNTERS, MARKER, MODEL, STATE, candidates, step_of
+from pipelinerl.run_state.saved_steps import COUNTERS, MARKER, MODEL, STATE, candidates, half_checkpoint
 
 INTERMEDIATE = "intermediate"
 
@@ -61,12 +61,13 @@ def settle(root: Path) -> int | None:
 def resume_step(root: Path) -> int | None:
     """The step from which training goes on, settled; None where nothing was saved.
 
-    Raises ValueError for a published model without a training state of its step (to begin anew without
-    saying so would throw the model away), and for a file of either that changed after it was saved.
+    Raises ValueError for half a checkpoint, the model or the training state without the other of its step
+    (to begin anew without saying so would throw away what was trained), and for a file of either that changed
+    after it was saved.
     """
     step = settle(root)
-    if step is None and (root / MODEL).is_dir():
-        raise ValueError(_half_checkpoint(root))
+    if step is None and (half := half_checkpoint(root)) is not None:
+        raise ValueError(half)
     for folder in () if step is None else (root / MODEL, root / STATE):
         expected = json.loads((folder / MARKER).read_text()).get("files")
         name = damaged_file(folder, expected) if isinstance(expected, dict) else MARKER
@@ -76,21 +77,6 @@ def resume_step(root: Path) -> int | None:
                 "put it back, or train anew with force_restart=true"
             )
     return step
-
-
-def _half_checkpoint(root: Path) -> str:
-    """What is there instead of a model and a state of one step."""
-    found = []
-    for name in (MODEL, STATE):
-        marker = root / name / MARKER
-        step = step_of(root / name)
-        if step is not None:
-            found.append(f"{name} is of step {step}")
-        elif marker.is_file():
-            found.append(f"{name} has a damaged {MARKER} ({marker.read_text()[:40]!r})")
-        else:
-            found.append(f"{name} is not complete" if marker.parent.is_dir() else f"{name} is missing")
-    return f"{root}: {', '.join(found)}; put back both of one step, or train anew with force_restart=true"
 
 
 def save_checkpoint(

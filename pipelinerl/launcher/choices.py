@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,6 +91,7 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
     yield Row("rollouts at once", in_flight, why(key, reasons.get(key, "")), f"{key}=N")
     if cfg.debug.evaluates_only:
         yield Row("evaluation", "once, nothing is trained", "debug.mode=evaluate", "debug.mode=''")
+        yield _sampling(cfg, given)
     else:
         yield from _training(plan, why)
     yield _wandb(cfg)
@@ -273,6 +274,20 @@ def _evaluation(cfg: Config, why: Why) -> Row:
     key = "eval_every_n_versions"
     because = why(key, "", "eval_at_end")
     return Row("evaluation", ", ".join(parts) or "none", because, f"{key}=TEXTS")
+
+
+def _sampling(cfg: Config, given: Collection[str]) -> Row:
+    """How an evaluation draws: with `test_llm`, whatever was given for training."""
+    drawn = cfg.test_llm.parameters
+    shown = f"temperature {drawn.temperature:g}, top_p {drawn.top_p:g}, top_k {drawn.top_k}"
+    unread = ", ".join(key for key in given if key.startswith("llm.parameters."))
+    because = f"test_llm.parameters; {unread} not read" if unread else "test_llm.parameters"
+    return Row(
+        "sampling",
+        f"{shown}, at most {drawn.max_tokens} tokens",
+        because,
+        "test_llm.parameters.temperature=N",
+    )
 
 
 def _wandb(cfg: Config) -> Row:

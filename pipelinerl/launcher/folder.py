@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Self
@@ -49,6 +50,7 @@ WRITTEN = ("streams/*", "*/state")
 
 Without these and the ones above a run goes on for a while and then lacks what it has written.
 """
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _AFTER_THAT = "what was in it is lost; put it back, or begin anew with force_restart=true"
 
 
@@ -81,6 +83,7 @@ def check_writable(output_dir: Path, force_restart: bool = False) -> None:
                 )
         elif foreign:
             raise ConfigError(f"{key}: holds {foreign[0]}, which no run made; choose an empty folder")
+    _try_to_write(output_dir, nearest_parent)
 
 
 def _hindrance(output_dir: Path) -> str | None:
@@ -96,6 +99,20 @@ def _hindrance(output_dir: Path) -> str | None:
         else:
             return None
     return None
+
+
+def _try_to_write(output_dir: Path, nearest_parent: Path) -> None:
+    """Make a file, in a folder if there is none yet: /proc lets a superuser write and takes neither."""
+    try:
+        if nearest_parent == output_dir:
+            tempfile.TemporaryFile(dir=output_dir).close()
+            return
+        with tempfile.TemporaryDirectory(prefix=".pipelinerl-", dir=nearest_parent) as folder:
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        if error.errno in _FULL:  # the launcher says what to do about these
+            raise
+        raise _cannot_be_made(output_dir, f"{nearest_parent} takes no files ({error.strerror})") from None
 
 
 def _cannot_be_made(output_dir: Path, why: str | None) -> ConfigError:
@@ -116,7 +133,7 @@ class RunFolder(Closing):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("a+")
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the launcher says what to do about these
+            if error.errno in _FULL:
                 raise
             raise _cannot_be_made(self.path, error.strerror) from None
         try:

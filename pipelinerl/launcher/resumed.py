@@ -1,6 +1,6 @@
 """What a run that goes on in its folder has to share with the run that began there."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ _MODELS = ("model_path", "finetune.config_name")
 """Compared as folders, not as texts."""
 
 
-def check(cfg: Config) -> Iterator[str]:
+def check(cfg: Config, may_move: Collection[str] = ()) -> Iterator[str]:
     """Keys that the run began with and that its checkpoint does not fit any more, the model first.
 
+    `may_move` are addresses of services that each start compares with its data (`NamedService.compares`).
     With another model engines and trainer would go on with the checkpoint, but tokenizer and reference would
     be the new model's.
     """
@@ -30,7 +31,7 @@ def check(cfg: Config) -> Iterator[str]:
         if RunFolder(folder).checkpoint is not None:
             before = typed(read_started(folder))
             yield from _another_model(cfg, before, folder)
-            yield from _other_keys(cfg, before)
+            yield from _other_keys(cfg, before, may_move)
 
 
 def _another_model(cfg: Config, before: Config, folder: Path) -> Iterator[str]:
@@ -45,10 +46,12 @@ def _another_model(cfg: Config, before: Config, folder: Path) -> Iterator[str]:
             )
 
 
-def _other_keys(cfg: Config, before: Config) -> Iterator[str]:
+def _other_keys(cfg: Config, before: Config, may_move: Collection[str]) -> Iterator[str]:
     began = dict(kept(before))
     given = before.derived_.filled if before.derived_ is not None else {}
     for key, value in kept(cfg):
+        if key in may_move:
+            continue
         if key in began and key not in _MODELS and value not in (began[key], given.get(key, began[key])):
             yield (
                 f"{key}={value}: this folder's run began with {began[key]}, which a resume keeps; "

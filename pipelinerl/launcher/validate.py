@@ -29,6 +29,7 @@ from pipelinerl.launcher.checks import (
 )
 from pipelinerl.launcher.decoder_shape import decoder_shape, hub_silence, model_config
 from pipelinerl.launcher.placement import derive, layout
+from pipelinerl.launcher.plan import resolved
 from pipelinerl.launcher.trainer_memory import undivided
 
 
@@ -51,10 +52,19 @@ def checked(
         raise ConfigError(_no_model(str(tree.hardware.kind), tree.get("domain_name")))
     cfg = typed(tree)
     found = [*problems(cfg, hosts, dry_run), *domain_problems(tree, domain)]
+    found += resumed.check(cfg, _compared_addresses(tree, domain))
     found += inert.check(cfg, given, domain)
     if found:
         raise ConfigError(dict.fromkeys(found))
     return cfg
+
+
+def _compared_addresses(tree: DictConfig, domain: Domain) -> frozenset[str]:
+    """Keys of services that the user named and whose content each start compares with the run's data."""
+    try:
+        return frozenset(one.url_key for one in domain.named_services(resolved(tree)) if one.compares)
+    except ValueError:  # the domain's settings are wrong, which is another line
+        return frozenset()
 
 
 def _no_model(kind: str, domain: str | None) -> str:
@@ -93,7 +103,6 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from several_hosts.check(cfg, hosts)
     yield from environments.check(cfg)
     yield from partial.check(cfg)
-    yield from resumed.check(cfg)
 
 
 def _not_on_hub(cfg: Config) -> Iterator[str]:

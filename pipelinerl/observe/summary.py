@@ -16,7 +16,7 @@ from pipelinerl.observe.intervals import Interval, is_share, known, mean_interva
 from pipelinerl.observe.mismatch import Mismatch, mismatch
 from pipelinerl.run_state.accounting import RolloutCounts, reconcile
 from pipelinerl.run_state.restarts import engine_restarts
-from pipelinerl.run_state.shared_problems import noted_shared
+from pipelinerl.run_state.shared_problems import is_unknown, noted_shared
 from pipelinerl.run_state.start_times import start_seconds
 
 _FIRST = ("success", "reward")
@@ -62,11 +62,15 @@ class Summary:
     """What share of their cards' limit the engines reached; None where it is not known."""
     shared: str = ""
     """How many test problems are trained on too, such as `12 of 40`; empty for none."""
+    unknown: bool = False
+    """Whether the run trains nothing, so that its model may have been trained on any of them."""
 
     @property
     def evaluated_on(self) -> str:
         """What the evaluation is one of, for headings."""
-        return f"test problems, {self.shared} trained on too" if self.shared else "held-out problems"
+        if self.shared:
+            return f"test problems, {self.shared} trained on too"
+        return "test problems" if self.unknown else "held-out problems"
 
     @property
     def sentence(self) -> str:
@@ -176,7 +180,6 @@ def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> di
         rates["engines_left_out_at_the_end"] = float(missing)
     for label, records, name, reduce in (
         ("generated_tokens_per_second_median", actor, "actor/output_tokens_per_second", np.median),
-        ("rollout_latency_mean_s", actor, "actor/latency_mean", np.mean),
         ("trainer_tokens_per_second_while_working", finetune, "throughput/working_tokens_per_sec", np.median),
         ("lag_max_texts", finetune, "stats/lag_max", np.max),
         ("multi_version_share_of_texts", finetune, "stats/multi_version_share", np.mean),
@@ -185,16 +188,34 @@ def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> di
     ):
         if len(found := series(records, name)):
             rates[label] = float(reduce(found.y))
-    lag, weights = series(finetune, "stats/lag"), series(finetune, "throughput/tokens_per_step")
-    if len(lag):
-        same = len(weights) == len(lag) and weights.y.sum() > 0
-        rates["lag_mean_texts"] = float(np.average(lag.y, weights=weights.y if same else None))
+    if (latency := _mean_latency(actor)) is not None:
+        rates["rollout_latency_mean_s"] = latency
+    if (lag := _mean_lag(finetune)) is not None:
+        rates["lag_mean_texts"] = lag
     times = [record["time"] for record in actor + finetune if record.get("time") is not None]
     if len(times) > 1 and (elapsed := max(times) - min(times)) > 0:
         rates["elapsed_s"] = elapsed
         if "trained_texts" in rates:
             rates["trained_texts_per_second"] = rates["trained_texts"] / elapsed
     return rates
+
+
+def _mean_latency(actor: list[dict[str, Any]]) -> float | None:
+    """Seconds of all rollouts: a record's mean weighs as many as ended in it."""
+    records = [record for record in actor if record.get("actor/latency_mean") is not None]
+    rollouts = [record.get("actor/rollouts_done", 1) for record in records]
+    if not records or not sum(rollouts):
+        return None
+    return float(np.average([record["actor/latency_mean"] for record in records], weights=rollouts))
+
+
+def _mean_lag(finetune: list[dict[str, Any]]) -> float | None:
+    """Of all trained tokens: a record's mean weighs as many as it is of, prompts not among them."""
+    records = [record for record in finetune if record.get("stats/lag") is not None]
+    tokens = [sum((record.get("stats/lag_histogram") or {}).get("counts", [1])) for record in records]
+    if not records or not sum(tokens):
+        return None
+    return float(np.average([record["stats/lag"] for record in records], weights=tokens))
 
 
 def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
@@ -219,4 +240,5 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
         mismatch=mismatch(finetune),
         limit=card_limit(output_dir, actor, finetune),
         shared=noted_shared(output_dir),
+        unknown=is_unknown(output_dir),
     )

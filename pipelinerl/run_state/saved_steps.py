@@ -5,6 +5,7 @@ same command goes on.
 """
 
 import json
+import os
 from pathlib import Path
 
 MODEL, STATE = "current", "training_state"
@@ -43,6 +44,27 @@ def trained_before(output_dir: Path) -> tuple[int, int]:
         return step, int(counters["samples"])
     except (OSError, ValueError, KeyError, TypeError):  # the trainer says what is wrong with it
         return 0, 0
+
+
+def half_checkpoint(root: Path) -> str | None:
+    """What is there instead of a model and a state of one step, with what to do; None for both or neither.
+
+    A resume without it would begin at step 0, over what is left.
+    """
+    if candidates(root, MODEL).keys() & candidates(root, STATE).keys():
+        return None
+    if not any(os.path.lexists(root / name) for name in (MODEL, STATE)):
+        return None
+    found = []
+    for name in (MODEL, STATE):
+        marker = root / name / MARKER
+        if (step := step_of(root / name)) is not None:
+            found.append(f"{name} is of step {step}")
+        elif marker.is_file():
+            found.append(f"{name} has a damaged {MARKER} ({marker.read_text()[:40]!r})")
+        else:
+            found.append(f"{name} is not complete" if marker.parent.is_dir() else f"{name} is missing")
+    return f"{root}: {', '.join(found)}; put back both of one step, or train anew with force_restart=true"
 
 
 def saved_step(output_dir: Path) -> int | None:

@@ -19,8 +19,11 @@ _NAMES = frozenset(
     "id uid idx index number row name key split dataset dataset_name data_source source domain".split()  # noqa: SIM905
 )
 """What tells problems of equal content apart."""
+_UNKNOWN = "unknown"
 _TEXT = 16
 """Characters from which on a text may say which problem it is."""
+_INVISIBLE = dict.fromkeys((0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2065), 0xFEFF))
+"""Soft hyphens, zero-width characters and byte-order marks, which a copy of a text may have or lack."""
 
 
 def shared(train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]) -> int:
@@ -76,7 +79,7 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 @lru_cache(1 << 14)
 def _plain(text: str) -> str:
-    return "".join(normalize("NFC", text).split()).casefold()
+    return "".join(normalize("NFC", text).translate(_INVISIBLE).split()).casefold()
 
 
 def _path(output_dir: Path) -> Path:
@@ -90,9 +93,23 @@ def note_shared(output_dir: Path, count: int, total: int) -> None:
 
 def noted_shared(output_dir: Path) -> str:
     """Such as `12 of 40`; empty where none is, or where nobody has looked."""
+    said = _noted(output_dir)
+    return "" if said.startswith(("0 ", _UNKNOWN)) else said
+
+
+def note_unknown(output_dir: Path) -> None:
+    """Write down that there are no training problems here to compare with."""
+    write_whole(_path(output_dir), f"{_UNKNOWN}\n")
+
+
+def is_unknown(output_dir: Path) -> bool:
+    """Whether nobody here knows what the model was trained on."""
+    return _noted(output_dir) == _UNKNOWN
+
+
+def _noted(output_dir: Path) -> str:
     path = _path(output_dir)
-    said = path.read_text().strip() if path.is_file() else ""
-    return "" if said.startswith("0 ") else said
+    return path.read_text().strip() if path.is_file() else ""
 
 
 def digest(problems: Sequence[Mapping[str, Any]]) -> str:

@@ -62,7 +62,7 @@ def test_an_evaluation_alone_plays_each_test_problem_once_and_is_reported(launch
     assert (found["version"], found["values"]["success"]) == (0, right)
     counts = run.counts()
     assert (counts.started, counts.eval_started, counts[Outcome.EVAL_DONE]) == (0, 70, 70)
-    assert "Evaluation on held-out problems" in run.out and f"{sum(right) / 70:.2f} [" in run.out
+    assert "Evaluation on test problems" in run.out and f"{sum(right) / 70:.2f} [" in run.out
     assert not (run.output_dir / "launcher/completed.json").exists()
 
 

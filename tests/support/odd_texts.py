@@ -1,7 +1,9 @@
 """Texts that break parsers, drawn from a seed: what a policy may write, for tests of judges."""
 
 import random
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 # fmt: off
 NUMBERS = (
@@ -59,3 +61,19 @@ def texts(count: int, seed: int) -> Iterator[str]:
     """As many of them, the same for the same seed."""
     rng = random.Random(seed)
     return (text(rng) for _ in range(count))
+
+
+@contextmanager
+def ended_after(seconds: int) -> Iterator[None]:
+    """TimeoutError in what takes longer, so that the text which does it is named."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"no verdict after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -20,7 +20,7 @@ from pipelinerl.engines.openai.fields import (
     CompletionFields,
     SharedFields,
 )
-from pipelinerl.engines.openai.handlers import Answer, json_response, read, streamed
+from pipelinerl.engines.openai.handlers import Answer, json_response, read, streamed, whole_body
 from pipelinerl.engines.openai.protocol import TokenizeFields, parse
 from pipelinerl.engines.serving.pending import PendingRequests, RequestFailed
 from pipelinerl.engines.serving.sequence import Request, usage_of
@@ -66,14 +66,14 @@ class OpenAIRoutes:
 
     async def tokenize(self, http: web.Request) -> web.Response:
         """The ids of a text; programs compare an engine's tokeniser with theirs."""
-        fields = parse(await http.read(), TokenizeFields)
+        fields = parse(await whole_body(http), TokenizeFields)
         self._served.check_model(fields.model)
         ids = await asyncio.to_thread(self._served.encoded, fields.prompt, fields.add_special_tokens)
         return json_response({"count": len(ids), "tokens": ids})
 
     async def _answer(self, http: web.Request, read: Callable[[bytes], Asked]) -> web.StreamResponse:
         self._engine.metrics.requests_received += 1
-        body = await http.read()
+        body = await whole_body(http)
         asked = await asyncio.to_thread(read, body) if len(body) >= IN_THREAD_BYTES else read(body)
         if asked.fields.stream:
             return await streamed(http, self._chunks(asked), (RequestFailed,))

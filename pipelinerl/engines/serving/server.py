@@ -25,6 +25,7 @@ from pipelinerl.engines.openai.handlers import (
     errors_as_json,
     json_response,
     token_answer,
+    whole_body,
 )
 from pipelinerl.engines.openai.protocol import BadRequest, UnknownModel
 from pipelinerl.engines.received import RECEIVED, Announced
@@ -144,7 +145,7 @@ class EngineServer:
     async def generate(self, http: web.Request) -> web.Response:
         """Token ids in, token ids, log-probabilities and weight versions out."""
         self.engine.metrics.requests_received += 1
-        fields = protocol.parse(await http.read(), protocol.GenerateFields)
+        fields = protocol.parse(await whole_body(http), protocol.GenerateFields)
         self._served.check_model(fields.model)
         fields.check()
         sampling = fields.sampling_params
@@ -195,7 +196,7 @@ class EngineServer:
 
     async def abort_requests(self, http: web.Request) -> web.Response:
         """End requests with reason `abort`; they answer with what they have."""
-        fields = protocol.parse(await http.read(), protocol.AbortFields)
+        fields = protocol.parse(await whole_body(http), protocol.AbortFields)
         count = await _engine_wait(self.engine.abort(fields.request_ids), "abort_requests")
         return json_response({"status": "aborted", "aborted": count})
 
@@ -207,7 +208,7 @@ class EngineServer:
 
     async def init_transfer(self, http: web.Request) -> web.Response:
         """Nothing is agreed on beforehand; the answer names the routes that vLLM lacks."""
-        protocol.parse(await http.read(), protocol.InitFields)
+        protocol.parse(await whole_body(http), protocol.InitFields)
         await self._between_steps(self.engine.weights.init, "init_weight_transfer_engine")
         routes = [PREPARE_ROUTE, CHECK_ROUTE]
         return json_response({"message": "Weight transfer initialized", "optional_routes": routes})
@@ -221,7 +222,7 @@ class EngineServer:
 
     async def start_update(self, http: web.Request) -> web.Response:
         """An update begins."""
-        protocol.parse(await http.read(), protocol.NoFields)
+        protocol.parse(await whole_body(http), protocol.NoFields)
         with self._timed("start"):
             await self._between_steps(self.engine.update.start, "start_weight_update")
         return json_response({"message": "Weight update started"})
@@ -237,13 +238,13 @@ class EngineServer:
     async def _announced(self, http: web.Request) -> Announced:
         """Which version is on its way, as the engine's transport says it. Raises BadRequest."""
         body = RECEIVED[self.settings.weight_transport]
-        info: Announced = protocol.parse(await http.read(), body).update_info
+        info: Announced = protocol.parse(await whole_body(http), body).update_info
         protocol.check_version(info.version)
         return info
 
     async def finish_update(self, http: web.Request) -> web.Response:
         """The weight version changes, once every tensor is in place."""
-        version = _weight_version(await http.read())
+        version = _weight_version(await whole_body(http))
         with self._timed("finish"):
             await self._between_steps(lambda: self.engine.update.finish(version), "finish_weight_update")
         return json_response({"message": "Weight update finished"})
@@ -255,19 +256,19 @@ class EngineServer:
 
     async def update_version(self, http: web.Request) -> web.Response:
         """Another version number for the weights in use, as after a restore."""
-        version = _weight_version(await http.read())
+        version = _weight_version(await whole_body(http))
         await self._between_steps(lambda: self.engine.update.relabel(version), "update_weight_version")
         return json_response({"message": "Weight version updated", "weight_version": version})
 
     async def weight_checker(self, http: web.Request) -> web.Response:
         """Checksums of the weights in use, to be compared with another engine's or the trainer's."""
-        protocol.parse(await http.read(), protocol.NoFields)
+        protocol.parse(await whole_body(http), protocol.NoFields)
         checksums = await self._between_steps(self.engine.weights.loader.checksums, "weight_checker")
         return json_response({"weight_version": self.engine.update.version, "checksums": checksums})
 
     async def shutdown_transfer(self, http: web.Request) -> web.Response:
         """Forget the transport."""
-        protocol.parse(await http.read(), protocol.NoFields)
+        protocol.parse(await whole_body(http), protocol.NoFields)
         await self._between_steps(self.engine.weights.leave, "shutdown_weight_transfer_engine")
         return json_response({"message": "Weight transfer shut down"})
 

@@ -20,7 +20,7 @@ from pipelinerl.engines.openai.fields import ChatFields, SharedFields
 from pipelinerl.engines.openai.protocol import SamplingFields, require
 from pipelinerl.engines.openai.text import OutputText
 from pipelinerl.extras.recorder import sampling
-from pipelinerl.extras.recorder.session import Session, dialogue_key
+from pipelinerl.extras.recorder.session import DialogueKey, Session, dialogue_key
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,7 @@ async def chat_reply(session: Session, fields: ChatFields, body: Mapping[str, An
     """
     asked, others = ruled(session, body)
     llm = bound(session, asked, fields.chat_template_kwargs)
-    messages = plain_messages(fields.messages)
-    key = dialogue_key({"tools": fields.tools, **llm.chat_template_kwargs}, messages)
-    if calls_tools(fields):
-        # Only the engine knows how its model writes calls. It renders the template itself.
-        require((fields.add_generation_prompt, "add_generation_prompt: false with tools is not supported"))
-        prompt = Prompt(messages=fields.messages, tools=fields.tools)
-    else:
-        # Ids are appended as the template begins an answer, so only where it was asked to.
-        usual = fields.add_generation_prompt and not (fields.tools or fields.add_special_tokens)
-        prompt = (session.continued(llm, key, messages) if usual else None) or await _rendered(
-            llm, fields, messages
-        )
+    prompt, key = await asyncio.to_thread(_prompted, session, llm, fields)
     most = sampling.bounded(fields.most_tokens, session.llm.parameters)
     (call,) = await session.ask(llm, [prompt], most, others)
     text, stop = shown(llm, call, fields)
@@ -139,12 +128,26 @@ async def encoded(llm: EngineLLM, text: str, add_special_tokens: bool) -> list[i
 
     Raises ValueError for a text that cannot fit into the context.
     """
-    tokenizer, context = llm.load_tokenizer(), llm.context_size
-    longest = longest_token(tokenizer)
-    return await asyncio.to_thread(encode_within, tokenizer, text, context, longest, add_special_tokens)
+    return await asyncio.to_thread(_encoded, llm, text, add_special_tokens)
 
 
-async def _rendered(llm: EngineLLM, fields: ChatFields, messages: list[dict[str, Any]]) -> Prompt:
+def _encoded(llm: EngineLLM, text: str, add_special_tokens: bool) -> list[int]:
+    tokenizer = llm.load_tokenizer()
+    return encode_within(tokenizer, text, llm.context_size, longest_token(tokenizer), add_special_tokens)
+
+
+def _prompted(session: Session, llm: EngineLLM, fields: ChatFields) -> tuple[Prompt, DialogueKey]:
+    """The prompt of a chat, and the dialogue that it is; in a thread, since a chat may have megabytes."""
+    messages = plain_messages(fields.messages)
+    key = dialogue_key({"tools": fields.tools, **llm.chat_template_kwargs}, messages)
+    if calls_tools(fields):
+        # Only the engine knows how its model writes calls. It renders the template itself.
+        require((fields.add_generation_prompt, "add_generation_prompt: false with tools is not supported"))
+        return Prompt(messages=fields.messages, tools=fields.tools), key
+    # Ids are appended as the template begins an answer, so only where it was asked to.
+    usual = fields.add_generation_prompt and not (fields.tools or fields.add_special_tokens)
+    if usual and (prompt := session.continued(llm, key, messages)) is not None:
+        return prompt, key
     whole = msgspec.structs.replace(fields, chat_template_kwargs=llm.chat_template_kwargs)
     text = prompt_text(llm.load_tokenizer(), whole)
-    return Prompt(messages=messages, token_ids=await encoded(llm, text, fields.add_special_tokens))
+    return Prompt(messages=messages, token_ids=_encoded(llm, text, fields.add_special_tokens)), key

@@ -175,13 +175,16 @@ class Session:
         """The prompt of a dialogue whose beginning the engine has answered here, by appending ids.
 
         `key[0]` is not a message, `key[1 + i]` is `messages[i]`. None if no reply among the messages was
-        given here, or the template cannot go on from one.
+        given here, or the template cannot go on from one. For a thread: messages may be many and long.
         """
-        for end in range(len(messages) - 1, 0, -1):
-            call = self._dialogues.get(key[: end + 1])
+        known = dict(self._dialogues)  # calls are answered meanwhile
+        ends = {len(dialogue) - 1 for dialogue in known}
+        for end in sorted(ends.intersection(range(1, len(messages))), reverse=True):
+            call = known.get(key[: end + 1])
             if call is not None:
-                with contextlib.suppress(ValueError):  # the template alters replies
-                    return llm.continue_prompt(call, messages[end:])
+                # The template alters replies, or what is new cannot fit; who renders it anew says so.
+                with contextlib.suppress(ValueError):
+                    return llm.continue_prompt(call, messages[end:], llm.context_size)
         return None
 
     async def run(

@@ -32,6 +32,7 @@ from pipelinerl.engines.openai.handlers import (
     errors_as_json,
     json_response,
     streamed,
+    whole_body,
 )
 from pipelinerl.extras.recorder import routes
 from pipelinerl.extras.recorder.messages import messages
@@ -118,7 +119,7 @@ class Site:
         self, route: Callable[[Session, bytes], Awaitable[Answered]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(http: web.Request) -> web.StreamResponse:
-            answer = await route(self._session(http), await http.read())
+            answer = await route(self._session(http), await whole_body(http))
             if answer.events is None:
                 return json_response(answer.body)
             return await streamed(http, _each(answer.events), named=answer.named)

@@ -102,6 +102,27 @@ def test_a_save_may_die_anywhere_and_leaves_one_step_in_both_folders(
     assert seen == ({2, 4} if with_state else {2})
 
 
+@pytest.mark.parametrize("lost", ["moved away", "a link to nothing", "a file"])
+@pytest.mark.parametrize("half", ["current", "training_state"])
+def test_half_a_checkpoint_is_no_new_run(tmp_path: Path, half: str, lost: str) -> None:
+    """Whoever moved `current` away as the finished model would else train from step 0, over what is left."""
+    one, root = trainer(tmp_path), tmp_path / "saved"
+    one.counters.completed_steps = 4
+    save_checkpoint(root, one.learner, one.counters, {}, None, False, True)
+    shutil.move(root / half, tmp_path / "elsewhere")
+    if lost == "a link to nothing":
+        (root / half).symlink_to("gone")
+    elif lost == "a file":
+        (root / half).touch()
+    other = {"current": "training_state", "training_state": "current"}[half]
+    with pytest.raises(ValueError, match=rf"{half} is missing.*put back both of one step, or") as refused:
+        resume_step(root)
+    assert f"{other} is of step 4" in str(refused.value) and "\n" not in str(refused.value)
+    (root / half).unlink(missing_ok=True)
+    shutil.move(tmp_path / "elsewhere", root / half)
+    assert resume_step(root) == 4
+
+
 def test_a_checkpoint_waits_for_the_snapshots_that_belong_to_it(tmp_path: Path) -> None:
     roles = ("actor", "preprocess")
 

@@ -3,9 +3,7 @@
 import asyncio
 import json
 import random
-import signal
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,28 +44,11 @@ from domains.reputation_hacking.language.prompts import parse_action
 from domains.tir.tool import program_of
 from pipelinerl.engines.openai.chat import read_tool_calls
 from pipelinerl.extras.sandbox.host import Limits, Sandbox
-from tests.support.odd_texts import texts
+from tests.support.odd_texts import ended_after, texts
 from tests.support.sandbox_needed import need_a_sandbox
 
 PER_TEXT_S = 30
 """Of a pure judge, for one text, of which it needs milliseconds: quadratic time in a long one passes it."""
-
-
-@contextmanager
-def ended_after(seconds: int) -> Iterator[None]:
-    """TimeoutError in what takes longer, so that the text which does it is named."""
-
-    def late(*_: object) -> None:
-        raise TimeoutError(f"no verdict after {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
 
 RNG = random.Random(0)
 NAMES = list(WRITINGS)

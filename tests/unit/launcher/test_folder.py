@@ -108,6 +108,24 @@ def test_a_file_system_that_takes_no_folders_is_named_in_one_line() -> None:
         RunFolder(Path("/proc/run")).__enter__()
 
 
+@pytest.mark.parametrize("where", ["/proc/run", "/proc/deep/run", "/dev/fd/run", "/sys/kernel/run"])
+def test_a_place_that_takes_no_files_is_refused_before_anything_starts(where: str) -> None:
+    """Also for a superuser, who may write there by the folder's mode."""
+    with pytest.raises(ConfigError, match=rf"^output_dir={where}: .*; choose another folder$"):
+        check_writable(Path(where), force_restart=True)
+
+
+def test_looking_whether_files_can_be_made_leaves_none(tmp_path: Path) -> None:
+    for where in (tmp_path, tmp_path / "new/deep"):
+        check_writable(where)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_validating_refuses_a_place_that_takes_no_files(refused: Refused) -> None:
+    said = refused("output_dir=/proc/run", "validate=true")
+    assert said.startswith("launcher: output_dir=/proc/run: cannot be made: ")
+
+
 def test_a_reserved_port_is_not_given_to_a_second_launcher(tmp_path: Path) -> None:
     with ReservedPorts(tmp_path) as first, ReservedPorts(tmp_path) as second:
         port = next(port for port in range(21000, 22000) if first.take(port))

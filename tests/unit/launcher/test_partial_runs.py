@@ -28,6 +28,15 @@ def recording(tmp_path: Path) -> Path:
     return tmp_path / "recorded"
 
 
+def test_an_evaluation_says_with_what_it_samples(placed: Placed) -> None:
+    """A temperature that was given for training draws no answer of it."""
+    words = ("debug.mode=evaluate", "llm.parameters.temperature=0.3", "test_llm.parameters.temperature=0.7")
+    _, out = placed(*words)
+    _, row = out.split("│ sampling ")
+    assert row.lstrip(" │").startswith("temperature 0.7, ")
+    assert "llm.parameters.temperature not read" in " ".join(row.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [

@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from domains.privacy_hopqa.domain import world_paths
+from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.world import generate, world_config
+from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import config_path, load, typed
 from pipelinerl.launcher.resumed import kept
+from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import DryRun
 
 GUESSING = ("+domain=guessing", "engine.max_model_len=64", "llm.parameters.max_tokens=16")
@@ -25,10 +30,27 @@ def run_with_checkpoint(
     dry_run: DryRun, tmp_path: Path, *given: str, domain: tuple[str, ...] = GUESSING
 ) -> Path:
     assert dry_run(*domain, *given)[0] == 0
-    checkpoint = tmp_path / "run/finetune/current"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "config.json").write_text("{}")
+    for name in ("current", "training_state"):
+        folder = tmp_path / "run/finetune" / name
+        folder.mkdir(parents=True)
+        (folder / "checkpoint.json").write_text('{"step": 4}')
+    (tmp_path / "run/finetune/current/config.json").write_text("{}")
     return tmp_path / "run"
+
+
+def test_half_a_checkpoint_is_refused_before_anything_starts(
+    begun: Path, dry_run: DryRun, tmp_path: Path
+) -> None:
+    """Whoever moved the model away would else train from step 0, over the training state."""
+    (begun / "finetune/current").rename(tmp_path / "mine")
+    status, _, err = dry_run(*GUESSING)
+    check_one_line(err, "launcher: ")
+    assert status == 2 and "current is missing, training_state is of step 4; put back both" in err
+    assert dry_run(*GUESSING, "debug.mode=actor", "max_lag=null")[0] == 0, "it trains nothing"
+    (tmp_path / "mine").rename(begun / "finetune/current")
+    assert dry_run(*GUESSING)[0] == 0
+    shutil.rmtree(begun / "finetune/current")
+    assert dry_run(*GUESSING, "force_restart=true")[0] == 0
 
 
 def test_another_model_is_refused_beside_a_checkpoint(
@@ -59,6 +81,43 @@ def test_what_a_start_filled_in_is_not_asked_of_a_resume(dry_run: DryRun, tmp_pa
     assert "web_corpus_path" not in dry_run(*words, f"privacy_hopqa.web_corpus_path={corpus}")[2]
     status, _, err = dry_run(*words, f"privacy_hopqa.web_corpus_path={tmp_path / 'other'}")
     assert status == 2 and "privacy_hopqa.web_corpus_path=" in err and "which a resume keeps" in err
+
+
+@pytest.mark.parametrize("here", ["texts", "nothing"])
+def test_a_named_service_may_move_where_its_world_is_compared(
+    dry_run: DryRun, tmp_path: Path, here: str
+) -> None:
+    """Of a world that is only served nothing is here to compare: another address may be another world."""
+    world = generate(world_config(seed=3), tmp_path / "made")
+    words = ["+domain=privacy_hopqa", "hardware=cpu"]
+    words += [f"{key}={value}" for key, value in world_paths(world).items() if "chains" in str(value)]
+    words += [f"privacy_hopqa.task_data_root={world / 'tasks'}"] if here == "texts" else []
+    key = "privacy_hopqa.helper_service_url"
+    run_with_checkpoint(dry_run, tmp_path, f"{key}=http://127.0.0.1:8700", domain=tuple(words))
+    moved = ("http://10.0.0.1:9000", "[http://127.0.0.1:8700,http://10.0.0.1:9000]")
+    for url in moved:
+        status, _, err = dry_run(*words, f"{key}={url}")
+        assert (status == 0) is (here == "texts"), err
+        assert (f"launcher: {key}=" in err and "which a resume keeps" in err) is (here == "nothing")
+    status, _, err = dry_run(*words, f"{key}={moved[0]}", "privacy_hopqa.max_iterations=3")
+    assert status == 2 and "privacy_hopqa.max_iterations=3: this folder's run began with" in err
+
+
+def test_a_service_that_moved_is_asked_for_its_world_before_anything_starts(
+    dry_run: DryRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["+domain=privacy_hopqa", "hardware=cpu"]
+    run_with_checkpoint(dry_run, tmp_path, domain=tuple(words))
+    asked = list[str]()
+
+    def another_world(cfg: DictConfig, settings: PrivacyHopQASettings) -> str:
+        asked.extend(settings.retrieval_urls)
+        raise ConfigError("serves another world")
+
+    monkeypatch.setattr("domains.privacy_hopqa.domain.ask_retrieval", another_world)
+    monkeypatch.setenv("DRY_RUN", "0")
+    status, _, err = dry_run(*words, "privacy_hopqa.helper_service_url=http://10.0.0.1:9000")
+    assert (status, asked) == (2, ["http://10.0.0.1:9000"]) and "serves another world" in err
 
 
 def test_a_dry_run_of_another_model_leaves_the_checkpoint_to_its_own(

@@ -116,3 +116,24 @@ async def test_calls_of_unlike_rewards_are_not_joined_in_silence(tmp_path: Path)
     texts[1].reward = 1.0
     with pytest.raises(ValueError, match=r"rewards \[0.0, 1.0\] are no one sample"):
         joined(texts)
+
+
+SHOWS = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+
+
+async def test_tools_that_the_template_leaves_out_are_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = Prompt(messages=[{"role": "user", "content": "hi"}], tools=[WEATHER])
+    for name, template, said_of in (("drops", TEMPLATE, 1), ("shows", SHOWS + TEMPLATE, 0)):
+        caplog.clear()
+        llm = TrainableLLM(model_name=str(tmp_path / name), tokenizer=build_tokenizer())
+        llm.tokenizer.chat_template = template
+        llm.render(Prompt.from_user_message("no tools, no word"))
+        for _ in range(3):
+            assert ("weather" in llm.render(prompt)) is (said_of == 0)
+        remarks = [record for record in caplog.records if getattr(record, "remark", False)]
+        assert len(remarks) == said_of
+        for record in remarks:
+            line = record.getMessage()
+            assert str(tmp_path / name) in line and "describe them in a message" in line and "\n" not in line

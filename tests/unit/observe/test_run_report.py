@@ -400,6 +400,34 @@ def test_a_figure_of_throughput_compares_sampled_tokens() -> None:
     assert rows["tokens of these samples, prompts included"] == "230,000"
 
 
+def test_the_mean_lag_is_that_of_trained_tokens_however_long_their_prompts_are() -> None:
+    """10 tokens of the newest weights with long prompts, 30 that are 32 samples old: 24 on the mean."""
+    lags = ((0.0, [10.0, 0.0], 5_000.0), (32.0, [0.0, 30.0], 60.0))
+    records = [
+        {
+            "stats/lag": lag,
+            "stats/lag_histogram": {"edges": [0, 1, 33], "counts": counts},
+            "throughput/tokens_per_step": all_tokens,
+        }
+        for lag, counts, all_tokens in lags
+    ]
+    assert run_rates([], records)["lag_mean_texts"] == 24.0
+    nothing = {"stats/lag": None, "throughput/tokens_per_step": 4.0}
+    assert run_rates([], [nothing, *records])["lag_mean_texts"] == 24.0
+    assert "lag_mean_texts" not in run_rates([], [nothing])
+
+
+def test_the_mean_latency_is_that_of_rollouts_however_many_a_record_has() -> None:
+    """48 rollouts of 1 s and 2 of 26 s: 2 s each on the mean."""
+    records = [
+        {"actor/latency_mean": 1.0, "actor/rollouts_done": 48.0},
+        {"actor/output_tokens_per_second": 70.0},
+        {"actor/latency_mean": 26.0, "actor/rollouts_done": 2.0},
+    ]
+    assert run_rates(records, [])["rollout_latency_mean_s"] == 2.0
+    assert "rollout_latency_mean_s" not in run_rates(records[1:2], [])
+
+
 def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
     line = str(ProgressDisplay(run_dir, target_texts=3840).line())
     assert "trained 1920 of 3840 samples" in line and "(50%)" in line

@@ -15,6 +15,7 @@ from domains.raro.normalize import Task, normalize
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, VERDICTS, extract_answer, parse_verdict
 from domains.raro.prompts import critic_prompt, ordered, policy_prompt
 from domains.raro.rewards import Label, label, reward
+from tests.support.odd_texts import ended_after
 
 
 @pytest.mark.parametrize(
@@ -146,6 +147,23 @@ def test_written_answers_are_asked_for_as_such():
 def test_normalised_answers(task, text, expected):
     assert normalize(task, text) == expected
     assert normalize(task, expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("." * 200_000, ""),
+        ("x" + ". " * 100_000, "x"),
+        ("$" * 200_000 + "x" + "$." * 100_000, "x"),
+        ("a" + "$" * 200_000 + "b", "a" + "$" * 200_000 + "b"),
+        (r"5\$" + "$" * 200_000 + ".", r"5\$"),
+        ("e" + "\u0301\u0323" * 50_000, "\u1eb9" + "\u0323" * 49_999 + "\u0301" * 50_000),
+    ],
+)
+def test_a_long_answer_is_normalised_in_time_linear_in_its_length(text, expected):
+    """The square of these lengths takes minutes."""
+    with ended_after(20):
+        assert normalize("math", text) == expected
 
 
 def test_the_normaliser_keeps_the_verifiers_verdict_on_random_expressions():

@@ -1,11 +1,15 @@
 """Test problems that are trained on too, under another name, in another order, with other spaces."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipelinerl.actor.run import _compare
+from pipelinerl.observe.summary import summarise
 from pipelinerl.run_state.shared_problems import (
     digest,
+    is_unknown,
     note_digest,
     note_shared,
     noted_shared,
@@ -48,6 +52,7 @@ def test_texts_decide_whatever_they_are_called(test: list[Row], count: int) -> N
         ({"question": QUESTIONS[3]}, {"task": QUESTIONS[3].upper(), "answer": "4"}, 1),
         ({"question": QUESTIONS[3]}, {"messages": [{"role": "user", "content": QUESTIONS[3]}]}, 1),
         ({"question": QUESTIONS[3]}, {"task": QUESTIONS[4], "answer": "4"}, 0),
+        ({"question": QUESTIONS[3]}, {"question": "\ufeff" + QUESTIONS[3].replace("pp", "p\u200bp")}, 1),
         ({"numbers": [3, 4], "target": 7}, {"numbers": [3.0, 4.0], "target": 7.0}, 1),
         ({"numbers": [3, 4], "target": 7}, {"numbers": [3.5, 4.0], "target": 7.0}, 0),
     ],
@@ -96,3 +101,13 @@ def test_objects_and_sets_have_the_same_digest_in_each_process() -> None:
 
     one, two = ([{"picture": Picture(), "words": {"a", "b", "c"}, "n": n} for n in range(3)] for _ in "ab")
     assert digest(one) == digest(two) and " at 0x" in str(one[0]["picture"])
+
+
+def test_a_run_without_training_problems_calls_no_test_problem_held_out(tmp_path: Path) -> None:
+    assert summarise(tmp_path).evaluated_on == "held-out problems" and not is_unknown(tmp_path)
+    _compare(tmp_path, [], [row(1)])
+    assert summarise(tmp_path).evaluated_on == "test problems" and noted_shared(tmp_path) == ""
+    _compare(tmp_path, [row(2)], [row(1)])
+    assert summarise(tmp_path).evaluated_on == "held-out problems"
+    _compare(tmp_path, [row(1)], [row(1)])
+    assert summarise(tmp_path).evaluated_on == "test problems, 1 of 1 trained on too"

@@ -14,13 +14,16 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yarl
 from aiohttp.test_utils import TestServer
 
 from domains.privacy_hopqa.scorer.app import ScoringService, build_app
 from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
 from domains.privacy_hopqa.scorer.protocol import MAX_FACT_CHARS, MAX_QUERY_CHARS, parse_request
 from domains.privacy_hopqa.scorer.rules import Fact, score
+from pipelinerl.base import tokenizing
 from pipelinerl.base.tokenizing import encode_within, load_tokenizer
+from pipelinerl.engines.openai import handlers
 from pipelinerl.engines.openai.protocol import BadRequest
 from pipelinerl.engines.serving.served import Served
 from pipelinerl.extras import recorder
@@ -97,6 +100,72 @@ async def test_rollouts_go_on_while_a_recorded_program_s_long_text_is_read(
                 assert (
                     answer.status == 400 and "characters have more tokens than the context of 256" in message
                 )
+    await recorder.close()
+
+
+async def test_a_recorded_dialogue_is_continued_beside_the_loop_and_within_the_context(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's context is larger than the rollout's: the bound is the rollout's own."""
+    at, encoded = list[threading.Thread](), list[int]()
+    render, encode = tokenizing.render_chat, tokenizing.encode_within
+
+    def rendered(*given: Any, **named: Any) -> str:
+        at.append(threading.current_thread())
+        return render(*given, **named)
+
+    def counted(tokenizer: Any, text: str, *rest: Any) -> list[int]:
+        ids = encode(tokenizer, text, *rest)
+        encoded.append(len(text))
+        return ids
+
+    for module in (tokenizing, replies):
+        monkeypatch.setattr(module, "encode_within", counted)
+    monkeypatch.setattr(tokenizing, "render_chat", rendered)
+    say = {"role": "user", "content": "Say."}
+    async with running_engine(model) as engine, aiohttp.ClientSession() as http:
+        llm = TrainableLLM(model_name=str(model), base_url=engine.url, context_size=64)
+        llm.parameters["max_tokens"] = 4
+        async with recorder.session(llm) as session:
+
+            async def ask(messages: list[Any]) -> tuple[int, Any]:
+                url = f"{session.base_url}/chat/completions"
+                async with http.post(url, json={"messages": messages}) as answer:
+                    return answer.status, await answer.json()
+
+            status, first = await ask([say])
+            assert status == 200
+            reply = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+            encoded.clear()
+            status, refused = await ask([say, reply, {"role": "user", "content": "a b c " * 20_000}])
+            assert status == 400 and "characters have more tokens than the context" in str(refused)
+            assert encoded == [], "a text that cannot fit was tokenised"
+            assert (await ask([say, reply, say]))[0] == 200
+            before = [*session.calls[0].prompt_token_ids, *session.calls[0].output_token_ids]
+            assert session.calls[1].prompt_token_ids[: len(before)].tolist() == before
+    assert at and threading.main_thread() not in at
+    await recorder.close()
+
+
+@pytest.mark.parametrize("name", ["recorder", "engine"])
+async def test_half_a_request_is_answered_after_a_deadline(
+    model: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(handlers, "BODY_DEADLINE_S", 0.3)
+    async with (
+        running_engine(model) as engine,
+        recorder.session(TrainableLLM(model_name=str(model), base_url=engine.url)) as session,
+    ):
+        url = yarl.URL(engine.url if name == "engine" else session.base_url)
+        path = "/v1/completions" if name == "engine" else f"{url.path}/completions"
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n"
+        writer.write(head.encode() + b'{"prompt": ')
+        async with asyncio.timeout(60):
+            status = await reader.readline()
+            body = await reader.readuntil(b"}}" if name == "engine" else b"error")
+        writer.close()
+        assert b" 408 " in status and b"did not arrive within 0.3 s" in body
     await recorder.close()
 
 
