@@ -11,7 +11,7 @@ from pipelinerl.config.variants import ENGINE_KINDS, TRANSPORTS
 
 
 class SamplingParameters(Section):
-    """Sampling of one completion. Training may use `max_tokens`, `temperature > 0` and a seed only."""
+    """Sampling of one completion. Training may use `max_tokens` and `temperature > 0` only."""
 
     max_tokens: int = Field(8192, ge=1)
     """Longest completion, in tokens."""
@@ -26,7 +26,8 @@ class SamplingParameters(Section):
     min_tokens: int = Field(0, ge=0)
     """Tokens that must be sampled before the end token may be; 0 = off."""
     seed: int | None = None
-    """Seed of each request; null = drawn by the engine."""
+    """Seed of each request, the same for all (evaluation, or training with one attempt at a problem); null =
+    drawn by the engine."""
     ignore_eos: bool = False
     """Go on after the end token."""
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = []

@@ -28,6 +28,11 @@ def training_sampling(cfg: Config) -> Iterator[str]:
     ):
         if not is_off:
             yield f"llm.parameters.{name}={value}: {reason}; set {off} (test_llm is free)"
+    if p.seed is not None and cfg.finetune.attempts > 1:
+        yield (
+            f"llm.parameters.seed={p.seed}: every attempt at a problem would be the same sample; "
+            "leave it out (seed is that of the run, test_llm is free)"
+        )
     temperature = cfg.finetune.rl.temperature
     if p.temperature > 0 and temperature != p.temperature:
         yield (

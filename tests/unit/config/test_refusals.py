@@ -95,6 +95,7 @@ CONTRADICTIONS = [
     ("llm.parameters.temperature=0", "llm.parameters.temperature=0"),
     ("llm.parameters.top_p=0.9", "llm.parameters.top_p=0.9: the trainer cannot recompute"),
     ("llm.parameters.top_k=50", "llm.parameters.top_k=50"),
+    ("llm.parameters.seed=7", "llm.parameters.seed=7: every attempt at a problem would be the same sample"),
     ("llm.parameters.min_p=0.1", "llm.parameters.min_p=0.1"),
     ("llm.parameters.min_tokens=4", "llm.parameters.min_tokens=4"),
     ("llm.parameters.repetition_penalty=1.1", "llm.parameters.repetition_penalty=1.1: the trainer cannot"),
