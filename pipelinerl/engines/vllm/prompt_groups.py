@@ -32,8 +32,6 @@ class PromptGroups:
     """int32 [R, W]: blocks of each request behind those that it shares."""
     own: torch.Tensor
     """int32 [R]: tokens in them, at least 1 for a request that has any."""
-    saved: torch.Tensor
-    """float32 []: share of the step's keys and values that need not be read."""
 
 
 def prompt_groups(
@@ -75,7 +73,6 @@ def prompt_groups(
     leaders = torch.zeros_like(order).scatter_(0, group, leader)
     skipped = shared[group][place]  # blocks, of each request
     own_columns = (columns + skipped[:, None]).clamp(max=width - 1)
-    kept = ((sizes - 1).clamp(min=0) * shared * block_size).sum()
     return PromptGroups(
         order=order,
         place=place,
@@ -84,7 +81,6 @@ def prompt_groups(
         shared=(shared * block_size).int(),
         own_blocks=block_table.gather(1, own_columns),
         own=(seq_lens.long() - skipped * block_size).int(),
-        saved=kept.float() / seq_lens.sum().clamp(min=1),
     )
 
 
