@@ -5,9 +5,8 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from pipelinerl.actor.budget import LagBudget
 from pipelinerl.actor.evaluation import EvaluationPass
@@ -22,6 +21,7 @@ from pipelinerl.base.digests import model_digest
 from pipelinerl.base.logs import REMARK
 from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config, load_tree
+from pipelinerl.config.base import leaves_of
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.run_state.accounting import Outcome, RolloutLog, log_size
@@ -63,7 +63,7 @@ class Actor:
         self.reporter.test_digest = digest(test)
         _remark_others(output_dir, {"training": digest(train), "test": self.reporter.test_digest})
         _remark_model(output_dir, cfg.model_path)
-        _remark_keys(output_dir, _leaves(cfg.model_extra or {}))
+        _remark_keys(output_dir, dict(leaves_of(cfg.model_extra or {})))
         self.streams = {
             topic: write_to_streams(SingleStreamSpec(output_dir, topic)) for topic in ("actor", "actor_test")
         }
@@ -327,7 +327,10 @@ def _remark_model(output_dir: Path, path: str) -> None:
 
 
 def _remark_keys(output_dir: Path, names: Iterable[str]) -> None:
-    """Remark keys of a domain that came or went since the last start; a changed value is refused earlier."""
+    """Remark keys of a domain that came or went since the last start; a changed value is refused earlier.
+
+    Values may be secrets, and are not noted.
+    """
     now = set(names)
     last = note_digest(output_dir, "keys", json.dumps(sorted(now)))
     before = set(json.loads(last)) if last else now
@@ -335,15 +338,6 @@ def _remark_keys(output_dir: Path, names: Iterable[str]) -> None:
         for key in sorted(keys):
             line = "%s is %s since the last start, and the run goes on so; start it as before, or "
             log.warning(line + "force_restart=true", key, said, extra=REMARK)
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Keys with points in them. Their values may be secrets."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
 
 
 async def run_actor(cfg: Config, output_dir: Path, job: int) -> None:

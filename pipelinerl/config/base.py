@@ -3,7 +3,7 @@
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -83,3 +83,12 @@ class OpenSection(Section):
     """A group in which a domain may bring keys of its own; `compose` decides which ones."""
 
     model_config = ConfigDict(extra="allow")
+
+
+def leaves_of(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys of a plain tree, dotted and behind the prefix, and their values; an empty part is a value."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves_of(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -9,6 +9,7 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelinerl.base.errors import ConfigError, fields_at, first_line, nearest, suggestion
+from pipelinerl.config.base import leaves_of
 from pipelinerl.config.legacy import remedy_for
 from pipelinerl.config.tree import OPEN_GROUPS, Config
 from pipelinerl.domain import load_domain
@@ -38,17 +39,8 @@ _MOST_LISTED = 30
 
 def leaves(tree: DictConfig) -> dict[str, Any]:
     """Dotted keys and their values, interpolations unresolved."""
-    flat: dict[str, Any] = {}
-
-    def walk(node: Any, prefix: str) -> None:
-        if isinstance(node, dict) and node:
-            for key, value in node.items():
-                walk(value, f"{prefix}.{key}" if prefix else str(key))
-        else:
-            flat[prefix] = node
-
-    walk(OmegaConf.to_container(tree, resolve=False), "")
-    return flat
+    plain: Any = OmegaConf.to_container(tree, resolve=False)
+    return dict(leaves_of(plain))
 
 
 def apply(tree: DictConfig, overrides: Sequence[Override], brought: list[str]) -> None:

@@ -1,12 +1,12 @@
 """What a run that goes on in its folder has to share with the run that began there."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipelinerl.base.errors import ConfigError
-from pipelinerl.config.base import KEPT, Section
+from pipelinerl.config.base import KEPT, Section, leaves_of
 from pipelinerl.config.files import read_started, typed
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.folder import RunFolder
@@ -68,15 +68,7 @@ def kept(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", plain[key]
         elif isinstance(value, Section):
             yield from kept(value, f"{prefix}{key}.")
-    yield from _leaves({name: plain[name] for name in section.model_extra or {}}, prefix)
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    yield from leaves_of({name: plain[name] for name in section.model_extra or {}}, prefix)
 
 
 def _here(began: str, before: Config, folder: Path) -> str:

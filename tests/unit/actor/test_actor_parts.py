@@ -18,7 +18,7 @@ from pipelinerl.actor.loop_lag import LoopLag
 from pipelinerl.actor.messages import Ending, FinishedRollout
 from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.retries import backoff_s, reason_of, retryable
-from pipelinerl.actor.run import _leaves, _remark_keys, _remark_model, _remark_others
+from pipelinerl.actor.run import _remark_keys, _remark_model, _remark_others
 from pipelinerl.actor.runner import metric_values
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.stats import (
@@ -32,6 +32,7 @@ from pipelinerl.actor.stats import (
 )
 from pipelinerl.async_llm import RetryableAbortedCompletionError
 from pipelinerl.config import Config
+from pipelinerl.config.base import leaves_of
 from pipelinerl.domain_sampling import DomainWeightedSampler
 from pipelinerl.engines.client import EngineRequestError, EngineUnavailable
 from pipelinerl.finetune.rl.sample import BadSample, Sample, samples_of
@@ -551,4 +552,4 @@ def test_keys_of_a_domain_that_came_or_went_are_remarked(tmp_path, caplog):
     _remark_keys(tmp_path, ["mine.bonus"])
     said = [record.getMessage() for record in caplog.records]
     assert [line.partition(" since")[0] for line in said] == ["mine.bonus is new", "mine.depth is gone"]
-    assert list(_leaves({"mine": {"a": {"b": "secret"}, "c": []}})) == ["mine.a.b", "mine.c"]
+    assert list(dict(leaves_of({"mine": {"a": {"b": "secret"}, "c": []}}))) == ["mine.a.b", "mine.c"]
