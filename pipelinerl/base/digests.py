@@ -38,6 +38,8 @@ def model_digest(folder: Path) -> str:
 
     Configuration and tokenizer are read whole, of each weight file the length, the begin and the end.
     """
+    if not (folder / "config.json").is_file():
+        return ""
     whole = xxh3_64()
     for path in sorted({path for name in (*_OF_MODEL, *_OF_WEIGHTS) for path in folder.glob(name)}):
         weights = any(path.match(name) for name in _OF_WEIGHTS)
@@ -47,7 +49,7 @@ def model_digest(folder: Path) -> str:
             if weights:
                 file.seek(max(0, path.stat().st_size - _END))
                 whole.update(file.read())
-    return whole.hexdigest() if (folder / "config.json").is_file() else ""
+    return whole.hexdigest()
 
 
 def _digest(path: Path) -> str:

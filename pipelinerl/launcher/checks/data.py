@@ -3,8 +3,9 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,9 @@ def model_problems(cfg: Config) -> Iterator[str]:
                 yield from _quantised(path, config)
                 yield from _layers(path, config)
                 yield from _unknown_type(path, config)
-                yield from _embedding(path, config)
-                yield from _depth(path, config)
+                headers = {file.name: _header(file) for file in sorted(path.glob("*.safetensors"))}
+                yield from _embedding(path, config, headers)
+                yield from _depth(path, config, headers)
     elif path.exists():
         yield f"model_path={path}: a file; give the folder that holds config.json"
     elif cfg.bootstrap.phases and path == Path(cfg.bootstrap_out):
@@ -196,23 +198,27 @@ def _unknown_type(path: Path, config: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _embedding(path: Path, config: dict[str, Any]) -> Iterator[str]:
+Headers = Mapping[str, dict[str, Any]]
+"""By name of a safetensors file, what it says of its tensors."""
+
+
+def _embedding(path: Path, config: dict[str, Any], headers: Headers) -> Iterator[str]:
     """Weights beside a `config.json` of another size, as far as the table of tokens tells."""
     text = _of_text(config)
     wanted = [text.get("vocab_size"), text.get("hidden_size")]
-    for file in sorted(path.glob("*.safetensors")) if None not in wanted else ():
-        for name, entry in _header(file).items():
+    for file, header in headers.items() if None not in wanted else ():
+        for name, entry in header.items():
             if name.endswith("embed_tokens.weight") and entry.get("shape") != wanted:
                 yield (
-                    f"model_path={path}: {name} of {file.name} has shape {entry.get('shape')}, config.json "
+                    f"model_path={path}: {name} of {file} has shape {entry.get('shape')}, config.json "
                     f"wants {wanted}; they belong to different models"
                 )
 
 
-def _depth(path: Path, config: dict[str, Any]) -> Iterator[str]:
+def _depth(path: Path, config: dict[str, Any], headers: Headers) -> Iterator[str]:
     """Weights of a deeper model, whose further layers would be left out."""
     count = _of_text(config).get("num_hidden_layers")
-    names = [name for file in sorted(path.glob("*.safetensors")) for name in _header(file)]
+    names = chain.from_iterable(headers.values())
     if isinstance(count, int) and (found := deeper(names, count)) is not None:
         yield f"model_path={path}: {cut_short(found, count)}"
 
