@@ -56,6 +56,7 @@ class Arm:
 
 REPLAYED, WIDTH = "experts replayed", "experts' width, dense"
 """The log ratio of the first is to be no larger than that of the second."""
+TEXT_ONLY = ("+vllm_config.vllm_kwargs.language-model-only=true",)
 TEN_STEPS = {"mfu": 30, "pause": 100, "steps": 10}
 ARMS = {
     "8B on four": Arm("8B", 4, 192, {"mfu": 42, "pause": 60, "first": 200}),
@@ -63,16 +64,9 @@ ARMS = {
     "experts on two": Arm("experts", 2, 64, {"mfu": 25, "pause": 100}, ("finetune.rl.routing=free",)),
     REPLAYED: Arm("experts", 2, 64, {}, ("finetune.rl.routing=replay",)),
     WIDTH: Arm("slice", 2, 64, {}),
-    "hybrid on two": Arm(
-        "hybrid", 2, 64, TEN_STEPS, on_cards=("+vllm_config.vllm_kwargs.language-model-only=true",)
-    ),
+    "hybrid on two": Arm("hybrid", 2, 64, TEN_STEPS, on_cards=TEXT_ONLY),
     "hybrid on two, nothing shared": Arm(
-        "hybrid",
-        2,
-        64,
-        {},
-        ("finetune.share_prefixes=false",),
-        on_cards=("+vllm_config.vllm_kwargs.language-model-only=true",),
+        "hybrid", 2, 64, {}, ("finetune.share_prefixes=false",), on_cards=TEXT_ONLY
     ),
     "Gemma-3-4B's shape on two cards": Arm("windows", 2, 64, TEN_STEPS),
     "4B shared": Arm("4B", 1, 64, {}, on_cards=("world.share_device=true",)),

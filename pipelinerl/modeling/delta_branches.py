@@ -197,14 +197,18 @@ def _attend_backward(
     return sums[0], sums[1], sums[2], sums[3], sums[4]
 
 
-@_attend.register_fake
-def _(query: Any, key: Any, value: torch.Tensor, *rest: Any) -> torch.Tensor:
+def fake_result(query: Any, key: Any, value: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """The form of what an operation on Delta's five returns, for a compiler."""
     return torch.empty_like(value, memory_format=torch.contiguous_format)
 
 
-@_attend_backward.register_fake
-def _(gradient: Any, *given: Any) -> Any:
+def fake_gradients(gradient: Any, *given: Any) -> Any:
+    """The form of what its backward returns."""
     return tuple(torch.empty_like(one, memory_format=torch.contiguous_format) for one in given[:5])
+
+
+_attend.register_fake(fake_result)
+_attend_backward.register_fake(fake_gradients)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ from transformers.activations import ACT2FN
 from pipelinerl.base.logs import REMARK
 from pipelinerl.modeling import delta_kernel
 from pipelinerl.modeling.branches import Branches, Call
-from pipelinerl.modeling.delta_branches import branched, branched_by_kernel
+from pipelinerl.modeling.delta_branches import branched, branched_by_kernel, fake_gradients, fake_result
 from pipelinerl.modeling.delta_kernel import Missing
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.modeling.tensors import to_device
@@ -348,14 +348,8 @@ def _attend_backward(
     return found[0], found[1], found[2], found[3], found[4]
 
 
-@_attend.register_fake
-def _(query: Any, key: Any, value: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return torch.empty_like(value)
-
-
-@_attend_backward.register_fake
-def _(gradient: Any, *given: torch.Tensor) -> Any:
-    return tuple(torch.empty_like(one) for one in given[:5])
+_attend.register_fake(fake_result)
+_attend_backward.register_fake(fake_gradients)
 
 
 def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
