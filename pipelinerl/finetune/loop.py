@@ -39,7 +39,7 @@ from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
 from pipelinerl.finetune.rl.losses import Coefficients, policy_loss
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.types import TrainingMetrics
-from pipelinerl.modeling.compiling import named_compilations
+from pipelinerl.modeling.compiling import candidates_side_by_side, named_compilations
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.mismatch import ArithmeticWatch
 from pipelinerl.observe.status import StatusFile
@@ -113,6 +113,7 @@ class Trainer:
         feed = self._feed(spec, offset)
         with ExitStack() as stack:
             stack.enter_context(named_compilations())
+            stack.enter_context(candidates_side_by_side())
             stack.callback(self._broadcaster.close)
             stack.callback(feed.close)
             rollout_log = stack.enter_context(RolloutLog(self.output_dir, "finetune"))

@@ -1,6 +1,10 @@
 """One compilation serves rows of all sizes, and the time that it takes has a name."""
 
+import sys
+import threading
+import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, wait
 from typing import Any
 
 import numpy as np
@@ -10,7 +14,7 @@ import torch
 from pipelinerl.base.waits import current_waits
 from pipelinerl.modeling import attention, compiling
 from pipelinerl.modeling.activations import bare_layers, checkpoint_layers, compile_layers
-from pipelinerl.modeling.compiling import compiled, named_compilations
+from pipelinerl.modeling.compiling import candidates_side_by_side, compiled, named_compilations
 from pipelinerl.modeling.logprobs import _block_gradient, _block_sums
 from pipelinerl.modeling.model import hidden_states, prepare_model
 from pipelinerl.modeling.routing import Routers
@@ -122,3 +126,90 @@ def test_experts_are_compiled_beside_a_router_that_is_told_what_to_choose(waits:
     checkpoint_layers(model, True)
     assert all(torch.equal(*pair) for pair in zip(train(5), plain[0], strict=True))
     assert len(waits) == compiled_calls
+
+
+class Candidate:
+    """A configuration of a kernel, as Triton's has it."""
+
+    def __init__(self, warps: int) -> None:
+        self.warps = warps
+
+    def all_kwargs(self) -> dict[str, int]:
+        return {"num_warps": self.warps}
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """What the trainer uses of Triton, whose kernels `compile_kernel` compiles."""
+    found = types.SimpleNamespace(mode=None, compile_kernel=None)
+
+    class Mode:
+        def __init__(self, executor: Executor, *, ignore_errors: bool) -> None:
+            assert ignore_errors
+            self.executor, self.futures = executor, list[Future[int]]()
+
+        def __enter__(self) -> None:
+            found.mode = self
+
+        def __exit__(self, *_: object) -> None:
+            found.mode = None
+            wait(self.futures)
+
+    class Kernel:
+        def run(self, *args: object, grid: object, warmup: bool, num_warps: int) -> None:
+            assert warmup and args == ("row", 8) and grid == (1,)
+            found.mode.futures.append(found.mode.executor.submit(found.compile_kernel, num_warps))
+
+    class Autotuner:
+        def __init__(self) -> None:
+            self.fn, self.nargs = Kernel(), {"x": "row", "n": 8}
+
+        def prune_configs(self, given: dict[str, Any]) -> list[Candidate]:
+            return [Candidate(warps) for warps in (1, 2, 4, 8)][: given.get("most", 4)]
+
+    found.tuner = Autotuner
+    contents: dict[str, dict[str, Any]] = {
+        "_async_compile": {"AsyncCompileMode": Mode},
+        "autotuner": {"Autotuner": Autotuner},
+    }
+    for name, content in contents.items():
+        module = types.ModuleType(f"triton.runtime.{name}")
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in ("triton", "triton.runtime"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    return found
+
+
+def test_the_candidates_of_a_kernel_are_compiled_at_once(triton: types.SimpleNamespace) -> None:
+    all_at_once = threading.Barrier(4)
+
+    def compile_kernel(warps: int) -> int:
+        return all_at_once.wait(60)  # nobody passes alone
+
+    triton.compile_kernel = compile_kernel
+    untouched = triton.tuner.prune_configs
+    with candidates_side_by_side(threads=4):
+        chosen = triton.tuner().prune_configs({"grid": (1,), "warmup": False})
+        assert not all_at_once.broken and [one.warps for one in chosen] == [1, 2, 4, 8]
+    assert triton.tuner.prune_configs is untouched
+
+
+def test_a_kernel_that_is_not_launched_or_has_one_candidate_compiles_nothing_beforehand(
+    triton: types.SimpleNamespace,
+) -> None:
+    compiled_before: list[int] = []
+    triton.compile_kernel = compiled_before.append
+    with candidates_side_by_side(threads=4):
+        assert len(triton.tuner().prune_configs({"grid": (1,), "warmup": True})) == 4
+        assert len(triton.tuner().prune_configs({"grid": (1,), "warmup": False, "most": 1})) == 1
+    assert not compiled_before
+
+
+def test_candidates_that_cannot_be_compiled_beforehand_are_left_to_the_tuner(
+    triton: types.SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    with candidates_side_by_side(threads=4), caplog.at_level("WARNING"):
+        # An argument that this kernel does not take.
+        assert len(triton.tuner().prune_configs({"grid": (1,), "warmup": False, "other": 1})) == 4
+    assert "compiled one by one: TypeError" in caplog.text
