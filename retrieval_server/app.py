@@ -142,8 +142,9 @@ class RetrievalService:
         store = self._loaded_store()
         tasks, pages, texts = parse_known(parse_object(await read_body(request, MAX_BODY_BYTES)))
 
-        def missing() -> dict[str, list[str]]:
+        def missing() -> dict[str, Any]:
             return {
+                "documents": store.documents(tasks),
                 "missing_tasks": store.missing_tasks(tasks),
                 "missing_pages": store.missing_pages(pages),
                 "other_texts": store.other_texts(texts),

@@ -43,6 +43,10 @@ class LocalDocument:
     def doc_id(self) -> str:
         return f"local/{self.task_id}/{self.rest}"
 
+    @property
+    def digest(self) -> str:
+        return text_digest(self.text)
+
     def metadata(self) -> dict[str, Any]:
         """Relative paths and a title; nothing that the answer files hold."""
         folder, _, name = self.rest.rpartition("/")
@@ -64,6 +68,11 @@ class WebDocument:
     docid: str
     url: str
     text: str
+
+    @property
+    def digest(self) -> str:
+        """Of the address too: agents are shown it, and a gold page may be known by it."""
+        return text_digest(f"{self.url}\n{self.text}")
 
 
 def text_digest(text: str) -> str:

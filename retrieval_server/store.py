@@ -18,7 +18,6 @@ from retrieval_server.corpus import (
     WebDocument,
     find_tasks,
     read_task,
-    text_digest,
 )
 from retrieval_server.identity import aliases, shared_aliases
 from retrieval_server.webcorpus import WebCorpus
@@ -104,7 +103,7 @@ class Store:
         told = hashlib.sha256(self._web.digest.encode())
         for task_id in sorted(self._tasks):
             for one in self._tasks[task_id].documents:
-                told.update(f"\n{one.doc_id} {text_digest(one.text)}".encode("utf-8", "surrogatepass"))
+                told.update(f"\n{one.doc_id} {one.digest}".encode("utf-8", "surrogatepass"))
         return told.hexdigest()
 
     @classmethod
@@ -150,24 +149,26 @@ class Store:
         """Those of the ids that no loaded task has."""
         return [task_id for task_id in task_ids if task_id not in self._tasks]
 
+    def documents(self, task_ids: Iterable[str]) -> int:
+        """How many private documents these tasks have together."""
+        return sum(len(self._tasks[one].documents) for one in set(task_ids) & self._tasks.keys())
+
     def missing_pages(self, docids: Iterable[str]) -> list[str]:
         """Those of the ids, with or without `web/`, that no page of the web corpus has."""
         bare = {docid.removeprefix("web/"): docid for docid in docids}
         return [bare[docid] for docid in self._web.missing(bare)]
 
     def other_texts(self, digests: Mapping[str, str]) -> list[str]:
-        """Those ids, `local/...` or `web/...`, that have no text, or one of another `text_digest`."""
+        """Those ids, `local/...` or `web/...`, that have no document, or one of another `digest`."""
         pages = {id_.removeprefix("web/"): id_ for id_ in digests if id_.startswith("web/")}
-        served = {pages[docid]: page.text for docid, page in self._web.named(pages) if page is not None}
+        served = {pages[docid]: page.digest for docid, page in self._web.named(pages) if page is not None}
         for task_id in {
             id_.split("/")[1] for id_ in digests if id_.startswith("local/")
         } & self._tasks.keys():
             served |= {
-                one.doc_id: one.text for one in self._tasks[task_id].documents if one.doc_id in digests
+                one.doc_id: one.digest for one in self._tasks[task_id].documents if one.doc_id in digests
             }
-        return [
-            id_ for id_, digest in digests.items() if id_ not in served or text_digest(served[id_]) != digest
-        ]
+        return [id_ for id_, digest in digests.items() if served.get(id_) != digest]
 
     def search_web(
         self,

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from retrieval_server.bm25 import BM25Index
-from retrieval_server.corpus import WebDocument, text_digest
+from retrieval_server.corpus import WebDocument
 from retrieval_server.manifest import Corpus
 from retrieval_server.ranking import Ranker
 from retrieval_server.tokens import tokens
@@ -53,7 +53,7 @@ class WebCorpus:
     def of_documents(cls, documents: Sequence[WebDocument]) -> "WebCorpus":
         """Documents and postings in memory."""
         pairs = ((f"web/{document.docid}", document.text) for document in documents)
-        told = hashlib.sha256("".join(f"{one.docid} {text_digest(one.text)}\n" for one in documents).encode())
+        told = hashlib.sha256("".join(f"{one.docid} {one.digest}\n" for one in documents).encode())
         return cls(BM25Index.from_texts(pairs), documents, digest=told.hexdigest())
 
     @classmethod

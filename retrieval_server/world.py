@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from retrieval_server.corpus import CorpusError
+from retrieval_server.corpus import TEXT_SUFFIXES, CorpusError
 
 NAME = "manifest.json"
 HEADER = "X-World"
@@ -45,6 +45,12 @@ def _of(path: Path) -> str | None:
         return None  # none there, or one of something else
     if not listed or not isinstance(fingerprint, str):
         return None
+    served = (file for file in place.glob("*/files/**/*") if file.suffix.lower() in TEXT_SUFFIXES)
+    if more := [file for file in served if file.relative_to(place.parent).as_posix() not in listed]:
+        raise CorpusError(
+            f"{min(more)} was added after {manifest} was written; take it away, or name the data with "
+            "--fingerprint"
+        )
     for name, expected in listed.items():
         file = place.parent / name
         if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != expected:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from domains.privacy_hopqa.agent.transport import JsonClient
-from retrieval_server.corpus import WebDocument, find_tasks, parse_web_line, read_task, text_digest
+from retrieval_server.corpus import WebDocument, find_tasks, parse_web_line, read_task
 
 TASKS, PAGES, OF_LINES = 4, 3, 200
 """Texts that are looked up, and the lines of the web corpus among which pages are chosen."""
@@ -63,12 +63,12 @@ def _of_web(file: str | None, gold: Collection[str]) -> Iterator[Sample]:
 
 
 def digests(task_data_root: str | None, web_corpus: str | None, tasks: Sequence[str]) -> dict[str, str]:
-    """By id, the digest of each text of these tasks, and of pages from all over the web corpus."""
+    """By id, the digest of each document of these tasks, and of pages from all over the web corpus."""
     known = {task: folder for task, folder in _folders(task_data_root).items() if task in tasks}
     private = chain.from_iterable(read_task(task, folder) for task, folder in known.items())
-    found = {document.doc_id: text_digest(document.text) for document in private}
+    found = {document.doc_id: document.digest for document in private}
     pages = (page for page in _spread(web_corpus) if page.text.strip())  # those without are not served
-    return found | {f"web/{page.docid}": text_digest(page.text) for page in pages}
+    return found | {f"web/{page.docid}": page.digest for page in pages}
 
 
 def _folders(root: str | None) -> dict[str, Path]:

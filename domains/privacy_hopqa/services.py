@@ -254,7 +254,7 @@ async def _texts(
     if ours is not None:
         mine = digests(root, web, wanted.tasks)
         count, other = len(mine), await _other_texts(client, mine)
-        further = _further(mine, ours, web)
+        further = _further(mine, ours, web, await _documents(client, wanted.tasks))
     else:
         gold = {one for ids in wanted.pages for one in ids}
         looked_up = samples(root, web, wanted.tasks, gold)
@@ -267,12 +267,30 @@ async def _texts(
     return (f"{count} texts compared{further}" if count else "texts not compared, none is here"), []
 
 
-def _further(mine: Mapping[str, str], served: Mapping[str, Any], web: str | None) -> str:
-    """Pages that are served beside those of this run, among which a search has to find them."""
-    pages, there = sum(id_.startswith("web/") for id_ in mine), served.get("web_docs")
-    if web is None or not isinstance(there, int) or there <= pages or Path(web).stat().st_size > WHOLE_BYTES:
-        return ""
-    return f", and {there - pages} pages are served that this run does not have"
+def _further(
+    mine: Mapping[str, str], served: Mapping[str, Any], web: str | None, documents_there: int
+) -> str:
+    """What is served beside the texts of this run, among which a search has to find them."""
+    pages, pages_there = sum(id_.startswith("web/") for id_ in mine), served.get("web_docs")
+    documents, more = len(mine) - pages, list[str]()
+    if 0 < documents < documents_there:
+        more.append(f"{documents_there - documents} private documents of its tasks")
+    whole = web is not None and Path(web).stat().st_size <= WHOLE_BYTES
+    if whole and isinstance(pages_there, int) and pages_there > pages:
+        more.append(f"{pages_there - pages} pages")
+    return f", and {' and '.join(more)} are served that this run does not have" if more else ""
+
+
+async def _documents(client: JsonClient, tasks: Sequence[str]) -> int:
+    """Private documents that the service has in these tasks."""
+    found = 0
+    for start in range(0, len(tasks), _IDS_AT_A_TIME):
+        answer = await client.post("/known", {"tasks": list(tasks[start : start + _IDS_AT_A_TIME])})
+        count = answer.get("documents") if isinstance(answer, Mapping) else None
+        if not isinstance(count, int):
+            raise RequestRefused(f"{client.base_url}/known answered without documents")
+        found += count
+    return found
 
 
 async def _other_texts(client: JsonClient, mine: Mapping[str, str]) -> list[str]:

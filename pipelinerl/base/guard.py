@@ -3,9 +3,10 @@
 A supervisor has one for the process groups of its children, also workers that did not ask to die with it; a
 trainer has one for its weights in shared memory, because the supervisor may be killed with its own guard. It
 reads `+PGID` and `-PGID` lines from stdin. End of input means that its owner is no more (the kernel closes
-the pipe even after kill -9): every group still listed gets SIGKILL, and the folders named as arguments, such
-as weights in shared memory, are removed. Standard library only, like child.py. Whoever starts programs that
-no supervisor knows has a `GroupGuard`: a rank of torch's agent, a worker with recorded programs.
+the pipe even after kill -9): every group still listed gets SIGKILL, with what its leader started in other
+groups and sessions, and the folders named as arguments, such as weights in shared memory, are removed.
+Standard library only, like child.py. Whoever starts programs that no supervisor knows has a `GroupGuard`: a
+rank of torch's agent, a worker with recorded programs.
 """
 
 import contextlib
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _GONE_DEADLINE_S = 10.0
+_KILLED_PASSES, _BETWEEN_PASSES_S = 50, 0.02
+_MARK = "PIPELINERL_CHILD_PID"
+"""`CHILD_VARIABLE` of child.py, which this file cannot import where it runs alone."""
 _LOOK_S = 1.0
 """Between two looks whether the owner lives, while it says nothing."""
 
@@ -31,6 +35,7 @@ def start(folders: "Iterable[Path]") -> "subprocess.Popen[bytes]":
 
     It has a process group of its own, in this session: what is meant for this group does not reach it, and
     one that was stopped goes on when this process ends, because the kernel continues a group orphaned so.
+    It is without the mark of a launcher's child, or another guard would kill it before it has acted.
     """
     import subprocess
 
@@ -39,8 +44,33 @@ def start(folders: "Iterable[Path]") -> "subprocess.Popen[bytes]":
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={name: value for name, value in os.environ.items() if name != _MARK},
         process_group=0,
     )
+
+
+def kill_marked(children: "Iterable[int]") -> None:
+    """SIGKILL to what was started below these processes that child.py turned into a command.
+
+    Such a process is known by its environment, which it inherited, whatever its session is and even if its
+    parent has ended. One that was given another environment is not found, nor one of another user.
+    """
+    marks = {f"{_MARK}={pid}".encode() for pid in children}
+    for _ in range(_KILLED_PASSES if marks else 0):
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        if not (found := [pid for pid in pids if marks & _environment(pid)]):
+            return
+        for pid in found:  # which may start others until they are dead, hence another pass
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_BETWEEN_PASSES_S)
+
+
+def _environment(pid: int) -> set[bytes]:
+    """Variables with which the program of a process was started; a zombie has none."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        return set(file.read().split(b"\0"))
+    return set()
 
 
 class GroupGuard:
@@ -130,6 +160,7 @@ def main() -> int:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+    kill_marked(groups)
     ended = time.time()
     _wait_until_gone(groups)
     for folder in sys.argv[2:]:

@@ -26,7 +26,7 @@ _RATES = {
     "engine_ready_s_max": "seconds until an engine was ready (slowest)",
     "engine_ready_s_min": "seconds until an engine was ready (fastest)",
     "first_step_s": "seconds from the launch to the first trained step",
-    "elapsed_s": "seconds from the first to the last record",
+    "elapsed_s": "seconds from first to last record, without pauses between starts",
     "optimizer_steps": "optimizer steps",
     "trained_texts": "samples trained on",
     "trained_tokens": "tokens of these samples, prompts included",

@@ -1,5 +1,6 @@
 """What the report says, as values: evaluations with intervals, rollouts by outcome, throughput, lag."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from pipelinerl.observe.mismatch import Mismatch, mismatch
 from pipelinerl.run_state.accounting import RolloutCounts, reconcile
 from pipelinerl.run_state.restarts import engine_restarts
 from pipelinerl.run_state.shared_problems import is_unknown, noted_shared
-from pipelinerl.run_state.start_times import start_seconds
+from pipelinerl.run_state.start_times import launch_times, start_seconds
 
 _FIRST = ("success", "reward")
 _MOST_HEADLINES = 12
@@ -162,8 +163,14 @@ def headline_metrics(evaluations: Sequence[Evaluation], wanted: Sequence[str]) -
     return chosen[:_MOST_HEADLINES]
 
 
-def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> dict[str, float]:
-    """Throughput, lag and version mixing of a whole run; the names say the units."""
+def run_rates(
+    actor: list[dict[str, Any]], finetune: list[dict[str, Any]], launches: Sequence[float] = ()
+) -> dict[str, float]:
+    """Throughput, lag and version mixing of a whole run; the names say the units.
+
+    `launches` are when its starts began: the time from the last record of one to the first of the next is
+    nobody's work.
+    """
     rates: dict[str, float] = {}
     # A value that was no number stands as null in the file.
     last = {name: value for record in finetune for name, value in record.items() if value is not None}
@@ -193,11 +200,19 @@ def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> di
     if (lag := _mean_lag(finetune)) is not None:
         rates["lag_mean_texts"] = lag
     times = [record["time"] for record in actor + finetune if record.get("time") is not None]
-    if len(times) > 1 and (elapsed := max(times) - min(times)) > 0:
+    if (elapsed := _elapsed_s(times, launches)) > 0:
         rates["elapsed_s"] = elapsed
         if "trained_texts" in rates:
             rates["trained_texts_per_second"] = rates["trained_texts"] / elapsed
     return rates
+
+
+def _elapsed_s(times: Sequence[float], launches: Sequence[float]) -> float:
+    """From the first to the last record of each start, added up."""
+    of_start: dict[int, list[float]] = {}
+    for at in times:
+        of_start.setdefault(bisect_right(launches, at), []).append(at)
+    return sum(max(some) - min(some) for some in of_start.values())
 
 
 def _mean_latency(actor: list[dict[str, Any]]) -> float | None:
@@ -223,7 +238,7 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
     evaluations = read_evaluations(output_dir)
     actor, finetune = read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")
     preprocess = read_metrics(output_dir, "preprocess")
-    found, rates = balance(finetune, actor), run_rates(actor, finetune)
+    found, rates = balance(finetune, actor), run_rates(actor, finetune, sorted(launch_times(output_dir)))
     trained = (r["time"] for r in finetune if "time" in r and r.get("stats/completed_steps"))
     rates |= start_seconds(output_dir, next(trained, None))
     if restarts := engine_restarts(output_dir):

@@ -37,6 +37,11 @@ def launched_line() -> str:
     return f"launched at {time.time() - age_s:.3f}, {age_s:.1f} s ago"
 
 
+def launch_times(output_dir: Path) -> list[float]:
+    """When each start of the run began, in seconds since 1970; none where there is no launcher's log."""
+    return [launch.at for launch in _launches(output_dir)]
+
+
 def start_seconds(output_dir: Path, first_step_at: float | None) -> dict[str, float]:
     """Of the launch that trained the first step, or of the last one where there is none; by name.
 

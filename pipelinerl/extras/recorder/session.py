@@ -22,7 +22,7 @@ from pipelinerl.async_llm import (
     make_training_text,
 )
 from pipelinerl.base.child import wrapped
-from pipelinerl.base.guard import GroupGuard
+from pipelinerl.base.guard import GroupGuard, kill_marked
 from pipelinerl.base.waits import WaitExpired, wait_for
 from pipelinerl.config.secrets import names_secret
 from pipelinerl.dialogues import joined as join
@@ -200,9 +200,9 @@ class Session:
 
         Its environment is `env`, both base URLs with their keys, `OPENAI_MODEL`, and of this process's what
         programs need to start (`PASSED_ON`): no keys of wandb, hubs and clouds, unless `env` names them. It
-        and what it started are killed at the deadline and when the rollout is given up; neither outlives this
-        process, however that ends. Raises ProgramFailed with the last line of its errors, and the engines'
-        failure instead if the last call had no answer.
+        is killed at the deadline and when the rollout is given up. What it started is killed with it, or when
+        it ends; neither outlives this process, however that ends. Raises ProgramFailed with the last line of
+        its errors, and the engines' failure instead if the last call had no answer.
 
         With `at_deadline="keep"` a program that passes its deadline ends the session and has not failed: what
         it printed until then is returned, `expired` is true, and `texts` are those of the calls that the
@@ -282,11 +282,13 @@ async def _talk(process: asyncio.subprocess.Process, stdin: str, out: bytearray,
 
 
 async def _gone(process: asyncio.subprocess.Process) -> None:
-    """Kill a process that still runs, with all of its session."""
+    """Kill a process that still runs, with all of its session, and what it left running elsewhere."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await wait_for(process.wait(), "a program that was killed", END_DEADLINE_S)
+    kill = asyncio.to_thread(kill_marked, [process.pid])
+    await wait_for(kill, "what a program left running to be killed", END_DEADLINE_S)
 
 
 def dialogue_key(template_kwargs: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> DialogueKey:

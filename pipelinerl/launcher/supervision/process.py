@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pipelinerl.base.child import wrapped
+from pipelinerl.base.guard import kill_marked
 from pipelinerl.base.heartbeat import BeatWatch
 from pipelinerl.base.waits import StallDetector
 from pipelinerl.launcher.supervision.liveness import watch_health, watch_heartbeat
@@ -132,11 +133,12 @@ class RunningChild:
             self._signal(os.kill, self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to everything in the group and below; nothing left is fine."""
+        """SIGKILL to everything in the group and below, orphans too; nothing left is fine."""
         strays = descendants(self.pid)  # wandb's service, for one, has opened a session of its own
         self._signal(os.killpg, self.pid, signal.SIGKILL)
         for pid in strays:
             self._signal(os.kill, pid, signal.SIGKILL)
+        kill_marked([self.pid])
 
     def _signal(self, send: Callable[[int, int], None], pid: int, number: int) -> None:
         # Not by Popen, which would wait for one that has just ended.

@@ -651,3 +651,17 @@ def test_evaluations_of_other_problems_are_not_paired() -> None:
     for before, after, paired in (("3 a", "3 a", True), ("3 a", "3 b", False), ("", "3 b", True)):
         found = compare([Evaluation(0, values, before), Evaluation(8, values, after)])["success"]
         assert (found.difference is not None) is paired and found.after.n == 3
+
+
+def test_the_pause_between_two_starts_is_no_time_of_the_run(tmp_path: Path) -> None:
+    """A sample a second for 100 s, four hours of nothing, and the same for another 100 s."""
+    folders = [tmp_path / "launcher", tmp_path / "finetune"]
+    for folder in folders:
+        folder.mkdir()
+    said = "2026-07-29 10:00:00,000 INFO pipelinerl.launch: launched at {}.000, 4.0 s ago\n"
+    (folders[0] / "launcher_0.log").write_text(said.format(1000) + said.format(15_500))
+    steps = [(at + n, n + before) for at, before in ((1100, 0), (15_600, 100)) for n in range(0, 101, 10)]
+    lines = [json.dumps({"time": at, "step": n, "stats/samples": n}) + "\n" for at, n in steps]
+    (folders[1] / "metrics.jsonl").write_text("".join(lines))
+    rates = summarise(tmp_path).rates
+    assert (rates["elapsed_s"], rates["trained_texts_per_second"]) == (200.0, 1.0)

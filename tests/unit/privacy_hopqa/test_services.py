@@ -250,7 +250,16 @@ def the_shortest_document(world):
     return f"local/{file.relative_to(world / 'tasks').as_posix().replace('/files/', '/')}"
 
 
-@pytest.mark.parametrize("alter", [the_shortest_document, a_page_with(0), a_page_with(-1)])
+def the_address_of_a_page(world):
+    lines = [json.loads(line) for line in (world / "web.jsonl").open()]
+    lines[7]["url"] += "#other"
+    (world / "web.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return f"web/{lines[7]['docid']}"
+
+
+@pytest.mark.parametrize(
+    "alter", [the_shortest_document, a_page_with(0), a_page_with(-1), the_address_of_a_page]
+)
 async def test_one_text_that_differs_is_seen_wherever_it_stands(alter, worlds, tmp_path):
     """Neither the longest text of its task nor one of the first pages, and nobody searches for it."""
     other = without_manifest(worlds[0], tmp_path)
@@ -275,6 +284,16 @@ async def test_pages_beside_those_of_the_run_are_told(worlds, tmp_path):
         )
     async with served(without_manifest(worlds[0], tmp_path / "same")) as url:
         assert "pages are served" not in await asked_for(url, world=TINY)
+
+
+async def test_private_documents_beside_those_of_the_run_are_told(worlds, tmp_path):
+    other = without_manifest(worlds[0], tmp_path)
+    for folder in (other / "tasks").glob("DR90*"):  # tasks of the training chains; others are not asked for
+        (folder / "files" / "more.md").write_text("another report")
+    of_the_run = {json.loads(line)["task_id"] for line in (other / "chains_train.jsonl").open()}
+    said = f"{len(of_the_run)} private documents of its tasks are served that this run does not have"
+    async with served(other) as url:
+        assert said in await asked_for(url, world=TINY)
 
 
 async def test_a_large_web_corpus_is_compared_at_places_all_over_it(worlds, tmp_path, monkeypatch):

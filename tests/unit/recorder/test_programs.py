@@ -35,9 +35,17 @@ print(json.load(urllib.request.urlopen(request, timeout=200))["choices"][0]["tex
 STARTS_ANOTHER = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "MARK"])
+LEAVES
 open("MARK", "w").close()
 time.sleep(600)
 """
+LEAVES = """
+sleeps = "[sys.executable, '-c', 'import time; time.sleep(600)', 'MARK']"
+orphan = f"import subprocess, sys; subprocess.Popen({sleeps})"
+quiet = {"start_new_session": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+subprocess.run([sys.executable, "-c", orphan], **quiet)
+"""
+STARTS_ANOTHER = STARTS_ANOTHER.replace("LEAVES", LEAVES)
 
 WORKER = """
 import asyncio, sys
@@ -121,6 +129,16 @@ async def test_a_program_and_what_it_started_end_at_the_deadline_and_with_the_ro
     await until(lambda: not running(mark))
 
 
+async def test_what_a_program_left_running_in_another_session_ends_with_the_program(
+    fake_llm: TrainableLLM, tmp_path: Path
+) -> None:
+    mark = str(tmp_path / f"mark-{os.getpid()}")
+    program = ("import subprocess, sys" + LEAVES + "print('done')").replace("MARK", mark)
+    async with recorder.session(fake_llm) as session:
+        assert await session.run([sys.executable, "-c", program], deadline_s=200) == "done\n"
+        assert not running(mark)
+
+
 async def test_what_a_program_started_ends_with_a_worker_that_is_killed(tmp_path: Path) -> None:
     """By kill -9, so that the worker itself does nothing any more."""
     mark = str(tmp_path / f"mark-{os.getpid()}")
@@ -129,9 +147,10 @@ async def test_what_a_program_started_ends_with_a_worker_that_is_killed(tmp_path
     await until(Path(mark).exists)
     left = psutil.Process(worker.pid).children(recursive=True)
     assert len(left) == 3, "the program, what it started, and the guard of both"
+    assert len(running(mark)) == 4, "worker, program, what that started, and what went to another session"
     worker.kill()
     worker.wait()
-    await until(lambda: not any(alive(one.pid) for one in left))
+    await until(lambda: not any(alive(one.pid) for one in left) and not running(mark))
 
 
 SAYS_MORE_THAN_TIME_ALLOWS = """

@@ -129,11 +129,11 @@ async def test_errors(client: TestClient, path: str, body: Any, status: int, cod
 
 async def test_what_is_not_served_is_told(client: TestClient) -> None:
     asked = {"tasks": ["DR90001", "../x"], "pages": ["web/10", "9", "7", "web/1"]}  # 7 is without text
-    missing = {"missing_tasks": ["../x"], "missing_pages": ["7", "web/1"]}
+    missing = {"documents": 2, "missing_tasks": ["../x"], "missing_pages": ["7", "web/1"]}
     assert await post(client, "/known", asked) == (200, missing | {"other_texts": []})
     assert await post(client, "/known", {}) == (
         200,
-        {"missing_tasks": [], "missing_pages": [], "other_texts": []},
+        {"documents": 0, "missing_tasks": [], "missing_pages": [], "other_texts": []},
     )
     texts = {
         id_: hashlib.sha256(b"no text of them").hexdigest() for id_ in ("web/10", "web/1", "x", "local/")
@@ -141,7 +141,7 @@ async def test_what_is_not_served_is_told(client: TestClient) -> None:
     assert (await post(client, "/known", {"texts": texts}))[1]["other_texts"] == [*texts]
     _, found = await post(client, WEB, {"query": "cold", "max_chars": 0})
     _, private = await post(client, LOCAL, {"task_id": "DR90001", "query": "cold"})
-    served = {hit["docid"]: hit["text"] for hit in found["hits"]}
+    served = {hit["docid"]: f"{hit['url']}\n{hit['text']}" for hit in found["hits"]}
     served |= {hit["doc_id"]: hit["content"] for hit in private["hits"]}
     texts = {id_: hashlib.sha256(text.encode()).hexdigest() for id_, text in served.items()}
     assert len(texts) > 2 and (await post(client, "/known", {"texts": texts}))[1]["other_texts"] == []

@@ -57,6 +57,7 @@ def test_two_worlds_at_once_are_refused(made: list[Path]) -> None:
         lambda world: (world / "web.jsonl").write_text("{}"),
         lambda world: next((world / "tasks").rglob("*.md")).unlink(),
         lambda world: next((world / "tasks").rglob("*.md")).write_text("changed"),
+        lambda world: next((world / "tasks").rglob("*.md")).with_name("more.md").write_text("one more"),
     ],
 )
 def test_a_world_that_was_changed_does_not_go_by_its_fingerprint(
@@ -65,5 +66,5 @@ def test_a_world_that_was_changed_does_not_go_by_its_fingerprint(
     world = tmp_path / "world"
     shutil.copytree(made[0], world)
     change(world)
-    with pytest.raises(CorpusError, match=r"missing or was changed since .*manifest\.json was written"):
+    with pytest.raises(CorpusError, match=r"(missing or was changed since|added after) .*manifest\.json was written"):
         fingerprint(world / "tasks", world / "web.jsonl")

@@ -332,6 +332,40 @@ def test_what_a_child_started_in_a_session_of_its_own_ends_with_it(tmp_path: Pat
     assert not alive(int(said.read_text()))
 
 
+LEAVES_AN_ORPHAN = """
+import subprocess, sys, time
+orphan = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+subprocess.run([sys.executable, "-c", orphan], start_new_session=True)
+time.sleep(float(sys.argv[1]))
+"""
+SUPERVISES = """
+import sys
+from pathlib import Path
+from pipelinerl.launcher.supervision import ChildSpec, Supervisor
+argv = [sys.executable, "-c", sys.argv[2], sys.argv[3]]
+with Supervisor([ChildSpec(name="actor", argv=argv, log_dir=Path(sys.argv[1]))]) as supervisor:
+    supervisor.start()
+    supervisor.watch(tick_s=0.05)
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["the child ends", "the launcher is killed"])
+def test_an_orphan_in_another_session_ends_with_the_child_that_it_comes_from(
+    tmp_path: Path, killed: bool
+) -> None:
+    """As a browser or a shell does that a rollout started and whose own parent has ended."""
+    given = [str(tmp_path / "log"), LEAVES_AN_ORPHAN, "600" if killed else "0"]
+    launcher = subprocess.Popen([sys.executable, "-c", SUPERVISES, *given])
+    said = tmp_path / "log" / "stdout.log"
+    until(lambda: said.exists() and said.read_text().endswith("\n"), "the orphan's pid")
+    orphan = int(said.read_text())
+    if killed:
+        assert os.getsid(orphan) != os.getsid(launcher.pid) and alive(orphan)
+        launcher.kill()
+    launcher.wait(DEADLINE_S)
+    until(lambda: not alive(orphan), "the orphan's end")
+
+
 def test_a_stopped_guard_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_GUARD_END_S", 0.2)
     left = tmp_path / "shared"
