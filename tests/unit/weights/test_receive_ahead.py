@@ -44,7 +44,8 @@ STUBS: dict[str, dict[str, Any]] = {
         for name in ("WeightTransferEngine", "WeightTransferInitInfo", "WeightTransferUpdateInfo")
     },
     "vllm.distributed.weight_transfer.nccl_engine": {
-        name: type(name, (), {}) for name in ("NCCLWeightTransferEngine", "NCCLWeightTransferUpdateInfo")
+        "NCCLWeightTransferEngine": type("NCCLWeightTransferEngine", (), {"init_info_cls": Anything}),
+        "NCCLWeightTransferUpdateInfo": Anything,
     },
     "vllm.logger": {"init_logger": logging.getLogger},
     "vllm.model_executor": {},
