@@ -248,7 +248,7 @@ class Nccl(TransportKind):
     on_one_card = "NCCL does not connect processes on one GPU"
     into_several_cards = "NCCL into an engine of several cards"
     """Its broadcasts would run beside those that connect the engine's cards."""
-    whole_in_pause = "what receives over NCCL in the pause takes whole weights, weights.transport=file both"
+    whole_in_pause = "over NCCL, whole weights alone are received in the pause (weights.transport=file: both)"
     copy_on_card = True
 
     def sender(self, cfg: Config, elements: int, dtype: torch.dtype, device: torch.device) -> NcclTransport:
