@@ -77,6 +77,8 @@ class Served:
     backend: str
     model: PreTrainedModel
     scratch: Path
+    start: np.ndarray | None = None
+    """What it makes of the probe with the weights of its folder."""
 
     def publisher(self, adapters: bool = True) -> Publisher:
         scale, ahead = LORA.scale if adapters else None, self.backend.endswith("_ahead")
@@ -154,7 +156,11 @@ def served(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     port = next(filter(is_free, range(8700, 65536)))
     card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     with serving(engine_argv(folder, port, backend, FLAGS), card, port, root / "log") as (url, _):
-        yield Served(url, backend, model, root)
+        made = Served(url, backend, model, root)
+        publisher = made.publisher()
+        made.start = made.scores(publisher)
+        publisher.close()
+        yield made
 
 
 # Before the test below, whose merged versions leave nothing to add adapters to.
@@ -183,8 +189,8 @@ async def test_requests_in_flight_go_on_and_their_tokens_carry_both_versions(ser
 def test_versions_are_the_trainers_merged_weights_bit_for_bit_and_do_not_drift(served: Served) -> None:
     """Adapters first: an engine that was sent whole weights has nothing left to add them to."""
     publisher = served.publisher()
-    start, first = served.scores(publisher), served.held()
-    found, sizes = {}, {}
+    first, sizes = served.held(), dict[int, int]()
+    found: dict[int, np.ndarray] = {}
     for version, seed in enumerate((1, 2, 3, 4, 1), start=1):
         report = served.send(publisher, version, seed)
         print(f"{served.backend}: version {version}, {report.bytes} bytes, paused {report.paused_s}")
@@ -194,7 +200,7 @@ def test_versions_are_the_trainers_merged_weights_bit_for_bit_and_do_not_drift(s
         assert not wrong and held.keys() == first.keys()
         if seed in found:  # three others were there in between
             np.testing.assert_array_equal(scored, found[seed])
-        assert np.abs(scored - start).mean() > 5 * CLOSE
+        assert np.abs(scored - served.start).mean() > 5 * CLOSE
         found[seed], sizes[seed] = scored, report.bytes
     publisher.close()
 

@@ -50,7 +50,7 @@ def checkpoint() -> Tensors:
 
 def adapters(seed: int, but: str = "nothing") -> Tensors:
     """Under peft's names."""
-    found = {}
+    found: Tensors = {}
     for layer in range(2):
         for number, (name, (outputs, inputs)) in enumerate(SHAPES.items()):
             start = f"base_model.model.model.layers.{layer}.{name}"
