@@ -38,7 +38,7 @@ TRANSFER = "vllm.distributed.weight_transfer"
 Facts = Mapping[str, Any]
 """What one release has, by name; null for what it lacks."""
 
-PLUG_INS = ("pipelinerl/engines/vllm/receive_file.py", "pipelinerl/engines/vllm/receive_ahead.py")
+PLUG_INS = tuple(f"pipelinerl/engines/vllm/receive_{name}.py" for name in ("file", "ahead", "adapters"))
 COUNTERS = ("pipelinerl/engines/engine_metrics.py", "pipelinerl/weights/engine_state.py")
 # Beside those of `pause_routes`.
 ROUTES = (
@@ -79,7 +79,9 @@ ATTRIBUTES = {
         *("device", "model", "model_config", "vllm_config", "parallel_config"),
     ),
     f"{TRANSFER}.nccl_engine.NCCLWeightTransferEngine": ("model_update_group",),
-    "vllm.config.parallel.ParallelConfig": ("data_parallel_index", "world_size", "rank"),
+    "vllm.config.parallel.ParallelConfig": (
+        *("data_parallel_index", "world_size", "rank", "tensor_parallel_size"),
+    ),
     "vllm.model_executor.layers.attention.attention.Attention": ("kv_cache",),
     "vllm.model_executor.layers.vocab_parallel_embedding.VocabParallelEmbedding": ("quant_method",),
 }
@@ -92,6 +94,9 @@ SIGNATURES = {
     f"{TRANSFER}.base.WeightTransferEngine.update_weights": ("update_info",),
     f"{TRANSFER}.base.WeightTransferEngine.parse_update_info": ("update_dict",),
     f"{TRANSFER}.base.WeightTransferEngine.start_weight_update": (),
+    "vllm.model_executor.model_loader.default_loader.DefaultModelLoader.get_all_weights": (
+        *("model_config", "model"),
+    ),
     f"{TRANSFER}.base.WeightTransferEngine.finish_weight_update": (),
     "vllm.distributed.device_communicators.pynccl.PyNcclCommunicator.broadcast": ("tensor", "src", "stream"),
     "vllm.distributed.device_communicators.pynccl.PyNcclCommunicator.destroy": (),

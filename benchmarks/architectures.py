@@ -30,7 +30,8 @@ from pipelinerl.config.finetune import LoraConfig
 from pipelinerl.engines.cpu.model import PackedModel, UnsupportedModel
 from pipelinerl.engines.cpu.settings import EngineSettings
 from pipelinerl.engines.vllm.weight_names import vllm_names
-from pipelinerl.modeling.lora import add_adapters, is_adapter
+from pipelinerl.modeling.adapters import is_adapter
+from pipelinerl.modeling.lora import add_adapters
 from pipelinerl.modeling.model import distinct_parameters, load_model, persistent_buffers
 from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.prefixes import Prefixes, shared_with_previous

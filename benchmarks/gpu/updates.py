@@ -7,7 +7,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from pipelinerl.modeling.model import distinct_parameters
 from pipelinerl.weights.engine_update import PublishDeadlines
 from pipelinerl.weights.parity import probe_ids
 from pipelinerl.weights.publisher import Publisher
-from pipelinerl.weights.transports.base import Transport
+from pipelinerl.weights.transports.base import NamedTensor, Transport
 from pipelinerl.weights.transports.file import FileTransport
 from pipelinerl.weights.transports.nccl import NcclTransport
 from pipelinerl.weights.version_update import WeightUpdateError
@@ -119,13 +119,22 @@ def file_transport(model: PreTrainedModel, ahead: bool = True) -> FileTransport:
     return FileTransport(folder, model.dtype, ahead, size)
 
 
-def update_row(variant: Variant, model: PreTrainedModel, publisher: Publisher, first: int) -> dict[str, Any]:
-    """Medians over several updates, in milliseconds, and the share of the time that was paused."""
+def update_row(
+    variant: Variant,
+    model: PreTrainedModel,
+    publisher: Publisher,
+    first: int,
+    weights: Callable[[PreTrainedModel], Iterable[NamedTensor]] = distinct_parameters,
+) -> dict[str, Any]:
+    """Medians over several updates, in milliseconds, and the share of the time that was paused.
+
+    `weights`: what a version consists of.
+    """
     reports = []
     begun = time.perf_counter()
     for version in range(first, first + UPDATES):
         time.sleep(BETWEEN_S)
-        reports.append(publisher.publish(version, distinct_parameters(model)))
+        reports.append(publisher.publish(version, weights(model)))
     wall = time.perf_counter() - begun
     paused = [1e3 * max(one.paused_s.values()) for one in reports]
     inside, steady = IN_PAUSE[variant.ahead], reports[1:]

@@ -171,7 +171,7 @@ class WeightsConfig(Section):
     """How tensors reach the engines."""
     lora: Literal["merged", "adapter", "auto"] = "auto"
     """With `finetune.lora`: send merged weights, or adapters alone, which the engine adds to its start
-    weights. `auto`: adapters alone to engines for which sampling then costs no more."""
+    weights, so that a token costs the same. `auto`: adapters alone to embedded engines, merged to vLLM."""
     kv: Literal["keep", "recompute"] = "keep"
     """What happens to cached keys and values of running requests at an update."""
     parity_every: int = Field(50, ge=0)

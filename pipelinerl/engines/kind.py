@@ -102,6 +102,14 @@ class EngineKind(Variant):
         """Why nothing of it receives from this one of `transports` in this way; None if something does."""
         return None
 
+    def adapters_problem(self, cfg: Config) -> str:
+        """Why its engines of this run take no adapters alone, though `loads_adapters`; empty if they do."""
+        return ""
+
+    def adapters_unproven(self, cfg: Config) -> str:
+        """Why adapters travel alone to it only with `weights.lora=adapter`; empty if with `auto` too."""
+        return ""
+
     def routes_problem(self, cfg: Config) -> str | None:
         """Why its engines cannot say the experts of tokens, and what to do; None where they can."""
         return f"engine.kind={self.name} does not say the experts of tokens; use another kind"

@@ -26,9 +26,10 @@ from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
 from pipelinerl.finetune.rl.losses.base import kl_N
 from pipelinerl.finetune.rl.targets import Targets
+from pipelinerl.modeling.adapters import is_adapter
 from pipelinerl.modeling.eight_bits import attention_in
 from pipelinerl.modeling.logprobs import TokenScores
-from pipelinerl.modeling.lora import adapter_tensors, is_adapter
+from pipelinerl.modeling.lora import adapter_tensors
 from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import active_parameters, distinct_parameters
 from pipelinerl.modeling.policy import Policy

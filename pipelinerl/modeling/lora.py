@@ -1,9 +1,9 @@
 """Low-rank adapters through peft (Hu et al. 2021), trained alone; engines get them merged, or add them.
 
-D outputs, E inputs and R the rank of a layer with an adapter. The embedded engine merges as the trainer does.
+Names and the sum itself are in `adapters.py`, which engines use as well.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import LoraConfig
+from pipelinerl.modeling.adapters import PREFIX, adapted, is_adapter
 
 ADAPTER = "default"
 FOLDER = "adapter"
 """Below a checkpoint's model: the adapters alone, as peft reads them."""
 _FILE = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
-_PARTS = (".lora_A.", ".lora_B.")
 _BASE = ".base_layer."
 _OF_MLP = ("gate_proj", "up_proj", "down_proj")
 
@@ -86,11 +85,6 @@ def _linear_layers(model: PreTrainedModel) -> str | list[str]:
     return [name for name, one in linear if one is not head and name.rpartition(".")[2] not in _OF_MLP]
 
 
-def is_adapter(name: str) -> bool:
-    """Whether a parameter of this name belongs to an adapter."""
-    return any(part in f".{name}" for part in _PARTS)
-
-
 def merged_name(name: str) -> str:
     """The name that a wrapped layer's own parameter has without adapters."""
     return name.replace(_BASE, ".")
@@ -107,38 +101,13 @@ def merged_weight(module: nn.Module, name: str, parameter: torch.Tensor, exact: 
     return adapted(weight, down, up, owner.scaling[ADAPTER], owner.fan_in_fan_out)
 
 
-def adapted(
-    weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float, transposed: bool
-) -> torch.Tensor:
-    """`weight` `[D, E]`, or `[E, D]` if `transposed`, plus the scaled product of `up` `[D, R]` and `down`
-    `[R, E]`; summed in float32."""
-    product = up.float() @ down.float() * scale
-    return (weight.float() + (product.T if transposed else product)).to(weight.dtype)
-
-
 def adapter_tensors(model: PreTrainedModel, exact: Exact) -> dict[str, torch.Tensor]:
     """Adapters under the names that peft's files use."""
     return {
-        _PREFIX + name.replace(f".{ADAPTER}.", "."): exact(parameter)
+        PREFIX + name.replace(f".{ADAPTER}.", "."): exact(parameter)
         for name, parameter in model.named_parameters()
         if is_adapter(name)
     }
-
-
-def adapter_pairs(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """`down` and `up` of `adapter_tensors` by the name of the weight that their product is added to.
-
-    Raises ValueError for a tensor that is half of no pair.
-    """
-    found = {}
-    down, up = _PARTS
-    for name in sorted(tensors):
-        other = name.replace(down, up) if down in name else name.replace(up, down)
-        if other == name or other not in tensors:
-            raise ValueError(f"{name} is half of no adapter")
-        if down in name:
-            found[name.removeprefix(_PREFIX).replace(down, ".")] = tensors[name], tensors[other]
-    return found
 
 
 def save_adapters(model: PreTrainedModel, tensors: dict[str, torch.Tensor], folder: Path) -> None:

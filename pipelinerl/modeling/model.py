@@ -14,12 +14,13 @@ from transformers.utils.logging import disable_progress_bar
 from pipelinerl.base.logs import REMARK
 from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.modeling.activations import checkpoint_layers, compile_layers, decoder_layers
+from pipelinerl.modeling.adapters import is_adapter
 from pipelinerl.modeling.attention import ATTENTION_NAME, PER_TEXT_NAME, tell_attention
 from pipelinerl.modeling.capped_attention import capped
 from pipelinerl.modeling.delta_net import delta_nets, use_packed_delta_nets
 from pipelinerl.modeling.layer_kinds import TRAINED, refusal, unknown_kinds
 from pipelinerl.modeling.loading import load_causal_lm
-from pipelinerl.modeling.lora import Exact, is_adapter, merged_name, merged_weight
+from pipelinerl.modeling.lora import Exact, merged_name, merged_weight
 from pipelinerl.modeling.segments import Segments
 
 _RANDOM = re.compile("^(?!classifier|summary).*(drop|jitter)")

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from pipelinerl.engines.received import Announced
 from pipelinerl.engines.serving.backend import Weights, WeightsRefused, WeightsUnfit
 from pipelinerl.engines.wire import parameter_checksum
-from pipelinerl.modeling.lora import adapted, adapter_pairs
+from pipelinerl.modeling.adapters import Pairs, adapted, adapter_pairs, check_pair
 
 SAME_MODEL = "engine and trainer have to be given one model (model_path) and one type (engine.dtype)"
 
@@ -102,7 +102,7 @@ class ModuleWeights(Weights):
                     f"the model has {parameter.dtype} {tuple(parameter.shape)}; {SAME_MODEL}"
                 )
 
-    def _checked_pairs(self, tensors: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, ...]]:
+    def _checked_pairs(self, tensors: dict[str, torch.Tensor]) -> Pairs:
         """Both parts of each adapter by the parameter that they belong to."""
         if self._base is None:
             raise WeightsUnfit(
@@ -116,22 +116,18 @@ class ModuleWeights(Weights):
         for name, (down, up) in pairs.items():
             if (parameter := self._parameters.get(name)) is None:
                 raise WeightsUnfit(f"adapters of {name}, which is not in the model; {SAME_MODEL}")
-            shape = (up.shape[0], down.shape[1])
             expected = tuple(reversed(parameter.shape)) if self._transposed(name) else tuple(parameter.shape)
-            if shape != expected or up.shape[1] != down.shape[0] or {up.dtype, down.dtype} != {torch.float32}:
-                raise WeightsUnfit(
-                    f"{name} of shape {expected} has adapters {up.dtype} {tuple(up.shape)} and {down.dtype} "
-                    f"{tuple(down.shape)}; {SAME_MODEL}"
-                )
-        return dict(pairs)
+            try:
+                check_pair(name, expected, down, up)
+            except ValueError as error:
+                raise WeightsUnfit(f"{error}; {SAME_MODEL}") from None
+        return pairs
 
     def _transposed(self, name: str) -> bool:
         return isinstance(self._module.get_submodule(name.rpartition(".")[0]), Conv1D)
 
     @torch.no_grad()
-    def _with_adapters(
-        self, pairs: dict[str, tuple[torch.Tensor, ...]], scale: float
-    ) -> dict[int, torch.Tensor]:
+    def _with_adapters(self, pairs: Pairs, scale: float) -> dict[int, torch.Tensor]:
         """Copies of the storages that have adapters, or had some in an earlier version, with these added."""
         assert self._base is not None
         for name in pairs:

@@ -43,24 +43,18 @@ class InPlaceLoad:
         `packed`: names of its modules that hold several of the checkpoint's, one behind the other in the
         first dimension (vLLM's `packed_modules_mapping`). Raises NoInPlaceLoad.
         """
-        _check_nothing_derived(model)
-        parameters, experts = dict(model.named_parameters()), _experts(model)
+        check_nothing_derived(model)
+        parameters, names = dict(model.named_parameters()), CheckpointNames(model, packed)
         parts: dict[str, list[tuple[int, str, torch.Tensor]]] = {}
         whole: set[str] = set()  # parameters whose only tensor has their name
         # What belongs to parts that this engine serves without, such as the tower of a model that also sees.
         self._without: dict[str, torch.Size] = {}
-        mapper = _mapper(model)
         for name, tensor in tensors:
-            own = mapper._map_name(name) if mapper is not None else None
-            names = [name] if own in (None, name) else [name, own]
-            ways = (
-                _of_experts(one, experts) or _target(one, parameters, {**GATE_UP, **packed}) for one in names
-            )
-            target, position = next(filter(None, ways), ("", 0))
+            target, position = names.place(name)
             if target in parameters:
                 parts.setdefault(target, []).append((position, name, tensor))
-                whole |= {target} & {*names}
-            elif target or not _is_left_out(names[-1], model):
+                whole |= {target} & {*names.known_as(name)}
+            elif target or not _is_left_out(names.own(name), model):
                 raise NoInPlaceLoad(f"the model has no parameter for {name}")
             else:
                 self._without[name] = tensor.shape
@@ -77,13 +71,13 @@ class InPlaceLoad:
                 raise NoInPlaceLoad(f"{name} is in no version")
         # Names and shapes alone would not show a scale, a transposition or another order of the parts.
         for name, tensor in tensors:
-            if name in self._places and not _equal(self._places[name], tensor):
+            if name in self._places and not equal(self._places[name], tensor):
                 raise NoInPlaceLoad(f"the model does not hold {name} as it was sent")
-        self._pointers = _pointers(model)
+        self._pointers = pointers(model)
 
     def fits(self, model: torch.nn.Module) -> bool:
         """Whether the model's parameters still lie where they lay."""
-        return _pointers(model) == self._pointers
+        return pointers(model) == self._pointers
 
     @torch.no_grad()
     def load(self, tensors: Named) -> None:
@@ -101,6 +95,31 @@ class InPlaceLoad:
             return
         for place, tensor in copies:
             place.copy_(tensor, non_blocking=True)
+
+
+class CheckpointNames:
+    """Where a model of vLLM keeps the tensors of a checkpoint, by their names."""
+
+    def __init__(self, model: torch.nn.Module, packed: Packed) -> None:
+        """`packed`: as `InPlaceLoad` takes it."""
+        self._parameters, self._experts = dict(model.named_parameters()), _experts(model)
+        self._mapper, self._packed = _mapper(model), {**GATE_UP, **packed}
+
+    def own(self, name: str) -> str:
+        """The name by vLLM's own mapping, if the model has one and it knows another."""
+        found = self._mapper._map_name(name) if self._mapper is not None else None
+        return name if found is None else str(found)
+
+    def known_as(self, name: str) -> list[str]:
+        return list(dict.fromkeys([name, self.own(name)]))
+
+    def place(self, name: str) -> tuple[str, int]:
+        """The parameter, and which of its parts the tensor is; an empty name if there is none."""
+        ways = (
+            _of_experts(one, self._experts) or _target(one, self._parameters, self._packed)
+            for one in self.known_as(name)
+        )
+        return next(filter(None, ways), ("", 0))
 
 
 def _mapper(model: torch.nn.Module) -> Any:
@@ -189,7 +208,8 @@ def _slices(fused: str, parameter: torch.Tensor, parts: Named, whole: bool) -> d
     return found
 
 
-def _equal(place: torch.Tensor, tensor: torch.Tensor) -> bool:
+def equal(place: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether the model holds these numbers, in its type, at this place. NoInPlaceLoad for want of memory."""
     # Needs memory for what is compared; for want of it a model that is loaded must not fail.
     rows = max(1, COMPARED // max(1, place[0].numel())) if place.dim() and len(place) else 1
     pieces = zip(place.split(rows), tensor.split(rows)) if place.dim() else [(place, tensor)]
@@ -199,7 +219,7 @@ def _equal(place: torch.Tensor, tensor: torch.Tensor) -> bool:
         raise NoInPlaceLoad(f"no memory is left to compare {list(place.shape)} numbers") from None
 
 
-def _check_nothing_derived(model: torch.nn.Module) -> None:
+def check_nothing_derived(model: torch.nn.Module) -> None:
     """What lies beside parameters and buffers may be computed from weights; copies would leave it old."""
     own = {one.untyped_storage().data_ptr() for one in model.parameters()}
     for prefix, module in model.named_modules():
@@ -213,5 +233,6 @@ def _check_nothing_derived(model: torch.nn.Module) -> None:
                     raise NoInPlaceLoad(f"{prefix or 'the model'} holds {name} beside its parameters")
 
 
-def _pointers(model: torch.nn.Module) -> list[int]:
+def pointers(model: torch.nn.Module) -> list[int]:
+    """Where its parameters lie."""
     return [one.data_ptr() for one in model.parameters()]

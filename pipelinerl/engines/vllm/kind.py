@@ -61,7 +61,7 @@ class Vllm(EngineKind):
     transports = TRANSPORTS
     other_transport = f"vLLM has no such back-end; set {' or '.join(TRANSPORTS)}"
     ahead = True
-    without_adapters = "vLLM would compute adapters anew for every token, and takes merged weights here"
+    loads_adapters = True
     planned = True
     stages = STAGES
 
@@ -124,6 +124,20 @@ class Vllm(EngineKind):
         if (backend := transport + (AHEAD if ahead else "")) in ("nccl", *BACKENDS):
             return None
         return f"vLLM has no back end {backend!r}; {'set weights.ahead=false' if ahead else 'set file'}"
+
+    def adapters_problem(self, cfg: Config) -> str:
+        if cfg.hardware.kind == "cpu":
+            return "a CPU build packs its weights, to which nothing can be added"
+        kwargs = {key.replace("-", "_"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
+        if (how := kwargs.get("quantization")) is not None:
+            return f"weights of vllm_config.vllm_kwargs.quantization={how} are converted"
+        if int(kwargs.get("pipeline_parallel_size") or 1) > 1:
+            return "stages of pipeline parallelism take whole weights"
+        return ""
+
+    def adapters_unproven(self, cfg: Config) -> str:
+        """Merged weights were measured on cards; the pause of an update with adapters alone was not yet."""
+        return "vLLM's pause with adapters alone is not measured yet"
 
     def routes_problem(self, cfg: Config) -> str | None:
         kwargs = {key.replace("-", "_"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}

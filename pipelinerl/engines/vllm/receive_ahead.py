@@ -6,6 +6,7 @@ generates; the pause only loads it into the model. Only vLLM's workers import th
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -23,6 +24,7 @@ from pipelinerl.base.files import write_whole
 from pipelinerl.base.threads import in_thread
 from pipelinerl.engines.version_file import HostMemory
 from pipelinerl.engines.vllm.in_place_load import InPlaceLoad, Named, NoInPlaceLoad
+from pipelinerl.engines.vllm.receive_adapters import AdapterVersion, TakesAdapters
 from pipelinerl.engines.vllm.receive_file import (
     FileInitInfo,
     FileUpdateInfo,
@@ -37,21 +39,17 @@ log = init_logger(f"vllm.{__name__}")  # vLLM writes out only what its own logge
 RECEIVED_DEADLINE_S = 60.0
 
 
-class _Ahead:
+class _Ahead(TakesAdapters):
     """The steps of an update, whatever it is received through."""
 
-    device: torch.device
-    model: torch.nn.Module
-    model_config: Any
-    vllm_config: Any
     parse_update_info: Callable[[dict[str, Any]], Any]
-    _received: Future[Named] | None = None
+    _received: Future[Named | AdapterVersion] | None = None
     # None before the first version, and for a model that has to be loaded layer by layer.
     _in_place: InPlaceLoad | None = None
     # A model that has turned out to be one of these; it is not looked at in every pause.
     _layer_by_layer: torch.nn.Module | None = None
 
-    def receiver(self, update_info: Any) -> Callable[[], Named]:
+    def receiver(self, update_info: Any) -> Callable[[], Named | AdapterVersion]:
         """What has to run on the thread. Memory is reserved here, on the worker's own."""
         raise NotImplementedError
 
@@ -70,6 +68,10 @@ class _Ahead:
         if not wait([self._received], RECEIVED_DEADLINE_S).done:
             raise TimeoutError(f"the version has not arrived {RECEIVED_DEADLINE_S:g} s after its finish")
         tensors, self._received = self._received.result(), None
+        if isinstance(tensors, AdapterVersion):
+            self.put_adapters(tensors)
+            return
+        self.forget_adapters()
         if self._in_place is not None and self._in_place.fits(self.model):
             self._in_place.load(tensors)
             torch.accelerator.synchronize()
@@ -107,20 +109,21 @@ class FileAheadEngine(_Ahead, FileWeightTransferEngine):
     def init_transfer_engine(self, init_info: FileInitInfo) -> None:
         """Notes the name under which this engine says that it has read a file."""
         self._reader = init_info.reader
+        super().init_transfer_engine(init_info)
 
-    def receiver(self, update_info: FileUpdateInfo) -> Callable[[], Named]:
+    def receiver(self, update_info: FileUpdateInfo) -> Callable[[], Named | AdapterVersion]:
         parallel = self.parallel_config
         rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
         mark = read_mark(Path(update_info.path), self._reader, rank)
 
-        def receive() -> Named:
+        def receive() -> Named | AdapterVersion:
             try:
-                tensors = self._read(update_info)
+                found = self.ready(self._read(update_info), update_info.adapter_scale)
             except Exception as error:
                 write_whole(mark, f"{type(error).__name__}: {error}")
                 raise
             write_whole(mark, "")
-            return list(tensors.items())
+            return found
 
         return receive
 
@@ -138,17 +141,41 @@ class FileAheadEngine(_Ahead, FileWeightTransferEngine):
             self._reading.release()
 
 
+@dataclass(kw_only=True)
+class NcclInitInfo(NCCLWeightTransferEngine.init_info_cls):
+    """vLLM's own, and whether adapters alone will come."""
+
+    adapters: bool = False
+
+
+@dataclass
+class NcclUpdateInfo(NCCLWeightTransferUpdateInfo):
+    """vLLM's own, and what the products of adapters are multiplied by; null for whole weights."""
+
+    adapter_scale: float | None = None
+
+
 class NcclAheadEngine(_Ahead, NCCLWeightTransferEngine):
     """Receives the trainer's broadcasts into one buffer on the GPU, on a stream of its own.
 
     The buffer holds a whole version in the type of the wire. It is taken from what `gpu-memory-utilization`
-    leaves free, and kept, so that no allocation waits for the kernels of the model.
+    leaves free, and kept, so that no allocation waits for the kernels of the model. Where adapters travel
+    alone it is small, and the weights that they are added to are kept there.
     """
+
+    init_info_cls, update_info_cls = NcclInitInfo, NcclUpdateInfo
+    keeps_on_card = True
 
     _buffer: torch.Tensor | None = None
     _stream: Any = None
 
-    def receiver(self, update_info: NCCLWeightTransferUpdateInfo) -> Callable[[], Named]:
+    def init_transfer_engine(self, init_info: NcclInitInfo) -> None:
+        """Joins the group, then looks for the places of adapters: nobody waits for that in the rendezvous."""
+        super().init_transfer_engine(init_info)
+        if init_info.adapters:
+            self.expect_adapters()
+
+    def receiver(self, update_info: NcclUpdateInfo) -> Callable[[], Named | AdapterVersion]:
         group = self.model_update_group
         if group is None:
             raise ValueError("update_weights before init_weight_transfer_engine: there is no group yet")
@@ -160,16 +187,17 @@ class NcclAheadEngine(_Ahead, NCCLWeightTransferEngine):
         limit = getattr(update_info, "packed_buffer_size_bytes", None) or self.packed_buffer_size_bytes
         buffer = self._reserve(ends[-1])
 
-        def receive() -> Named:
+        def receive() -> Named | AdapterVersion:
             # CUDA's current device belongs to the thread.
             torch.cuda.set_device(self.device)
             for start, stop in packets(sizes, limit):
                 group.broadcast(buffer[ends[start] : ends[stop]], src=0, stream=self._stream)
             self._stream.synchronize()
-            return [
-                (name, buffer[ends[index] : ends[index + 1]].view(dtypes[index]).view(shapes[index]))
+            tensors = {
+                name: buffer[ends[index] : ends[index + 1]].view(dtypes[index]).view(shapes[index])
                 for index, name in enumerate(update_info.names)
-            ]
+            }
+            return self.ready(tensors, update_info.adapter_scale)
 
         return receive
 

@@ -21,6 +21,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from pipelinerl.engines.version_file import HostMemory, read_tensors
+from pipelinerl.engines.vllm.receive_adapters import AdapterVersion, TakesAdapters
 from pipelinerl.engines.wire import PermanentUpdateError, lacks_memory
 
 # What vLLM's loaders raise for a name or a shape that the model does not have; the same tensors are refused
@@ -30,9 +31,10 @@ UNFIT = (KeyError, AssertionError, ValueError, TypeError, AttributeError, IndexE
 
 @dataclass
 class FileInitInfo(WeightTransferInitInfo):
-    """Nothing to agree on, but for an engine that reads ahead."""
+    """Nothing to agree on, but for an engine that reads ahead, or is sent adapters alone."""
 
     reader: str = ""  # what it calls itself where it says that it has read a file
+    adapters: bool = False
 
 
 @dataclass
@@ -43,9 +45,11 @@ class FileUpdateInfo(WeightTransferUpdateInfo):
     version: str
     bytes: int
     checksum: str
+    adapter_scale: float | None = None
+    """The tensors are adapters alone, whose products are multiplied by this."""
 
 
-class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
+class FileWeightTransferEngine(TakesAdapters, WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
     """Loads a version from a safetensors file that this host can read."""
 
     init_info_cls = FileInitInfo
@@ -54,7 +58,9 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
     _memory: HostMemory | None = None
 
     def init_transfer_engine(self, init_info: FileInitInfo) -> None:
-        """No rendezvous."""
+        """No rendezvous; adapters alone are prepared for, where the trainer will send them."""
+        if init_info.adapters:
+            self.expect_adapters()
 
     def start_weight_update(self) -> None:
         """Nothing changes before the file has been checked."""
@@ -68,7 +74,12 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
         """Called by `update_weights` alone; abstract in the base class."""
-        reload_layerwise(self, checked_tensors(update_info, self.memory()).items())
+        found = self.ready(checked_tensors(update_info, self.memory()), update_info.adapter_scale)
+        if isinstance(found, AdapterVersion):
+            self.put_adapters(found)
+            return
+        self.forget_adapters()
+        reload_layerwise(self, found)
 
     def memory(self) -> HostMemory:
         """Where the next file is read to: the same for every version on a GPU."""
@@ -81,7 +92,8 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         """`update_weights` has done everything."""
 
     def shutdown(self) -> None:
-        """Give back the memory that files are read into."""
+        """Give back the memory that files are read into, and that of weights below adapters."""
+        self.forget_adapters()
         if self._memory is not None:
             self._memory.release()
 

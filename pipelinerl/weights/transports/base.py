@@ -96,6 +96,8 @@ class TransportKind(Variant):
     """Why trainer and engine cannot share a card with it; None if they can."""
     into_several_cards: str | None = None
     """Why an engine of several cards cannot receive ahead from it; None if it can."""
+    whole_in_pause: str = ""
+    """Why an engine that receives from it in the pause takes no adapters alone; empty if it does."""
     copy_on_card: bool = False
     """Whether a version that is received ahead lies on the engine's cards; otherwise in host memory."""
 
@@ -152,14 +154,20 @@ def adapters_alone(cfg: Config) -> bool:
 
 
 def why_merged(cfg: Config) -> str:
-    """Why adapters of this run cannot travel alone; empty if they can."""
+    """Why adapters of this run do not travel alone, unless they shall be merged; empty if they do."""
     if not (engine := engine_kind(cfg)).loads_adapters:
         return engine.without_adapters
     if not cfg.updates_engines:
         return "this run sends its engines nothing"
     if cfg.debug.use_existing_llms:
         return "engines that run already may have other weights than those of model_path"
-    return "" if cfg.sharding is None else "shards are put together as whole weights"
+    if cfg.sharding is not None:
+        return "shards are put together as whole weights"
+    if reason := engine.adapters_problem(cfg):
+        return reason
+    if (reason := transport_kind(cfg).whole_in_pause) and not weights_ahead(cfg):
+        return reason
+    return engine.adapters_unproven(cfg) if cfg.weights.lora == "auto" else ""
 
 
 def not_ahead(cfg: Config) -> str:

@@ -78,17 +78,20 @@ class FileTransport(Transport):
         self._guard = guard.start([directory]) if SHARED_MEMORY in directory.parents else None
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
-        """The name under which an engine says what it has read ahead.
+        """The name under which an engine says what it has read ahead; to vLLM, whether adapters will come.
 
-        Raises PermanentUpdateError for an engine that cannot.
+        Raises PermanentUpdateError for an engine that cannot read ahead.
         """
+        infos: list[dict[str, Any]] = [
+            {"adapters": True} if self._announced and one.version is not None else {} for one in members
+        ]
         if not self.ahead:
-            return [{} for _ in members]
+            return infos
         for one in members:
             if one.version is None:
                 raise PermanentUpdateError(f"{one.url} is no vLLM; weights.ahead needs vLLM, set it to false")
         self._ranks |= {one.url: one.ranks for one in members}
-        return [{"reader": _reader(one.url)} for one in members]
+        return [info | {"reader": _reader(one.url)} for info, one in zip(infos, members, strict=True)]
 
     def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
         """Write the version's file, in the place of the version before the last.

@@ -27,6 +27,7 @@ from pipelinerl.weights.transports.base import (
     Transport,
     TransportError,
     TransportKind,
+    adapters_alone,
     weights_ahead,
 )
 
@@ -56,10 +57,12 @@ class NcclTransport(Transport):
         address: str = LOOPBACK,
         connect: Connect | None = None,
         ahead: bool = False,
+        adapter_scale: float | None = None,
     ) -> None:
         """`ahead`: engines have this package's back-end; they reach the rendezvous at `address`. `connect`
-        replaces vLLM's helper in tests."""
+        replaces vLLM's helper in tests. `adapter_scale`: as of `FileTransport`; `ahead` alone."""
         self.device, self.dtype, self.ahead = device, dtype, ahead
+        self._adapter_scale = adapter_scale
         self._limit, self._buffers = buffer_bytes, buffers
         self._first_port, self._address, self._connect = first_port, address, connect
         # Of several runs on a host more than one may look for a port at the same moment.
@@ -83,6 +86,8 @@ class NcclTransport(Transport):
             "world_size": 1 + sum(one.ranks for one in members),
         }
         agreed = packing(self._limit, self._buffers) if self._packed_at_init else {}
+        if self._adapter_scale is not None:
+            agreed |= {"adapters": True}
         infos, offset = [], 1
         for one in members:
             infos.append({**self._rendezvous, "rank_offset": offset, **agreed})
@@ -113,6 +118,8 @@ class NcclTransport(Transport):
             "dtype_names": [str(self.dtype).removeprefix("torch.")] * len(named),
             "shapes": [list(tensor.shape) for _, tensor in named],
         }
+        if self._adapter_scale is not None:
+            info["adapter_scale"] = self._adapter_scale
         if not self._packed_at_init:
             info |= packing(self._limit, self._buffers)
         # The optimizer's kernels must have ended before other streams read the weights.
@@ -241,21 +248,27 @@ class Nccl(TransportKind):
     on_one_card = "NCCL does not connect processes on one GPU"
     into_several_cards = "NCCL into an engine of several cards"
     """Its broadcasts would run beside those that connect the engine's cards."""
+    whole_in_pause = "over NCCL, whole weights alone are received in the pause (weights.transport=file: both)"
     copy_on_card = True
 
     def sender(self, cfg: Config, elements: int, dtype: torch.dtype, device: torch.device) -> NcclTransport:
+        import torch
+
         if device.type != "cuda":
             raise ValueError(
                 f"weights.transport=nccl: the trainer runs on {device.type}, which has no NCCL; use file"
             )
+        # Adapters in float32, as in files; only the back end that receives ahead takes them.
+        scale = cfg.finetune.lora.scale if adapters_alone(cfg) else None
         return NcclTransport(
             device,
-            dtype,
+            dtype if scale is None else torch.float32,
             buffer_bytes=cfg.weights.buffer_mb * 2**20,
             buffers=cfg.weights.buffers,
             first_port=cfg.world.actor_group_port,
             address=cfg.jobs_of("finetune")[0].hostname if cfg.several_hosts else LOOPBACK,
             ahead=weights_ahead(cfg),
+            adapter_scale=scale,
         )
 
 

@@ -97,7 +97,7 @@ def test_a_record_gives_back_what_was_read() -> None:
 def test_what_the_project_imports_and_defines_is_read_from_its_sources() -> None:
     assert "vllm.distributed.weight_transfer.base.WeightTransferEngine" in uses.imported()
     own = uses.defined("NcclAheadEngine")
-    assert own["update_weights"] == ["update_info"] and "init_transfer_engine" not in own
+    assert own["update_weights"] == ["update_info"] and "trainer_send_weights" not in own
     assert "vllm:generation_tokens_total" in uses.counters()
     assert "/sleep" in " ".join(uses.routes()) and "output_kind" in uses.sampling_fields()
 

@@ -20,7 +20,8 @@ from pipelinerl.engines.wire import permanent_words
 from pipelinerl.finetune.broadcast import EngineBroadcaster
 from pipelinerl.finetune.build import build_learner
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.modeling.lora import adapter_tensors, add_adapters, is_adapter
+from pipelinerl.modeling.adapters import is_adapter
+from pipelinerl.modeling.lora import adapter_tensors, add_adapters
 from pipelinerl.modeling.model import distinct_parameters, prepare_model
 from pipelinerl.weights.parity import check_loaded
 from pipelinerl.weights.publisher import Publisher

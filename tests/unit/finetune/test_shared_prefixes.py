@@ -18,7 +18,8 @@ from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step
 from pipelinerl.finetune.rl.losses import LOSSES, Coefficients
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
-from pipelinerl.modeling.lora import add_adapters, is_adapter
+from pipelinerl.modeling.adapters import is_adapter
+from pipelinerl.modeling.lora import add_adapters
 from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.value_head import build_value_head
 from pipelinerl.preprocess.reference import ReferenceScorer

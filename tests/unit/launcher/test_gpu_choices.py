@@ -8,7 +8,7 @@ import pytest
 from pipelinerl.config.finetune import Sharding
 from pipelinerl.engines.kind import eight_bits
 from pipelinerl.engines.vllm.options import SHARED_PROMPTS
-from pipelinerl.weights.transports.base import weights_ahead
+from pipelinerl.weights.transports.base import adapters_alone, weights_ahead
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import ON_GPUS, QWEN_1_7B, DryRun, Placed, Refused
 
@@ -55,13 +55,43 @@ def test_back_end_and_order_of_the_steps_agree(
 
 
 ADAPTERS = "finetune.lora.enabled=true"
+IN_PAUSE = "over NCCL, whole weights alone are received in the pause (weights.transport=file: both)"
 
 
-def test_vllm_is_sent_merged_adapters_and_the_table_says_why(placed: Placed, refused: Refused) -> None:
-    _, out = placed(*ON_GPUS, "hardware.devices=2", ADAPTERS)
-    assert "sent merged" in out and "vLLM would compute" in out
-    said = refused(*ON_GPUS, "hardware.devices=2", ADAPTERS, "weights.lora=adapter")
-    assert "weights.lora=adapter: vLLM would compute" in said and "set weights.lora=merged" in said
+def test_vllm_is_sent_merged_adapters_unless_they_are_asked_to_travel_alone(placed: Placed) -> None:
+    gpus = (*ON_GPUS, "hardware.devices=2", ADAPTERS)
+    cfg, out = placed(*gpus)
+    assert "sent merged" in out and "not measured" in out and not adapters_alone(cfg)
+    for transport in ("nccl", "file"):
+        cfg, out = placed(*gpus, "weights.lora=adapter", f"weights.transport={transport}")
+        assert "sent alone" in out and adapters_alone(cfg)
+    placed(*gpus, "weights.lora=adapter", "weights.transport=file", "weights.ahead=false")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("weights.ahead=false",), IN_PAUSE),
+        ((TENSOR_PARALLEL,), IN_PAUSE),
+        (
+            ("+vllm_config.vllm_kwargs.quantization=fp8",),
+            "weights of vllm_config.vllm_kwargs.quantization=fp8",
+        ),
+        (("vllm_config.vllm_kwargs.pipeline-parallel-size=2",), "stages of pipeline parallelism take whole"),
+    ],
+)
+def test_vllm_that_takes_whole_weights_says_so(
+    placed: Placed, refused: Refused, given: tuple[str, ...], said: str
+) -> None:
+    gpus = (*ON_GPUS, "hardware.devices=4", ADAPTERS, *given)
+    line = refused(*gpus, "weights.lora=adapter")
+    assert f"weights.lora=adapter: {said}" in line and "; set weights.lora=merged" in line
+    assert "sent merged" in placed(*gpus)[1]
+
+
+def test_adapters_go_alone_to_vllm_on_several_cards_through_files(placed: Placed) -> None:
+    keys = (ADAPTERS, "weights.lora=adapter", TENSOR_PARALLEL, "weights.transport=file")
+    assert "sent alone" in placed(*ON_GPUS, "hardware.devices=4", *keys)[1]
 
 
 def test_shards_go_merged_to_an_embedded_engine(placed: Placed, refused: Refused) -> None:

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("peft")
 
 from pipelinerl.config.finetune import LoraConfig
-from pipelinerl.modeling.lora import FOLDER, add_adapters, is_adapter
+from pipelinerl.modeling.adapters import is_adapter
+from pipelinerl.modeling.lora import FOLDER, add_adapters
 from pipelinerl.modeling.model import distinct_parameters, hidden_states
 from tests.support.policy import tiny_model
 from tests.support.training import assert_resumes_bit_for_bit, saved, train, trainer

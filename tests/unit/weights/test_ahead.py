@@ -158,6 +158,14 @@ def test_a_file_has_arrived_when_every_rank_has_said_so(tmp_path: Path) -> None:
         transport.arrived(again, "http://h:1")
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_vllm_is_told_at_the_rendezvous_that_adapters_will_come(tmp_path: Path, ahead: bool) -> None:
+    engines = [Member("http://h:1", 1, "0.32.0")] + [Member("http://h:2", 1, None)] * (not ahead)
+    [vllm, *embedded] = FileTransport(tmp_path, ahead=ahead, adapter_scale=1.5).init_info(engines)
+    assert vllm["adapters"] is True and embedded == [{}] * (not ahead)
+    assert "adapters" not in FileTransport(tmp_path, ahead=ahead).init_info(engines)[0]
+
+
 def test_marks_go_with_their_version(tmp_path: Path) -> None:
     transport = FileTransport(tmp_path, ahead=True)
     [info] = transport.init_info([Member("http://h:1", 1, "0.32.0")])

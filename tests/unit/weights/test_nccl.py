@@ -97,6 +97,17 @@ def test_ranks_of_engines_follow_each_other_behind_the_trainer() -> None:
     assert {info["master_port"] for info in infos} == {groups[0].rendezvous["master_port"]}
 
 
+def test_engines_are_told_of_adapters_at_the_rendezvous_and_with_each_version() -> None:
+    made, _ = transport(torch.float32, ahead=True, adapter_scale=1.5)
+    for info in made.init_info(members(1, 1)):
+        assert info["adapters"] is True
+    sent = made.stage(1, [("w", torch.ones(2, dtype=torch.bfloat16))])
+    assert sent.info["adapter_scale"] == 1.5 and sent.info["dtype_names"] == ["float32"] and sent.bytes == 8
+    whole, _ = transport()
+    (info,) = whole.init_info(members(1))
+    assert "adapters" not in info and "adapter_scale" not in whole.stage(1, [("w", torch.ones(2))]).info
+
+
 def test_packing_is_agreed_on_where_the_version_expects_it() -> None:
     keys = {"packed", "packed_buffer_size_bytes", "packed_num_buffers"}
     for version, at_init in (("0.26.0", False), ("0.27.1", False), ("0.28.0", True), ("0.33.1", True)):

@@ -44,7 +44,8 @@ STUBS: dict[str, dict[str, Any]] = {
         for name in ("WeightTransferEngine", "WeightTransferInitInfo", "WeightTransferUpdateInfo")
     },
     "vllm.distributed.weight_transfer.nccl_engine": {
-        name: type(name, (), {}) for name in ("NCCLWeightTransferEngine", "NCCLWeightTransferUpdateInfo")
+        "NCCLWeightTransferEngine": type("NCCLWeightTransferEngine", (), {"init_info_cls": Anything}),
+        "NCCLWeightTransferUpdateInfo": Anything,
     },
     "vllm.logger": {"init_logger": logging.getLogger},
     "vllm.model_executor": {},
@@ -154,6 +155,43 @@ def test_files_are_read_into_one_memory_that_a_gpu_copies_from(
     monkeypatch.setattr(transfer, "RECEIVED_DEADLINE_S", 0.01)
     with engine._reading, pytest.raises(TimeoutError, match="an earlier version is still being read"):
         receive()
+
+
+@pytest.mark.parametrize("back_end", ["FileWeightTransferEngine", "FileAheadEngine"])
+def test_adapters_are_read_from_a_file_and_added_to_the_start(
+    transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, back_end: str
+) -> None:
+    """From the rendezvous on; one that cannot be added is said where the engine says what it has read."""
+    files, base = sys.modules[FILES], torch.arange(12.0).view(3, 4)
+    for name, value in (("cudart", None), ("synchronize", lambda: None)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+    monkeypatch.setattr(transfer, "_pin", lambda memory, size: None)
+    engine: Any = (transfer if "Ahead" in back_end else files).__dict__[back_end]()
+    engine.device, engine.model = torch.device("cuda"), nn.Sequential(nn.Linear(4, 3))
+    engine.model[0].weight.data = base.clone()
+    parallel = SimpleNamespace(data_parallel_index=0, world_size=1, rank=0, tensor_parallel_size=1)
+    engine.vllm_config = SimpleNamespace(quant_config=None, parallel_config=parallel)
+    engine.parallel_config, engine._checkpoint = parallel, lambda: iter([("0.weight", base)])
+    engine.parse_update_info = lambda info: files.FileUpdateInfo(**info)
+    transport = FileTransport(tmp_path, ahead="Ahead" in back_end, adapter_scale=0.5)
+    [info] = transport.init_info([Member("http://h:1", 1, "0.33.0")])
+    engine.init_transfer_engine(files.FileInitInfo(**info))
+
+    def update(version: int, name: str) -> None:
+        pair = {"A": torch.full((2, 4), float(version)), "B": torch.ones(3, 2)}
+        sent = [(f"base_model.model.{name}.lora_{part}.weight", one) for part, one in pair.items()]
+        engine.start_weight_update()
+        engine.update_weights(transport.stage(version, sent).info)
+        engine.finish_weight_update()
+
+    for version in (1, 2, 3):
+        update(version, "0")
+        assert torch.equal(engine.model[0].weight.data, base + version)
+    with pytest.raises(PermanentUpdateError, match=r"does not hold 1\.weight"):
+        update(4, "1")
+    assert torch.equal(engine.model[0].weight.data, base + 3)
+    engine.shutdown()
 
 
 def no_memory(*_: object) -> bool:
