@@ -6,9 +6,9 @@ The workload is that of `benchmarks.gpu.trl` on H200s (1.7 billion parameters, g
 tokens, answers of 512), for which engine and trainer were measured; a larger model is slower on both and asks
 less of everything else. Costs come from `results/*.json`: `gpu_engine`, `gpu_trl`, and `unit_costs` for the
 processes that there is one of. A group of eight rollouts is a customer of a closed queueing network: actor,
-rollout workers, engines, redis (both streams at once), preprocess, trainer. The first row repeats the measured
-run on two GPUs. Engine and trainer have the rates that they had in that run, each by itself, so the row tests
-what the network adds to them: waiting and pauses.
+rollout workers, engines, redis (both streams at once), preprocess, trainer. The first row repeats the
+measured run on two GPUs. Engine and trainer have the rates that they had in that run, each by itself, so the
+row tests what the network adds to them: waiting and pauses.
 """
 
 import heapq

@@ -37,7 +37,7 @@ def warm_up(learner: Learner, cfg: Config) -> None:
     If rows share prefixes, layers with a state get a second row, in which branches have branches.
 
     Kernels of Qwen3.5-4B's shape took 81 s on a host with an H200 and 32 cores, less than its engine's start.
-    What fails here (a row longer than any that comes may lack memory) is said, and the first step tries again.
+    What fails here (a row longer than any that comes may lack memory) is said; the first step tries again.
     """
     shares = cfg.finetune.shares_prefixes
     rows = [sentinel_batch(0, 1, shares, cfg.finetune.seq_length)]

@@ -66,5 +66,6 @@ def test_a_world_that_was_changed_does_not_go_by_its_fingerprint(
     world = tmp_path / "world"
     shutil.copytree(made[0], world)
     change(world)
-    with pytest.raises(CorpusError, match=r"(missing or was changed since|added after) .*manifest\.json was written"):
+    wrong = r"(missing or was changed since|added after) .*manifest\.json was written"
+    with pytest.raises(CorpusError, match=wrong):
         fingerprint(world / "tasks", world / "web.jsonl")
