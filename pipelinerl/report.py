@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from pipelinerl.base.errors import CommandParser, first_line, leave, printable, show_what_it_can
+from pipelinerl.base.files import check_files
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path, read_shown
@@ -65,11 +66,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("output_dir", type=Path, help="the run's folder")
     args = parser.parse_args(argv)
     show_what_it_can()
-    if not _holds_a_run(args.output_dir):
-        begun = ": nothing is recorded yet" if config_path(args.output_dir).is_file() else ""
-        print(printable(f"report: there is no run in {args.output_dir}{begun}"), file=sys.stderr)
-        return 1
     try:
+        check_files(args.output_dir)
+        if not _holds_a_run(args.output_dir):
+            begun = ": nothing is recorded yet" if config_path(args.output_dir).is_file() else ""
+            raise ConfigError(f"there is no run in {args.output_dir}{begun}")
         report_run(args.output_dir)
     except (ConfigError, DamagedLine, StreamError) as error:
         print(printable(f"report: {error}"), file=sys.stderr)

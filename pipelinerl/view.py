@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from pipelinerl.base.errors import CommandParser, leave, printable
+from pipelinerl.base.files import check_files
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.config import ConfigError
 from pipelinerl.extras.viewer.write import LIMIT, export, write_page
@@ -21,6 +22,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.limit < 1:
             raise ValueError(f"--limit {args.limit}: show at least one rollout")
+        for folder in filter(None, (args.output_dir, args.compare)):
+            check_files(folder)
         if args.eval is not None:
             if args.compare is not None or args.eval.suffix != ".eval":
                 raise ValueError(f"--eval {args.eval}: name a file NAME.eval, for one run without --compare")

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from pipelinerl.base.errors import ConfigError
+
 
 def write_whole(
     path: Path,
@@ -58,3 +60,17 @@ def is_there(path: Path) -> bool:
     except OSError:  # no such folder yet, or one of somebody else
         return False
     return path.exists()
+
+
+def check_files(folder: Path) -> None:
+    """Raises ConfigError for a pipe or a device below a run's folder, also behind a link.
+
+    Whoever opens a pipe waits until somebody writes into it, and some devices have no end.
+    """
+    for below, _, names in os.walk(folder):
+        for path in (Path(below, name) for name in names):
+            if (path.is_fifo() or path.is_char_device()) and not path.samefile(os.devnull):
+                raise ConfigError(
+                    f"{path}: a pipe or a device, which a reader would wait for without end; remove it, or "
+                    "put the file back"
+                )

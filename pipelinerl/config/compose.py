@@ -19,7 +19,7 @@ from yaml import YAMLError
 from pipelinerl.base.errors import ConfigError, first_line, suggestion
 from pipelinerl.config.choice import Choice
 from pipelinerl.config.detect import visible_devices
-from pipelinerl.config.hydra_files import file_order, files, in_one_line, in_subfolder
+from pipelinerl.config.hydra_files import check_aliases, file_order, files, in_one_line, in_subfolder
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_bundled
 from pipelinerl.config.keys import apply, brought_keys, check_interpolations, leaves
 from pipelinerl.config.legacy import not_yaml, settle, whole_tree
@@ -72,6 +72,7 @@ def compose(
     roots = [*own, *installed_conf_dirs(), conf_dir()]
     if not roots[0].is_dir():
         raise ConfigError(f"--config-dir {roots[0]}: no such folder")
+    check_aliases(roots[:-1])
     overrides = _parse(given)
     asked_for = (config_name or BASE).removesuffix(".yaml")
     config_name, domain = _names(asked_for, overrides, roots)

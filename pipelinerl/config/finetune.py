@@ -252,7 +252,7 @@ class FinetuneConfig(Section):
     lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
     """Shape of the learning rate over `max_train_steps`."""
     num_warmup_steps: int = Field(50, ge=0)
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up; a launch remarks one that is not shorter than the run."""
     max_train_steps: int = Field(100_000, ge=1)
     """Optimizer steps of a complete run."""
     max_epochs: int | None = Field(None, ge=1)

@@ -4,11 +4,14 @@ Only hydra's public interface is used. It wants one folder for the primary file 
 a plug-in puts the user's folders before.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
@@ -28,6 +31,38 @@ from pipelinerl.config.legacy import not_yaml
 
 _GLOBAL = re.compile(r"^#\s*@package\s+_global_", re.MULTILINE)
 """How a file of a group says that its keys stand at the top level."""
+MOST_VALUES = 100_000
+"""Of one file with its aliases in full; configurations have some hundred."""
+
+
+def check_aliases(roots: Sequence[Path]) -> None:
+    """Raises ConfigError for a file whose aliases would be written out as too many values.
+
+    YAML shares what `*name` refers to; omegaconf copies it, so that ten lines can stand for 10^10 values.
+    """
+    for path in chain.from_iterable(root.glob(form) for root in roots for form in ("*.yaml", "*/*.yaml")):
+        content = path.read_bytes() if path.is_file() else b""
+        if b"&" not in content or b"*" not in content:
+            continue
+        try:
+            count = _written_out(yaml.compose(content, yaml.SafeLoader), {})
+        except (YAMLError, RecursionError):  # said with its line where the file is read
+            continue
+        if count > MOST_VALUES:
+            raise ConfigError(
+                f"{path}: its aliases (*name) stand for more than {MOST_VALUES:,} values; write fewer of them"
+            )
+
+
+def _written_out(node: yaml.Node | None, known: dict[int, float]) -> float:
+    """Values below a node with every alias in full; infinite where one is within itself."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_written_out(part, known) for part in parts)
+    return known[id(node)]
 
 
 def files(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:

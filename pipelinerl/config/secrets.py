@@ -60,11 +60,31 @@ _IN_WORDS = re.compile(
 _MADE = re.compile(
     r"\b(?:[rs]k-(?:[a-z0-9]{1,40}-){0,8}\w{16}|gh[oprsu]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|hf_[A-Za-z0-9]{20}"
     r"|npm_\w{20}|gsk_\w{16}|r8_\w{20}|dop_v1_\w{20}|[rs]k_(?:live|test)_\w{16}|SG\.[\w-]{16,80}\.[\w-]{16}"
-    r"|(?:pypi|nvapi|pplx|tvly|xai|xapp)-[\w-]{16}|\d{8,12}:AA[\w-]{30}"
+    r"|(?:pypi|nvapi|pplx|tvly|xai|xapp|csk)-[\w-]{16}|\d{8,12}:AA[\w-]{30}"
+    r"|wandb_v\d{1,3}_\w{20}|local-[0-9a-f]{40}\b|(?:lsv2_\w\w|api_org)_\w{20}|dapi[0-9a-f]{32}|hvs\.[\w-]{20}"
+    r"|dp\.(?:pt|st|ct|sa)\.[\w-]{20}|fw_\w{20}"
     r"|xox[a-z]-[\w-]{10}|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30}|eyJ[\w-]{8,}\.[\w-]{2,}\.)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|\bhooks\.slack\.com/services/\w|/api/webhooks/\d+/\w"
 )
 """Tokens that are known by their own form, whatever their key is called. Bounded: a text is read once."""
+_LOGIN = re.compile(
+    r"\b(?:login|password)\s{1,9}(?:--?[\w=-]{1,40}\s{1,9}){0,4}(?=\S{0,80}\d)(?=\S{0,80}[A-Za-z])\S{20}"
+)
+"""`wandb login KEY` and a line of netrc: a key without a form, such as 40 hexadecimal digits."""
+_HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_OF_CONTENT = {
+    "checksum",
+    "commit",
+    "digest",
+    "fingerprint",
+    "hash",
+    "ref",
+    "rev",
+    "revision",
+    "sha",
+    "version",
+}
+"""In a key whose hexadecimal digits name a content; behind any other key they may be one of wandb."""
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
 _USER = re.compile(r"(?:^|\s)(?:-[uU]|--(?:proxy-)?user)[\s=]*(?=\S*[A-Za-z])[^\s:-][^\s:]{0,80}:[^\s:]")
 """curl's user and password; a program that runs as user and group has numbers there."""
@@ -142,13 +162,15 @@ def _is_secret(place: Place, value: Any, raw: Any) -> bool:
     if not isinstance(value, str):
         return False
     below = (place[: depth + 1] for depth, part in enumerate(place) if _names_token(part))
+    if _HEX.fullmatch(value) and not any(_OF_CONTENT & set(_words(part)) for part in place):
+        return True
     return any(not _is_core(one) for one in below) or _holds_secret(value)
 
 
 def _holds_secret(text: str) -> bool:
     """Whether an address, a header, an option or a name in it has a secret, or it is known to be one."""
     named = [option or variable for option, variable in _IN_COMMAND.findall(text)] + _IN_WORDS.findall(text)
-    known = any(one.search(text) for one in (_IN_ADDRESS, _IN_HEADER, _MADE, _USER))
+    known = any(one.search(text) for one in (_IN_ADDRESS, _IN_HEADER, _MADE, _USER, _LOGIN))
     return known or any(map(names_secret, named))
 
 

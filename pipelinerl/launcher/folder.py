@@ -16,7 +16,7 @@ from xxhash import xxh3_64_hexdigest
 
 from pipelinerl.base.closing import Closing
 from pipelinerl.base.errors import ConfigError, first_line
-from pipelinerl.base.files import write_whole
+from pipelinerl.base.files import check_files, write_whole
 from pipelinerl.config.files import config_path, read_shown
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ def check_writable(output_dir: Path, force_restart: bool = False) -> None:
                 )
         elif foreign:
             raise ConfigError(f"{key}: holds {foreign[0]}, which no run made; choose an empty folder")
+    check_files(output_dir)
     _try_to_write(output_dir, nearest_parent)
 
 

@@ -18,6 +18,18 @@ def check(cfg: Config, derived: DerivedConfig | None) -> Iterator[str]:
     yield from _actor(cfg)
 
 
+def remark(cfg: Config) -> str | None:
+    """What a run should hear of its schedule though it may go on."""
+    tune = cfg.finetune
+    warmup, steps = tune.num_warmup_steps, tune.max_train_steps
+    if "finetune" not in cfg.debug.roles or tune.lr_scheduler_type == "constant" or warmup < steps:
+        return None
+    return (
+        f"finetune.num_warmup_steps={warmup}: the run ends at finetune.max_train_steps={steps}, so that the "
+        f"rate only rises, to {steps / (warmup + 1):.0%} of finetune.learning_rate; give fewer of the former"
+    )
+
+
 def _batches(cfg: Config) -> Iterator[str]:
     tune = cfg.finetune
     if cfg.attempts != tune.attempts:

@@ -3,6 +3,7 @@
 import importlib
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,10 @@ REFUSED = {
         "Could not find 'judge/qwen'",
     ),
     "a number for a key": (BASE + "1: x\n", "1"),
+    "aliases of aliases": (
+        BASE + "a: &a [1]\n" + "".join(f"{n}: &{n} [{f'*{o},' * 9}]\n" for o, n in pairwise("abcdefghijk")),
+        r"odd.yaml: its aliases .* stand for more than 100,000 values",
+    ),
     "a list for a section": (
         "defaults: [base, _self_]\nactor: [1]\n",
         "Cannot merge DictConfig with ListConfig",
@@ -56,6 +61,7 @@ def test_an_odd_file_is_refused_in_one_line(
     "content",
     [
         BASE + "which: ${now:%Y}\n",
+        BASE + "one: &one {x: 1}\nother: [*one, *one]\n",
         "defaults: [base, {override finetune: grpo}, _self_]\n" + GOOD,
         "defaults:\n - base\n - override /finetune: base\n - _self_\n" + GOOD,
         "defaults: [base, {optional nothing: here}, _self_]\n" + GOOD,

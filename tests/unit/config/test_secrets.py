@@ -67,6 +67,11 @@ more:
   forms: [npm_written5656aaaaaaaaaaaaaa, sk_live_written5757aaaaaaaa, gsk_written5858aaaaaaaaaaa]
   others: ["SG.written5959aaaaaaaaaa.aaaaaaaaaaaaaaaaaaa", pypi-written6161aaaaaaaaaa]
   slack: xapp-1-written6262aaaaaa
+  wandb: [wandb_v1_written6363aaaaaaaaaaaa, local-6464deadbeef6464deadbeef6464deadbeef6464]
+  sign_in: wandb login --relogin 6565deadbeef6565deadbeef6565deadbeef6565
+  netrc: machine api.wandb.ai login user password 6767deadbeef6767deadbeef6767deadbeef6767
+  bare: 6868deadbeef6868deadbeef6868deadbeef6868
+  model_revision: 6969deadbeef6969deadbeef6969deadbeef6969
   who: "docker run -u 1000:1000 -u me plain-image"
   columns: [max_tokens, rewards]
   prompt: "Token: a word. Write key=value, and the password: none."
@@ -86,6 +91,7 @@ SECRETS += [f"written-{n}" for n in (3131, 3232, 3333, 3434, 3535, 3636, 3737)]
 SECRETS += [f"written-{n}" for n in (3838, 3939, 4040, 4141, 4242, 4343, 4545)]
 SECRETS += [f"written{n}" for n in (4646, 4747, 4848, 5656, 5757, 5858, 5959, 6161, 6262)]
 SECRETS += [f"written-{n}" for n in (4949, 5050, 5151, 5252, 5353, 5454)] + ["writtenByHand"]
+SECRETS += ["written6363", *(f"{n}deadbeef{n}deadbeef" for n in (6464, 6565, 6767, 6868))]
 SECRETS += ["environment-8888", "environment-9999", "environment-1010", "60606"]
 OPEN = [
     "JUDGE_KEY",
@@ -96,6 +102,7 @@ OPEN = [
     "value: plain-level",
     "plain-accept",
     "plain-image",
+    "model_revision: 6969deadbeef6969deadbeef6969deadbeef6969",
     "- max_tokens\n  - rewards",
     "Write key=value, and the password: none.",
     "timeout: 30",

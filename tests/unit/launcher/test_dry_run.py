@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -362,3 +363,17 @@ def test_the_table_of_choices_fits_80_columns() -> None:
     assert narrow[1].split("optimizer step")[1].strip() == rows[0].chosen
     assert key in said[80].getvalue(), "a key is not broken where there is room for it"
     assert "change with" in said[144].getvalue().splitlines()[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "warmup", "said"),
+    [("cosine", 20, "19"), ("constant_with_warmup", 39, "10"), ("cosine", 3, None), ("linear", 4, "80")],
+)
+def test_a_warm_up_that_the_run_does_not_outlast_is_remarked(
+    dry_run: DryRun, kind: str, warmup: int, said: str | None
+) -> None:
+    """Of 4 steps the last has 4/5, 4/21 and 4/40 of the rate."""
+    given = ["finetune.max_train_steps=4", f"finetune.num_warmup_steps={warmup}"]
+    status, out, _ = dry_run("+domain=guessing", f"finetune.lr_scheduler_type={kind}", *given)
+    found = re.findall(r"launcher: finetune\.num_warmup_steps=.*, to (\d+)% of", out)
+    assert status == 0 and found == ([] if said is None else [said])

@@ -1,13 +1,17 @@
 """Resuming, starting over, and what each leaves alone."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pipelinerl import report, view
 from pipelinerl.base.ports import ReservedPorts
 from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path
 from pipelinerl.launcher.folder import RunFolder, check_writable
+from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import Refused
 
 
@@ -132,3 +136,24 @@ def test_a_reserved_port_is_not_given_to_a_second_launcher(tmp_path: Path) -> No
         assert not second.take(port)
     with ReservedPorts(tmp_path) as third:
         assert third.take(port)
+
+
+@pytest.mark.parametrize("name", ["launcher/completed.json", "finetune/metrics.jsonl", "streams/0/1.jsonl"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_pipe_or_a_device_among_the_files_of_a_run_is_refused(
+    name: str, make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever opens a pipe waits until somebody writes, and /dev/zero has no end."""
+    config_path(tmp_path).parent.mkdir()
+    config_path(tmp_path).touch()
+    file = tmp_path / name
+    file.parent.mkdir(parents=True)
+    file.with_name("nothing.log").symlink_to(os.devnull)
+    check_writable(tmp_path)
+    make(file)
+    with pytest.raises(ConfigError) as refused:
+        check_writable(tmp_path)
+    check_one_line(str(refused.value), f"{file}: a pipe or a device")
+    for command in (report.main, view.main):
+        assert command([str(tmp_path)]) == 1
+        check_one_line(capsys.readouterr().err.strip().partition(": ")[2], f"{file}: a pipe or a device")
