@@ -33,8 +33,8 @@ WANTED := -c constraints.txt -e '.[dev,lora,redis,reputation,dashboard,math,pret
 ROLES := pipelinerl.finetune.__main__, pipelinerl.engines.cpu.__main__, pipelinerl.actor.worker
 $(STAMP): setup.py constraints.txt | $(PY)
 	$(PIP) $(TORCH)
-	$(PIP) -c constraints.txt uv
-	$(UV) $(WANTED) || { echo "uv cannot install them, see above; pip tries"; $(PIP) $(WANTED); }
+	$(PIP) -c constraints.txt uv && $(UV) $(WANTED) || \
+		{ echo "not installed by uv, see above; now by pip"; $(PIP) $(WANTED); }
 	$(PY) -c "import $(ROLES)"
 	rm -f $(VENV)/.installed-*
 	touch $@
