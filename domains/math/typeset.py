@@ -45,6 +45,7 @@ _WRITTEN = (
     (re.compile(r"\\mathbb\s+([A-Za-z])"), r"\\mathbb{\1}"),
     (re.compile(r"\\[dt]?binom\s*(\d)\s*(\d)"), r"\\binom{\1}{\2}"),
     (re.compile(r"\{\\(?:rm|bf|it)\s+([^{}]*)\}"), r"\\text{\1}"),
+    (re.compile(r"(?<=[\d}])(?:\\[ ,;:!]|~|\s)*\{?\\?%\}?$"), r"\\%"),
     (re.compile(r"(?<=\d)\s*(?:\^\s*(?:\{\s*)?)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}$"), ""),
 )
 SPACE = r"\\[,;: ]|~"

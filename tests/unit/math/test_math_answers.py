@@ -92,6 +92,10 @@ TABLE = [
     ("The well-known answer", "the well-known answer", "correct"),
     # A percent sign on one side is itself or a hundredth.
     ("60%", r"60\%", "correct"),
+    ("60%", r"60\ \%", "correct"),
+    ("60%", r"60~\%", "correct"),
+    ("60%", r"60{\%}", "correct"),
+    ("60%", r"61\ \%", "wrong"),
     ("60%", "60", "correct"),
     ("60%", "60%", "correct"),
     ("60%", "0.6", "correct"),
