@@ -41,15 +41,16 @@ class BootstrapConfig(Section):
     out: str | None = None
     """Folder for the model; `results/bootstrap/<domain>` when null."""
     start: str | None = None
-    """Folder of a pretrained model to go on from, its tokenizer and its chat template; null: a new model."""
+    """Folder of a pretrained model, with tokenizer and chat template, with which the recipe starts; null: a
+    new model."""
     checkpoint_steps: int = Field(0, ge=0)
-    """Steps between states in `training.pt`, from which the same command goes on; 0 keeps none."""
+    """Steps between states in `training.pt`, from which the same command continues; 0 = no states."""
     seed: int = Field(1, ge=0, le=9)
-    """Of the weights and of the worlds that demonstrations come from."""
+    """Seed of the weights and of the worlds of the demonstrations."""
     vocab_size: int = Field(2048, ge=300)
     """Entries of the tokenizer, added tokens included."""
     tokenizer_texts: int = Field(30_000, ge=100)
-    """Demonstrations the tokenizer is trained on."""
+    """Demonstrations on which the tokenizer is trained."""
     shape: ShapeConfig = ShapeConfig()
     """Sizes of a new model; `max_length` also bounds the demonstrations of a pretrained one."""
     phases: list[PhaseConfig] = []
@@ -65,6 +66,6 @@ class BootstrapConfig(Section):
     workers: int = Field(0, ge=0)
     """Processes that make demonstrations; 0 = one less than the cores, at least one."""
     gate_demonstrations: int = Field(4_000, ge=100)
-    """Held-out demonstrations the gates are measured on."""
+    """Held-out demonstrations on which the gates are measured."""
     gates: dict[str, float] = {}
     """Least accuracy per kind of demonstration."""

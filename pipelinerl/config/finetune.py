@@ -15,11 +15,11 @@ class CorrectionConfig(Section):
     """Bounds on the importance ratio of trainer to engine, for every policy loss (docs/objective.md)."""
 
     level: Literal["token", "sequence", "geometric"] = "token"
-    """What has one ratio: a token, or a sample, whose ratio is the product (`sequence`) or the geometric mean
-    (`geometric`) of its tokens' ratios."""
+    """Unit that has one ratio: a token, or a sample. A sample's ratio is the product (`sequence`) or the
+    geometric mean (`geometric`) of its tokens' ratios."""
     mode: Literal["off", "clip", "mask", "truncate"] = "off"
-    """What happens beyond the bounds: `clip` moves a ratio to the nearer bound, `truncate` to the upper one
-    and has no lower one, `mask` leaves its tokens out of the policy term."""
+    """Treatment of ratios beyond the bounds: `clip` moves a ratio to the nearer bound, `truncate` moves it to
+    the upper bound and has no lower bound, and `mask` leaves its tokens out of the policy term."""
     low: float = Field(0.5, ge=0, le=1)
     """Lower bound of the ratio (`clip`, `mask`)."""
     high: float = Field(2.0, ge=1)
@@ -35,10 +35,8 @@ class CorrectionConfig(Section):
 
 
 class RLConfig(Section):
-    """Loss, advantages and their weights, as given to the functions of `finetune.rl`.
-
-    Keys that contradict each other are refused by the launcher (`launcher/checks/objective.py`).
-    """
+    """Loss, advantages and their weights, as passed to the functions of `finetune.rl`. The launcher refuses
+    keys that contradict each other (`launcher/checks/objective.py`)."""
 
     policy_loss: str = "reinforce"
     """Objective of a token: the name of a file in finetune/rl/losses (reinforce, ppo, gspo, cispo, sft) or
@@ -65,13 +63,14 @@ class RLConfig(Section):
     filter_zero_advantage_groups: bool = False
     """Drop groups in which every advantage is zero."""
     batch_size_normalization: Normalisation = "training_texts"
-    """What counts once in the loss: a sample, or a rollout."""
+    """Unit that counts once in the loss: a sample, or a rollout."""
     loss_scale_scope: Annotated[Literal["chunk", "batch"], KEPT] = "batch"
     """Samples over which `batch_size_normalization` is computed: a step (`batch`) or a chunk of groups."""
     role_weights: Annotated[dict[str, float], KEPT] = {}
     """Weight of each role's objective, a number or a fraction such as `1/9`; empty = off."""
     role_lengths: Annotated[dict[str, Annotated[float, Field(gt=0)]], KEPT] = {}
-    """Constant length normalisation: what each token's loss is divided by, for every role; empty = 1."""
+    """Constant length normalisation: the number by which each token's loss is divided, for every role; empty
+    = 1."""
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL to the reference at the first step."""
     final_kl_coef: float | None = Field(None, ge=0)
@@ -93,7 +92,7 @@ class RLConfig(Section):
     temperature: float = Field(1.0, ge=0)
     """Temperature at which log-probabilities are recomputed; equals the sampling temperature."""
     routing: Literal["auto", "replay", "free"] = "auto"
-    """Experts of a mixture's tokens in training: `replay` takes the engine's choice, `free` that of the
+    """Experts of a mixture's tokens in training: `replay` uses the engine's choice, `free` the choice of the
     trainer's routers. `auto` replays with the embedded engine, and with vLLM from 0.31 on. Dense models
     ignore it."""
     router_aux_loss_coef: float = Field(0.0, ge=0)
@@ -179,7 +178,8 @@ class MemoryDebugConfig(Section):
     """Memory reports of the trainer."""
 
     enabled: bool = False
-    """Log resident memory of the trainer, and of its device what is used, reserved and the peak of a step."""
+    """Log the trainer's resident memory, and its device's used memory, reserved memory and peak of each
+    step."""
     every_n_steps: int = Field(1, ge=1)
     """Steps between two reports."""
 
@@ -209,7 +209,8 @@ class LoraConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout before the adapters."""
     target_modules: Annotated[list[str], KEPT] = []
-    """Names of linear layers, such as `q_proj`; empty = all of the decoder, but MLPs beside experts."""
+    """Names of linear layers, such as `q_proj`; empty = all linear layers of the decoder, except the MLPs of
+    models with experts."""
 
     @property
     def scale(self) -> float:
@@ -225,13 +226,13 @@ class FinetuneConfig(Section):
     ] = "causal-language-modeling"
     """Model family; a value head replaces group baselines by reward minus value."""
     config_name: Annotated[str | None, KEPT] = None
-    """Folder or name of the policy's weights; follows from `model_path`."""
+    """Folder or name of the policy's weights; set from `model_path`."""
     optim: Annotated[Literal["adamw_torch", "adamw_8bit", "adafactor", "lion"], KEPT] = "adamw_torch"
     """Optimiser; `adamw_8bit` keeps its moments in 8 bits (extra `torchao`)."""
     load_as_bf16: bool = True
     """Compute and send in bfloat16; master weights stay float32."""
     use_flash_attention: bool = True
-    """Use the device's variable-length attention where it has one."""
+    """Use the device's variable-length attention if it has one."""
     train_batch_size: int = Field(1, ge=1)
     """Samples of one accumulation pass, over all trainer ranks together."""
     gradient_accumulation_passes: int = Field(1024, ge=1)
@@ -256,18 +257,19 @@ class FinetuneConfig(Section):
     max_train_steps: int = Field(100_000, ge=1)
     """Optimizer steps of a complete run."""
     max_epochs: int | None = Field(None, ge=1)
-    """Epochs after which the run ends, if they come before `max_train_steps`; an epoch is as many drawn
-    problems as there are training problems. Null = off. Schedules still run over `max_train_steps`."""
+    """Epochs after which the run ends, unless it reaches `max_train_steps` before; in an epoch as many
+    problems are drawn as there are training problems. Null = off. Schedules still run over
+    `max_train_steps`."""
     interrupt_train_steps: int = Field(-1, ge=-1)
-    """Stop after so many steps without changing the schedule; -1 = off."""
+    """Stop after this many steps without changing the schedule; -1 = off."""
     gradient_checkpointing: Checkpointing | Literal["auto"] = "auto"
-    """Recompute activations in the backward pass: of every layer, of every n-th (a number), `selective`,
-    which keeps attention and the narrow matrix products of each layer, or `offload`, which recomputes every
-    layer from its input in page-locked host memory (GPU only). `auto`: as little as the GPU's memory
-    allows; the launcher chooses."""
+    """Recompute activations in the backward pass: of every layer (true), or of every n-th (a number).
+    `selective` keeps attention and the narrow matrix products of each layer. `offload` recomputes every layer
+    from its input in page-locked host memory (GPU only). `auto`: the launcher chooses the least recomputation
+    that the GPU's memory allows."""
     compile: bool | Literal["auto"] = "auto"
-    """Compile the decoder layers (GPU only). `auto`: once the remaining steps would take minutes without
-    it."""
+    """Compile the decoder layers (GPU only). `auto` compiles if the remaining steps would otherwise take
+    minutes."""
     reentrant_checkpointing: bool = False
     """Use torch's reentrant variant of gradient checkpointing."""
     seq_length: int = Field(12_000, ge=8)
@@ -277,8 +279,8 @@ class FinetuneConfig(Section):
     share_prefixes: bool = True
     """Put samples with a common prefix into one row and compute the prefix once; needs `seq_packing`."""
     seq_parallel: int = Field(1, ge=1)
-    """Ranks that compute each row together, a slice of its tokens each, so that rows may be longer than one
-    card holds. It has to divide the trainer's ranks and the attention heads."""
+    """Ranks that compute each row together, each with a slice of its tokens, so that rows may be longer than
+    one card holds. Must divide the trainer's ranks and the attention heads."""
     save_checkpoint_steps: int = Field(100, ge=1)
     """Steps between two checkpoints."""
     also_save_steps: list[int] = []
@@ -288,7 +290,7 @@ class FinetuneConfig(Section):
     save_final_training_state: bool = True
     """Save the optimizer state at the end."""
     use_safetensors: bool = True
-    """Nothing reads it: weights are always saved as safetensors."""
+    """Without effect: weights are always saved as safetensors."""
     trust_remote_code: bool = False
     """Let a checkpoint bring Python code."""
     cuda_empty_cache: bool = False

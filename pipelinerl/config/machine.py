@@ -20,7 +20,7 @@ HALF = 4
 
 
 class HardwareConfig(Section):
-    """What the run may use. Detected before composition unless given."""
+    """Hardware that the run may use. Detected before composition unless given."""
 
     kind: Literal["cpu", "gpu"] = "gpu"
     """`cpu` or `gpu`; chosen with the group override `hardware=cpu`."""
@@ -36,13 +36,14 @@ class WorldConfig(Section):
 
     actor_fraction: int | None = Field(None, ge=0)
     """Share of the devices for inference engines, relative to the other fractions. If this and
-    `finetune_fraction` are null, the launcher chooses what fits and keeps pace, or halves if that is unknown;
-    if only one is null, it counts as 4."""
+    `finetune_fraction` are null, the launcher chooses a division that fits and in which both sides keep pace,
+    or halves if it cannot tell; if only one is null, it counts as 4."""
     preprocessor_fraction: int = Field(0, ge=0)
-    """Share of the devices for reference engines; 0: preprocess scores by itself. On a CPU, 1 starts one
-    engine."""
+    """Share of the devices for reference engines; 0: preprocess itself computes reference scores. On a CPU, 1
+    starts one engine."""
     finetune_fraction: int | None = Field(None, ge=0)
-    """Share of the devices for trainer ranks, which also get the remainder of rounding; null as above."""
+    """Share of the devices for trainer ranks, which also get the remainder of rounding; null: see
+    `actor_fraction`."""
     replicas: Literal[1] = 1
     """Kept for old configurations; only 1 is possible."""
     env_replicas: int = Field(1, ge=0)
@@ -67,12 +68,13 @@ class WorldConfig(Section):
     """Hosts to use, waited for up to `engine.start_deadline_s`; null = all that are alive. A dry run and
     `validate` imagine them, 2 if null, each with `hardware.devices` GPUs."""
     ray_address: str = "auto"
-    """Address of the Ray cluster; `auto`: `RAY_ADDRESS`, or the one cluster that this host is a node of."""
+    """Address of the Ray cluster; `auto`: `RAY_ADDRESS`, or the only cluster to which this host belongs."""
     actor_hosts: int | None = Field(None, ge=0)
-    """How many hosts, from the last one, hold engines only; null = GPUs are divided by the fractions, engines
-    from the last host down. On CPUs each other host has a trainer rank; null = all hosts but the first."""
+    """How many hosts, counted from the last one, have only engines. On GPUs, null = the fractions divide the
+    GPUs, with engines from the last host down. On CPUs each other host has a trainer rank, and null = all
+    hosts but the first have only engines."""
     interface: str | None = None
-    """Network interface of NCCL and gloo between hosts; null = the one that has the host's address."""
+    """Network interface of NCCL and gloo between hosts; null = the interface with the host's address."""
 
     @property
     def fractions(self) -> tuple[int, int, int]:
@@ -140,12 +142,13 @@ class DerivedConfig(Section):
 
 
 class StreamsConfig(Section):
-    """Where records travel. Chosen with the group override `streams=files` or `streams=redis`."""
+    """How records travel between processes. Chosen with the group override `streams=files` or
+    `streams=redis`."""
 
     backend: Annotated[str, STREAM_BACKENDS] = "files"
     """Stream back-end: files below `output_dir`, or a redis server."""
     max_unread: int | None = Field(None, ge=1)
-    """Records that a writer may be ahead of the slowest reader before it waits; null = any number."""
+    """Records by which a writer may be ahead of the slowest reader before it waits; null = any number."""
     trim: bool = False
     """Free records that every reader has finished with (on disk: whole segments of 64 MB)."""
     deadline_s: float = Field(3600.0, gt=0)
@@ -160,7 +163,7 @@ class StreamsConfig(Section):
     """Password of the server, needed if it listens beyond this machine. On several hosts the launcher makes
     one for its own server."""
     namespace: str | None = None
-    """Prefix of the keys; the run's folder when null. For a server that several machines share."""
+    """Prefix of the redis keys, for a server that several machines share; the run's folder when null."""
 
     @property
     def is_local(self) -> bool:
@@ -169,7 +172,7 @@ class StreamsConfig(Section):
 
 
 class WandbConfig(Section):
-    """Weights & Biases: one run for all roles, sent by a process of its own; offline without a key."""
+    """Weights & Biases: one run for all roles, sent by a separate process; offline without a key."""
 
     use_wandb: bool = True
     """Write a wandb run; `metrics.jsonl` is always written."""
@@ -192,7 +195,7 @@ class WandbConfig(Section):
 
 
 class ObserveConfig(Section):
-    """What a run leaves for people to read."""
+    """Files that a run leaves for people to read."""
 
     rollout_page: bool = True
     """Write the page of rollouts with the report, `report/rollouts/index.html`."""
@@ -204,9 +207,10 @@ class WatchdogConfig(Section):
     """When the launcher ends a run that is stuck. Engines and services have `engine.stall_deadline_s`."""
 
     silent_deadline_s: float = Field(120, gt=0)
-    """A role without a server that shows no sign of life for so long is killed, and the run ends by name."""
+    """Time without a sign of life after which a role that is not a server is killed; the run then ends and
+    names it."""
     progress_deadline_s: float = Field(7200, gt=0)
-    """No rollout and no optimizer step for so long: the run ends and names the stage that is stuck."""
+    """Time without a rollout or an optimizer step after which the run ends and names the stuck stage."""
 
     @property
     def input_deadline_s(self) -> float:

@@ -16,11 +16,11 @@ from pipelinerl.config.tree import Config
 
 HEAD = """# Configuration
 
-Every key of the schema (`pipelinerl/config/`), with its default and meaning. A domain's file may bring
-others and other defaults (`--cfg job` prints what a run gets). `python -m pipelinerl.launch --help
-max_lag` says the same of a key or a section. *Kept*: a resume cannot change it. A key that a run would
-not read is refused where it is set, in one line with the reason; so are contradictions. Times are in
-seconds where a name ends in `_s`. Counts are of samples unless a meaning says otherwise. `python -m
+This page lists every key of the schema (`pipelinerl/config/`) with its default and meaning. A domain's file
+may set other defaults and add keys; `--cfg job` prints the values of a run. `python -m pipelinerl.launch
+--help max_lag` prints the entry of a key or a section. *Kept* means that a resume cannot change the key. A
+key that a run would not read is refused in one line with the reason, and so are contradictions. Keys that
+end in `_s` are in seconds. Counts are of samples unless a meaning says otherwise. `python -m
 pipelinerl.config.reference` prints this page.
 """
 

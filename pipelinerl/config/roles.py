@@ -22,20 +22,20 @@ class DifficultyConfig(Section):
     """Which problems are worth sampling with `actor.sampling=difficulty`."""
 
     metric: str = "success"
-    """Metric of a rollout whose mean is a problem's rate; `reward` where a domain has no success."""
+    """Metric of a rollout; its mean is a problem's rate. Use `reward` if a domain has no success."""
     low: float = 0.1
-    """Lower end of the band, in the metric's unit; a rate on the end is in it."""
+    """Lower end of the band, in the metric's unit; both ends belong to the band."""
     high: float = 0.9
     """Upper end of the band."""
     uniform_share: float = Field(0.25, gt=0, le=1)
-    """Share of draws that walk through all problems, so that each comes again."""
+    """Share of draws that go through all problems in turn, so that each is drawn again."""
     newest_weight: float = Field(0.3, gt=0, le=1)
     """Weight of the newest group in a problem's rate; while `1 / groups` is larger, the rate is the mean over
     all groups."""
 
 
 class ActorConfig(OpenSection):
-    """Rollouts: what runs, how many at once, what happens to failures."""
+    """Rollouts: the policy, how many run at once, and the treatment of failures."""
 
     rollout_policy: Annotated[str | None, KEPT] = None
     """Dotted path of `async f(cfg, llm, problem, session) -> RolloutResult`."""
@@ -60,8 +60,8 @@ class ActorConfig(OpenSection):
     domain_mix: dict[str, float] | None = None
     """Weight of each domain when problems are drawn; null = uniform over problems."""
     sampling: Literal["uniform", "difficulty"] = "uniform"
-    """`uniform` draws all problems equally often, `difficulty` prefers those that are solved sometimes; with
-    `domain_mix`, within each domain."""
+    """`uniform` draws all problems equally often, `difficulty` prefers problems that are solved only
+    sometimes; with `domain_mix`, within each domain."""
     difficulty: DifficultyConfig = DifficultyConfig()
     """Band and shares of `sampling=difficulty`."""
     difficulty_aware_penalty: DifficultyPenaltyConfig = DifficultyPenaltyConfig()
@@ -75,7 +75,7 @@ class ActorConfig(OpenSection):
     rollout_deadline_s: float = Field(3600.0, gt=0)
     """One rollout, retries included."""
     on_rollout_error: Literal["drop_rollout", "discard_group", "stop"] = "drop_rollout"
-    """What happens to a rollout's group after an exception in the domain."""
+    """Treatment of a rollout's group after an exception in the domain."""
     max_failed_fraction: float = Field(0.5, gt=0, le=1)
     """Share of recent rollouts that may fail or have no sample; above it the run ends with the reason."""
 
@@ -90,7 +90,7 @@ class PreprocessConfig(Section):
     n_workers: int = Field(8, ge=1)
     """Samples that are scored at the same time at each reference engine."""
     chunk_n_groups: int = Field(2, ge=1)
-    """Most groups handled at once; a chunk is never waited for."""
+    """Most groups handled at once; preprocess never waits until a chunk is full."""
     raw_queue_size: int = Field(8, ge=1)
     """Accepted for upstream's files, without effect, like the next two keys: groups are read when they are
     needed."""
@@ -119,11 +119,11 @@ class TeacherConfig(Section):
     by_role: dict[str, str] = {}
     """Another teacher for samples of a role: its folder, hub name or address."""
     by_domain: dict[str, str] = {}
-    """The same for samples of a domain, where their role has none."""
+    """Another teacher for samples of a domain, if their role has none."""
     weight: float = Field(1.0, gt=0)
     """Factor of log p_teacher - log p_policy."""
     with_rewards: bool = False
-    """Add the teacher's advantage to the one from rewards; false: the teacher's is the whole advantage."""
+    """Add the teacher's advantage to the advantage from rewards; false: use only the teacher's advantage."""
     deadline_s: float = Field(600.0, gt=0)
     """Longest wait for the scores of a chunk of groups from an address, tries included; then the run ends."""
 
@@ -182,7 +182,7 @@ class RewardsConfig(Section):
     unparsable_not_finished: float = 0.0
     """Answer that cannot be parsed, sample cut."""
     buffer_tokens: int = Field(0, ge=0)
-    """Answers are penalised over so many last tokens before the length limit; 0 = no penalty."""
+    """Number of last tokens before the length limit over which a penalty grows; 0 = no penalty."""
 
 
 class SubsetConfig(Section):

@@ -24,22 +24,23 @@ class SamplingParameters(Section):
     min_p: float = Field(0.0, ge=0, le=1)
     """Drop tokens below this share of the likeliest one; 0 = off."""
     min_tokens: int = Field(0, ge=0)
-    """Tokens that must be sampled before the end token may be; 0 = off."""
+    """Tokens that must be sampled before the end token is allowed; 0 = off."""
     seed: int | None = None
     """Seed of each request, the same for all (evaluation, or training with one attempt at a problem); null =
     drawn by the engine."""
     ignore_eos: bool = False
-    """Go on after the end token."""
+    """Continue after the end token."""
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
     """Ids that end a completion besides the end token."""
     stop: list[Annotated[str, Field(min_length=1)]] = []
-    """Texts that end a completion; their tokens belong to it, its text ends before them."""
+    """Texts that end a completion. Its tokens include the stop text; its text ends before it."""
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     """Divides the logits of ids in prompt and completion; 1 = off (evaluation only)."""
     presence_penalty: float = Field(0.0, ge=-2, le=2)
-    """Taken off the logits of ids in the completion; 0 = off (evaluation only)."""
+    """Subtracted from the logits of ids in the completion; 0 = off (evaluation only)."""
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    """The same for each time an id is there; 0 = off (evaluation only)."""
+    """Subtracted from the logit of an id for each of its occurrences in the completion; 0 = off (evaluation
+    only)."""
 
 
 class LLMConfig(Section):
@@ -78,18 +79,19 @@ class VllmConfig(Section):
     python: str | None = None
     """Interpreter of another environment that has vLLM; null = this one."""
     api_server_count: int | None = Field(None, ge=1)
-    """HTTP processes of one engine; null = one for every 4 of the host's cores that its GPUs are entitled to,
-    1 to 8; on a CPU 1."""
+    """HTTP processes of one engine; null = one for every 4 cores of the engine's share of the host's cores,
+    from 1 to 8; on a CPU 1."""
     frontend: Literal["python", "rust"] = "python"
     """Program that serves HTTP. `rust`, vLLM's other front end, is refused: it does not support the
     middleware that protects the routes that control an engine."""
     outputs_once: bool = True
     """Hand over the tokens of an answer that is not streamed in a few parts; false = one by one, as vLLM
-    does. A vLLM release that does not support it runs as with false and says why in its log."""
+    does. With a vLLM release that does not support this, the engine runs as with false, and its log says
+    why."""
     quick_slots: bool = True
     """Skip vLLM's search for a cache block while a request's next token fits into a block that it holds;
-    false = search in every step, as vLLM does. A model with other layers than full attention runs as with
-    false and says so in its log."""
+    false = search in every step, as vLLM does. With a model that has other layers than full attention, the
+    engine runs as with false, and its log says so."""
     shared_prompts: bool = False
     """Read the common prefix of a decoding step's requests once for all of them; false = once for each, as
     vLLM does. Needs a GPU with FlashAttention 2 or 3 and the prefix cache; for groups with long prompts."""
@@ -128,8 +130,8 @@ class EngineConfig(Section):
     count: int = Field(1, ge=1)
     """Engines on the CPU; on GPUs the placement decides."""
     per_card: int = Field(1, ge=1, le=4)
-    """Engines that share a card, each with an equal part of it. More than 1 needs engines of one card, and
-    weights through files. They run in parallel under CUDA's MPS if that is installed, and take turns
+    """Engines that share a card, each with an equal part of it. More than 1 needs engines that use one card
+    each, and weights through files. The engines run in parallel if CUDA's MPS is installed, and take turns
     otherwise."""
     threads: int = Field(1, ge=1)
     """Threads of an embedded engine's forward pass."""
@@ -149,15 +151,15 @@ class EngineConfig(Section):
     start_deadline_s: float = Field(900, gt=0)
     """From process start to a healthy answer."""
     stall_deadline_s: float = Field(120, gt=0)
-    """Running requests without a new token for so long: the engine is stalled."""
+    """Time without a new token after which an engine with running requests counts as stalled."""
     generate_deadline_s: float = Field(3600, gt=0)
     """One request, retries included."""
     connect_deadline_s: float = Field(5, gt=0)
     """Opening a connection."""
     max_restarts: int = Field(3, ge=0)
-    """Restarts of an engine or server; afterwards the run goes on without it if others do its work."""
+    """Restarts of an engine or server; after these, the run goes on without it if others do its work."""
     min_alive: int = Field(1, ge=1)
-    """Engines that must be left when one is given up, or lost with its host; with fewer the run ends."""
+    """How many engines must remain when one is given up or lost with its host; with fewer, the run ends."""
     shutdown_deadline_s: float = Field(15, gt=0)
     """From the request to stop until the process is killed."""
     port: int = Field(8080, ge=1, le=65535)
@@ -180,12 +182,14 @@ class WeightsConfig(Section):
     parity_max_abs: float = Field(1e-4, gt=0)
     """Largest difference that passes in float32, in nats."""
     parity_mean_abs: float | None = Field(None, gt=0)
-    """Largest mean difference that passes in bfloat16, in nats; null = three times what rounding explains."""
+    """Largest mean difference that passes in bfloat16, in nats; null = three times the trainer's own
+    rounding."""
     directory: str | None = None
-    """Folder in which a run makes one for weight files; null = /dev/shm if it has room, else `output_dir`."""
+    """Folder in which a run makes a folder for its weight files; null = /dev/shm if it has room, otherwise
+    `output_dir`."""
     ahead: bool | Literal["auto"] = "auto"
     """vLLM: receive a version into a second copy of the weights, so that the engine pauses only to load it.
-    `auto`: if the second copy leaves enough room for requests."""
+    `auto`: true if the second copy leaves enough room for requests."""
     buffer_mb: int = Field(256, ge=1)
     """NCCL: packets are broadcast when they exceed this size, in MiB. Each GPU holds `buffers` packets."""
     buffers: int = Field(2, ge=1)

@@ -33,10 +33,8 @@ from pipelinerl.config.staleness import Staleness
 
 
 class Config(OpenSection):
-    """The resolved tree of a run. Keys that a domain brings along are listed in `domain_keys`.
-
-    The order of the keys is that in which `--cfg job` prints them.
-    """
+    """The resolved tree of a run. `domain_keys` lists the keys that a domain adds. The keys are in the order
+    in which `--cfg job` prints them."""
 
     streams: StreamsConfig = StreamsConfig()
     """Record transport."""
@@ -51,7 +49,7 @@ class Config(OpenSection):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), KEPT] = 42
     """Seed of data order, sampling of problems and the trainer; torch takes 64 bits."""
     model_path: Annotated[str, KEPT] = "Qwen/Qwen2.5-7B"
-    """Folder or hub name of the policy that training starts from."""
+    """Folder or hub name of the policy with which training starts."""
     fp32_layer_prefix: str | None = "lm_head"
     """Modules with this prefix compute in float32."""
     eval_every_n_versions: int = Field(78_000, ge=0)
@@ -59,11 +57,12 @@ class Config(OpenSection):
     eval_at_end: bool = True
     """Evaluate the last version after training."""
     force_restart: bool = False
-    """Remove what an earlier run left in `output_dir` and start over."""
+    """Remove the files of an earlier run in `output_dir` and start over."""
     pop_old_data: bool = True
     """Without `max_lag`: full buffers drop their oldest samples."""
     max_lag: int | None = Field(None, ge=0)
-    """Samples by which a trained token may be older than the last weight version; null = no bound."""
+    """Largest age of a trained token: how many samples older than the last weight version its own version may
+    be; null = no bound."""
     attempts: int = Field(8, ge=1)
     """Rollouts per training problem."""
     train_subset: Annotated[SubsetConfig | None, KEPT] = None
@@ -73,13 +72,13 @@ class Config(OpenSection):
     environments: dict[str, EnvironmentSpec] | list[EnvironmentSpec] | None = None
     """Several environment servers."""
     environment_key: str | None = None
-    """Environment used where a problem names none."""
+    """Environment of problems that name none."""
     dataset_loader: Annotated[str | None, KEPT] = None
     """Dotted path of `load_problems(dataset_names, **params) -> list[dict]`."""
     dataset_loader_params: dict[str, Any] = {}
     """Further arguments of the loader."""
     train_dataset_names: Annotated[list[str], KEPT] = ["train"]
-    """Names given to the loader for training; one that is named twice is drawn twice as often."""
+    """Names given to the loader for training; a name that is given twice is drawn twice as often."""
     test_dataset_names: list[str] = ["test"]
     """Names given to the loader for evaluation; none if only training names are given."""
     domain_name: str | None = None
@@ -87,7 +86,7 @@ class Config(OpenSection):
     domain_hooks: Annotated[str | list[str] | None, KEPT] = None
     """Dotted path of a `pipelinerl.domain.Domain` object, or of several; null = none."""
     domain_keys: list[str] = []
-    """Keys that the domain's own file brought into open groups."""
+    """Keys that the domain's own file added to open groups."""
     accelerate_config: str | None = None
     """File for `accelerate launch`."""
     use_deepspeed: bool = False
@@ -130,11 +129,11 @@ class Config(OpenSection):
     bootstrap: BootstrapConfig = BootstrapConfig()
     """Recipe of a small model made from scratch."""
     attempt: int = Field(0, ge=0)
-    """How often this run has been started before; written by the launcher."""
+    """Number of earlier starts of this run; written by the launcher."""
     jobs: list[Job] = []
     """Processes of the run; written by the launcher."""
     derived_: DerivedConfig | None = Field(None, alias="derived")
-    """Quantities that follow from the keys and the placement; written by the launcher."""
+    """Quantities computed from the keys and the placement; written by the launcher."""
     me: dict[str, Any] | None = None
     """The process that reads this tree; filled by `load_tree`."""
 
