@@ -68,4 +68,4 @@ class BootstrapConfig(Section):
     gate_demonstrations: int = Field(4_000, ge=100)
     """Held-out demonstrations on which the gates are measured."""
     gates: dict[str, float] = {}
-    """Least accuracy per kind of demonstration."""
+    """Required accuracy for each kind of demonstration; a recipe that misses one ends with status 1."""

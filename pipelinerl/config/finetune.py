@@ -48,16 +48,16 @@ class RLConfig(Section):
     correction: CorrectionConfig = CorrectionConfig()
     """Corrections for tokens of old weights and of an engine that rounds otherwise."""
     use_advantages: bool = True
-    """Weight by advantage; false weights by reward."""
+    """Weight each token by the advantage of its sample; false: by its reward."""
     divide_advantage_by_std: bool = False
-    """Divide advantages by the standard deviation of their bucket."""
+    """Divide an advantage by the standard deviation of the rewards that it was compared with."""
     advantage_estimator: str | None = None
     """`rollout`, `situation` or the dotted path of a function (docs/objective.md); null: `situation` with
     `step_reward_advantages`, else `rollout`."""
     step_reward_advantages: bool = False
-    """Compare samples with samples of the same group and situation; false compares whole rollouts."""
+    """Compare each sample with samples of its group and situation; false: compare whole rollouts."""
     pad_step_rewards_for_advantage: bool = False
-    """Pad shorter segments with their padding value before comparing."""
+    """Count virtual samples for rollouts that have fewer samples than the longest of their group."""
     zero_advantage_epsilon: float = Field(1e-6, ge=0)
     """Advantages up to this size count as zero for the filter."""
     filter_zero_advantage_groups: bool = False
@@ -69,8 +69,7 @@ class RLConfig(Section):
     role_weights: Annotated[dict[str, float], KEPT] = {}
     """Weight of each role's objective, a number or a fraction such as `1/9`; empty = off."""
     role_lengths: Annotated[dict[str, Annotated[float, Field(gt=0)]], KEPT] = {}
-    """Constant length normalisation: the number by which each token's loss is divided, for every role; empty
-    = 1."""
+    """Constant length normalisation: for each role, the number that divides each token's loss; empty = 1."""
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL to the reference at the first step."""
     final_kl_coef: float | None = Field(None, ge=0)
@@ -80,11 +79,11 @@ class RLConfig(Section):
     final_entropy_bonus: float | None = None
     """Weight of the entropy at the last step, linear in between; null = `entropy_bonus`."""
     relu_log_p_weights: bool = False
-    """Train on positive factors only."""
+    """Treat negative advantages (or rewards, without `use_advantages`) as 0."""
     clamp_log_ratio_ref_new_value: float = Field(5.0, gt=0)
     """Bound of the log-ratio to the reference inside the KL."""
     group_normalization: bool = False
-    """Token weight is one over the tokens of the group instead of one over the batch."""
+    """Divide token weights by the mean tokens of the group's rollouts instead of the samples of the step."""
     overlong_filtering: bool = False
     """Samples cut by length get no gradient."""
     value_loss_coef: float = Field(0.0, ge=0)
@@ -96,7 +95,7 @@ class RLConfig(Section):
     trainer's routers. `auto` replays with the embedded engine, and with vLLM from 0.31 on. Dense models
     ignore it."""
     router_aux_loss_coef: float = Field(0.0, ge=0)
-    """Weight of the loss that balances the load of experts, as in configurations of transformers."""
+    """Weight of the loss that balances the load of experts; the loss is that of transformers."""
 
     @field_validator("role_weights", "role_lengths", mode="before")
     @classmethod
@@ -247,13 +246,13 @@ class FinetuneConfig(Section):
     adam_beta2: float = Field(0.999, ge=0, lt=1)
     """Decay of the mean of squared gradients (`adamw_torch`, `adamw_8bit`)."""
     adam_epsilon: float = Field(1e-8, gt=0)
-    """Added to the root of that mean (`adamw_torch`, `adamw_8bit`)."""
+    """Added to the root of the mean of squared gradients (`adamw_torch`, `adamw_8bit`)."""
     gradient_clipping_threshold: float | None = Field(0.3, gt=0)
     """Largest gradient norm; null = no clipping."""
     lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
     """Shape of the learning rate over `max_train_steps`."""
     num_warmup_steps: int = Field(50, ge=0)
-    """Steps of linear warm-up; a launch remarks one that is not shorter than the run."""
+    """Steps of linear warm-up. The launcher warns if the run has no more steps than that."""
     max_train_steps: int = Field(100_000, ge=1)
     """Optimizer steps of a complete run."""
     max_epochs: int | None = Field(None, ge=1)

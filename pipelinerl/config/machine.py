@@ -156,7 +156,7 @@ class StreamsConfig(Section):
     host: str | None = None
     """Host of an existing redis server; null = the launcher starts one on the loopback interface."""
     port: int = Field(11000, ge=1, le=65535)
-    """Port of that server, or the first one tried for the launcher's own."""
+    """Port of the existing redis server, or the first port tried for the launcher's own server."""
     save: str = "3600 1"
     """When the launcher's own server writes its data to disk (redis' `save`); "" = never."""
     password: SecretStr | None = None
@@ -189,7 +189,7 @@ class WandbConfig(Section):
     wandb_resume: Literal["always", "if_not_interactive", "never"] = "always"
     """`never`: a run of the same id is refused; otherwise it is continued (wandb's `resume=allow`)."""
     wandb_workspace_root: str = "results"
-    """The run's name is its folder relative to this one."""
+    """The wandb run is named by the path of its folder relative to this folder."""
     tags: list[str] = []
     """Tags of the run."""
 

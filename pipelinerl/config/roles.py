@@ -73,7 +73,7 @@ class ActorConfig(OpenSection):
     rollout_retry_max_delay_s: float = Field(30.0, ge=0)
     """Longest pause before a retry."""
     rollout_deadline_s: float = Field(3600.0, gt=0)
-    """One rollout, retries included."""
+    """Longest time of one rollout, retries included."""
     on_rollout_error: Literal["drop_rollout", "discard_group", "stop"] = "drop_rollout"
     """Treatment of a rollout's group after an exception in the domain."""
     max_failed_fraction: float = Field(0.5, gt=0, le=1)
@@ -92,18 +92,17 @@ class PreprocessConfig(Section):
     chunk_n_groups: int = Field(2, ge=1)
     """Most groups handled at once; preprocess never waits until a chunk is full."""
     raw_queue_size: int = Field(8, ge=1)
-    """Accepted for upstream's files, without effect, like the next two keys: groups are read when they are
-    needed."""
+    """Accepted for upstream's files, without effect: groups are read when they are needed."""
     input_queue_size: int = Field(32, ge=1)
-    """Nothing reads it."""
+    """Accepted for upstream's files, without effect."""
     output_queue_size: int = Field(32, ge=1)
-    """Nothing reads it."""
+    """Accepted for upstream's files, without effect."""
     dataset_buffer_size: int = Field(0, ge=0)
-    """Samples collected before the first write when equal to `ring_buffer_size`; 0 = none."""
+    """Samples that preprocess collects before it first writes: `ring_buffer_size`, or 0 for no such wait."""
     ring_buffer_size: int = Field(128, ge=1)
     """Samples kept; with `pop_old_data` and no `max_lag` the oldest are dropped."""
     max_ready_samples_per_lead: int = Field(64, ge=1)
-    """Samples for each trainer rank, published and not yet processed, at which preprocess waits."""
+    """Preprocess waits while so many published samples per trainer rank are not yet trained."""
     log_every_n_samples: int = Field(128, ge=1)
     """Samples between two records of statistics."""
 

@@ -110,8 +110,9 @@ class VllmConfig(Section):
         "generation-config": "vllm",
         "max_model_len": 10000,
     }
-    """Stock flags: a bool becomes `--k` or `--no-k`, an empty string a bare flag, null leaves it out. On GPUs
-    `gpu-memory-utilization` and `tensor-parallel-size` are chosen by the memory plan where they are null."""
+    """Flags of `vllm serve`: a bool becomes `--k` or `--no-k`, an empty string a bare flag, and null leaves
+    the flag out. On GPUs the memory plan chooses `gpu-memory-utilization` and `tensor-parallel-size` if they
+    are null."""
 
     def parallel_size(self, *kinds: Literal["tensor", "pipeline", "data"]) -> int:
         """GPUs of one engine that these kinds of parallelism need, multiplied.
@@ -138,9 +139,9 @@ class EngineConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Weights and cache of an embedded engine."""
     max_num_seqs: Annotated[int, NULL_IS_64] = Field(64, ge=1)
-    """Requests that decode together."""
+    """Most requests that decode together."""
     max_model_len: int = Field(10000, ge=1)
-    """Prompt and completion of one request, in tokens."""
+    """Most tokens of a request, prompt and completion together."""
     max_prefill_tokens: int = Field(1024, ge=1)
     """Prompt tokens that one embedded step may add, which bounds how long decoding waits."""
     max_waiting: int = Field(1024, ge=1)
@@ -149,19 +150,19 @@ class EngineConfig(Section):
     """Embedded engine: compute common prefixes of prompts once; null = true, except with `max_lag=0` and one
     rollout at a time."""
     start_deadline_s: float = Field(900, gt=0)
-    """From process start to a healthy answer."""
+    """Longest time from the start of a process to its first successful health check."""
     stall_deadline_s: float = Field(120, gt=0)
     """Time without a new token after which an engine with running requests counts as stalled."""
     generate_deadline_s: float = Field(3600, gt=0)
-    """One request, retries included."""
+    """Longest time of one request, retries included."""
     connect_deadline_s: float = Field(5, gt=0)
-    """Opening a connection."""
+    """Longest time to open a connection."""
     max_restarts: int = Field(3, ge=0)
     """Restarts of an engine or server; after these, the run goes on without it if others do its work."""
     min_alive: int = Field(1, ge=1)
     """How many engines must remain when one is given up or lost with its host; with fewer, the run ends."""
     shutdown_deadline_s: float = Field(15, gt=0)
-    """From the request to stop until the process is killed."""
+    """Longest time from the request to stop until the process is killed."""
     port: int = Field(8080, ge=1, le=65535)
     """First port tried."""
 
@@ -172,13 +173,13 @@ class WeightsConfig(Section):
     transport: Annotated[str, TRANSPORTS] = "nccl"
     """How tensors reach the engines."""
     lora: Literal["merged", "adapter", "auto"] = "auto"
-    """With `finetune.lora`: send merged weights, or adapters alone, which the engine adds to its start
-    weights, so that a token costs the same. `auto`: adapters alone to embedded engines, merged to vLLM."""
+    """What engines receive with `finetune.lora`: merged weights, or adapters alone, which an engine adds to
+    the weights that it was started with. `auto`: adapters for embedded engines, merged weights for vLLM."""
     kv: Literal["keep", "recompute"] = "keep"
     """What happens to cached keys and values of running requests at an update."""
     parity_every: int = Field(50, ge=0)
-    """Updates between two comparisons of engine and trainer log-probabilities, after those of the first two
-    updates; 0 = the first two only."""
+    """Updates between two comparisons of the log-probabilities of engine and trainer. The first two updates
+    are always compared; 0 = only these."""
     parity_max_abs: float = Field(1e-4, gt=0)
     """Largest difference that passes in float32, in nats."""
     parity_mean_abs: float | None = Field(None, gt=0)
