@@ -59,6 +59,8 @@ class Place(_Part):
     needs_model: bool = False
     """Whether the runs or their start begin with `--model`, the folder of a pretrained model."""
     start: Start | None = None
+    arms: list[str] | None = None
+    """Those that run here unless `--arms` names others; None: all."""
     at_once: int = 1
     """Runs at a time: on each card, or with `every_card` on all cards together."""
     every_card: bool = False
@@ -108,6 +110,7 @@ class Spec(_Part):
     @model_validator(mode="after")
     def _arms_are_there(self) -> Self:
         named = [one for arm in self.arms.values() for one in (arm.like, arm.after) if one]
+        named += [one for place in self.hardware.values() for one in place.arms or ()]
         named += [one.arm for one in self.compare]
         named += [one.to for one in self.compare if one.to != "start"]
         if unknown := [name for name in named if name not in self.arms]:

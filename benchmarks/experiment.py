@@ -39,12 +39,13 @@ class Experiment:
         self.spec, self.hardware = spec, options.hardware or next(iter(spec.hardware))
         self.overrides: list[str] = options.overrides
         self.seeds: list[int] = options.seeds or spec.seeds
-        self.arms: list[str] = options.arms or [name for name, arm in spec.arms.items() if not arm.only_asked]
         if self.hardware not in spec.hardware:
             raise SpecError(f"--hardware {self.hardware}: this experiment is for {', '.join(spec.hardware)}")
+        self.place = spec.hardware[self.hardware]
+        usual = [name for name, arm in spec.arms.items() if not arm.only_asked]
+        self.arms: list[str] = options.arms or self.place.arms or usual
         if unknown := [arm for arm in self.arms if arm not in spec.arms]:
             raise SpecError(f"--arms {unknown[0]}: this experiment has {', '.join(spec.arms)}")
-        self.place = spec.hardware[self.hardware]
         model: Path | None = options.model or (MODEL if self.place.needs_model else None)
         if self.place.needs_model and (said := runs.no_model(model)) is not None:
             raise SpecError(said)

@@ -111,13 +111,19 @@ class Trained(NamedTuple):
     samples: float
 
 
-def time_left_s(first: Trained, last: Trained, target: int, now: float) -> float | None:
-    """Seconds until `target` samples at the rate between two records; None without a rate or at the end."""
-    done = last.samples - first.samples
-    if done <= 0 or last.time <= first.time or last.samples >= target:
+def time_left_s(first: Trained, last: Trained, target: int, now: float, steps: int = 1) -> float | None:
+    """Seconds until `target` samples at the rate of the `steps` between two records.
+
+    It falls until the next step is due, and rises while that is late, as the rate falls. None without a rate
+    or at the end.
+    """
+    done, taken_s = last.samples - first.samples, last.time - first.time
+    if done <= 0 or taken_s <= 0 or last.samples >= target:
         return None
-    needed_s = (target - last.samples) * (last.time - first.time) / done
-    return max(1.0, needed_s - (now - last.time))
+    since_s, due_s = now - last.time, taken_s / steps
+    late_s = max(0.0, since_s - due_s)
+    needed_s = (target - last.samples) * (taken_s + late_s) / done
+    return max(1.0, needed_s - min(since_s, due_s))
 
 
 def _rollouts(counts: RolloutCounts, actor: dict[str, Any]) -> str:
@@ -212,6 +218,8 @@ class ProgressDisplay(Closing):
         self._latest: dict[str, Any] = {}
         self._first: Trained | None = None
         self._last: Trained | None = None
+        self._steps = 0
+        """Between them."""
         self._console = console or Output(soft_wrap=True)
         self._shown: Sequence[str] = ()
         self._plain, self._next = plain, self._start
@@ -242,12 +250,13 @@ class ProgressDisplay(Closing):
         at, samples = record.get("time"), record.get("stats/samples")
         if at is not None and samples is not None and at >= self._began:
             self._last = Trained(at, samples)
+            self._steps += self._first is not None
             self._first = self._first or self._last
 
     def _left_s(self) -> float | None:
         if self._first is None or self._last is None or not self._target:
             return None
-        return time_left_s(self._first, self._last, self._target, time.time())
+        return time_left_s(self._first, self._last, self._target, time.time(), max(1, self._steps))
 
     def tick(self) -> None:
         """Show the current line."""

@@ -518,7 +518,11 @@ def test_the_time_left_follows_from_the_pace_of_this_start() -> None:
     first, last = Trained(100.0, 480.0), Trained(160.0, 720.0)  # four samples a second
     assert time_left_s(first, last, 960, now=160.0) == pytest.approx(60.0)
     assert time_left_s(first, last, 960, now=170.0) == pytest.approx(50.0)
-    assert time_left_s(first, last, 960, now=500.0) == 1.0, "it is late, and not over"
+    assert time_left_s(first, last, 960, now=220.0) == 1.0, "it is due, and not over"
+    assert time_left_s(first, last, 960, now=250.0) == pytest.approx(30.0), "240 samples take 90 s now"
+    # Steps of 10 s: at 175 the next is 5 s late, and 240 samples take 65 s, of which one step's time is over.
+    assert time_left_s(first, last, 960, now=175.0, steps=6) == pytest.approx(55.0)
+    assert time_left_s(first, last, 960, now=500.0, steps=6) == pytest.approx(380.0)
     assert time_left_s(first, last, 720, now=170.0) is None
     assert time_left_s(first, first, 960, now=170.0) is None
 
