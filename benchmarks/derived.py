@@ -131,6 +131,14 @@ def smollm2_costs(read: Read) -> Any:
     }
 
 
+def trl_unshared(read: Read) -> Any:
+    """Samples trained without shared prefixes, over those of TRL tuned by hand."""
+    ours, theirs = (
+        read("gpu_trl")["figures"][f"{arm}: samples trained"]["value"] for arm in ("unshared", "trl_tuned")
+    )
+    return ours / theirs
+
+
 def pretrained_over_seeds(read: Read) -> Any:
     """Student's interval over seeds of what SmolLM2 gains on cards."""
     rows = read("pretrained_gpu")["rows"]
@@ -255,6 +263,7 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         smollm2_by_seed,
         smollm2_over_seeds,
         smollm2_costs,
+        trl_unshared,
         pretrained_over_seeds,
         tier,
         highest_tenths,
