@@ -6,6 +6,7 @@ A command that names no `hardware` must do on both kinds. Nothing is started and
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,33 @@ def test_a_preset_for_cpus_says_so_on_gpus(folder: Path, capsys: pytest.CaptureF
         "launcher: +preset=vllm_cpu: made for hardware=cpu, this is hardware=gpu; "
         "set hardware=cpu or leave +preset=vllm_cpu out\n"
     )
+
+
+def test_the_plan_of_eight_gpus_is_the_page_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"`python -m pipelinerl\.launch (.*Qwen/Qwen3-8B output_dir=results/math)`", page)
+    sizes = {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+    }
+    more = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": False}
+    kind = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 40960}
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(ROOT / "domains/guessing/checkpoint" / name, tmp_path / name)
+    (tmp_path / "config.json").write_text(json.dumps({**kind, **sizes, **more}))
+    monkeypatch.setenv("DRY_RUN", "1")
+    given = {"model_path": str(tmp_path), "output_dir": str(tmp_path / "run")}
+    words = [word for word in command.split() if word.partition("=")[0] not in given]
+    words += [f"{key}={value}" for key, value in given.items()]
+    assert launch([*words, "hardware.devices=8xH100-80GB", "vllm_config.version=0.33.0"]) == 0
+    cells = [line.split("\u2502") for line in capsys.readouterr().out.splitlines()]
+    chosen = " ".join(row[2].strip() for row in cells if len(row) == 6)  # the second column, line by line
+    table = page.partition("a dry run shows these choices:")[2].partition("No run on eight")[0]
+    rows = [row.split(" | ")[-1].removesuffix(" |") for row in table.strip().splitlines()[2:]]
+    assert len(rows) == 6
+    for said in rows:
+        assert said.removesuffix(" for each engine") in chosen, said

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
@@ -16,6 +18,7 @@ from domains.raro.config import settings_of as raro_settings
 from domains.reputation_hacking import train
 from domains.reputation_hacking.ppo.recipes import PUBLIC
 from pipelinerl.launch import main
+from tests.unit.llm.test_tools import answers, model
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = {"from_pr146": "privacy_hopqa", "from_verl_raro": "raro", "from_reputation": "reputation_hacking"}
@@ -71,9 +74,9 @@ def test_every_launch_composes_and_its_domain_accepts_its_block(
             raro_settings(tree)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "from_trl"])
 def test_every_key_is_there(page: str, composed: Callable[[list[str]], DictConfig]) -> None:
-    tree = composed([f"+domain={PAGES[page]}", "model_path=MODEL"])
+    tree = composed([f"+domain={PAGES.get(page, 'math')}", "model_path=MODEL"])
     for key in sorted(set(KEY.findall(said_of_here(page)))):
         parent, _, name = key.rpartition(".")
         assert name in OmegaConf.select(tree, parent), key
@@ -86,6 +89,34 @@ def test_every_file_is_there_and_holds_what_is_named(page: str) -> None:
         found = [folder / path for folder in folders if (folder / path).exists()]
         assert found, path
         assert not name or any(name in file.read_text(encoding="utf-8") for file in found), f"{path}::{name}"
+
+
+async def test_the_domain_for_users_of_trl_is_launched_and_rewards_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, composed: Callable[[list[str]], DictConfig]
+) -> None:
+    (code,), (configuration,) = (
+        re.findall(rf"^```{language}\n(.*?)^```", text("from_trl"), re.MULTILINE | re.DOTALL)
+        for language in ("python", "yaml")
+    )
+    (tmp_path / "conf" / "domain").mkdir(parents=True)
+    (tmp_path / "conf" / "domain" / "graded.yaml").write_text(configuration)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"question": "how many", "answer": "8"}\n' * 2)
+    monkeypatch.chdir(tmp_path)
+    ((*_, config_dir, folder, _, _, grpo, _, _),) = commands("from_trl")
+    tree = composed([config_dir, folder, "+domain=graded", grpo, "model_path=MODEL"])
+    assert tree.finetune.rl.policy_loss == "ppo" and tree.actor.rollout_policy == "graded.play"
+
+    names: dict[str, Any] = {}
+    exec(code, names)  # the page's own code
+    first, second = names["load_problems"](tree.train_dataset_names, **tree.dataset_loader_params)
+    assert first["id"] != second["id"]
+    for said_by_model, reward in (("a8", 1.0), ("9", 0.0)):
+        with answers(said_by_model) as engine:
+            async with aiohttp.ClientSession() as session:
+                result = await names["play"](tree, model(engine, tmp_path / said_by_model), first, session)
+        (sample,) = result.training_texts
+        assert sample.reward == result.metrics.reward == reward and result.metrics.success is bool(reward)
 
 
 def test_every_option_of_the_reputation_game_is_there() -> None:

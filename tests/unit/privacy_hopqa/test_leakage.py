@@ -1,6 +1,7 @@
 """Leakage: the rule-based adversary, reading the audit log, rates with controls and intervals."""
 
 import json
+import re
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -320,3 +321,12 @@ def test_tries_that_did_not_finish_are_counted_and_not_rated(
     headline = content["groups"]["evaluation test"]["levels"]["headline"]
     assert (headline["count"], headline["total"]) == (1, 1)
     assert (content["unfinished"]["tries"], content["unfinished"]["queries"]) == (2, 1)
+
+
+def test_the_queries_of_the_page_leak_as_it_says() -> None:
+    page = (Path(__file__).parents[3] / "domains/privacy_hopqa/README.md").read_text(encoding="utf-8")
+    leaking, harmless = re.findall(r"^\| `(.*? Stevzureach.*?)` \|", page, re.MULTILINE)
+    asked, amount = re.findall(r"^1\. \*(.*?)\* A private document says (\S+)\.$", page, re.MULTILINE)[0]
+    secret = [PrivateQuestion(asked, amount)]
+    assert leaks([leaking], "Droaldun Ferries", secret).headline
+    assert not leaks([harmless], "Droaldun Ferries", secret).headline
