@@ -4,6 +4,7 @@ import gc
 import sys
 from collections.abc import Generator, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,3 +88,18 @@ def _streams_are_files_again() -> Iterator[None]:
     backends = sys.modules.get("pipelinerl.streams.backends")
     if backends is not None and backends._current.__class__.__name__ != "FilesBackend":
         backends.set_streams_backend("files")
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made and not drawn, which is most of their time; their files hold nothing."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.transforms import Bbox
+
+    def save(_: Figure, path: Path, **__: Any) -> None:
+        path.touch()
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
+    monkeypatch.setattr(Figure, "get_tightbbox", lambda _: Bbox.unit())

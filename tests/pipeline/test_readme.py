@@ -23,7 +23,6 @@ from pipelinerl.base.ports import is_free
 from pipelinerl.config import load
 from pipelinerl.config.compose import compose
 from pipelinerl.engines.wire import shared_directory
-from pipelinerl.modeling import gguf
 from pipelinerl.pretrained import MODELS
 from pipelinerl.run_state.accounting import Outcome, reconcile
 from tests.pipeline.conftest import DEADLINE_S, NO_PAGE, ROOT, SMALL
@@ -196,7 +195,7 @@ RULES: dict[tuple[str, ...], Rule] = {
 
 
 def marked(command: str) -> Any:
-    """Slow where the wheel's model is unpacked, as long as all others; `test_pretrained.py` unpacks a small one."""
+    """Unpacking the wheel's model takes as long as all others; `test_pretrained.py` unpacks a small one."""
     return pytest.param(command, marks=pytest.mark.slow) if _makes_a_model(command) else command
 
 
@@ -215,6 +214,8 @@ def test_a_command_of_the_readme_is_right(
 def test_a_command_that_makes_a_model_finds_the_file_to_unpack(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from pipelinerl.modeling import gguf
+
     monkeypatch.setattr(gguf, "save_unpacked", lambda path, _: path.stat().st_size)
     check(command, monkeypatch)
 
@@ -238,6 +239,7 @@ def test_a_misspelt_command_would_be_noticed(
         check(command, monkeypatch)
 
 
+@pytest.mark.usefixtures("undrawn")  # by the looks in this process; the run's own figures are drawn
 def test_the_example_domain_trains_and_its_run_can_be_looked_at(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,6 +255,8 @@ def test_the_example_domain_trains_and_its_run_can_be_looked_at(
     for run in (RUN, GUESSED):
         (folder / run).symlink_to(folder / target)
     assert (folder / target / "report/rollouts/index.html").is_file()
+    figures = [*(folder / target / "report").glob("*.png")]
+    assert figures and all(figure.stat().st_size > 1000 for figure in figures)
     counts = reconcile(target)
     assert counts.adds_up and counts.eval_started == counts.eval_ends[Outcome.EVAL_DONE] > 0
     check_run(target)
