@@ -11,13 +11,16 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import pytest
-from _pytest.terminal import TerminalReporter
+from _pytest.config import create_terminal_writer
+
+from pipelinerl.base.child import die_with_parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -81,10 +84,10 @@ class Forks:
                 os.waitpid(worker.pid, 0)
 
     def _start(self) -> None:
-        ours, theirs = Pipe()
+        (ours, theirs), session = Pipe(), os.getpid()
         self._started += 1
         if (pid := os.fork()) == 0:
-            ours.close()
+            die_with_parent(session)
             _work(self._session, theirs, self._folder / f"worker{self._started}")
         theirs.close()
         self._workers.append(Worker(pid, os.pidfd_open(pid), ours))
@@ -95,7 +98,8 @@ class Forks:
             if kind == "more":
                 chunk = self._left.popleft() if self._left else deque[int]()
                 worker.given += chunk
-                worker.line.send([*chunk])
+                with suppress(OSError):  # it died meanwhile, which is seen next
+                    worker.line.send([*chunk])
             elif kind == "begins":
                 worker.current = worker.given.popleft()
             elif kind == "report":
@@ -142,13 +146,11 @@ def _messages(worker: Worker) -> Iterator[tuple[str, Any]]:
         return
 
 
-class _Silent(TerminalReporter):
-    """Plugins ask for a terminal; only the session's own writes to it."""
+class _Nowhere:
+    """Plugins ask for a terminal; only the session's own is one."""
 
-    def pytest_runtest_logstart(self, **_: Any) -> None: ...
-    def pytest_runtest_logreport(self, **_: Any) -> None: ...
-    def pytest_runtest_logfinish(self, **_: Any) -> None: ...
-    def pytest_warning_recorded(self, **_: Any) -> None: ...
+    def __init__(self, config: pytest.Config, file: TextIO) -> None:
+        self._tw = create_terminal_writer(config, file)
 
 
 class _Tells:
@@ -184,7 +186,7 @@ def _work(session: pytest.Session, line: Connection, folder: Any) -> NoReturn:
         capture.suspend_global_capture()
         config.pluginmanager.unregister(name="terminalreporter")
         with open(os.devnull, "w") as nowhere:
-            config.pluginmanager.register(_Silent(config, nowhere), "terminalreporter")
+            config.pluginmanager.register(_Nowhere(config, nowhere), "terminalreporter")
             config.pluginmanager.register(tells := _Tells(config, line))
             tells.told = False
             for index, following in _given(line):
