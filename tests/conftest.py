@@ -4,6 +4,7 @@ import gc
 import sys
 from collections.abc import Generator, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def _compositions_are_remembered(tmp_path_factory: pytest.TempPathFactory) -> It
     from domains.privacy_hopqa import domain as privacy_hopqa
     from pipelinerl.config import compose
     from pipelinerl.launcher import start
-    from pipelinerl.launcher.checks import imports
+    from pipelinerl.launcher.checks import dotted, imports
     from tests.support.compositions import (
         listed_once,
         loaded_once,
@@ -48,6 +49,7 @@ def _compositions_are_remembered(tmp_path_factory: pytest.TempPathFactory) -> It
     )
     from tests.support.quick_trees import quick_copy, quick_create
     from tests.support.rehearsals import (
+        defined_once,
         generated_once,
         imports_of_bundled_domains,
         looks_at_bundled_domains,
@@ -72,6 +74,7 @@ def _compositions_are_remembered(tmp_path_factory: pytest.TempPathFactory) -> It
             patch.setattr(kind, "__deepcopy__", quick_copy(kind.__deepcopy__))
         patch.setattr(base, "parse", cache(base.parse))  # of `${...}`: what it returns is only read
         patch.setattr(start, "look", looks_at_bundled_domains(start.look))
+        patch.setattr(dotted, "_definition", defined_once(dotted._definition))
         patch.setattr(imports, "check", imports_of_bundled_domains(imports.check))
         patch.setenv("SB3_LOGDIR", str(tmp_path_factory.getbasetemp() / "sb3"))  # else a folder of /tmp each
         worlds = generated_once(privacy_hopqa.generate, tmp_path_factory.getbasetemp() / "worlds")
@@ -87,3 +90,18 @@ def _streams_are_files_again() -> Iterator[None]:
     backends = sys.modules.get("pipelinerl.streams.backends")
     if backends is not None and backends._current.__class__.__name__ != "FilesBackend":
         backends.set_streams_backend("files")
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made and not drawn, which is most of their time; their files hold nothing."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.transforms import Bbox
+
+    def save(_: Figure, path: Path, **__: Any) -> None:
+        path.touch()
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
+    monkeypatch.setattr(Figure, "get_tightbbox", lambda _: Bbox.unit())

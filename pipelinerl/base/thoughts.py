@@ -29,6 +29,8 @@ def thoughts_are_open(completion: str) -> bool:
 def bounds(completion: str) -> tuple[int, int | None]:
     """Where the answer starts, blanks included, and where thoughts that stay open end it, if any do."""
     start, end = 0, None
+    if "think>" not in completion:  # told at once; the expression looks at every character by itself
+        return start, end
     for tag in _TAG.finditer(completion):
         if tag[2] == CLOSE:
             start, end = tag.end(), None

