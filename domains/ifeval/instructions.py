@@ -42,6 +42,9 @@ CHECKS: dict[str, Check] = {
 }
 """All 25 of the benchmark."""
 
+UNDECIDED: dict[str, Callable[[str], bool]] = {"language:response_language": keywords.language_is_open}
+"""Where a check cannot know: no response passes that it cannot judge, and those are counted."""
+
 Given = Mapping[str, Any]
 
 
@@ -52,6 +55,8 @@ class Followed:
     strict: tuple[bool, ...]
     loose: tuple[bool, ...]
     """Also where some variant of the response does: without its first or last line, without asterisks."""
+    undecided: int
+    """Instructions that are not followed because nobody can tell, such as the language of two words."""
 
 
 def arguments_of(name: str, kwargs: Given | None) -> dict[str, Any]:
@@ -101,4 +106,6 @@ def judge(names: Sequence[str], kwargs: Sequence[Given | None], response: str) -
         done or any(follows(name, given, text) for text in others)
         for done, (name, given) in zip(strict, pairs, strict=True)
     )
-    return Followed(strict, loose)
+    unknown = (name in UNDECIDED and UNDECIDED[name](response) for name in names)
+    undecided = sum(unknown) if response.strip() else 0
+    return Followed(strict, loose, undecided)

@@ -46,6 +46,11 @@ def response_language(response: str, language: str) -> bool:
     return language_of(response) == language
 
 
+def language_is_open(response: str) -> bool:
+    """Whether nothing says in which language it is written, as of many short texts."""
+    return language_of(response) is None
+
+
 def number_sentences(response: str, num_sentences: int, relation: str) -> bool:
     return compare(len(sentences(response)), relation, num_sentences)
 
