@@ -97,8 +97,9 @@ class RolloutRunner:
                 if lost or spent or not retryable(error):
                     raise
                 rollout.retries += 1
+                rollout.retried.append(reason_of(error))
                 name = f"{assignment.group_id}/{assignment.rollout_index}"
-                log.info("%s is tried again: %s", name, reason_of(error))
+                log.info("%s is tried again: %s", name, rollout.retried[-1])
                 delays = limits.rollout_retry_initial_delay_s, limits.rollout_retry_max_delay_s
                 await asyncio.sleep(backoff_s(attempt, *delays))
 
