@@ -84,6 +84,28 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def contradiction(names: Sequence[str], kwargs: Sequence[Given]) -> str | None:
+    """Two instructions that no response follows together, in words; only what can be told for certain."""
+    bounds: dict[tuple[Any, ...], tuple[float, float]] = {}
+    kept, banned = set[str](), set[str]()
+    for name, given in zip(names, kwargs, strict=True):
+        kept.update(str(one).lower() for one in given.get("keywords") or ())
+        banned.update(str(one).lower() for one in given.get("forbidden_words") or ())
+        relation = next((value for key, value in given.items() if key.endswith("relation")), None)
+        number = next((value for value in given.values() if isinstance(value, int)), None)
+        if relation is not None and number is not None:
+            what = (name, *(str(v).lower() for k, v in sorted(given.items()) if k in ("keyword", "letter")))
+            low, high = bounds.get(what, (0, float("inf")))
+            bounds[what] = (max(low, number), high) if relation == "at least" else (low, min(high, number))
+            if bounds[what][0] >= bounds[what][1]:
+                return f"{name}: at least {bounds[what][0]:g} and less than {bounds[what][1]:g}"
+    if both := sorted(kept & banned):
+        return f"{both[0]!r} is a keyword and forbidden"
+    if {"change_case:english_capital", "change_case:english_lowercase"} <= set(names):
+        return "all capital and all lower case"
+    return None
+
+
 def follows(name: str, kwargs: Given | None, response: str) -> bool:
     """Whether a response follows an instruction; an empty one follows none. ValueError as above."""
     arguments = arguments_of(name, kwargs)

@@ -10,6 +10,7 @@ from collections import Counter
 
 _SCRIPTS = {
     "BENGALI": "bn",
+    "CJK": "zh",
     "GUJARATI": "gu",
     "GURMUKHI": "pa",
     "HANGUL": "ko",

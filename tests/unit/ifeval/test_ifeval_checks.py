@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domains.ifeval.forms import TWO
-from domains.ifeval.instructions import CHECKS, arguments_of, follows, judge, variants
+from domains.ifeval.instructions import CHECKS, arguments_of, contradiction, follows, judge, variants
 from domains.ifeval.language import LANGUAGES, language_of
 from domains.ifeval.text import capital_words, sentences
 from domains.ifeval.verifier_api import verify_answer
@@ -298,12 +298,58 @@ def test_languages_are_told_apart() -> None:
         ("punctuation:no_comma", {"relation": "at least"}, "no_comma: relation is no argument of it"),
         ("keywords:existence", {"keywords": [3]}, "keywords:existence: "),
         ("length_constraints:number_words", {"num_words": 3, "relation": "more"}, "relation 'more'"),
+        (
+            "length_constraints:number_words",
+            {"num_words": 0, "relation": "less than"},
+            "less than 0: no count",
+        ),
+        ("language:response_language", {"language": "German"}, "language 'German': known are ar, bg, bn, ca"),
+        (
+            "keywords:letter_frequency",
+            {"letter": "ab", "let_frequency": 1, "let_relation": "at least"},
+            "letter 'ab': expected one character",
+        ),
     ],
 )
 def test_wrong_instructions_are_one_line(name: str, kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=r"\S") as refused:
         arguments_of(name, kwargs)
     assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "kwargs", "said"),
+    [
+        (["change_case:english_capital", "change_case:english_lowercase"], [{}, {}], "all capital"),
+        (
+            ["keywords:existence", "keywords:forbidden_words"],
+            [{"keywords": ["Tea", "oak"]}, {"forbidden_words": ["tea"]}],
+            "'tea' is a keyword and forbidden",
+        ),
+        # Bounds of different words, and bounds that leave a number, are none.
+        (
+            ["keywords:frequency"] * 2,
+            [
+                {"keyword": "tea", "frequency": 2, "relation": "less than"},
+                {"keyword": "oak", "frequency": 3, "relation": "at least"},
+            ],
+            None,
+        ),
+        (
+            ["keywords:frequency"] * 2,
+            [
+                {"keyword": "tea", "frequency": 3, "relation": "less than"},
+                {"keyword": "Tea", "frequency": 2, "relation": "at least"},
+            ],
+            None,
+        ),
+    ],
+)
+def test_instructions_that_exclude_each_other_are_known(
+    names: list[str], kwargs: list[dict[str, Any]], said: str | None
+) -> None:
+    found = contradiction(names, kwargs)
+    assert found is None if said is None else said in str(found)
 
 
 def test_arguments_of_other_instructions_may_be_null_and_whole_numbers_floats() -> None:
