@@ -5,12 +5,16 @@ answer; text is for people.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
 
+from pipelinerl.base.foreign_calls import left_in_text
+from pipelinerl.base.logs import REMARK
+from pipelinerl.base.thoughts import answer_part
 from pipelinerl.base.tokenizing import decode
 from pipelinerl.engines.client import (
     AbortedCompletion,
@@ -22,7 +26,10 @@ from pipelinerl.engines.llm_call import LLMCall, LLMOutput, Prompt, TokenLogprob
 from pipelinerl.engines.llm_engine import EngineLLM
 from pipelinerl.rollouts import MASKED_TOKEN_ID, ROLLOUT_ORIGIN, TrainingText
 
+log = logging.getLogger(__name__)
+
 ABORTS_BEFORE_GIVING_UP = 2
+_UNREAD_CALLS_SAID: set[str] = set()
 T = TypeVar("T")
 
 
@@ -65,7 +72,29 @@ async def llm_async_generate(
                     f"{attempt + 1} aborted or empty answers: {error}"
                 ) from error
     llm.count_call(len(ids), len(generation.token_ids))
-    return _call(llm, prompt, generation)
+    call = _call(llm, prompt, generation)
+    if prompt.tools and not call.output.tool_calls:
+        _remark_unread_call(llm, generation.token_ids)
+    return call
+
+
+def _remark_unread_call(llm: EngineLLM, ids: np.ndarray) -> None:
+    """Say, once a notation, that an engine left what looks like a call in the text.
+
+    By the ids, since the marks of many families are special tokens, which the text leaves out.
+    """
+    mark = left_in_text(answer_part(decode(llm.load_tokenizer(), ids, skip_special=False)))
+    if mark is None or mark in _UNREAD_CALLS_SAID:
+        return
+    _UNREAD_CALLS_SAID.add(mark)
+    log.warning(
+        "an answer to a prompt with tools has %s, and the engine read no call: it stays text. The embedded "
+        "engine reads well-formed calls as <tool_call>{...}</tool_call> or <function=...>, where the chat "
+        "template has them; vLLM needs vllm_config.vllm_kwargs.enable-auto-tool-choice and its "
+        "tool-call-parser for this model",
+        mark,
+        extra=REMARK,
+    )
 
 
 async def _ask(

@@ -155,7 +155,7 @@ def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plai
     domain = load_domain(chosen.tree.domain_hooks)
     cfg = checked(chosen.tree, domain, hosts, dry_run, composition.user_keys)
     check_writable(output_dir, cfg.force_restart)
-    if (remark := training.remark(cfg)) is not None:
+    for remark in training.remarks(cfg):
         print(f"launcher: {remark}", flush=True)
     if cfg.validate_:
         if unusable := imports.check(cfg):

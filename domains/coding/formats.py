@@ -11,6 +11,7 @@ import pickle
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from keyword import iskeyword
 from typing import Any
 
 Row = dict[str, Any]
@@ -78,7 +79,25 @@ def _pairs(tests: Any, what: str, kind: str | None = None) -> Context:
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs or not outputs:
         raise ValueError(f"{what}: no inputs or no outputs")
     context = {"call_type": kind or ("fn" if name else "std"), "inputs": inputs, "outputs": outputs}
+    _refuse_unsolvable(context | {"fn_name": name}, what)
     return context | ({"fn_name": name} if name else {})
+
+
+def _refuse_unsolvable(context: Context, what: str) -> None:
+    """Raises ValueError for tests that no program passes."""
+    outputs, name = context["outputs"], context.get("fn_name")
+    if name and (not str(name).split(".")[-1].isidentifier() or iskeyword(str(name))):
+        raise ValueError(f"{what}: fn_name {str(name)[:40]!r}: is no name of a function")
+    missing = [one for one in outputs if one is None or one != one]
+    if context["call_type"] == "std" and missing:
+        raise ValueError(f"{what}: an output is {missing[0]}: is missing in the data; leave the row out")
+
+
+def _refuse_no_python(test: str, what: str) -> None:
+    try:
+        ast.parse(test)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{what}: {test.strip()[:60]!r}: no Python: {str(error)[:60]}") from None
 
 
 def _with_starter(task: str, starter: Any) -> str:
@@ -128,7 +147,10 @@ def _live(row: Row) -> tuple[str, Context]:
     context: Context = {"call_type": "std"}
     if cases[0].get("testtype") == "functional":
         context = {"call_type": "fn", "fn_name": str(metadata.get("func_name"))}
+        if not metadata.get("func_name"):
+            raise ValueError("metadata: no func_name, which functional tests call")
     context |= {key + "s": [case[key] for case in cases] for key in ("input", "output")}
+    _refuse_unsolvable(context, "test cases")
     return _with_starter(_text(row, "question_content"), row.get("starter_code")), context
 
 
@@ -160,6 +182,8 @@ def _mbpp(row: Row) -> tuple[str, Context]:
     if not isinstance(tests, list) or not tests:
         raise ValueError("test_list: expected a list of assertions")
     code = _text(row, "code")
+    for test in tests:
+        _refuse_no_python(str(test), "test_list")
     functions = [name for name in _defined(code, ast.FunctionDef) if any(name in str(test) for test in tests)]
     if not functions:
         raise ValueError("test_list: tests none of the functions of code")
@@ -191,6 +215,10 @@ def _defined(code: str, kind: type[ast.FunctionDef | ast.ClassDef]) -> dict[str,
 def _human(row: Row) -> tuple[str, Context]:
     """The beginning of the file, which may have helpers, belongs to the program and to its tests."""
     prompt, name = _text(row, "prompt"), _text(row, "entry_point")
+    if not _names(f"def {name}", prompt):
+        raise ValueError(f"entry_point {name[:40]!r}: prompt defines no such function")
+    if not _names("def check", _text(row, "test")):
+        raise ValueError("test: defines no check(candidate), which is called")
     # Tests may call the function by its own name too, which the beginning of the file has just defined.
     tests = f"{prompt}{STUB}\n{name} = candidate\n{_text(row, 'test')}\ncheck(candidate)\n"
     context = {"call_type": "assert", "tests": [tests], "functions": {"candidate": name}}

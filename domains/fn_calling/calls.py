@@ -1,4 +1,4 @@
-"""The calls in a completion: JSON, Qwen3-Coder's tags, or Python's call syntax; nothing in it is ever run."""
+"""The calls in a completion: JSON, tags, marks of other families, or Python's syntax; nothing is ever run."""
 
 import ast
 import json
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipelinerl.base.foreign_calls import begins_named, function_tags, marked_parts, named_calls, notation
 from pipelinerl.base.tagged_calls import BEGIN, NotTagged, Schemas, read_tagged, schemas_of
 from pipelinerl.base.thoughts import answer_part
 
@@ -45,10 +46,10 @@ def read_calls(
     `tool_calls` are those that an engine has read already, `{function: {name, arguments}}`; they go first.
     Else those in the last `<tool_calls>...</tool_calls>` that is not empty, or, where `<tool_call>` stands
     last, those of all its blocks, as models write several, also where the end tag of one was forgotten or
-    cut off; else the whole completion, if it is nothing but calls, or its end in Qwen3-Coder's tags. What
-    stands in a block or alone may be fenced. `functions` are the schemas that give values in tags their
-    types: without them they are texts.
-    Raises Unreadable for a block that holds no calls.
+    cut off; else what follows Mistral's or Llama's marks; else the whole completion, if it is nothing but
+    calls, or its end in tags. What stands in a block or alone may be fenced. `functions` are the schemas that
+    give values in tags their types: without them they are texts.
+    Raises Unreadable for a block that holds no calls, and for calls as other families write them.
     """
     if tool_calls:
         return [_from_json(call) for call in tool_calls]
@@ -61,15 +62,28 @@ def read_calls(
         if filled and filled[-1][0]:
             return _parsed(filled[-1][1], schemas)
         return [call for listed, written in filled if not listed for call in _parsed(written, schemas)]
+    if parts := [one for one in marked_parts(completion) if _BEGUN.match(one) or begins_named(one)]:
+        return [call for part in parts for call in _behind_mark(part, schemas)]
+    if (mark := notation(completion)) is not None:
+        raise Unreadable(f"calls behind {mark}, a notation that is not read")
     if completion.rstrip().endswith(_TAGS_END) and (begun := _TAGS_BEGIN.search(completion)) is not None:
         completion = completion[begun.start() :]  # words may stand before these calls
     text = _unfenced(completion)
+    # Engines leave out Mistral's marks, which are special tokens; what is left are names that are known.
+    if len(text) <= LONGEST and (called := named_calls(text)) and all(name in schemas for name, _ in called):
+        return [_from_json({"name": name, "arguments": arguments}) for name, arguments in called]
     if not text.startswith(("[", "{", BEGIN)) and not (text.endswith(")") and _NAME.match(text)):
         return []
     try:
         return _parsed(text, schemas)
     except Unreadable:
         return []  # words that look like a call
+
+
+def _behind_mark(text: str, schemas: Schemas) -> list[Call]:
+    if len(text) <= LONGEST and (called := named_calls(text)):
+        return [_from_json({"name": name, "arguments": arguments}) for name, arguments in called]
+    return _parsed(text, schemas)
 
 
 def _blocks(text: str) -> list[tuple[bool, str]]:
@@ -111,6 +125,8 @@ def _parsed(text: str, schemas: Schemas) -> list[Call]:
         try:
             return [Call(name, arguments) for name, arguments in read_tagged(text, schemas)]
         except NotTagged as error:
+            if called := function_tags(text):
+                return [_from_json({"name": name, "arguments": arguments}) for name, arguments in called]
             raise Unreadable(str(error)) from None
     try:
         found = list(_values(text))

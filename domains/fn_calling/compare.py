@@ -41,13 +41,39 @@ def is_call(call: Call, wanted: Wanted, functions: Sequence[Function]) -> bool:
         return False
     if any(argument not in call.arguments and "" not in values for argument, values in allowed.items()):
         return False
-    properties = schema["properties"]
+    properties = schema.get("properties") or {}
     return all(
         argument in allowed
         and argument in properties
         and _fits(value, allowed[argument], properties[argument])
         for argument, value in call.arguments.items()
     )
+
+
+def example(wanted: Wanted) -> Call:
+    """A call with the first allowed value of each argument that has to be given."""
+    ((name, allowed),) = wanted.items()
+    return Call(name, _chosen(allowed))
+
+
+def _chosen(allowed: Mapping[str, Any]) -> dict[str, Any]:
+    # `""` among others means that an argument may be left out; alone it is a text.
+    given = {key: options for key, options in allowed.items() if not _may_lack(options) or options == [""]}
+    return {key: _given(_first(options)) for key, options in given.items()}
+
+
+def _may_lack(options: Any) -> bool:
+    return isinstance(options, list) and "" in options
+
+
+def _first(options: Any) -> Any:
+    return options[0] if isinstance(options, list) and options else options
+
+
+def _given(option: Any) -> Any:
+    if isinstance(option, Mapping):
+        return _chosen(option)
+    return [_given(one) for one in option] if isinstance(option, list) else option
 
 
 def _fits(value: Any, allowed: Sequence[Any], schema: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
+from domains.fn_calling.compare import example, is_call
 from domains.fn_calling.problems import CATEGORIES, Category, make
 from domains.rows import ENDINGS, parsed_lines, rows
 from domains.split import is_held_out
@@ -241,10 +242,27 @@ def checked(row: Any) -> dict[str, Any]:
         isinstance(one, Mapping) and len(one) == 1 and next(iter(one)) in known for one in truth
     ):
         raise ValueError("ground_truth: expected a list of {name: {argument: [values]}} of these functions")
+    for wanted in truth:
+        _refuse_impossible(wanted, functions)
     several = "parallel" if len(truth) > 1 else "multiple" if len(functions) > 1 else "simple"
     category = row.get("category") or (several if truth else "irrelevance")
     kept = {"question": question, "function": functions, "ground_truth": truth, "category": str(category)}
     return kept | ({"id": row["id"]} if "id" in row else {})
+
+
+def _refuse_impossible(wanted: Mapping[str, Any], functions: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError for a wanted call that no call equals."""
+    ((name, allowed),) = wanted.items()
+    if not isinstance(allowed, Mapping) or not all(isinstance(some, list) for some in allowed.values()):
+        raise ValueError(f"ground_truth: {name}: expected {{argument: [allowed values]}}")
+    if is_call(example(wanted), wanted, functions):
+        return
+    schema = next(one for one in functions if one["name"] == name)["parameters"]
+    known, required = schema.get("properties") or {}, schema.get("required", ())
+    odd = sorted(set(allowed) - set(known)) or sorted(set(required) - set(allowed)) or sorted(allowed)
+    raise ValueError(
+        f"ground_truth: no call equals {name} with these values, by its schema; look at {', '.join(odd)[:80]}"
+    )
 
 
 def _refuse_unanswered(row: Mapping[str, Any]) -> None:

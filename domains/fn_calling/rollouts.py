@@ -1,6 +1,7 @@
 """The rollout policy of `fn_calling`: a question and functions, one completion, one verdict on its calls."""
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,14 @@ from domains.math.rewards import rollout_reward
 from domains.prompts import question_messages
 from domains.verdict_server import any_server
 from pipelinerl.async_llm import llm_async_generate, make_training_text
+from pipelinerl.base.foreign_calls import notation
+from pipelinerl.base.logs import REMARK
+from pipelinerl.base.thoughts import answer_part
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
 from pipelinerl.utils import resolve_environment_key
+
+log = logging.getLogger(__name__)
 
 KEY = "fn_calling"
 FORM = (
@@ -22,6 +28,24 @@ FORM = (
     '<tool_calls>[{"name": "f", "arguments": {"x": 1}}]</tool_calls>. '
     "If none of the functions helps, say so in words."
 )
+
+
+_SAID: set[str] = set()
+
+
+def remark_notation(completion: str) -> None:
+    """Say, once a notation, that answers have calls as another family of models writes them."""
+    mark = notation(answer_part(completion))
+    if mark is None or mark in _SAID:
+        return
+    _SAID.add(mark)
+    log.warning(
+        "fn_calling: answers have calls behind %s, a notation that is not read, and count as unparsable; "
+        "expected <tool_calls>[...]</tool_calls> as the system message says, <tool_call>, <function=...>, "
+        "[TOOL_CALLS], <|python_tag|> or Python's calls; ask for one of them in system_prompt",
+        mark,
+        extra=REMARK,
+    )
 
 
 class FnCallingMetrics(BaseMetrics):
@@ -80,6 +104,8 @@ async def generate_fn_calling_rollout(
     call = await llm_async_generate(llm, Prompt(messages=messages_of(cfg, problem)), session)
     found = await verdict(cfg, problem, call.output.content or "", session)
     status, share = found["answer_status"], float(found["partial_score"])
+    if status == "unparsable":
+        remark_notation(call.output.content or "")
     text = make_training_text(llm, call)
     text.metadata |= {KEY: {"answer_status": status, "partial_score": share}}
     text.reward, penalty = rollout_reward(cfg, llm, [text], status, share=share)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from domains.ifeval.instructions import arguments_of
+from domains.ifeval.instructions import arguments_of, contradiction
 from domains.ifeval.writing import WRITINGS, write
 from domains.rows import ENDINGS, rows
 from domains.split import is_held_out, split_rows
@@ -163,6 +163,8 @@ def _from_file(path: Path, name: str, most: int | None, skip_unknown: bool) -> I
             raise ValueError(f"{where}: {error}") from None
         try:
             checked = [arguments_of(id_, given) for id_, given in zip(ids, kwargs, strict=True)]
+            if (both := contradiction(ids, checked)) is not None:
+                raise ValueError(f"no response follows both: {both}")
         except ValueError as error:
             if skip_unknown:
                 continue

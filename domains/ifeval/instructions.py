@@ -42,6 +42,9 @@ CHECKS: dict[str, Check] = {
 }
 """All 25 of the benchmark."""
 
+UNDECIDED: dict[str, Callable[[str], bool]] = {"language:response_language": keywords.language_is_open}
+"""Where a check cannot know: no response passes that it cannot judge, and those are counted."""
+
 Given = Mapping[str, Any]
 
 
@@ -52,6 +55,8 @@ class Followed:
     strict: tuple[bool, ...]
     loose: tuple[bool, ...]
     """Also where some variant of the response does: without its first or last line, without asterisks."""
+    undecided: int
+    """Instructions that are not followed because nobody can tell, such as the language of two words."""
 
 
 def arguments_of(name: str, kwargs: Given | None) -> dict[str, Any]:
@@ -79,6 +84,28 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def contradiction(names: Sequence[str], kwargs: Sequence[Given]) -> str | None:
+    """Two instructions that no response follows together, in words; only what can be told for certain."""
+    bounds: dict[tuple[Any, ...], tuple[float, float]] = {}
+    kept, banned = set[str](), set[str]()
+    for name, given in zip(names, kwargs, strict=True):
+        kept.update(str(one).lower() for one in given.get("keywords") or ())
+        banned.update(str(one).lower() for one in given.get("forbidden_words") or ())
+        relation = next((value for key, value in given.items() if key.endswith("relation")), None)
+        number = next((value for value in given.values() if isinstance(value, int)), None)
+        if relation is not None and number is not None:
+            what = (name, *(str(v).lower() for k, v in sorted(given.items()) if k in ("keyword", "letter")))
+            low, high = bounds.get(what, (0, float("inf")))
+            bounds[what] = (max(low, number), high) if relation == "at least" else (low, min(high, number))
+            if bounds[what][0] >= bounds[what][1]:
+                return f"{name}: at least {bounds[what][0]:g} and less than {bounds[what][1]:g}"
+    if both := sorted(kept & banned):
+        return f"{both[0]!r} is a keyword and forbidden"
+    if {"change_case:english_capital", "change_case:english_lowercase"} <= set(names):
+        return "all capital and all lower case"
+    return None
+
+
 def follows(name: str, kwargs: Given | None, response: str) -> bool:
     """Whether a response follows an instruction; an empty one follows none. ValueError as above."""
     arguments = arguments_of(name, kwargs)
@@ -101,4 +128,6 @@ def judge(names: Sequence[str], kwargs: Sequence[Given | None], response: str) -
         done or any(follows(name, given, text) for text in others)
         for done, (name, given) in zip(strict, pairs, strict=True)
     )
-    return Followed(strict, loose)
+    unknown = (name in UNDECIDED and UNDECIDED[name](response) for name in names)
+    undecided = sum(unknown) if response.strip() else 0
+    return Followed(strict, loose, undecided)

@@ -6,7 +6,7 @@ The names and the meaning of their arguments are those of the published IFEval d
 import re
 from collections.abc import Sequence
 
-from domains.ifeval.language import language_of
+from domains.ifeval.language import LANGUAGES, language_of
 from domains.ifeval.text import blank_line_paragraphs, capital_words, sentences, starred_paragraphs, words
 
 RELATIONS = ("less than", "at least")
@@ -16,6 +16,8 @@ def compare(found: int, relation: str, wanted: int) -> bool:
     """Whether a count is as asked. Raises ValueError for a relation that is neither of the two."""
     if relation not in RELATIONS:
         raise ValueError(f"relation {relation!r}: expected {' or '.join(map(repr, RELATIONS))}")
+    if relation == "less than" and wanted < 1:
+        raise ValueError(f"less than {wanted}: no count is; from 1 on one can be")
     return found < wanted if relation == "less than" else found >= wanted
 
 
@@ -37,13 +39,22 @@ def forbidden_words(response: str, forbidden_words: Sequence[str]) -> bool:
 
 
 def letter_frequency(response: str, letter: str, let_frequency: int, let_relation: str) -> bool:
-    """A letter in any case, or another character."""
+    """A letter in any case, or another character. Raises ValueError for more than one."""
+    if len(letter.strip()) != 1:
+        raise ValueError(f"letter {letter[:20]!r}: expected one character")
     return compare(response.lower().count(letter.lower()), let_relation, let_frequency)
 
 
 def response_language(response: str, language: str) -> bool:
-    """Written in the language of this ISO code."""
+    """Written in the language of this ISO code. Raises ValueError for one that is not known."""
+    if language not in LANGUAGES:
+        raise ValueError(f"language {language[:20]!r}: known are {', '.join(sorted(LANGUAGES))}")
     return language_of(response) == language
+
+
+def language_is_open(response: str) -> bool:
+    """Whether nothing says in which language it is written, as of many short texts."""
+    return language_of(response) is None
 
 
 def number_sentences(response: str, num_sentences: int, relation: str) -> bool:

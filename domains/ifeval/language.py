@@ -1,6 +1,7 @@
 """Which language a text is written in: by its script, and by frequent words where several share one.
 
-Called by the check of `language:response_language` for the languages that IFEval asks for.
+Called by the check of `language:response_language`. Beside the languages that IFEval asks for, it knows some
+that would be taken for one of them.
 """
 
 import re
@@ -9,6 +10,7 @@ from collections import Counter
 
 _SCRIPTS = {
     "BENGALI": "bn",
+    "CJK": "zh",
     "GUJARATI": "gu",
     "GURMUKHI": "pa",
     "HANGUL": "ko",
@@ -43,6 +45,22 @@ _WORDS = {
         "bom dia obrigado obrigada muito você está eu meu sua seu pela pelo nos das dos foi tem quando olá",
         "sw": "na ya wa kwa ni katika za la kuwa hii huo watu sana pia hiyo lakini yake kama mtu "
         "asante habari jambo mimi wewe yeye sisi wao nini vipi ndiyo hapana kila siku wakati ili",
+        "nl": "de het een en van is dat niet op met voor zijn ik je hij wij maar ook aan er naar hoe gaat "
+        "hallo goedemorgen dag dank bent ben deze dit wat nog wel bij uit hebben heeft mijn jouw",
+        "sv": "och att det är inte en ett jag som på med för han hon vi du men har av till den här där "
+        "hej tack god hur mår mycket mig dig sig kan var från eller",
+        "da": "og det er ikke en et jeg som på med for han hun vi du men har af til den her der "
+        "hej tak god hvad hvordan meget mig dig sig kan var fra eller hedder",
+        "ro": "și nu este sunt în la cu de pe un o să că ce care mai din pentru am ai mea meu "
+        "salut bună mulțumesc ziua faci foarte dar sau acest această unde",
+        "ca": "el la els les de i que és en un una per amb no però com al dels molt aquest aquesta meva meu "
+        "hola gràcies bon dia tots tot jo tu són està què més tinc",
+        "cs": "a je v na se to že není ale jak s z do jsem jsi jsou byl pro tak nebo už ten ta "
+        "ahoj dobrý den děkuji kde co máš velmi můj moje být",
+        "tr": "ve bir bu da de için ne çok ama ben sen var yok değil mi ile gibi daha o "
+        "merhaba teşekkür ederim nasılsın güzel evet hayır benim senin",
+        "id": "dan yang di ini itu dengan untuk tidak dari saya kamu ada ke akan tetapi juga adalah kami "
+        "selamat pagi terima kasih apa kabar sangat punya bisa kita",
         "vi": "và là của có không một cho được trong với người các này khi đã những để tôi rất "
         "xin chào cảm ơn bạn nhiều khỏe như thế làm vì nên cũng đi đến ra lại anh chị em",
     },
@@ -73,12 +91,22 @@ _WORDS = {
 }
 """Frequent words, by script and language."""
 _LETTERS = {
-    "LATIN": {"de": "ß", "es": "ñ", "pl": "ąćęłńśźż", "pt": "õ", "vi": "đơưạảấầậắặẹếềểệịọốồộớờợụủứừữự"},
+    "LATIN": {
+        "de": "ß",
+        "es": "ñ",
+        "pl": "ąęłńśźż",
+        "pt": "õ",
+        "ro": "șț",
+        "tr": "ğı",
+        "cs": "řěů",
+        "vi": "ơưạảấầậắặẹếềểệịọốồộớờợụủứừữự",
+    },
     "CYRILLIC": {"bg": "ъ", "uk": "іїєґ", "ru": "ыэё"},
     "ARABIC": {"ar": "ةىكيأإ", "ur": "ٹڈڑےںھہ", "fa": "پچژگ"},
     "DEVANAGARI": {"mr": "ळ"},
 }
 """Letters that only one of a script's languages has; each counts as a frequent word."""
+_LEAST_WORDS = 2
 LANGUAGES = frozenset({*_SCRIPTS.values(), *(code for known in _WORDS.values() for code in known)})
 _RUN = re.compile(r"[^\W\d_]+(?:[\u0300-\u036f\u0900-\u0d7f]+[^\W\d_]*)*")
 
@@ -86,7 +114,9 @@ _RUN = re.compile(r"[^\W\d_]+(?:[\u0300-\u036f\u0900-\u0d7f]+[^\W\d_]*)*")
 def language_of(text: str) -> str | None:
     """ISO code of the language; None where the text is in none of those known, or says too little.
 
-    A text says too little if no language has more of its words than every other one: a tie is no decision.
+    In a script of several languages a text says too little if no language has more of its words than every
+    other one, or if only one word speaks for it: "Hallo wereld" has one word of German, and is Dutch. A
+    letter that only one of the script's languages has decides alone.
     """
     scripts = Counter(unicodedata.name(letter, "?").split()[0] for letter in text if letter.isalpha())
     if not scripts:
@@ -100,9 +130,10 @@ def language_of(text: str) -> str | None:
     found = Counter(_RUN.findall(lowered))
     listed, letters = _WORDS.get(script, {}), _LETTERS.get(script, {})
     votes = Counter({code: sum(found[word] for word in words.split()) for code, words in listed.items()})
-    for code, own in letters.items():
-        votes[code] += sum(lowered.count(letter) for letter in own)
-    return _leader(votes)
+    own = Counter({code: sum(map(lowered.count, signs)) for code, signs in letters.items()})
+    votes += own
+    code = _leader(votes)
+    return code if code is not None and (votes[code] >= _LEAST_WORDS or own[code]) else None
 
 
 def _leader(counts: Counter[str]) -> str | None:

@@ -34,6 +34,8 @@ class IFEvalMetrics(BaseMetrics):
     """All instructions are followed by some variant of the response."""
     partial_score_loose: float
     """Share of the instructions that some variant follows."""
+    instructions_undecided: int
+    """Of those that are not followed: nobody can tell, such as the language of two words."""
 
 
 def judged_part(completion: str) -> str:
@@ -82,6 +84,7 @@ async def generate_ifeval_rollout(
         partial_score=found["score"],
         success_loose=found["loose_count"] == found["total_count"],
         partial_score_loose=found["loose_count"] / total,
+        instructions_undecided=found.get("undecided_count", 0),  # an older server does not say
     )
     return RolloutResult(
         training_texts=[text],

@@ -14,7 +14,8 @@ from pipelinerl.base.thoughts import answer_part
 
 Verdict = dict[str, Any]
 """`answer_status` (`correct`, `partial`, `wrong`, `no_answer`), `followed_count`, `total_count`, `score` (the
-share that is followed), and how many are followed loosely: `loose_count`."""
+share that is followed), how many are followed loosely: `loose_count`, and how many nobody can judge:
+`undecided_count`."""
 
 
 def verify_answer(prediction: str, reward_context: Mapping[str, Any]) -> Verdict:
@@ -31,6 +32,7 @@ def verify_answer(prediction: str, reward_context: Mapping[str, Any]) -> Verdict
         "total_count": total,
         "score": count / total if total else 1.0,
         "loose_count": sum(followed.loose),
+        "undecided_count": followed.undecided,
     }
 
 

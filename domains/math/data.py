@@ -9,11 +9,12 @@ any `question`, `problem`, `task` or `prompt` beside an `answer`.
 import math
 import random
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from domains.math.answers import last_boxed
+from domains.math.answers import last_boxed, plain
 from domains.math.pool import MAX_GOLD_LENGTH
 from domains.rows import ENDINGS, checked_rows
 
@@ -24,11 +25,20 @@ ANSWERS = ("answer", "gold", "expected_answer", "final_answer")
 ARITHMETIC = "arithmetic"
 ARITHMETIC_PROBLEMS = 1000
 GSM8K_MARK = "####"
-_MISSING = frozenset({"nan", "<na>", "null", "n/a", "#n/a", "notfound", "proof"})
+_MISSING = frozenset({"nan", "<na>", "null", "n/a", "n.a", "#n/a", "tbd", "notfound", "proof"})
 """What tables, and NuminaMath with the last two, write for a missing value; `None` may be an answer."""
 _OPTIONS = ("choices", "options")
 _SEVERAL = re.compile(r"\S\s*\n\s*\S|[a-z)\d]\.\s+[A-Z][a-z]+ ")
 """Lines, or a sentence behind another one."""
+_SAID = re.compile(
+    r"\A<answer>\s*(?P<inside>.*?)\s*</answer>\Z"
+    r"|\A(?:the\s+)?(?:final\s+)?(?:answer|result)\s*(?:is\b\s*:?|:|=)\s*(?P<behind>\S.*?)\.?\Z"
+    r"|\A(?:option|choice)\s+\(?(?P<chosen>[A-J])\)?\.?\Z|\A(?P<listed>[A-J])\)\Z",
+    re.IGNORECASE,
+)
+"""How a data set says an answer around the bare one."""
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_MARKUP = re.compile(r"<\|\w+\|>|</\w+>|<br\s*/?>")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _SOLUTION_WORDS = 6
 """From here on several lines or sentences are no result, as those of a matrix may be."""
@@ -136,6 +146,21 @@ def _refuse_missing(text: str, what: str) -> None:
         raise ValueError(f"{what} {text[:60]!r}: is missing in the data; leave the row out")
 
 
+def _says_something(character: str) -> bool:
+    """Whether an answer may consist of it: a letter, a digit, a sign of mathematics or a bracket."""
+    return unicodedata.category(character)[0] in "LN" or unicodedata.category(character) in ("Sm", "Ps")
+
+
+def _closed(text: str) -> bool:
+    """Whether all braces of TeX that open also close."""
+    depth = 0
+    for brace in _BRACE.findall(text):
+        depth += {"{": 1, "}": -1}.get(brace, 0)
+        if depth < 0:
+            return False
+    return depth == 0
+
+
 def _gold(value: Any) -> str:
     """The bare result: behind GSM8K's mark, inside a box, or as it stands; numbers as written by Python."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -152,9 +177,17 @@ def _gold(value: Any) -> str:
             f"answer {text[:60]!r}: a solution without a result; put it behind {GSM8K_MARK} or in a box"
         )
     text = (text if result is None else result).strip()
-    _refuse_missing(text, "answer")
-    if not text:
+    if (said := _SAID.match(text)) is not None:
+        text = next(part for part in said.groups() if part is not None)
+    _refuse_missing(plain(text), "answer")
+    if not any(map(_says_something, plain(text))):
         raise ValueError(f"answer {str(value)[:60]!r}: holds no result")
+    if (markup := _MARKUP.search(text)) is not None:
+        raise ValueError(
+            f"answer {text[:60]!r}: holds {markup[0]}, which no answer has; give the bare result"
+        )
+    if not _closed(text):
+        raise ValueError(f"answer {text[:60]!r}: its braces do not match; it was cut, or is no formula")
     if len(text) > MAX_GOLD_LENGTH:
         raise ValueError(f"answer of {len(text)} characters; at most {MAX_GOLD_LENGTH} are compared")
     return text

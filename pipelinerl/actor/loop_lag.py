@@ -1,14 +1,19 @@
 """How late the event loop is, and which rollout is to blame."""
 
 import asyncio
+import faulthandler
 import logging
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from pipelinerl.observe.blocked import HELD_AFTER_S, HELD_REMEDY, held_block
 
 log = logging.getLogger(__name__)
 
@@ -20,12 +25,19 @@ WATCH_EVERY_S = 0.25
 class LoopLag:
     """Samples the delay of a sleeping coroutine; a thread names the rollout that blocks for a second or more.
 
-    Create and `start` it on the loop's own thread.
+    A call that keeps the interpreter to itself, such as a regular expression without end, stops that thread
+    too. Then the C code of `faulthandler`, which needs no interpreter, writes the stacks into a file. Create
+    and `start` it on the loop's own thread.
     """
 
-    def __init__(self, note: Callable[[dict[str, Any]], None] = lambda block: None) -> None:
-        """`note` is told of each block as it is noticed and once more when it is over, on the thread."""
-        self._note = note
+    def __init__(
+        self, note: Callable[[dict[str, Any]], None] = lambda block: None, held: Path | None = None
+    ) -> None:
+        """`note` is told of each block as it is noticed and once more when it is over, on the thread.
+
+        `held`: where stacks are written after HELD_AFTER_S seconds in which no thread ran; its folder exists.
+        """
+        self._note, self._held = note, held
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._lags_s: list[float] = []
@@ -55,9 +67,39 @@ class LoopLag:
             self._lags_s.append(max(0.0, self._beat - before - INTERVAL_S))
 
     def _watch(self) -> None:
+        if self._held is None:
+            self._watch_loop(lambda: None)
+            return
+        with self._held.open("w") as file:
+            self._watch_loop(lambda: self._look_for_hold(file.fileno()))
+            faulthandler.cancel_dump_traceback_later()
+            # Nobody shall take what is there now for a hold that goes on.
+            self._end_hold(file.fileno())
+
+    def _look_for_hold(self, fd: int) -> None:
+        self._end_hold(fd)
+        faulthandler.dump_traceback_later(HELD_AFTER_S, file=fd)
+
+    def _end_hold(self, fd: int) -> None:
+        # This thread runs, so what was written is over.
+        if self._held is None or os.fstat(fd).st_size == 0:
+            return
+        stacks = self._held.read_text(errors="replace")
+        if (block := held_block(stacks, os.fstat(fd).st_mtime)) is not None:
+            held_s = time.time() - block["since"]
+            who, where = block["who"], block["where"]
+            line = "%s held the interpreter for %.1f s at %s; %s; all stacks:\n%s"
+            log.warning(line, who, held_s, where, HELD_REMEDY, stacks)
+            self._note(block | {"until": time.time()})
+        os.ftruncate(fd, 0)
+        os.lseek(fd, 0, os.SEEK_SET)
+
+    def _watch_loop(self, each_time: Callable[[], None]) -> None:
         reported: dict[str, Any] = {}
+        each_time()
         # Once per block: a rollout that blocks for a minute is one line and not four a second.
         while not self._stopping.wait(WATCH_EVERY_S):
+            each_time()
             silent_s = time.monotonic() - self._beat
             blocked = silent_s > BLOCKED_AFTER_S
             if blocked and not reported:

@@ -51,6 +51,8 @@ class FinishedRollout(msgspec.Struct, kw_only=True, eq=False, tag=True):
     metrics: dict[str, float | list[float]] = {}
     latency_s: float = 0.0
     retries: int = 0
+    retried: list[str] = []
+    """Why each of the tries before the last one failed."""
     dataset: str | None = None
     domain: str | None = None
 

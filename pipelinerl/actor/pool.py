@@ -13,6 +13,7 @@ from pathlib import Path
 from pipelinerl.actor.messages import Channel, Died, Hello, Message, Stop
 from pipelinerl.base.heartbeat import INTERVAL_S, BeatWatch, heartbeat_path
 from pipelinerl.base.waits import Wait, wait_for
+from pipelinerl.observe.blocked import held_now
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,9 @@ class WorkerPool:
         """
         for index, watch in enumerate(self._beats):
             if (silent := watch.look()) > silent_limit_s and watch.alive:
-                raise WorkerDied(f"rollout worker {index} shows no sign of life for {silent:.0f} s")
+                held = held_now(self._output_dir / worker_role(index))
+                why = f": held by {held['who']} at {held['where']}" if held else ""
+                raise WorkerDied(f"rollout worker {index} shows no sign of life for {silent:.0f} s{why}")
         # A heartbeat comes from a thread of its own; a pulse only from a loop that turns.
         for index, heard in enumerate(self._heard):
             if (silent := time.monotonic() - heard) > blocked_limit_s:

@@ -12,6 +12,7 @@ import pickle
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import FunctionType
 from typing import Any
 
 import aiohttp
@@ -27,6 +28,7 @@ from pipelinerl.engines.client import EngineUnavailable
 from pipelinerl.engines.fleet import Fleet
 from pipelinerl.finetune.rl.sample import samples_of
 from pipelinerl.llm import TrainableLLM
+from pipelinerl.observe.blocked import ROLLOUT
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutOrigin, RolloutResult
 
 log = logging.getLogger(__name__)
@@ -95,8 +97,9 @@ class RolloutRunner:
                 if lost or spent or not retryable(error):
                     raise
                 rollout.retries += 1
+                rollout.retried.append(reason_of(error))
                 name = f"{assignment.group_id}/{assignment.rollout_index}"
-                log.info("%s is tried again: %s", name, reason_of(error))
+                log.info("%s is tried again: %s", name, rollout.retried[-1])
                 delays = limits.rollout_retry_initial_delay_s, limits.rollout_retry_max_delay_s
                 await asyncio.sleep(backoff_s(attempt, *delays))
 
@@ -107,7 +110,9 @@ class RolloutRunner:
         llm = self._llms[assignment.training].bind(self._fleet, assignment.engine, assignment.seed, calls)
         faults.hit("worker:mid_rollout")
         try:
-            result = await self._play(llm, problem)
+            result = await self._play(
+                f"{ROLLOUT}{assignment.group_id}/{assignment.rollout_index}", llm, problem
+            )
         finally:
             # A thread cannot be cancelled: its next request fails here instead of reaching an engine.
             calls.close()
@@ -121,14 +126,13 @@ class RolloutRunner:
             result.dataset_name = problem.get("dataset")
         return result
 
-    async def _play(self, llm: TrainableLLM, problem: dict[str, Any]) -> Any:
+    async def _play(self, name: str, llm: TrainableLLM, problem: dict[str, Any]) -> Any:
+        arguments = self._policy, self._cfg, llm, problem, self._session
         if not self._plain:
-            return await self._policy(self._cfg, llm, problem, self._session)
+            return await _under_name(_awaited, name)(*arguments)
         # A thread has no context of its own: ROLLOUT_ORIGIN would be missing in the domain's logs.
-        inside = contextvars.copy_context().run
-        result = await asyncio.get_running_loop().run_in_executor(
-            self._executor, inside, _called, self._policy, self._cfg, llm, problem, self._session
-        )
+        inside, called = contextvars.copy_context().run, _under_name(_called, name)
+        result = await asyncio.get_running_loop().run_in_executor(self._executor, inside, called, *arguments)
         return await result if inspect.isawaitable(result) else result
 
     def _finish(self, assignment: Assignment, result: RolloutResult, rollout: FinishedRollout) -> None:
@@ -159,6 +163,20 @@ class RolloutRunner:
         else:
             rollout.reason = reason_of(error)
             log.warning("rollout failed: %s", rollout.reason, exc_info=error)
+
+
+def _under_name(function: Callable[..., Any], name: str) -> FunctionType:
+    """The same function, whose frame is called `name` in a stack.
+
+    Only so do the stacks of a process whose interpreter is held say whose call holds it.
+    """
+    assert isinstance(function, FunctionType)
+    code = function.__code__.replace(co_name=name, co_qualname=name)
+    return FunctionType(code, function.__globals__, name)
+
+
+async def _awaited(policy: Callable[..., Any], *arguments: Any) -> Any:
+    return await policy(*arguments)
 
 
 def _called(policy: Callable[..., Any], *arguments: Any) -> Any:

@@ -6,7 +6,7 @@ publication are injected, so a test needs no process or clock.
 """
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -254,6 +254,8 @@ class Scheduler:
             raise RunFailed(rollout.reason)
         name = f"{start.group.id}/{start.rollout_index}"
         failed = rollout.ending is Ending.FAILED
+        for reason, tries in Counter(rollout.retried).items():
+            self.accounting.record(Outcome.RETRIED, [name] * tries, reason)
         if start.group.training:
             self._finish_training_rollout(start, rollout, name)
         else:

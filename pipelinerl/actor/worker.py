@@ -47,7 +47,7 @@ from pipelinerl.domain import resolve_dotted
 from pipelinerl.engines.client import Deadlines, EngineClient
 from pipelinerl.engines.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
-from pipelinerl.observe.blocked import write_block
+from pipelinerl.observe.blocked import HELD, ROLLOUT, write_block
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +81,16 @@ class Worker:
         news: News,
         frozen: bool = False,
         note: Callable[[dict[str, Any]], None] = lambda block: None,
+        held: Path | None = None,
     ):
-        """`frozen`: engines keep the weights of the first announced version; `note` is told of blocks."""
+        """`frozen`: engines keep the weights of the first announced version.
+
+        `note` is told of blocks, and `held` gets the stacks of a held interpreter, as in LoopLag.
+        """
         self._index, self._channel, self._fleet, self._runner = index, channel, fleet, runner
         self._news, self._frozen = news, frozen
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._lag = LoopLag(note)
+        self._lag = LoopLag(note, held)
         self._said_left = False
 
     async def serve(self) -> None:
@@ -117,7 +121,7 @@ class Worker:
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Assignment):
-            name = f"rollout {message.group_id}/{message.rollout_index}"
+            name = f"{ROLLOUT}{message.group_id}/{message.rollout_index}"
             self._tasks[message.key] = asyncio.create_task(self._run(message), name=name)
         elif isinstance(message, Announced):
             self._news.version, self._news.at = message.version, message.at
@@ -257,8 +261,9 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
         llms, by_domain = (train_llm, test_llm), bool(cfg.teacher.by_domain)
         runner = RolloutRunner(policy, tree, *llms, fleet, session, cfg.actor, threads, by_domain)
         try:
-            note = partial(write_block, Path(str(cfg.output_dir)), worker_role(index))
-            await Worker(index, channel, fleet, runner, news, frozen, note).serve()
+            output_dir, role = Path(str(cfg.output_dir)), worker_role(index)
+            note, held = partial(write_block, output_dir, role), output_dir / role / HELD
+            await Worker(index, channel, fleet, runner, news, frozen, note, held).serve()
         finally:
             # Rollouts have ended; whoever still asks for one is not waited for. It is a domain's to import:
             # that takes a second.

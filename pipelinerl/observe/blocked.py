@@ -1,9 +1,11 @@
 """Rollouts that block their worker's event loop: written by the worker, said by the launcher.
 
-While a loop is blocked its worker can send nothing; a thread of it writes a file.
+While a loop is blocked its worker can send nothing; a thread of it writes a file. While a call holds the
+interpreter no thread runs either; then C code writes the stacks of all threads (`actor/loop_lag.py`).
 """
 
 import logging
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +18,47 @@ from pipelinerl.base.files import write_whole
 log = logging.getLogger(__name__)
 
 NAME = "blocked.json"
+HELD = "held.txt"
+"""Stacks of a worker whose interpreter is held now; empty otherwise."""
 SAID_EVERY_S = 60.0
 """Of one worker, however often it is blocked meanwhile."""
+HELD_AFTER_S = 12.0
+REMEDY = "await, or make the rollout a plain function"
+HELD_REMEDY = "run such a call in a process of its own, with a deadline"
+ROLLOUT = "rollout "
+"""How the frame of a rollout's policy is called (`actor/runner.py`), before the rollout's name."""
+_FRAMES = 3
+_WAITING = re.compile(r"/(threading|selectors|queue|asyncio/\w+|concurrent/futures/\w+|actor/loop_lag)\.py$")
+"""Files in which a thread waits; it is not the one that holds the interpreter."""
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+
+
+def held_block(stacks: str, written: float) -> dict[str, Any] | None:
+    """The block that `faulthandler` wrote at `written` (seconds since 1970), or None without a stack.
+
+    Of several threads that may hold the interpreter, the one that runs a rollout is named.
+    """
+    threads = [_FRAME.findall(part) for part in stacks.split("\n\n")]
+    busy = [frames for frames in threads if frames and not _WAITING.search(frames[0][0])]
+    busy = busy or [frames for frames in threads if frames]
+    if not busy:
+        return None
+    frames = min(busy, key=lambda frames: _rollout(frames) is None)
+    where = " < ".join(f"{file}:{line} {name}" for file, line, name in frames[:_FRAMES])
+    return {"who": _rollout(frames) or "a rollout", "where": where, "since": written - HELD_AFTER_S}
+
+
+def held_now(folder: Path) -> dict[str, Any] | None:
+    """The block of the worker with this folder whose interpreter is held at this moment."""
+    try:
+        written = (folder / HELD).stat().st_mtime
+        return held_block((folder / HELD).read_text(errors="replace"), written)
+    except OSError:
+        return None
+
+
+def _rollout(frames: list[tuple[str, str, str]]) -> str | None:
+    return next((name for _, _, name in frames if name.startswith(ROLLOUT)), None)
 
 
 def write_block(output_dir: Path, role: str, block: dict[str, Any]) -> None:
@@ -40,16 +81,21 @@ class BlockWatch:
     def lines(self, now: float | None = None) -> Iterator[str]:
         """What is to be said at this moment."""
         now = time.time() if now is None else now
-        for path in sorted(self._output_dir.glob(f"actor/worker_*/{NAME}")):
+        for folder in sorted(self._output_dir.glob("actor/worker_*")):
+            held = held_now(folder)
             try:
-                block = msgspec.json.decode(path.read_bytes())
+                block = held or msgspec.json.decode((folder / NAME).read_bytes())
                 since, until = float(block["since"]), block.get("until")
-                line = self._line(path.parent.name, since, until, now)
+                line = self._line(folder.name, since, until, now)
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue  # a file that is no block; the worker's log has what it was
-            if line is not None:
-                remedy = "await, or make the rollout a plain function"
-                yield f"{line} by {block['who']} at {block['where']}; {remedy}"
+            if line is None:
+                continue
+            if held:
+                remedy = f"no thread of it runs; {HELD_REMEDY}; all stacks are in {folder / HELD}"
+            else:
+                remedy = REMEDY
+            yield f"{line} by {block['who']} at {block['where']}; {remedy}"
 
     def _line(self, worker: str, since: float, until: float | None, now: float) -> str | None:
         said_at, said_of = self._said.get(worker, (0.0, 0.0))

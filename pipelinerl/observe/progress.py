@@ -130,6 +130,8 @@ def _rollouts(counts: RolloutCounts, actor: dict[str, Any]) -> str:
     ends = [f"{n} {outcome.value}" for outcome, n in counts.ends.items() if n]
     ends.append(f"{counts.unfinished} open")
     line = f"rollouts {counts.started}: {', '.join(ends)}"
+    if again := sum(counts.retried.values()):
+        line += f"; {again} failed tries made again"
     if problems := actor.get("test_problems"):
         # A pass starts rollouts as there is room: what has started does not say how many there will be.
         line += f"; evaluating, {actor.get('test_problems_played', 0)} of {problems}"

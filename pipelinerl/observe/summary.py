@@ -1,7 +1,7 @@
 """What the report says, as values: evaluations with intervals, rollouts by outcome, throughput, lag."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from pipelinerl.run_state.accounting import RolloutCounts, reconcile
 from pipelinerl.run_state.restarts import engine_restarts
 from pipelinerl.run_state.shared_problems import is_unknown, noted_shared
 from pipelinerl.run_state.start_times import launch_times, start_seconds
+
+Record = Mapping[str, Any]
 
 _FIRST = ("success", "reward")
 _MOST_HEADLINES = 12
@@ -189,16 +191,18 @@ def run_rates(
         ("generated_tokens_per_second_median", actor, "actor/output_tokens_per_second", np.median),
         ("trainer_tokens_per_second_while_working", finetune, "throughput/working_tokens_per_sec", np.median),
         ("lag_max_texts", finetune, "stats/lag_max", np.max),
-        ("multi_version_share_of_texts", finetune, "stats/multi_version_share", np.mean),
-        ("importance_ratio_mean", finetune, "rl/ratio_new_old", np.mean),
         ("effective_sample_size_min", finetune, "rl/ess", np.min),
     ):
         if len(found := series(records, name)):
             rates[label] = float(reduce(found.y))
-    if (latency := _mean_latency(actor)) is not None:
-        rates["rollout_latency_mean_s"] = latency
-    if (lag := _mean_lag(finetune)) is not None:
-        rates["lag_mean_texts"] = lag
+    for label, records, name, weight in (
+        ("rollout_latency_mean_s", actor, "actor/latency_mean", _rollouts),
+        ("lag_mean_texts", finetune, "stats/lag", _trained_tokens),
+        ("multi_version_share_of_texts", finetune, "stats/multi_version_share", _samples),
+        ("importance_ratio_mean", finetune, "rl/ratio_new_old", _samples),
+    ):
+        if (mean := _mean(records, name, weight)) is not None:
+            rates[label] = mean
     times = [record["time"] for record in actor + finetune if record.get("time") is not None]
     if (elapsed := _elapsed_s(times, launches)) > 0:
         rates["elapsed_s"] = elapsed
@@ -215,22 +219,26 @@ def _elapsed_s(times: Sequence[float], launches: Sequence[float]) -> float:
     return sum(max(some) - min(some) for some in of_start.values())
 
 
-def _mean_latency(actor: list[dict[str, Any]]) -> float | None:
-    """Seconds of all rollouts: a record's mean weighs as many as ended in it."""
-    records = [record for record in actor if record.get("actor/latency_mean") is not None]
-    rollouts = [record.get("actor/rollouts_done", 1) for record in records]
-    if not records or not sum(rollouts):
-        return None
-    return float(np.average([record["actor/latency_mean"] for record in records], weights=rollouts))
+def _mean(records: Iterable[Record], name: str, weight: Callable[[Record], float]) -> float | None:
+    """Of everything that the records' means are of, however many each is of; None where nothing is known."""
+    known = [record for record in records if record.get(name) is not None]
+    weights = [weight(record) for record in known]
+    return float(np.average([r[name] for r in known], weights=weights)) if sum(weights) else None
 
 
-def _mean_lag(finetune: list[dict[str, Any]]) -> float | None:
-    """Of all trained tokens: a record's mean weighs as many as it is of, prompts not among them."""
-    records = [record for record in finetune if record.get("stats/lag") is not None]
-    tokens = [sum((record.get("stats/lag_histogram") or {}).get("counts", [1])) for record in records]
-    if not records or not sum(tokens):
-        return None
-    return float(np.average([record["stats/lag"] for record in records], weights=tokens))
+def _rollouts(record: Record) -> float:
+    return float(record.get("actor/rollouts_done", 1))
+
+
+def _trained_tokens(record: Record) -> float:
+    """Of the step, prompts not among them."""
+    return float(sum((record.get("stats/lag_histogram") or {}).get("counts", [1])))
+
+
+def _samples(record: Record) -> float:
+    """Of the step itself: `stats/samples` grows over all steps since the last record."""
+    rate, seconds = record.get("throughput/samples_per_sec"), record.get("throughput/sec_per_step")
+    return 1.0 if rate is None or seconds is None else float(rate * seconds)
 
 
 def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:

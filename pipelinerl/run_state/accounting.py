@@ -36,6 +36,8 @@ class Outcome(enum.StrEnum):
     EVAL_STARTED = "eval_started"
     EVAL_DONE = "eval_done"
     EVAL_FAILED = "eval_failed"
+    RETRIED = "retried"
+    """No end: tries that failed and were made again; a rollout stands here once for each."""
     RESUMED = "resumed"
     """No rollout: the actor was started again, what runs now belongs to an earlier start."""
     UNDONE = "undone"
@@ -184,6 +186,8 @@ class RolloutCounts:
     eval_ends: dict[Outcome, int] = field(default_factory=dict)
     eval_unfinished: int = 0
     reasons: dict[Outcome, dict[str, int]] = field(default_factory=dict)
+    retried: dict[str, int] = field(default_factory=dict)
+    """Tries that failed and were made again, by kind of reason; their rollouts are counted as they ended."""
     never_started: tuple[str, ...] = ()
     started_twice: tuple[str, ...] = ()
     torn_lines: int = 0
@@ -217,6 +221,9 @@ class RolloutCounts:
                 kinds[kind_of(reason)] += n
             listed = ", ".join(f"{kind} {n}" for kind, n in kinds.most_common())
             rows.append(f"{outcome}: {listed}")
+        if self.retried:
+            listed = ", ".join(f"{kind} {n}" for kind, n in Counter(self.retried).most_common())
+            rows.append(f"failed tries that were made again: {sum(self.retried.values())} = {listed}")
         if self.resumes:
             often = "once" if self.resumes == 1 else f"{self.resumes} times"
             rows.append(
@@ -246,6 +253,7 @@ class RolloutAccounting:
         self._tails: dict[Path, LineTail] = {}
         self._training, self._evaluation = RolloutTable(TRAINING_ENDS), RolloutTable(EVAL_ENDS)
         self._resumes = 0
+        self._retried = Counter[str]()
 
     def update(self) -> RolloutCounts:
         """Read new lines of every role and return the sums. Raises DamagedLine."""
@@ -267,6 +275,7 @@ class RolloutAccounting:
             eval_ends={outcome: ends[outcome] for outcome in EVAL_ENDS},
             eval_unfinished=evaluation.unfinished,
             reasons=reasons,
+            retried=dict(self._retried),
             never_started=(*sorted(training.unknown), *sorted(evaluation.unknown)),
             started_twice=(*sorted(training.twice), *sorted(evaluation.twice)),
             torn_lines=sum(tail.dropped for tail in self._tails.values()),
@@ -289,6 +298,8 @@ class RolloutAccounting:
                 self._evaluation.start(rollouts)
             case Outcome.EVAL_DONE | Outcome.EVAL_FAILED:
                 self._evaluation.end(outcome, rollouts, reason)
+            case Outcome.RETRIED:
+                self._retried[kind_of(reason)] += len(rollouts)
             case Outcome.RESUMED:
                 # Only the actor records starts and this, so what is of an earlier start stands before it.
                 self._resumes += 1

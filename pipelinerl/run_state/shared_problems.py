@@ -1,15 +1,17 @@
 """Which problems a run has: those that are trained on and tested, and those that changed with a resume.
 
-A data set under two names, in another order or with other spaces and ids, is no test. The actor looks at its
-start, the report names what was found.
+A data set under two names, in another order or with other spaces, typography and ids, is no test. The actor
+looks at its start, the report names what was found.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from unicodedata import normalize
+from unicodedata import decomposition, normalize
 
 from xxhash import xxh3_64
 
@@ -24,15 +26,21 @@ _TEXT = 16
 """Characters from which on a text may say which problem it is."""
 _INVISIBLE = dict.fromkeys((0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2065), 0xFEFF))
 """Soft hyphens, zero-width characters and byte-order marks, which a copy of a text may have or lack."""
+_TYPED = str.maketrans(
+    dict.fromkeys("‘’‚‛′‵`´‹›ʼ＇", "'")
+    | dict.fromkeys('“”„‟″‶«»〝〞〟＂"', "''")
+    | dict.fromkeys("‐‑‒–—―−⁃﹘﹣－", "-")
+)
+"""Quotes and dashes as a keyboard has them; a double quote is two single ones, as TeX writes it."""
 
 
 def shared(train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]) -> int:
-    """How many test problems have the content of a training problem, up to case, spaces and names.
+    """How many test problems have the content of a training one, up to names, case, spaces and typography.
 
     Where problems have texts of their own, those decide and numbers or words beside them do not. A test
     problem with other keys, as of another loader, is known by one of these texts.
     """
-    contents = [frozenset(_leaves(problem)) for problem in train]
+    contents = [frozenset(_leaves(problem, _typed)) for problem in train]
     texts: dict[str, set[str]] = {}
     for key, value in chain.from_iterable(contents):
         if len(value) >= _TEXT:
@@ -55,20 +63,20 @@ def shared(train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]
             return any(value in own_texts for _, value in content)
         return told(content, keys) in known(keys)
 
-    return sum(is_known([*_leaves(problem)]) for problem in test)
+    return sum(is_known([*_leaves(problem, _typed)]) for problem in test)
 
 
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Texts, numbers and what else there is, by the innermost key."""
+def _leaves(value: Any, form: Callable[[str], str], key: str = "") -> Iterator[tuple[str, str]]:
+    """Texts in a form, numbers and what else there is, by the innermost key."""
     if isinstance(value, str):
-        yield key, _plain(value)
+        yield key, form(value)
     elif isinstance(value, Mapping):
         for name, item in value.items():
             if name not in _NAMES:
-                yield from _leaves(item, str(name))
+                yield from _leaves(item, form, str(name))
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _leaves(item, key)
+            yield from _leaves(item, form, key)
     elif isinstance(value, set | frozenset):
         yield key, " ".join(sorted(map(str, value)))  # which have another order in each process
     elif value is not None:
@@ -80,6 +88,21 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 @lru_cache(1 << 14)
 def _plain(text: str) -> str:
     return "".join(normalize("NFC", text).translate(_INVISIBLE).split()).casefold()
+
+
+@lru_cache(1 << 14)
+def _typed(text: str) -> str:
+    """As `_plain`, with one form for quotes, dashes, ligatures and full-width characters (NFKC)."""
+    usual = text.translate(_TYPED)
+    return _plain(usual if usual.isascii() else _others().sub(lambda run: normalize("NFKC", run[0]), usual))
+
+
+@lru_cache(1)
+def _others() -> re.Pattern[str]:
+    """Runs of characters that NFKC may change: not 5² into 52, nor ½ into 1⁄2."""
+    kinds = ("<super>", "<sub>", "<fraction>")
+    kept = [one for one in map(chr, range(sys.maxunicode + 1)) if decomposition(one).startswith(kinds)]
+    return re.compile(f"[^{re.escape(''.join(kept))}]+")
 
 
 def _path(output_dir: Path) -> Path:
@@ -118,7 +141,9 @@ def digest(problems: Sequence[Mapping[str, Any]]) -> str:
         return ""
     whole = xxh3_64()
     for problem in problems:
-        whole.update("\0".join(chain.from_iterable(_leaves(problem))).encode("utf-8", "surrogatepass"))
+        whole.update(
+            "\0".join(chain.from_iterable(_leaves(problem, _plain))).encode("utf-8", "surrogatepass")
+        )
         whole.update(b"\1")
     return f"{len(problems)} {whole.hexdigest()}"
 

@@ -1,6 +1,7 @@
 """Rollout policies for the actor's tests; problems say how to behave."""
 
 import asyncio
+import ctypes
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -52,6 +53,16 @@ async def hang_in_the_first_group(
         if origin.rollout_index == 0:
             time.sleep(2.5)  # noqa: ASYNC251
         await asyncio.Event().wait()
+    return await play(cfg, llm, problem, session)
+
+
+async def hold_the_interpreter(
+    cfg: Any, llm: TrainableLLM, problem: dict[str, Any], session: Any
+) -> RolloutResult:
+    """The second rollout of all calls C code that lets no thread of its process run."""
+    origin = ROLLOUT_ORIGIN.get()
+    if origin is not None and origin.group_id.endswith("-000000") and origin.rollout_index == 1:
+        ctypes.PyDLL(None).sleep(600)
     return await play(cfg, llm, problem, session)
 
 

@@ -8,6 +8,8 @@ from pipelinerl.config.roles import DifficultyConfig
 from pipelinerl.config.staleness import Staleness
 from pipelinerl.config.tree import Config
 
+_HIGH_RATE, _HIGH_DECAY = 0.1, 1.0
+
 
 def check(cfg: Config, derived: DerivedConfig | None) -> Iterator[str]:
     """Problems between the keys of trainer, preprocess and actor; `derived` is None if nothing was placed."""
@@ -18,16 +20,32 @@ def check(cfg: Config, derived: DerivedConfig | None) -> Iterator[str]:
     yield from _actor(cfg)
 
 
-def remark(cfg: Config) -> str | None:
-    """What a run should hear of its schedule though it may go on."""
+def remarks(cfg: Config) -> Iterator[str]:
+    """What a run should hear of its trainer though it may go on: values that are allowed and seldom meant."""
     tune = cfg.finetune
+    if cfg.seed < 0:
+        yield f"seed={cfg.seed}: fixed like every seed; give each run its own for other random numbers"
+    if "finetune" not in cfg.debug.roles:
+        return
+    if tune.learning_rate == 0:
+        yield "finetune.learning_rate=0: no step changes the weights; give one above 0 to train"
+    elif tune.learning_rate >= _HIGH_RATE:
+        yield (
+            f"finetune.learning_rate={tune.learning_rate:g}: a step moves each weight by about as much, "
+            f"which ruins a model; rates are below {_HIGH_RATE:g}, for large models below 1e-4"
+        )
+    if tune.weight_decay > _HIGH_DECAY:
+        yield (
+            f"finetune.weight_decay={tune.weight_decay:g}: each step shrinks the matrices by the rate times "
+            f"as much, {tune.weight_decay * tune.learning_rate:.2g} of their size; usual are 0 to 0.1"
+        )
     warmup, steps = tune.num_warmup_steps, tune.max_train_steps
-    if "finetune" not in cfg.debug.roles or tune.lr_scheduler_type == "constant" or warmup < steps:
-        return None
-    return (
-        f"finetune.num_warmup_steps={warmup}: the run ends at finetune.max_train_steps={steps}, so that the "
-        f"rate only rises, to {steps / (warmup + 1):.0%} of finetune.learning_rate; give fewer of the former"
-    )
+    if tune.lr_scheduler_type != "constant" and warmup >= steps and tune.learning_rate:
+        yield (
+            f"finetune.num_warmup_steps={warmup}: the run ends at finetune.max_train_steps={steps}, so that "
+            f"the rate only rises, to {steps / (warmup + 1):.0%} of finetune.learning_rate; "
+            "give fewer of the former"
+        )
 
 
 def _batches(cfg: Config) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Small parts of the actor: sampler, snapshots, statistics, retries, stamped texts, difficulty, loop lag."""
 
 import asyncio
+import ctypes
 import logging
 import math
 import random
@@ -452,6 +453,31 @@ async def test_the_rollout_that_blocks_the_loop_is_named(caplog):
     assert noted[1]["until"] > noted[1]["since"] == noted[0]["since"] and "blocking" in noted[0]["where"]
     assert "rollout 0-000001/3 blocks the event loop" in caplog.text and "blocking" in caplog.text
     assert max(lag.take()) > 1.0
+
+
+async def test_a_hold_that_is_over_is_in_the_log_with_its_stacks(tmp_path, caplog, monkeypatch):
+    """`PyDLL` keeps the interpreter while C sleeps, so that no other thread runs."""
+    noted, over = [], threading.Event()
+
+    def note(block):
+        noted.append(block)
+        over.set()
+
+    monkeypatch.setattr("pipelinerl.actor.loop_lag.HELD_AFTER_S", 0.5)
+    lag = LoopLag(note, tmp_path / "held.txt")
+    lag.start()
+    await asyncio.sleep(0.05)
+
+    def rollout_that_holds():
+        ctypes.PyDLL(None).sleep(3)
+
+    with caplog.at_level(logging.WARNING):
+        rollout_that_holds()
+        await asyncio.to_thread(over.wait, 100)
+    lag.stop()
+    assert "rollout_that_holds" in noted[0]["where"] and noted[0]["until"] > noted[0]["since"]
+    assert "held the interpreter for " in caplog.text and caplog.text.count("Thread 0x") > 1
+    assert (tmp_path / "held.txt").read_text() == "", "it goes on no longer"
 
 
 def test_twenty_groups_without_a_success_are_said_once():

@@ -117,6 +117,25 @@ def test_a_first_group_that_never_ends_holds_up_no_other_and_is_named(tmp_path: 
             assert run.end()[0] == 0
 
 
+def test_a_rollout_that_holds_the_interpreter_is_named_at_once_and_again_when_it_ends_the_run(
+    tmp_path: Path, model, answer
+):
+    """No thread of its worker runs, and none could say so."""
+    holds = {"rollout_policy": "tests.support.toy_domain.hold_the_interpreter"}
+    watch, deadline = BlockWatch(tmp_path), {"silent_deadline_s": 20}
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=0, actor=holds, watchdog=deadline)
+        with ActorRun(tmp_path) as run:
+            (line,) = run.until(lambda: list(watch.lines()))
+            assert line.startswith("rollout worker 0 is blocked for 1") and "no thread of it runs" in line
+            assert "by rollout 0-000000/1 at " in line and " hold_the_interpreter < " in line
+            stacks = (tmp_path / "actor" / "worker_0" / "held.txt").read_text()
+            assert stacks.count("Thread 0x") > 2
+            code, said = run.end()
+    assert code == 1 and said.startswith("actor: rollout worker 0 shows no sign of life for 2")
+    assert "held by rollout 0-000000/1 at " in said and "toy_domain.py:" in said
+
+
 def test_problems_that_are_trained_on_under_another_name_are_remarked(tmp_path: Path, model, answer):
     """The loader makes the same numbers for every name. The status after the end is of no evaluation."""
     watch = RemarkWatch(tmp_path)

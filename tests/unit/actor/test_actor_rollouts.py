@@ -96,6 +96,7 @@ async def test_timeouts_are_tried_again_and_counted():
 
     outcome = await run(policy)
     assert (outcome.ending, outcome.retries) == (Ending.DONE, 2)
+    assert [one.partition(" (")[0] for one in outcome.retried] == ["TimeoutError: slow"] * 2
 
 
 def said(outcome) -> str:

@@ -264,6 +264,20 @@ def test_a_group_goes_on_while_two_rollouts_remain(tmp_path):
     assert (counts.started, counts[Outcome.FAILED], counts.unfinished) == (4, 2, 2)
 
 
+def test_tries_that_failed_before_a_rollout_was_done_are_in_the_accounting(tmp_path):
+    world = World(tmp_path, attempts=2, engines=1)
+    world.start_all()
+    first, second = sorted(world.running)[:2]
+    world.scheduler.finish(
+        FinishedRollout(key=first, ending=Ending.FAILED, reason="bug", retried=["slow", "late"])
+    )
+    world.scheduler.finish(
+        FinishedRollout(key=second, ending=Ending.FAILED, reason="slow", retried=["slow"] * 3)
+    )
+    counts = reconcile(tmp_path)
+    assert counts.retried == {"slow": 4, "late": 1} and counts[Outcome.FAILED] == 2 and counts.adds_up
+
+
 def test_a_group_with_one_rollout_left_is_discarded_and_counted(tmp_path):
     world = World(tmp_path, attempts=4, engines=1)
     world.start_all()

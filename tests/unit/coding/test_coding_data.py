@@ -111,6 +111,31 @@ def test_a_row_of_humaneval_has_its_beginning_in_program_and_tests() -> None:
         ({"text": "x", "code": "def f(): 1", "test_list": ["assert 1"]}, "tests none of the functions"),
         ({"question_content": "x", "public_test_cases": "[3]"}, "a list of objects with input and output"),
         ({"question_content": "x", "public_test_cases": "x!"}, "neither JSON nor packed JSON"),
+        # Rows that nothing can solve.
+        (
+            {"question": "q", "input_output": '{"inputs": ["1"], "outputs": [NaN]}'},
+            "an output is nan: is missing",
+        ),
+        (
+            {"question": "q", "input_output": '{"inputs": [[1]], "outputs": [1], "fn_name": "no name"}'},
+            "fn_name 'no name': is no name of a function",
+        ),
+        (
+            {"prompt": "p", "code": "def f(): return 1", "test_list": ["assert f( == 1"]},
+            r"test_list: 'assert f\( == 1': no Python",
+        ),
+        (
+            {"prompt": "def g():", "entry_point": "f", "test": "def check(candidate): 1"},
+            "defines no such function",
+        ),
+        ({"prompt": "def f():", "entry_point": "f", "test": "assert f()"}, r"defines no check\(candidate\)"),
+        (
+            {
+                "question_content": "q",
+                "public_test_cases": '[{"input": "1", "output": "1", "testtype": "functional"}]',
+            },
+            "metadata: no func_name",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_read_says_why(row: Any, said: str) -> None:

@@ -15,6 +15,7 @@ from domains.fn_calling.calls import LONGEST, Call, Unreadable, read_calls
 from domains.fn_calling.compare import is_call, matched, same_text
 from domains.fn_calling.domain import answer_of, mistaken
 from domains.fn_calling.problems import CATEGORIES, make
+from domains.fn_calling.rollouts import remark_notation
 from domains.fn_calling.verifier_api import verify_fn_calling_answer
 from tests.support import bfcl
 
@@ -112,12 +113,57 @@ def test_each_call_counts_for_one_entry_in_whatever_order() -> None:
         "~~~python\n[f(x=1), g()]\n~~~",
         "```f(x=1), g()```",
         '{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}',
+        # As Mistral and Llama write them, as far as their marks are left in the text.
+        '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]</s>',
+        'I look.\n[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[ARGS]{}',
+        '[TOOL_CALLS]f[CALL_ID]a1B2c3d4e[ARGS]{"x": 1}[TOOL_CALLS]g[CALL_ID]a1B2c3d4f[ARGS]{}</s>',
+        '[TOOL_CALLS]f{"x": 1}[TOOL_CALLS]g{}',
+        '<|python_tag|>{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}<|eom_id|>',
+        "<|python_tag|>f(x=1)\ng()<|eot_id|>",
+        '<function=f>{"x": 1}</function>\n<function=g>{}</function>',
+        'I call it:\n<function=f>{"x": 1}</function><function=g>{}</function>',
     ],
 )
 def test_calls_are_read_in_each_form(said: str) -> None:
     assert read_calls(said) == [Call("f", {"x": 1}), Call("g")]
     structured = [{"id": "1", "function": {"name": "h", "arguments": '{"y": [1, null]}'}}]
     assert read_calls(said, structured) == [Call("h", {"y": [1, None]})]
+
+
+def test_names_before_arguments_are_calls_where_the_functions_are_known() -> None:
+    """What an engine leaves of Mistral's newer notation, whose marks are special tokens."""
+    known = [{"name": name, "parameters": {"type": "object", "properties": {}}} for name in "fg"]
+    assert read_calls('f{"x": 1}g{}', functions=known) == [Call("f", {"x": 1}), Call("g")]
+    assert read_calls('f{"x": 1}h{}', functions=known) == []
+    assert read_calls('f{"x": 1}', functions=()) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}",
+        '<|tool_call|>[{"name": "f", "arguments": {}}]',
+        '<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>',
+        "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}",
+        '<function_calls><invoke name="f"></invoke></function_calls>',
+        "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value></tool_call>",
+        '[TOOL_CALLS]f[ARGS]{"x": ',
+        "[TOOL_CALLS] [{]",
+    ],
+)
+def test_calls_that_cannot_be_read_are_no_refusal(said: str) -> None:
+    none = {"category": "irrelevance", "function": [FUNCTION], "ground_truth": []}
+    assert verify_fn_calling_answer(said, none)["answer_status"] == "unparsable"
+    assert verify_fn_calling_answer(f"<think>{said}</think>No.", none)["answer_status"] == "correct"
+
+
+def test_a_notation_that_is_not_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    for said in ("Well: <TOOLCALL>[]", "<TOOLCALL>", "`<|tool_call|>` helps nobody", "<|python_tag|>f()"):
+        remark_notation(said)
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert getattr(record, "remark", False) and "behind <TOOLCALL>," in line and "<tool_calls>[...]" in line
 
 
 def test_every_block_of_parallel_calls_is_judged() -> None:
@@ -243,6 +289,8 @@ def test_a_call_that_is_cut_off_is_no_refusal_and_a_quoted_tag_is_no_call() -> N
     none = {"category": "irrelevance", "function": [], "ground_truth": []}
     for said in ('<tool_call>\n{"name": "f", "argu', "<tool_calls>[f(x=", "So <tool_call>f(x=1"):
         assert verify_fn_calling_answer(said, none)["answer_status"] == "unparsable"
+    for said in ("No [TOOL_CALLS] here.", "`<|python_tag|>` {", "[TOOL_CALLS]"):
+        assert verify_fn_calling_answer(said, none)["answer_status"] == "correct"
     for said in ("A `<tool_call>` would not help.", "No <tool_call> or <tool_call> helps.", "<tool_call>\n"):
         assert verify_fn_calling_answer(said, none)["answer_status"] == "correct"
     for said in ("<think>None of them", "Well. <think>f(x=1)?", "a</think><think>b"):
@@ -254,7 +302,22 @@ def test_a_call_that_is_cut_off_is_no_refusal_and_a_quoted_tag_is_no_call() -> N
 
 
 @pytest.mark.parametrize(
-    "unit", ["<tool_calls>", "<tool_call>", "</tool_calls>", "[", "f(", "``` ", "```", '"<tool_call>"']
+    "unit",
+    [
+        "[TOOL_CALLS]",
+        "<|python_tag|> ",
+        "</s>",
+        "f{}",
+        "<function=f>{}",
+        "<tool_calls>",
+        "<tool_call>",
+        "</tool_calls>",
+        "[",
+        "f(",
+        "``` ",
+        "```",
+        '"<tool_call>"',
+    ],
 )
 def test_a_hostile_completion_is_read_in_linear_time(unit: str) -> None:
     assert read_calls(unit * 20_000) == []

@@ -99,6 +99,11 @@ def test_rows_of_bfcls_form_are_read_from_a_file(tmp_path: Path) -> None:
         (row | {"question": ""}, "question: expected a text or messages"),
         (row | {"function": [{"name": "add"}]}, "function: expected a list of {name, parameters}"),
         (row | {"ground_truth": [{"sub": {}}]}, "ground_truth: expected a list of"),
+        # Rows that no call solves.
+        (row | {"ground_truth": [{"add": {"z": [1]}}]}, "ground_truth: no call equals add with these values"),
+        (row | {"ground_truth": [{"add": {}}]}, "ground_truth: no call equals add with these values"),
+        (row | {"ground_truth": [{"add": {"a": []}}]}, "ground_truth: no call equals add"),
+        (row | {"ground_truth": [{"add": {"a": 1}}]}, "ground_truth: add: expected {argument: [allowed"),
         (ROW, "ground_truth: missing; BFCL keeps it in possible_answer/"),
         (row | {"category": "simple", "ground_truth": []}, "ground_truth: missing"),
         (row | {"ground_truth": None}, "ground_truth: missing"),

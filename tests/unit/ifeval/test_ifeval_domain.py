@@ -65,6 +65,13 @@ def test_both_published_forms_are_read(tmp_path: Path) -> None:
 
 def test_prompts_with_unknown_instructions_are_refused_or_left_out(tmp_path: Path) -> None:
     odd = GOOGLE | {"instruction_id_list": ["copy:copy"], "kwargs": [{}]}
+    never = {"num_words": 5, "relation": "less than"}, {"num_words": 5, "relation": "at least"}
+    both = GOOGLE | {"instruction_id_list": ["length_constraints:number_words"] * 2, "kwargs": list(never)}
+    write_rows(tmp_path / "google_ifeval.jsonl", both)
+    with pytest.raises(
+        ValueError, match=r"ifeval\.jsonl:1: no response follows both: .*at least 5 and less than 5; sk"
+    ):
+        load_problems(["google_ifeval"], data_dir=str(tmp_path))
     write_rows(tmp_path / "google_ifeval.jsonl", GOOGLE, odd)
     with pytest.raises(
         ValueError, match=r"google_ifeval\.jsonl:2: instruction 'copy:copy' is not known.*skip"

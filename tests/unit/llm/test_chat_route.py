@@ -64,6 +64,28 @@ async def test_a_tool_call_is_read_by_the_engine_and_trained_by_its_ids(
     assert body["chat_template_kwargs"] == {"enable_thinking": False} and "response_format" not in body
 
 
+async def test_a_call_that_the_engine_left_in_the_text_is_said_once(
+    llm: TrainableLLM,
+    session: aiohttp.ClientSession,
+    engine: FakeEngine,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`[TOOL_CALLS]` as Mistral writes it, which no character of the tiny model can."""
+    unread = engine.reply([7, 8, 9])["choices"][0] | {"message": {"content": "weather{}"}}
+    for text, lines in (
+        ("'<tool_call>' helps", 0),
+        ("<think>[TOOL_CALLS]</think>no", 0),
+        ("[TOOL_CALLS]w{}", 1),
+    ):
+        monkeypatch.setattr("pipelinerl.async_llm.decode", lambda *_, said=text, **__: said)
+        for _ in range(2):
+            engine.misbehave.append({"choices": [unread]})
+            await llm_async_generate(llm, Prompt(**ASK, tools=[WEATHER]), session)
+        remarks = [one.getMessage() for one in caplog.records if "read no call" in one.getMessage()]
+        assert len(remarks) == lines and all("has [TOOL_CALLS]," in one for one in remarks)
+
+
 async def test_a_response_format_is_handed_on_and_plain_prompts_keep_the_other_route(
     engine: FakeEngine, llm: TrainableLLM, session: aiohttp.ClientSession
 ) -> None:

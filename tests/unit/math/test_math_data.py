@@ -37,6 +37,31 @@ def test_a_known_form_gives_question_and_result(form: str) -> None:
     assert read_row(row) == expected
 
 
+@pytest.mark.parametrize(
+    ("said", "bare"),
+    [
+        ("<answer>5</answer>", "5"),
+        ("Answer: 5", "5"),
+        ("The answer is 5.", "5"),
+        (r"Final Answer: \\frac{1}{2}", r"\\frac{1}{2}"),
+        ("Option B", "B"),
+        ("B)", "B"),
+        # Bare results that look like one of these.
+        ("(A) 5", "(A) 5"),
+        ("1/2", "1/2"),
+        (r"\\{1, 2\\}", r"\\{1, 2\\}"),
+        ("[]", "[]"),
+        ("\u2205", "\u2205"),
+        ("-5", "-5"),
+        ("0.5.", "0.5."),
+        ("undefined", "undefined"),
+        (r"x < 3 \\text{ or } x > 5", r"x < 3 \\text{ or } x > 5"),
+    ],
+)
+def test_an_answer_that_is_said_is_read_bare(said: str, bare: str) -> None:
+    assert read_row({"question": "q", "answer": said}) == ("q", bare)
+
+
 BAD_ROWS: list[tuple[Any, str]] = [
     (5, "a int, expected an object"),
     ("text", "a str, expected an object"),
@@ -67,6 +92,14 @@ BAD_ROWS: list[tuple[Any, str]] = [
         {"question": "q", "answer": "3 and 2 make five apples\nand one is six"},
         "answer '3 and 2.*put it behind ####",
     ),
+    ({"question": "q", "answer": r"\text{nan}"}, "answer 'nan': is missing in the data"),
+    ({"question": "q", "answer": "N.A."}, "answer 'N.A': is missing in the data"),
+    ({"question": "q", "answer": "?"}, "answer '\\?': holds no result"),
+    ({"question": "q", "answer": "$-$"}, "answer .*: holds no result"),
+    ({"question": "q", "answer": "5<|im_end|>"}, "answer '5<.im_end.>': holds <.im_end.>"),
+    ({"question": "q", "answer": "<p>5</p>"}, "answer '<p>5</p>': holds </p>"),
+    ({"question": "q", "answer": r"\frac{1}{2"}, "answer .*: its braces do not match"),
+    ({"question": "q", "answer": r"\boxed{5"}, "answer .*: its braces do not match"),
     ({"problem": "q", "answer": "proof"}, "answer 'proof': is missing in the data"),
     ({"question": "q", "choices": ["a", "b"], "answer": 1}, "choices: a question is asked without them"),
     ({"question": "q", "options": {"A": "x"}, "answer": "A"}, "options: a question is asked without them"),

@@ -123,6 +123,42 @@ def test_a_blocked_worker_is_said_as_it_is_noticed_and_once_a_minute(tmp_path: P
     assert list(watch.lines(1300.0)) == []
 
 
+STACKS = """Timeout (0:00:12)!
+Thread 0x0003 (most recent call first):
+  File "/lib/threading.py", line 629 in wait
+  File "/x/mine.py", line 3 in play
+  File "/p/actor/runner.py", line 7 in rollout 0-000007/0
+
+Thread 0x0002 (most recent call first):
+  File "/p/base/heartbeat.py", line 40 in _beat
+
+Thread 0x0001 (most recent call first):
+  File "/lib/re/__init__.py", line 166 in match
+  File "/x/mine.py", line 9 in play
+  File "/p/actor/runner.py", line 7 in rollout 0-000007/2
+"""
+
+
+def test_a_held_worker_is_said_while_its_stacks_are_there(tmp_path: Path) -> None:
+    watch = BlockWatch(tmp_path, now=1000.0)
+    stacks = tmp_path / "actor/worker_3/held.txt"
+    stacks.parent.mkdir(parents=True)
+    stacks.write_text("")
+    os.utime(stacks, (1012.0, 1012.0))
+    assert list(watch.lines(1013.0)) == [], "nothing is held"
+    stacks.write_text(STACKS)
+    os.utime(stacks, (1012.0, 1012.0))
+    (line,) = watch.lines(1013.0)
+    assert line.startswith(
+        "rollout worker 3 is blocked for 13 s by rollout 0-000007/2 at /lib/re/__init__.py:166 match "
+        "< /x/mine.py:9 play < /p/actor/runner.py:7 rollout 0-000007/2; no thread of it runs; "
+    ), "twelve seconds had passed as they were written"
+    assert line.endswith(f"all stacks are in {stacks}")
+    assert list(watch.lines(1072.0)) == [] and len(list(watch.lines(1073.0))) == 1
+    os.utime(stacks, (900.0, 900.0))
+    assert list(watch.lines(1200.0)) == [], "it is of an earlier start"
+
+
 def test_remarks_of_roles_are_said_once_in_a_start_whoever_makes_them(tmp_path: Path) -> None:
     setup_logging(tmp_path, "finetune", "rank_0")
     logging.getLogger("a").warning("of an earlier start", extra=REMARK)

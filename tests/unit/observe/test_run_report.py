@@ -417,6 +417,29 @@ def test_the_mean_lag_is_that_of_trained_tokens_however_long_their_prompts_are()
     assert "lag_mean_texts" not in run_rates([], [nothing])
 
 
+def test_shares_and_ratios_of_samples_weigh_a_step_by_its_samples() -> None:
+    """30 samples, 3 of several versions and with a ratio of 1; 10 samples, 9 of several and with 2.
+
+    Together 12 of 40, and (30 x 1 + 10 x 2) / 40. Steps alike would give 0.5 and 1.5.
+    """
+    records = [
+        {
+            "stats/multi_version_share": share,
+            "rl/ratio_new_old": ratio,
+            "throughput/samples_per_sec": samples / seconds,
+            "throughput/sec_per_step": seconds,
+            "stats/samples": total,
+        }
+        for share, ratio, samples, seconds, total in ((0.1, 1.0, 30, 2.0, 30), (0.9, 2.0, 10, 5.0, 400))
+    ]
+    rates = run_rates([], records)
+    assert rates["multi_version_share_of_texts"] == pytest.approx(0.3)
+    assert rates["importance_ratio_mean"] == pytest.approx(1.25)
+    assert run_rates([], [records[1] | {"rl/ratio_new_old": None}, records[0]])[
+        "importance_ratio_mean"
+    ] == pytest.approx(1.0), "a step without a value says nothing"
+
+
 def test_the_mean_latency_is_that_of_rollouts_however_many_a_record_has() -> None:
     """48 rollouts of 1 s and 2 of 26 s: 2 s each on the mean."""
     records = [

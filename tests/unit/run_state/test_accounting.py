@@ -69,6 +69,18 @@ def test_a_text_that_was_trained_outweighs_one_that_was_stale(
     )
 
 
+def test_tries_that_were_made_again_are_told_and_change_no_sum(tmp_path: Path, actor: RolloutLog) -> None:
+    """Three rollouts: two tries of the first failed and one of the second; the third failed at once."""
+    actor.record(Outcome.STARTED, ["0-0/0", "0-0/1", "0-0/2"])
+    actor.record(Outcome.RETRIED, ["0-0/0", "0-0/0"], "TimeoutError: slow after 31 s (mine.py:9)")
+    actor.record(Outcome.RETRIED, ["0-0/1"], "TimeoutError: slow after 7 s (mine.py:9)")
+    actor.record(Outcome.FAILED, ["0-0/2"], "KeyError: 'x' (mine.py:4)")
+    counts = reconcile(tmp_path)
+    assert (counts.started, counts[Outcome.FAILED], counts.unfinished, counts.adds_up) == (3, 1, 2, True)
+    (line,) = [line for line in counts.lines() if "made again" in line]
+    assert line == "failed tries that were made again: 3 = TimeoutError: slow after # s (mine.py:9) 3"
+
+
 def test_evaluation_rollouts_are_counted_apart(tmp_path: Path, actor: RolloutLog) -> None:
     actor.record(Outcome.EVAL_STARTED, ["t0/0", "t1/0", "t2/0"])
     actor.record(Outcome.EVAL_DONE, ["t0/0"])
