@@ -153,7 +153,9 @@ async def streamed(
             await response.write(_event(waiting, named))
             waiting = await anext(chunks, None)
     except failures as error:
-        await response.write(_event(error_body(error, 500)))
+        told = error_body(error, 500)
+        # Both newer routes have an event `error`; OpenAI's has the fields of the error beside its type.
+        await response.write(_event({**told["error"], **told, "type": "error"} if named else told, named))
     finally:
         await chunks.aclose()  # a connection that closed aborts the requests
     if not named:
