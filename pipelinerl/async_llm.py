@@ -22,6 +22,8 @@ from pipelinerl.engines.client import (
 )
 from pipelinerl.engines.llm_call import LLMCall, LLMOutput, Prompt, TokenLogprobs
 from pipelinerl.engines.llm_engine import EngineLLM
+from pipelinerl.engines.openai.protocol import SamplingFields
+from pipelinerl.engines.openai.text import REPLACEMENT, OutputText
 from pipelinerl.rollouts import MASKED_TOKEN_ID, ROLLOUT_ORIGIN, TrainingText
 
 ABORTS_BEFORE_GIVING_UP = 2
@@ -143,13 +145,25 @@ def ended_text(
     ids hold both, and with `keep` so does the text."""
     if isinstance(stop, int) and not keep and len(ids) and ids[-1] == stop:
         ids = ids[:-1]
-    text = decode(tokenizer, ids, skip_special)
+    text = _text(tokenizer, ids, skip_special)
     if not isinstance(stop, str):
         return text
     # The last id completed it; earlier ones, below `min_tokens`, ended nothing.
-    before = decode(tokenizer, ids[:-1], skip_special).rstrip("\ufffd")
+    before = _text(tokenizer, ids[:-1], skip_special).rstrip(REPLACEMENT)
     at = text.find(stop, max(0, len(before) - len(stop) + 1))
     return text if at < 0 else text[: at + len(stop) if keep else at]
+
+
+def _text(tokenizer: Any, ids: np.ndarray, skip_special: bool) -> str:
+    text = decode(tokenizer, ids, skip_special)
+    if REPLACEMENT not in text:
+        return text
+    # Beside a broken character, decoders with byte fallback take whole ones for broken too. Engines, which
+    # decode token by token, do not, and a stream has sent them.
+    output = OutputText(tokenizer.backend_tokenizer, SamplingFields(skip_special_tokens=skip_special))
+    for token in ids.tolist():
+        output.add(token, ends=False)
+    return output.close()
 
 
 def run_blocking(llm: EngineLLM, request: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:

@@ -126,6 +126,11 @@ def token_answer(
     }
 
 
+def token_chunk(piece: Piece, name: str, logprobs: bool) -> dict[str, Any]:
+    """An event of a stream of the token route."""
+    return {"request_id": name, "choices": [token_choice(piece, logprobs)]}
+
+
 def json_response(value: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
 

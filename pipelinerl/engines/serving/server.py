@@ -17,7 +17,6 @@ from aiohttp import web
 from pipelinerl.base.access import control_refusal, control_token, own_names, refusal
 from pipelinerl.base.malformed import log_one_line
 from pipelinerl.engines.openai import protocol
-from pipelinerl.engines.openai.answers import token_choice
 from pipelinerl.engines.openai.handlers import (
     MAX_BODY_BYTES,
     Handler,
@@ -27,6 +26,7 @@ from pipelinerl.engines.openai.handlers import (
     json_response,
     streamed,
     token_answer,
+    token_chunk,
     whole_body,
 )
 from pipelinerl.engines.openai.protocol import BadRequest, UnknownModel
@@ -182,7 +182,7 @@ class EngineServer:
         async with aclosing(self._pending.stream(self.engine, [request])) as results:
             async for _, piece in results:
                 if piece is not None:
-                    yield {"request_id": request.request_id, "choices": [token_choice(piece, logprobs)]}
+                    yield token_chunk(piece, request.request_id, logprobs)
 
     async def pause(self, http: web.Request) -> web.Response:
         """Stop between two steps; what happens to running requests depends on mode and clear_cache."""

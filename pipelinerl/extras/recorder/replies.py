@@ -5,15 +5,16 @@ as their clients read it. So the ids, log-probabilities and versions of every ro
 """
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from pipelinerl.async_llm import ended_text
-from pipelinerl.base.tokenizing import decode, encode_within, longest_token
+from pipelinerl.base.tokenizing import encode_within, longest_token
 from pipelinerl.base.waits import wait_for
 from pipelinerl.engines.answers import UNVERSIONED, LiveAnswer, Tokens
 from pipelinerl.engines.llm_call import LLMCall, LLMOutput, Prompt, TokenLogprobs, ToolCall
@@ -25,6 +26,10 @@ from pipelinerl.engines.openai.protocol import SamplingFields, require
 from pipelinerl.engines.openai.text import OutputText
 from pipelinerl.extras.recorder import sampling
 from pipelinerl.extras.recorder.session import END_DEADLINE_S, DialogueKey, Session, dialogue_key
+
+log = logging.getLogger(__name__)
+_READ_BY_ENGINES: set[str] = set()
+"""Models of which was said that their tool calls are."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,12 @@ class Asked:
     max_tokens: int | None
     overridden: dict[str, Any]
     fields: SharedFields | SamplingFields
+    answered: list[LLMCall] = field(default_factory=list)
+    """Of a stream, in the order of their ends."""
+
+    def text(self, call: LLMCall) -> str:
+        """An answer's text as the program gets it."""
+        return shown(self.llm, call, self.fields)[0]
 
     async def calls(self) -> list[LLMCall]:
         """The answers. Raises what `Session.ask` raises."""
@@ -99,6 +110,7 @@ class Asked:
                     yield told[index].more(index, what)
                     index, what = await came.get()
                 (call,) = what.result()
+                self.answered.append(call)
                 yield told[index].last(index, call, whole(call))
         finally:
             # A program that hung up: what its calls had sampled is recorded before the session goes on.
@@ -199,6 +211,14 @@ class Chat:
 
     def pieces(self) -> AsyncGenerator[Piece]:
         """The reply as it is sampled, its text without calls of tools, as `Asked.pieces`."""
+        name = self._asked.llm.model_name
+        if not self._asked.prompts[0].token_ids and name not in _READ_BY_ENGINES:
+            _READ_BY_ENGINES.add(name)
+            log.warning(
+                "tool calls of %s are read by its engine; streams of chats with tools are sent when they are "
+                "whole",
+                name,
+            )
         return self._asked.pieces(self._read, self._reader is not None)
 
     def _read(self, call: LLMCall) -> str:
@@ -213,7 +233,7 @@ class Chat:
             made = call.output.tool_calls or []
             self.replied = Reply(call, text, call.output.content or "", made, stop)
             return self.replied.content
-        if text == decode(llm.load_tokenizer(), call.output_token_ids, skip_special=True):
+        if text == ended_text(llm.load_tokenizer(), call.output_token_ids, None):
             # Nothing was cut off, so the program's next prompt may go on from these ids.
             reply = {"role": "assistant", "content": text}
             self._asked.session.remember(self._key + dialogue_key({}, [reply])[1:], call)

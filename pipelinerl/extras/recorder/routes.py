@@ -15,7 +15,7 @@ import msgspec
 from pipelinerl.engines.llm_call import LLMCall, Prompt
 from pipelinerl.engines.openai.answers import ChatWriter, CompletionWriter, Piece, usage
 from pipelinerl.engines.openai.fields import ChatFields, CompletionFields
-from pipelinerl.engines.openai.handlers import Answer, read, token_answer
+from pipelinerl.engines.openai.handlers import Answer, read, token_answer, token_chunk
 from pipelinerl.engines.openai.protocol import GenerateFields, require
 from pipelinerl.extras.recorder import sampling
 from pipelinerl.extras.recorder.replies import (
@@ -27,7 +27,6 @@ from pipelinerl.extras.recorder.replies import (
     encoded,
     piece,
     ruled,
-    shown,
 )
 from pipelinerl.extras.recorder.session import Session
 
@@ -72,23 +71,17 @@ async def completions(session: Session, body: bytes) -> Answered:
         return Answered({}, _completion_chunks(answer, asked))
     calls = await asked.calls()
     rows = [
-        (_Prompted(prompt), piece(call, shown(llm, call, fields)[0]))
+        (_Prompted(prompt), piece(call, asked.text(call)))
         for prompt, call in zip(prompts, calls, strict=True)
     ]
     return Answered(answer.whole(rows, _usage(calls)))
 
 
 async def _completion_chunks(answer: Answer, asked: Asked) -> AsyncGenerator[dict[str, Any]]:
-    calls = []
-
-    def text(call: LLMCall) -> str:
-        calls.append(call)
-        return shown(asked.llm, call, asked.fields)[0]
-
-    async with aclosing(asked.pieces(text)) as pieces:
+    async with aclosing(asked.pieces(asked.text)) as pieces:
         async for one in pieces:
             yield answer.chunk(one.index, _Prompted(asked.prompts[one.index].token_ids), one)
-    for last in answer.last(_usage(calls)):
+    for last in answer.last(_usage(asked.answered)):
         yield last
 
 
@@ -96,24 +89,26 @@ async def generate(session: Session, body: bytes) -> Answered:
     """`/inference/v1/generate`: token ids in, token ids and log-probabilities out."""
     fields = read(body, GenerateFields)
     own = fields.sampling_params
-    require(
-        (own.prompt_logprobs is None, "prompt_logprobs are not recorded; leave them out"),
-        (not fields.stream, "stream: true is not supported on this route; send stream: false"),
-    )
-    asked, others = ruled(session, msgspec.json.decode(body)["sampling_params"])
-    llm = bound(session, asked)
+    require((own.prompt_logprobs is None, "prompt_logprobs are not recorded; leave them out"))
+    sent, others = ruled(session, msgspec.json.decode(body)["sampling_params"])
+    llm = bound(session, sent)
     most = sampling.bounded(own.max_tokens, session.llm.parameters)
-    (call,) = await session.ask(llm, [_by_ids(fields.token_ids)], most, others)
+    asked = Asked(session, llm, [_by_ids(fields.token_ids)], most, others, own)
+    name, logprobs = fields.request_id or uuid.uuid4().hex, own.logprobs is not None
+    created = int(time.time())
+    if fields.stream:
+        return Answered({}, _token_chunks(asked, name, logprobs))
+    (call,) = await asked.calls()
+    counts = _usage([call])
     return Answered(
-        token_answer(
-            [piece(call, "")],
-            llm.model_name,
-            _usage([call]),
-            name=fields.request_id or uuid.uuid4().hex,
-            created=int(time.time()),
-            logprobs=own.logprobs is not None,
-        )
+        token_answer([piece(call, "")], llm.model_name, counts, name=name, created=created, logprobs=logprobs)
     )
+
+
+async def _token_chunks(asked: Asked, name: str, logprobs: bool) -> AsyncGenerator[dict[str, Any]]:
+    async with aclosing(asked.pieces(asked.text)) as pieces:
+        async for one in pieces:
+            yield token_chunk(one, name, logprobs)
 
 
 class _Replied(ChatWriter):

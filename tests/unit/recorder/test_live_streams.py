@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,6 +19,7 @@ from pipelinerl.llm import TrainableLLM
 from tests.support.engine_harness import RunningEngine, until
 from tests.support.fake_engine import FakeEngine
 from tests.support.text_model import byte_tokenizer
+from tests.support.tiny_model import save_model
 
 Event = dict[str, Any]
 TOKENIZER = byte_tokenizer()
@@ -458,6 +460,39 @@ async def test_an_engine_that_does_not_stream_is_named_once(
                 assert text_of(chunk) == session.calls[-1].output.content
     (line,) = [one.getMessage() for one in caplog.records if "does not stream" in one.getMessage()]
     assert fake.url in line
+
+
+async def test_the_token_route_streams_too(engine: RunningEngine, llm: TrainableLLM) -> None:
+    llm.parameters |= {"seed": 1, "max_tokens": 20}
+    body: Event = {"token_ids": [70, 71], "sampling_params": {"logprobs": 1, "stop": ["a"]}}
+    async with program(llm) as (session, _), aiohttp.ClientSession() as http:
+        route = session.base_url.removesuffix("/v1") + "/inference/v1/generate"
+        async with http.post(route, json=body) as answer:
+            (whole,) = (await answer.json())["choices"]
+        async with http.post(route, json={**body, "stream": True}) as answer:
+            *chunks, done = (await answer.text()).split("\n\n")[:-1]
+    rows = [json.loads(one.removeprefix("data: "))["choices"][0] for one in chunks]
+    assert done == "data: [DONE]" and len(rows) == len(whole["token_ids"])
+    assert [token for row in rows for token in row["token_ids"]] == whole["token_ids"]
+    entries = [one for row in rows for one in row["logprobs"]["content"]]
+    assert entries == whole["logprobs"]["content"]
+    assert joined_spans(one for row in rows for one in row["weight_versions"]) == whole["weight_versions"]
+    assert rows[-1]["finish_reason"] == whole["finish_reason"]
+
+
+async def test_calls_that_the_engine_reads_come_when_they_are_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FakeEngine(lambda prompt: [7, 8, 9]) as fake:
+        llm = TrainableLLM(model_name=str(save_model(tmp_path)), base_url=fake.url, context_size=512)
+        async with program(llm) as (session, client):
+            for route in ("chat", "responses", "messages"):
+                events = await client.streamed(route, tools=True)
+                whole = whole_of(route, events)
+                calls = session.calls[-1].output.tool_calls
+                assert calls and calls[0].id in json.dumps(whole)
+    lines = [one for one in caplog.messages if "are read by its engine" in one]
+    assert len(lines) == 1 and str(tmp_path) in lines[0]
 
 
 async def test_a_refusal_of_a_stream_keeps_its_status(llm: TrainableLLM) -> None:
