@@ -304,8 +304,10 @@ FRAGMENTS = (
 def test_text_that_was_handed_out_is_the_beginning_of_what_is_read_at_the_end(tagged: Any) -> None:
     rng = random.Random(1)
     early = 0
-    for _ in range(20_000):
-        text = "".join(rng.choices(FRAGMENTS, k=rng.randint(1, 12)))
+    call = '<tool_call>{"name": "f"}</tool_call>'
+    quoted = [f"a {call}{quote}</think>{end} b" for quote in "\"'`" for end in (quote, quote * 2, "")]
+    drawn = ["".join(rng.choices(FRAGMENTS, k=rng.randint(1, 12))) for _ in range(20_000)]
+    for text in quoted * 9 + drawn:
         came, given, at = TextBeforeCalls(), "", 0
         while at < len(text):
             piece = text[at : at + rng.choice((1, 1, 2, 5, 40))]
