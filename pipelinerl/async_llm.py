@@ -16,14 +16,18 @@ from pipelinerl.base.foreign_calls import left_in_text
 from pipelinerl.base.logs import REMARK
 from pipelinerl.base.thoughts import answer_part
 from pipelinerl.base.tokenizing import decode
+from pipelinerl.engines.answers import InvalidAnswer, LiveAnswer
 from pipelinerl.engines.client import (
     AbortedCompletion,
     EngineClient,
+    EngineUnavailable,
     Generation,
     SamplingParams,
 )
 from pipelinerl.engines.llm_call import LLMCall, LLMOutput, Prompt, TokenLogprobs
 from pipelinerl.engines.llm_engine import EngineLLM
+from pipelinerl.engines.openai.protocol import SamplingFields
+from pipelinerl.engines.openai.text import REPLACEMENT, OutputText
 from pipelinerl.rollouts import MASKED_TOKEN_ID, ROLLOUT_ORIGIN, TrainingText
 
 log = logging.getLogger(__name__)
@@ -42,6 +46,7 @@ async def llm_async_generate(
     prompt: Prompt,
     session: aiohttp.ClientSession,
     max_tokens_override: int | None = None,
+    live: LiveAnswer | None = None,
 ) -> LLMCall:
     """Ask the engine behind `llm` to continue `prompt`; the template is rendered once, here.
 
@@ -52,6 +57,9 @@ async def llm_async_generate(
     Messages with tools or a response format go to the engine's chat route, which knows the model's notation
     of tool calls; `output.tool_calls` are the calls. A response format changes the distribution that is
     sampled from, which a trainer does not repeat: use it for answers that are not trained.
+
+    `live` gets the tokens as they are sampled, from the token route alone. An answer of which it has some is
+    not asked for again.
     """
     if not prompt:
         raise ValueError("the prompt has neither messages nor token_ids")
@@ -64,10 +72,10 @@ async def llm_async_generate(
         chat = llm.chat_fields(prompt, sampling)
     for attempt in range(ABORTS_BEFORE_GIVING_UP):
         try:
-            generation = await _ask(llm, ids, sampling, session, chat)
+            generation = await _ask(llm, ids, sampling, session, chat, live)
             break
         except AbortedCompletion as error:
-            if attempt + 1 == ABORTS_BEFORE_GIVING_UP:
+            if attempt + 1 == ABORTS_BEFORE_GIVING_UP or (live is not None and live.begun):
                 raise RetryableAbortedCompletionError(
                     f"{attempt + 1} aborted or empty answers: {error}"
                 ) from error
@@ -103,6 +111,7 @@ async def _ask(
     sampling: SamplingParams,
     session: aiohttp.ClientSession,
     chat: dict[str, Any] | None,
+    live: LiveAnswer | None,
 ) -> Generation:
     """Within a run the fleet retries elsewhere; outside, the engine is tried `max_retries` times more.
 
@@ -111,9 +120,25 @@ async def _ask(
     if llm.fleet is not None and chat is not None:
         return await llm.fleet.chat(chat, prefer=llm.get_base_url())
     if llm.fleet is not None:
-        return await llm.fleet.generate(ids, sampling, prefer=llm.get_base_url())
+        return await llm.fleet.generate(ids, sampling, prefer=llm.get_base_url(), live=live)
     client = EngineClient(llm.get_base_url(), session)
-    return await llm.retried(lambda: client.generate(ids, sampling) if chat is None else client.chat(chat))
+    return await llm.retried(
+        lambda: client.generate(ids, sampling, live=live) if chat is None else client.chat(chat),
+        lambda: live is None or not live.begun,
+    )
+
+
+def cut_call(llm: EngineLLM, prompt: Prompt, live: LiveAnswer) -> LLMCall:
+    """The call of a request that was given up, with the tokens that it had got until then.
+
+    Raises EngineUnavailable where they contradict themselves.
+    """
+    try:
+        generation = live.cut()
+    except InvalidAnswer as error:
+        raise EngineUnavailable(live.engine, "invalid_answer", str(error)) from error
+    llm.count_call(len(generation.prompt_ids), len(generation.token_ids))
+    return _call(llm, prompt, generation)
 
 
 def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:
@@ -149,13 +174,25 @@ def ended_text(
     ids hold both, and with `keep` so does the text."""
     if isinstance(stop, int) and not keep and len(ids) and ids[-1] == stop:
         ids = ids[:-1]
-    text = decode(tokenizer, ids, skip_special)
+    text = _text(tokenizer, ids, skip_special)
     if not isinstance(stop, str):
         return text
     # The last id completed it; earlier ones, below `min_tokens`, ended nothing.
-    before = decode(tokenizer, ids[:-1], skip_special).rstrip("\ufffd")
+    before = _text(tokenizer, ids[:-1], skip_special).rstrip(REPLACEMENT)
     at = text.find(stop, max(0, len(before) - len(stop) + 1))
     return text if at < 0 else text[: at + len(stop) if keep else at]
+
+
+def _text(tokenizer: Any, ids: np.ndarray, skip_special: bool) -> str:
+    text = decode(tokenizer, ids, skip_special)
+    if REPLACEMENT not in text:
+        return text
+    # Beside a broken character, decoders with byte fallback take whole ones for broken too. Engines, which
+    # decode token by token, do not, and a stream has sent them.
+    output = OutputText(tokenizer.backend_tokenizer, SamplingFields(skip_special_tokens=skip_special))
+    for token in ids.tolist():
+        output.add(token, ends=False)
+    return output.close()
 
 
 def run_blocking(llm: EngineLLM, request: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:

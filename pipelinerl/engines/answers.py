@@ -6,7 +6,7 @@ engine `token_id: N`; version spans exist from 0.32 on. An engine that was start
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,97 @@ class _Answer(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
 
 
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
 _decoder = msgspec.json.Decoder(_Answer)
+_chunk_decoder = msgspec.json.Decoder(_Chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Some tokens of an answer, in their order."""
+
+    ids: list[int]
+    logprobs: list[float]
+    """As float32, which is what is recorded."""
+    versions: list[Span]
+    """By output position; [] from an engine that says them at the end of the answer alone."""
+
+
+class LiveAnswer:
+    """An answer whose tokens are handed to `on_tokens` while the engine samples the others.
+
+    From the first on, the request may not be made again: another answer would contradict what was handed
+    over. Tokens that come together with the end of the answer are not handed over.
+    """
+
+    def __init__(self, on_tokens: Callable[[Tokens], None]) -> None:
+        self._on_tokens = on_tokens
+        self.engine = ""
+        self.sent(np.empty(0, np.int32), None, "")
+
+    def sent(self, prompt_ids: np.ndarray, announced_version: int | None, engine: str) -> None:
+        """A request begins; arguments as those of `read_generation`, and the engine's URL."""
+        self._prompt_ids, self._announced, self.engine = prompt_ids, announced_version, engine
+        self._choice = _Choice(token_ids=[], logprobs=_Logprobs(content=[]))
+
+    @property
+    def begun(self) -> bool:
+        """Whether tokens were handed over."""
+        return bool(self._choice.token_ids)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine said why the answer ends."""
+        return self._choice.finish_reason is not None
+
+    def take(self, chunk: bytes) -> None:
+        """One event of the engine's stream. Raises InvalidAnswer."""
+        try:
+            found = _chunk_decoder.decode(chunk).choices
+        except msgspec.DecodeError as error:
+            raise InvalidAnswer(f"a chunk of an answer cannot be decoded: {error}") from None
+        for more in found:  # none in a chunk of token counts
+            self._join(more)
+
+    def _join(self, more: _Choice) -> None:
+        whole, ids = self._choice, more.token_ids or []
+        entries = more.logprobs.content if more.logprobs and more.logprobs.content else []
+        assert whole.token_ids is not None and whole.logprobs and whole.logprobs.content is not None
+        whole.token_ids += ids
+        whole.logprobs.content += entries
+        for span in more.weight_versions or ():
+            whole.weight_versions = _with_span(whole.weight_versions, span)
+        if more.finish_reason is not None:
+            whole.finish_reason, whole.stop_reason = more.finish_reason, more.stop_reason
+            whole.routed_experts = more.routed_experts
+        elif ids:
+            versions = [(_version(one), one.start, one.end) for one in more.weight_versions or ()]
+            logprobs = np.asarray([one.logprob for one in entries], np.float32).tolist()
+            self._on_tokens(Tokens(ids, logprobs, versions))
+
+    def cut(self) -> Generation:
+        """What came until now, as an answer that a length ended. Raises InvalidAnswer."""
+        if self._choice.finish_reason in (None, "abort"):
+            self._choice.finish_reason = "length"
+        return self.generation()
+
+    def generation(self) -> Generation:
+        """The whole answer, checked as any other. Raises InvalidAnswer."""
+        found = _generation(self._choice, self._prompt_ids, self._announced)
+        found.engine = self.engine
+        return found
+
+
+def _with_span(spans: list[_Span] | None, more: _Span) -> list[_Span]:
+    """The spans of a stream so far: the embedded engine says them token by token, vLLM all at the end."""
+    if not spans or more.start == 0:
+        return [more]
+    if spans[-1].version == more.version and spans[-1].end == more.start:
+        return [*spans[:-1], _Span(more.version, spans[-1].start, more.end)]
+    return [*spans, more]
 
 
 def read_generation(body: bytes, prompt_ids: np.ndarray, announced_version: int | None) -> Generation:
@@ -220,7 +310,7 @@ def _versions(spans: Sequence[_Span] | None, length: int, announced: int | None)
     found: list[Span] = []
     position = 0
     for span in spans:
-        version = UNVERSIONED if span.version == "default" else _version_number(span.version)
+        version = _version(span)
         # Updates only raise the version of an engine: a lower one behind a higher is a mistake of the answer.
         if span.start != position or span.end <= span.start or (found and version < found[-1][0]):
             listed = [(one.version, one.start, one.end) for one in spans]
@@ -232,7 +322,10 @@ def _versions(spans: Sequence[_Span] | None, length: int, announced: int | None)
     return found, True
 
 
-def _version_number(text: str) -> int:
+def _version(span: _Span) -> int:
+    text = span.version
+    if text == "default":
+        return UNVERSIONED
     # `isdigit` alone also holds for characters that `int` refuses, such as superscripts.
     if not (text.isascii() and text.isdigit()):
         raise InvalidAnswer(f"weight version {text!r} is not a decimal integer")

@@ -6,6 +6,7 @@ cancellation closes the connection, which every engine treats as an abort.
 
 import asyncio
 import itertools
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from pipelinerl.engines.answers import (
     UNVERSIONED,
     Generation,
     InvalidAnswer,
+    LiveAnswer,
     read_chat,
     read_generation,
     read_prompt_logprobs,
@@ -53,6 +55,9 @@ DECODE_IN_THREAD_BYTES = 64 * 1024
 T = TypeVar("T")
 A = TypeVar("A")
 _JSON = {"Content-Type": "application/json"}
+log = logging.getLogger(__name__)
+_WHOLE: set[str] = set()
+"""Engines of which was said that they do not stream."""
 
 
 class EngineClient:
@@ -92,15 +97,19 @@ class EngineClient:
         request_id: str | None = None,
         *,
         deadline_s: float | None = None,
+        live: LiveAnswer | None = None,
     ) -> Generation:
-        """One continuation of the prompt. Raises EngineRequestError, EngineUnavailable, AbortedCompletion."""
+        """One continuation of the prompt. Raises EngineRequestError, EngineUnavailable, AbortedCompletion.
+
+        `live` gets its tokens as they are sampled, from an engine that streams.
+        """
         prompt = np.asarray(token_ids, dtype=np.int32)
-        fields = self._fields(prompt, sampling, request_id)
+        fields = self._fields(prompt, sampling, request_id, live is not None)
 
         def read(answer: bytes, announced: int | None) -> Generation:
             return read_generation(answer, prompt, announced)
 
-        return await self._sampled(self._generate_url, fields, deadline_s, read)
+        return await self._sampled(self._generate_url, fields, deadline_s, read, live)
 
     async def chat(self, fields: Mapping[str, Any], *, deadline_s: float | None = None) -> Generation:
         """The answer to an `EngineLLM.chat_fields`; errors as in `generate`."""
@@ -112,14 +121,20 @@ class EngineClient:
         fields: Mapping[str, Any],
         deadline_s: float | None,
         read: Callable[[bytes, int | None], Generation],
+        live: LiveAnswer | None = None,
     ) -> Generation:
         # Before the request is sent: a version announced while it is under way is no reason to refuse tokens
         # that were sampled just before.
         announced, started = self._announced_version(), time.monotonic()
         body = msgspec.json.encode({**fields, **cache_salt(announced)})
+        if live is not None:
+            live.sent(np.asarray(fields["token_ids"], np.int32), announced, self.base_url)
         with self._counted():
-            answer = await self._post(url, body, deadline_s)
-            generation = await self._checked(read, answer, announced)
+            answer = await self._post(url, body, deadline_s, live)
+            if live is not None and live.ended:
+                generation = await self._checked(lambda _, whole: whole.generation(), b"", live)
+            else:
+                generation = await self._checked(read, answer, announced)
             self._refuse_aborted_and_old(generation, announced)
         generation.engine, generation.latency_s = self.base_url, time.monotonic() - started
         length = len(generation.token_ids)
@@ -197,7 +212,9 @@ class EngineClient:
         models = msgspec.json.decode(await self._get("/v1/models"))["data"]
         self.max_model_len = models[0].get("max_model_len") if models else None
 
-    def _fields(self, prompt: np.ndarray, sampling: SamplingParams, request_id: str | None) -> dict[str, Any]:
+    def _fields(
+        self, prompt: np.ndarray, sampling: SamplingParams, request_id: str | None, streams: bool
+    ) -> dict[str, Any]:
         limit = self.max_model_len
         if limit is not None and len(prompt) + sampling.max_tokens > limit:
             raise EngineRequestError(
@@ -208,18 +225,20 @@ class EngineClient:
             )
         return {
             "token_ids": prompt.tolist(),
-            "sampling_params": encoded_sampling(sampling),
+            "sampling_params": encoded_sampling(sampling, streams),
             "request_id": request_id or f"{self._name}-{next(self._numbers)}",
-            "stream": False,
+            "stream": streams,
         }
 
-    async def _post(self, url: URL, body: bytes, deadline_s: float | None) -> bytes:
+    async def _post(
+        self, url: URL, body: bytes, deadline_s: float | None, live: LiveAnswer | None = None
+    ) -> bytes:
         total = self.deadlines.generate_s if deadline_s is None else deadline_s
         # `sock_connect` and not `connect`, which would also count the wait for a free connection of the
         # session: a busy client is no fault of the engine.
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=self.deadlines.connect_s)
         request = self._session.post(url, data=body, headers=_JSON, timeout=timeout)
-        return await self._content(request, f"generate within {total:g} s")
+        return await self._content(request, f"generate within {total:g} s", live=live)
 
     async def _get(self, path: str) -> bytes:
         timeout = aiohttp.ClientTimeout(total=self.deadlines.health_s)
@@ -234,11 +253,17 @@ class EngineClient:
             return None
 
     async def _content(
-        self, request: AbstractAsyncContextManager[aiohttp.ClientResponse], wait: str, where: str = ""
+        self,
+        request: AbstractAsyncContextManager[aiohttp.ClientResponse],
+        wait: str,
+        where: str = "",
+        live: LiveAnswer | None = None,
     ) -> bytes:
         """The answer's bytes. Raises EngineRequestError, or EngineUnavailable with the wait that it ended."""
         try:
             async with request as answer:
+                if live is not None and answer.status < 400 and self._streams(answer):
+                    return await self._heard(answer, live)
                 content = await answer.read()
                 self._raise_for_status(answer.status, content)
                 return content
@@ -248,6 +273,37 @@ class EngineClient:
             raise EngineUnavailable(self.base_url, "timeout", f"{name} passed its deadline") from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineUnavailable(self.base_url, "connection", f"{where}{_text(error)}") from error
+
+    def _streams(self, answer: aiohttp.ClientResponse) -> bool:
+        """Whether an answer that was asked for as a stream is one; said once for an engine whose is none."""
+        if answer.content_type == "text/event-stream":
+            return True
+        if self.base_url not in _WHOLE:
+            _WHOLE.add(self.base_url)
+            log.warning(
+                "engine %s does not stream; its answers are passed on when they are whole", self.base_url
+            )
+        return False
+
+    async def _heard(self, answer: aiohttp.ClientResponse, live: LiveAnswer) -> bytes:
+        """Hand the events of a stream to `live`; the bytes of all. Raises EngineUnavailable."""
+        whole, rest = bytearray(), b""
+        async for part in answer.content.iter_any():
+            whole += part
+            *events, rest = (rest + part).split(b"\n\n")
+            for event in events:
+                data = event.removeprefix(b"data: ")
+                if data == b"[DONE]":
+                    if not live.ended:  # vLLM 0.26 leaves out the chunk of an abort, which has no token
+                        raise AbortedCompletion(self.base_url, "the stream says no end")
+                    return bytes(whole)
+                if data.startswith(b'{"error"'):
+                    raise EngineUnavailable(self.base_url, "server_error", _error_message(data))
+                try:
+                    live.take(data)
+                except InvalidAnswer as error:
+                    raise EngineUnavailable(self.base_url, "invalid_answer", str(error)) from None
+        raise EngineUnavailable(self.base_url, "connection", "the stream ended before its answer")
 
     async def _checked(self, read: Callable[[bytes, A], T], content: bytes, argument: A) -> T:
         """Decode, in a thread when the answer is large; a lying answer makes the engine unavailable."""

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from pipelinerl.engines.answers import Generation
+from pipelinerl.engines.answers import Generation, LiveAnswer
 from pipelinerl.engines.client import EngineClient
 from pipelinerl.engines.engine_metrics import CacheWatch, StallWatch, StartWatch, running_and_tokens
 from pipelinerl.engines.errors import AbortedCompletion, EngineError, EngineUnavailable
@@ -116,23 +116,26 @@ class Fleet:
         sampling: SamplingParams,
         *,
         prefer: str | None = None,
+        live: LiveAnswer | None = None,
     ) -> Generation:
         """One continuation from the least busy engine; tries others, from the prompt, when one is lost.
 
         `prefer`: URL of the engine that is asked if it is in rotation, whoever is least busy.
+        `live` gets the tokens as they are sampled; an answer of which it has some is not tried again.
         Raises EngineRequestError at once, EngineUnavailable or AbortedCompletion after the last try or when
         `generate_s` has passed.
         """
 
-        return await self._ask(
-            lambda client, left_s: client.generate(token_ids, sampling, deadline_s=left_s), prefer
-        )
+        def ask(client: EngineClient, left_s: float) -> Coroutine[Any, Any, Generation]:
+            return client.generate(token_ids, sampling, deadline_s=left_s, live=live)
+
+        return await self._ask(ask, prefer, live)
 
     async def chat(self, fields: Mapping[str, Any], *, prefer: str | None = None) -> Generation:
         """The same for a request to the chat route (`EngineLLM.chat_fields`)."""
         return await self._ask(lambda client, left_s: client.chat(fields, deadline_s=left_s), prefer)
 
-    async def _ask(self, ask: Ask, prefer: str | None) -> Generation:
+    async def _ask(self, ask: Ask, prefer: str | None, live: LiveAnswer | None = None) -> Generation:
         """Errors and tries as `generate` says."""
         deadline = time.monotonic() + self.deadlines.generate_s
         tries, counted, pause = 0, 0, BACKOFF_S[0]
@@ -148,6 +151,10 @@ class Fleet:
             except (EngineUnavailable, AbortedCompletion) as error:
                 reason = error.reason if isinstance(error, EngineUnavailable) else "abort"
                 counted += reason != "busy"  # a full queue is no fault of the request
+                if live is not None and live.begun:
+                    if reason != "abort":
+                        self._leave(member, str(error))
+                    raise
                 if counted >= MAX_TRIES or time.monotonic() >= deadline:
                     raise
                 self.counts.retries[reason] += 1

@@ -177,12 +177,16 @@ class EngineLLM(BaseModel):
             **{name: value for name, value in optional.items() if value is not None},
         }
 
-    async def retried(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer of `ask`, tried `max_retries` times more while the engine is away."""
+    async def retried(
+        self, ask: Callable[[], Awaitable[T]], may_again: Callable[[], bool] = lambda: True
+    ) -> T:
+        """The answer of `ask`, tried `max_retries` times more while the engine is away and `may_again`."""
         for attempt in range(self.max_retries):
             try:
                 return await ask()
             except EngineUnavailable:
+                if not may_again():
+                    raise
                 # An engine that is replaced is away for some time: each pause is twice the one before.
                 await asyncio.sleep(self.base_delay * 2**attempt)
         return await ask()

@@ -15,6 +15,8 @@ import numpy as np
 # vLLM then builds it once, at its end (2 is `FINAL_ONLY`; before 0.29 it would at every token), and collects
 # log-probabilities in a few lists, not in objects of each token. What an engine sends is the same.
 WHOLE_ANSWER = {"logprobs": 0, "output_kind": 2, "flat_logprobs": True}
+STREAMED_ANSWER = {"logprobs": 0, "output_kind": 1}
+"""The same for one whose tokens are sent as they are sampled (1 is vLLM's `DELTA`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +62,11 @@ class SamplingParams:
 
 # A run samples with a few settings in all its requests, so each is encoded once and not with every request.
 @lru_cache(maxsize=256)
-def encoded_sampling(sampling: SamplingParams) -> msgspec.Raw:
+def encoded_sampling(sampling: SamplingParams, streams: bool = False) -> msgspec.Raw:
     """`sampling_params` of a request to the token route, as JSON that is put into the body unread."""
+    how = STREAMED_ANSWER if streams else WHOLE_ANSWER
     detokenize = bool(sampling.stop)  # an engine looks for stop strings in the text
-    return msgspec.Raw(msgspec.json.encode({**sampling.fields(), **WHOLE_ANSWER, "detokenize": detokenize}))
+    return msgspec.Raw(msgspec.json.encode({**sampling.fields(), **how, "detokenize": detokenize}))
 
 
 def cache_salt(announced: int | None) -> dict[str, str]:

@@ -5,13 +5,14 @@ Called by `handlers`, for the embedded engine and for `pipelinerl.extras.recorde
 
 import base64
 import io
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from pipelinerl.engines.openai.chat import call_reader
+from pipelinerl.engines.openai.chat import TextBeforeCalls, call_reader
 from pipelinerl.engines.openai.fields import ChatFields, CompletionFields
 from pipelinerl.engines.openai.text import token_bytes
 
@@ -140,9 +141,8 @@ class ChatWriter(Writer):
         super().__init__(tokenizer, fields)
         self._logprobs = bool(fields.logprobs)
         self._reader = call_reader(tokenizer, fields)
-        self._reads_calls = self._reader is not None
-        # Text by choice, while it may still turn out to be a call.
-        self._held: dict[int, str] = {}
+        # By choice: the text of a stream, which may turn out to be a call.
+        self._came: defaultdict[int, TextBeforeCalls] = defaultdict(TextBeforeCalls)
 
     def choice(self, index: int, request: Prompted, piece: Piece) -> dict[str, Any]:
         """A choice of an answer."""
@@ -151,12 +151,8 @@ class ChatWriter(Writer):
         return {**self._reply(index, piece, bool(calls)), "message": message}
 
     def delta(self, index: int, request: Prompted, piece: Piece) -> dict[str, Any]:
-        """A choice of a chunk; where tools may be called the text comes whole, with the last one."""
-        content: str | None = piece.text
-        calls: list[dict[str, Any]] = []
-        if self._reads_calls:
-            content = self._held[index] = self._held.get(index, "") + piece.text
-            content, calls = self._read(content) if piece.finish_reason else ("", [])
+        """A choice of a chunk; calls come with the last one, and text as soon as it can be no call."""
+        content, calls = self._read_more(index, piece)
         delta: dict[str, Any] = {"content": content}
         if piece.first:
             delta["role"] = "assistant"
@@ -167,6 +163,17 @@ class ChatWriter(Writer):
     def _read(self, text: str) -> tuple[str | None, list[dict[str, Any]]]:
         """Text and tool calls of a whole answer."""
         return (text, []) if self._reader is None else self._reader(text)
+
+    def _read_more(self, index: int, piece: Piece) -> tuple[str, list[dict[str, Any]]]:
+        """Text and tool calls of a chunk."""
+        if self._reader is None:
+            return piece.text, []
+        came = self._came[index]
+        certain = came.add(piece.text)
+        if not piece.finish_reason:
+            return certain, []
+        text, calls = self._reader(came.text)
+        return certain + (text or "")[came.given :], calls
 
     def top(self, request: Prompted) -> dict[str, Any]:
         """What is said once for the whole answer."""

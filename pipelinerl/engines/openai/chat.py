@@ -6,6 +6,7 @@ Qwen), or as tags with `<function=name>` (Qwen3-Coder); any other notation stays
 
 import inspect
 import json
+import re
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -53,6 +54,48 @@ Function = tuple[str, Any]
 """A called function's name, and its arguments as values of JSON."""
 Reader = Callable[[str], tuple[str | None, list[dict[str, Any]]]]
 """Text before the first call, and the calls as OpenAI writes them; all as text if one is malformed."""
+# A tag of thoughts that a quotation mark may yet turn into text (`base.thoughts`).
+_MAYBE_QUOTED = re.compile(r"[\"'`]</?think>[\"'`]?\Z")
+_THOUGHT, _THOUGHT_CHARS = "think>", 12
+"""The end of a tag of thoughts, and how many characters decide what it is."""
+
+
+class TextBeforeCalls:
+    """The text of an answer with tools while it comes: what a `Reader` may yet take away is held back."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        """All that came."""
+        self.given = 0
+        """Characters of it that were handed out."""
+        self._start = 0
+        self._end: int | None = None
+
+    def add(self, piece: str) -> str:
+        """The text that is certain now and was not before."""
+        near = max(0, len(self.text) - _THOUGHT_CHARS)
+        self.text += piece
+        text = self.text
+        if text.find(_THOUGHT, near) >= 0:  # only then: long thoughts would be read again for each token
+            self._start, self._end = bounds(text)
+            if _MAYBE_QUOTED.search(text, near):
+                return ""
+        # Blanks around the text before a call are taken away, and a call may follow.
+        end = 0 if text[:1].isspace() else len(text[: self._before_call()].rstrip())
+        certain = text[self.given : end]
+        self.given = max(self.given, end)
+        return certain
+
+    def _before_call(self) -> int:
+        """Where the first call may begin, or its beginning may have begun."""
+        ends = [at for mark in (OPEN, BEGIN) if (at := self.text.find(mark, self._start, self._end)) >= 0]
+        if ends or self._end is not None:  # in open thoughts no call begins
+            return min(ends, default=len(self.text))
+        whole = len(self.text)
+        begun = (
+            size for size in range(len(OPEN) - 1, 0, -1) if self.text.endswith((OPEN[:size], BEGIN[:size]))
+        )
+        return whole - next(begun, 0)
 
 
 def call_reader(tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> Reader | None:

@@ -126,6 +126,11 @@ def token_answer(
     }
 
 
+def token_chunk(piece: Piece, name: str, logprobs: bool) -> dict[str, Any]:
+    """An event of a stream of the token route."""
+    return {"request_id": name, "choices": [token_choice(piece, logprobs)]}
+
+
 def json_response(value: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
 
@@ -153,7 +158,9 @@ async def streamed(
             await response.write(_event(waiting, named))
             waiting = await anext(chunks, None)
     except failures as error:
-        await response.write(_event(error_body(error, 500)))
+        told = error_body(error, 500)
+        # Both newer routes have an event `error`; OpenAI's has the fields of the error beside its type.
+        await response.write(_event({**told["error"], **told, "type": "error"} if named else told, named))
     finally:
         await chunks.aclose()  # a connection that closed aborts the requests
     if not named:

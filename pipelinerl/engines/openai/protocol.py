@@ -74,7 +74,6 @@ class GenerateFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """Raises BadRequest for what the token route never does."""
         sampling = self.sampling_params
         require(
-            (not self.stream, "stream: true is not supported on this route; send stream: false"),
             (self.priority == 0, f"priority {self.priority} is not supported; send 0 or leave it out"),
             # 1 is what clients of vLLM's token route send; the answer holds the sampled token's alone.
             (

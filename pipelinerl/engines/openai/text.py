@@ -39,6 +39,11 @@ def _decoder_kinds(state: bytes) -> frozenset[str]:
     return frozenset(one["type"] for one in decoder.get("decoders", [decoder]))
 
 
+@lru_cache(maxsize=8)  # of a model's tokenizer, which is asked for with each request
+def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    return frozenset(token for token, one in tokenizer.get_added_tokens_decoder().items() if one.special)
+
+
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     """The bytes that an id stands for, alone: those of a text's ids join to the text, also where an id is a
     part of a character only."""
@@ -62,6 +67,8 @@ class OutputText:
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingFields) -> None:
         self._tokenizer = tokenizer
         self._sampling, self._stops = sampling, sampling.stops
+        # They have no text then; between the bytes of a character they would count as more of its bytes.
+        self._skipped = _special_ids(tokenizer) if sampling.skip_special_tokens else frozenset()
         # Keep the stop string, and the text of the id that ended the sequence.
         self._keeps_stop = sampling.include_stop_str_in_output
         self._window: list[int] = []
@@ -79,7 +86,7 @@ class OutputText:
     def add(self, token: int, *, ends: bool) -> str | None:
         """Take an id; `ends` if it is an end id. Returns the stop string that it completes."""
         self._count += 1
-        if ends and not self._keeps_stop:
+        if (ends and not self._keeps_stop) or token in self._skipped:
             return None
         self._window.append(token)
         self._settle(final=False)

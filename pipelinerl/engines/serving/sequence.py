@@ -112,9 +112,9 @@ class Sequence:
             stop_reason=self.stop_reason,
             first=start == 0,
             likeliest=self.likeliest[start:],
-            # Of a stream nobody trains, and each of its pieces would repeat the prompt's.
+            # Those of a stream come with its end: each of its pieces would repeat the prompt's.
             routed_experts=None
-            if self.routes is None or self.request.streams
+            if self.routes is None or (self.request.streams and not self.finish_reason)
             else self.routes[: self.routed],
         )
 

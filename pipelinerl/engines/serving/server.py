@@ -7,9 +7,9 @@ end nor queue: they hand work to the engine thread and wait for its result.
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -24,7 +24,9 @@ from pipelinerl.engines.openai.handlers import (
     error_response,
     errors_as_json,
     json_response,
+    streamed,
     token_answer,
+    token_chunk,
     whole_body,
 )
 from pipelinerl.engines.openai.protocol import BadRequest, UnknownModel
@@ -32,7 +34,7 @@ from pipelinerl.engines.received import RECEIVED, Announced
 from pipelinerl.engines.serving.backend import Backend, WeightsRefused
 from pipelinerl.engines.serving.openai_routes import OpenAIRoutes
 from pipelinerl.engines.serving.pending import PendingRequests, QueueFull, RequestFailed
-from pipelinerl.engines.serving.sequence import usage_of
+from pipelinerl.engines.serving.sequence import Request, usage_of
 from pipelinerl.engines.serving.served import Served
 from pipelinerl.engines.serving.thread import COMMAND_DEADLINE_S, Engine, EngineEnded
 from pipelinerl.engines.serving.update_state import OutOfOrder
@@ -142,8 +144,8 @@ class EngineServer:
         """One process holds the whole model."""
         return json_response({"world_size": 1})
 
-    async def generate(self, http: web.Request) -> web.Response:
-        """Token ids in, token ids, log-probabilities and weight versions out."""
+    async def generate(self, http: web.Request) -> web.StreamResponse:
+        """Token ids in, token ids, log-probabilities and weight versions out; in a stream as they come."""
         self.engine.metrics.requests_received += 1
         fields = protocol.parse(await whole_body(http), protocol.GenerateFields)
         self._served.check_model(fields.model)
@@ -157,7 +159,11 @@ class EngineServer:
         )
         name = fields.request_id or uuid.uuid4().hex
         salt = fields.cache_salt
-        request = self._served.request(name, fields.token_ids, sampling, cache_salt=salt)
+        request = self._served.request(
+            name, fields.token_ids, sampling, streams=fields.stream, cache_salt=salt
+        )
+        if fields.stream:
+            return await streamed(http, self._tokens(request), (RequestFailed,))
         created = int(time.time())
         await self._pending.run(self.engine, [request])
         answer = token_answer(
@@ -170,6 +176,13 @@ class EngineServer:
             prompt_logprobs=request.prompt_logprobs(),
         )
         return json_response(answer)
+
+    async def _tokens(self, request: Request) -> AsyncGenerator[dict[str, Any]]:
+        logprobs = request.sampling.logprobs is not None
+        async with aclosing(self._pending.stream(self.engine, [request])) as results:
+            async for _, piece in results:
+                if piece is not None:
+                    yield token_chunk(piece, request.request_id, logprobs)
 
     async def pause(self, http: web.Request) -> web.Response:
         """Stop between two steps; what happens to running requests depends on mode and clear_cache."""

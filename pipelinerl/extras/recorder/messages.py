@@ -5,7 +5,8 @@ is begun by the program) is refused by name.
 """
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from pipelinerl.engines.openai.fields import ChatFields
 from pipelinerl.engines.openai.handlers import read
 from pipelinerl.engines.openai.protocol import require
-from pipelinerl.extras.recorder.replies import Answered, Reply, by_token, chat_reply
+from pipelinerl.extras.recorder.replies import Answered, Chat, Reply, chat_of
 from pipelinerl.extras.recorder.session import Session
 
 Block = dict[str, Any]
@@ -63,12 +64,11 @@ async def messages(session: Session, body: bytes) -> Answered:
     fields = read(body, MessagesFields)
     chat = read(msgspec.json.encode(_chat(fields)), ChatFields)
     asked = {name: getattr(fields, name) for name in ("temperature", "top_p", "top_k")}
-    reply = await chat_reply(session, chat, {**asked, "stop": fields.stop_sequences})
-    whole = _message(reply, fields.model or session.llm.model_name)
-    if not fields.stream:
-        return Answered(whole)
-    text = "".join(block["text"] for block in whole["content"] if block["type"] == "text")
-    return Answered({}, list(_events(whole, by_token(session.llm, reply.call, text))), named=True)
+    said = await chat_of(session, chat, {**asked, "stop": fields.stop_sequences})
+    model = fields.model or session.llm.model_name
+    if fields.stream:
+        return Answered({}, _events(said, model), named=True)
+    return Answered(_message(await said.reply(), model))
 
 
 def _chat(fields: MessagesFields) -> dict[str, Any]:
@@ -163,14 +163,25 @@ def _message(reply: Reply, model: str) -> dict[str, Any]:
     ended = "max_tokens" if reply.cut else "tool_use" if uses else None
     call = reply.call
     return {
-        "id": f"msg_{uuid.uuid4().hex}",
-        "type": "message",
-        "role": "assistant",
-        "model": model,
+        **_begun(model, call.prompt_length_tokens),
         "content": content,
         "stop_reason": ended or ("stop_sequence" if reply.stop else "end_turn"),
         "stop_sequence": None if ended else reply.stop,
         "usage": {"input_tokens": call.prompt_length_tokens, "output_tokens": call.output_length_tokens},
+    }
+
+
+def _begun(model: str, prompt_tokens: int) -> dict[str, Any]:
+    """A message of which nothing was said yet."""
+    return {
+        "id": f"msg_{uuid.uuid4().hex}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": prompt_tokens, "output_tokens": 0},
     }
 
 
@@ -186,23 +197,46 @@ def _uses(reply: Reply) -> list[Block] | None:
     return uses
 
 
-def _events(whole: dict[str, Any], pieces: list[str]) -> Iterator[dict[str, Any]]:
+async def _events(said: Chat, model: str) -> AsyncGenerator[dict[str, Any]]:
     """The stream of a message: each block begins, grows and ends; why it ended comes last."""
-    usage = whole["usage"]
-    begun = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage | {"output_tokens": 0}}
-    yield {"type": "message_start", "message": whole | begun}
+    text = ""
+    begun = False
+    async with aclosing(said.pieces()) as pieces:
+        async for piece in pieces:
+            if not begun:
+                begun = True
+                yield {"type": "message_start", "message": _begun(model, len(said.prompt_ids))}
+            # The end of a text whose calls are shown as the model wrote them is longer than the piece.
+            for event in _grown(text, piece.text):
+                yield event
+            text += piece.text
+    whole = _message(said.replied, model)
     for index, block in enumerate(whole["content"]):
         if block["type"] == "text":
-            empty: Block = {"text": ""}
-            deltas = [{"type": "text_delta", "text": piece} for piece in pieces if piece]
+            for event in _grown(text, block["text"][len(text) :]):
+                yield event
         else:
-            empty = {"input": {}}
+            yield _block(index, block | {"input": {}})
             written = msgspec.json.encode(block["input"]).decode()
-            deltas = [{"type": "input_json_delta", "partial_json": written}]
-        yield {"type": "content_block_start", "index": index, "content_block": block | empty}
-        for delta in deltas:
-            yield {"type": "content_block_delta", "index": index, "delta": delta}
+            yield _delta(index, {"type": "input_json_delta", "partial_json": written})
         yield {"type": "content_block_stop", "index": index}
     ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
-    yield {"type": "message_delta", "delta": ended, "usage": {"output_tokens": usage["output_tokens"]}}
+    counts = {"output_tokens": whole["usage"]["output_tokens"]}
+    yield {"type": "message_delta", "delta": ended, "usage": counts}
     yield {"type": "message_stop"}
+
+
+def _grown(text: str, more: str) -> Iterator[dict[str, Any]]:
+    """The text, which is a message's first block, grows; it begins with its first piece."""
+    if more and not text:
+        yield _block(0, {"type": "text", "text": ""})
+    if more:
+        yield _delta(0, {"type": "text_delta", "text": more})
+
+
+def _block(index: int, block: Block) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": index, "content_block": block}
+
+
+def _delta(index: int, delta: Block) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": delta}

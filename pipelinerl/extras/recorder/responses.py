@@ -6,7 +6,8 @@ has not (pictures, files, tools that a server runs, formats, conversations) is r
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from pipelinerl.engines.openai.fields import ChatFields
 from pipelinerl.engines.openai.handlers import read
 from pipelinerl.engines.openai.protocol import require
-from pipelinerl.extras.recorder.replies import Answered, Reply, by_token, chat_reply
+from pipelinerl.extras.recorder.replies import Answered, Chat, Reply, chat_of
 from pipelinerl.extras.recorder.session import Session
 
 Item = dict[str, Any]
@@ -71,15 +72,16 @@ async def responses(session: Session, body: bytes) -> Answered:
     turns = [*_earlier(session, fields), *_turns(fields.input)]
     chat = read(msgspec.json.encode(_chat(fields, turns)), ChatFields)
     asked = {"temperature": fields.temperature, "top_p": fields.top_p}
-    reply = await chat_reply(session, chat, asked)
-    name = f"resp_{uuid.uuid4().hex}"
-    session.responses[name] = [*turns, _assistant(reply)]
-    whole = _response(reply, fields, name, session.llm.model_name)
-    if not fields.stream:
-        return Answered(whole)
-    pieces = by_token(session.llm, reply.call, reply.content)
-    numbered = [one | {"sequence_number": at} for at, one in enumerate(_events(whole, pieces))]
-    return Answered({}, numbered, named=True)
+    said = await chat_of(session, chat, asked)
+    begun = _begun(fields, session.llm.model_name)
+
+    def ended(reply: Reply) -> dict[str, Any]:
+        session.responses[begun["id"]] = [*turns, _assistant(reply)]
+        return _response(reply, begun)
+
+    if fields.stream:
+        return Answered({}, _numbered(_events(said, begun, ended)), named=True)
+    return Answered(ended(await said.reply()))
 
 
 def _earlier(session: Session, fields: ResponsesFields) -> list[dict[str, Any]]:
@@ -164,35 +166,43 @@ def _assistant(reply: Reply) -> dict[str, Any]:
     return {"role": "assistant", "content": reply.content, **({"tool_calls": calls} if calls else {})}
 
 
-def _response(reply: Reply, fields: ResponsesFields, name: str, model: str) -> dict[str, Any]:
-    status = "incomplete" if reply.cut else "completed"
-    message: Item = {"type": "message", "id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}
-    message |= {"status": status, "content": [_part(reply.content)]}
-    output = [message] if reply.content or not reply.tool_calls else []
-    output += [
-        {"type": "function_call", "id": f"fc_{uuid.uuid4().hex}", "call_id": one.id, "status": status}
-        | {"name": one.function.name, "arguments": one.function.arguments}
-        for one in reply.tool_calls
-    ]
-    prompt, sampled = reply.call.prompt_length_tokens, reply.call.output_length_tokens
+def _begun(fields: ResponsesFields, model: str) -> dict[str, Any]:
+    """A response of which nothing was said yet."""
     return {
-        "id": name,
+        "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
         "created_at": int(time.time()),
-        "status": status,
-        "incomplete_details": {"reason": "max_output_tokens"} if reply.cut else None,
+        "status": "in_progress",
+        "incomplete_details": None,
         "error": None,
         "model": fields.model or model,
         "instructions": fields.instructions,
         "previous_response_id": fields.previous_response_id,
         "max_output_tokens": fields.max_output_tokens,
         "metadata": fields.metadata or {},
-        "output": output,
+        "output": [],
         "parallel_tool_calls": True,
         "tool_choice": fields.tool_choice or "auto",
         "tools": fields.tools or [],
         "temperature": fields.temperature,
         "top_p": fields.top_p,
+        "usage": None,
+    }
+
+
+def _response(reply: Reply, begun: dict[str, Any]) -> dict[str, Any]:
+    status = "incomplete" if reply.cut else "completed"
+    output = [_message(begun, status, reply.content)] if reply.content or not reply.tool_calls else []
+    output += [
+        {"type": "function_call", "id": f"fc_{uuid.uuid4().hex}", "call_id": one.id, "status": status}
+        | {"name": one.function.name, "arguments": one.function.arguments}
+        for one in reply.tool_calls
+    ]
+    prompt, sampled = reply.call.prompt_length_tokens, reply.call.output_length_tokens
+    return begun | {
+        "status": status,
+        "incomplete_details": {"reason": "max_output_tokens"} if reply.cut else None,
+        "output": output,
         "usage": {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": 0},
@@ -203,36 +213,71 @@ def _response(reply: Reply, fields: ResponsesFields, name: str, model: str) -> d
     }
 
 
+def _message(begun: dict[str, Any], status: str, text: str | None) -> Item:
+    """The message of a response, under one id from its beginning on; None for no part of text yet."""
+    name = begun["id"].removeprefix("resp_")
+    message: Item = {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": status}
+    return message | {"content": [] if text is None else [_part(text)]}
+
+
 def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _events(whole: dict[str, Any], pieces: list[str]) -> Iterator[dict[str, Any]]:
+async def _numbered(events: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
+    number = 0
+    async with aclosing(events):
+        async for event in events:
+            yield event | {"sequence_number": number}
+            number += 1
+
+
+async def _events(
+    said: Chat, begun: dict[str, Any], ended: Callable[[Reply], dict[str, Any]]
+) -> AsyncGenerator[dict[str, Any]]:
     """The stream of a response: each item is added, grows and is done; the whole comes last."""
-    begun = whole | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
+    at = {"output_index": 0, "item_id": _message(begun, "", None)["id"], "content_index": 0}
+    opened = started = False
+    async with aclosing(said.pieces()) as pieces:
+        async for piece in pieces:
+            if not started:
+                started = True
+                yield {"type": "response.created", "response": begun}
+                yield {"type": "response.in_progress", "response": begun}
+            if piece.text and not opened:
+                opened = True
+                for event in _opened(begun, at):
+                    yield event
+            if piece.text:
+                yield {"type": "response.output_text.delta", **at, "delta": piece.text, "logprobs": []}
+    whole = ended(said.replied)
     for index, item in enumerate(whole["output"]):
-        empty: Item = {"content": []} if item["type"] == "message" else {"arguments": ""}
-        added = item | empty | {"status": "in_progress"}
-        yield {"type": "response.output_item.added", "output_index": index, "item": added}
-        at = {"output_index": index, "item_id": item["id"]}
-        yield from _said(item, at, pieces) if item["type"] == "message" else _called(item, at)
+        for event in _called(item, index) if item["type"] != "message" else _said(item, begun, at, opened):
+            yield event
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
     yield {"type": f"response.{whole['status']}", "response": whole}
 
 
-def _said(item: Item, at: dict[str, Any], pieces: list[str]) -> Iterator[dict[str, Any]]:
-    (part,) = item["content"]
-    at = {**at, "content_index": 0}
+def _opened(begun: dict[str, Any], at: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield _added(0, _message(begun, "in_progress", None))
     yield {"type": "response.content_part.added", **at, "part": _part("")}
-    for piece in filter(None, pieces):
-        yield {"type": "response.output_text.delta", **at, "delta": piece, "logprobs": []}
+
+
+def _said(item: Item, begun: dict[str, Any], at: dict[str, Any], opened: bool) -> Iterator[dict[str, Any]]:
+    (part,) = item["content"]
+    if not opened:  # a reply without text
+        yield from _opened(begun, at)
     yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
     yield {"type": "response.content_part.done", **at, "part": part}
 
 
-def _called(item: Item, at: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _called(item: Item, index: int) -> Iterator[dict[str, Any]]:
+    yield _added(index, item | {"arguments": "", "status": "in_progress"})
+    at = {"output_index": index, "item_id": item["id"]}
     arguments, kind = item["arguments"], "response.function_call_arguments"
     yield {"type": f"{kind}.delta", **at, "delta": arguments}
     yield {"type": f"{kind}.done", **at, "name": item["name"], "arguments": arguments}
+
+
+def _added(index: int, item: Item) -> dict[str, Any]:
+    return {"type": "response.output_item.added", "output_index": index, "item": item}

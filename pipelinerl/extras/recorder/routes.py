@@ -5,30 +5,28 @@ Fields and answers are those of the embedded engine, which are vLLM's. `site` ca
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from pipelinerl.engines.answers import UNVERSIONED
-from pipelinerl.engines.llm_call import LLMCall, Prompt, TokenLogprobs
-from pipelinerl.engines.llm_engine import EngineLLM
-from pipelinerl.engines.openai.answers import ChatWriter, CompletionWriter, Piece, Writer, usage
-from pipelinerl.engines.openai.fields import ChatFields, CompletionFields, SharedFields
-from pipelinerl.engines.openai.handlers import Answer, read, token_answer
+from pipelinerl.engines.llm_call import LLMCall, Prompt
+from pipelinerl.engines.openai.answers import ChatWriter, CompletionWriter, Piece, usage
+from pipelinerl.engines.openai.fields import ChatFields, CompletionFields
+from pipelinerl.engines.openai.handlers import Answer, read, token_answer, token_chunk
 from pipelinerl.engines.openai.protocol import GenerateFields, require
 from pipelinerl.extras.recorder import sampling
 from pipelinerl.extras.recorder.replies import (
     Answered,
-    Reply,
+    Asked,
+    Chat,
     bound,
-    by_token,
-    calls_tools,
-    chat_reply,
+    chat_of,
     encoded,
+    piece,
     ruled,
-    shown,
 )
 from pipelinerl.extras.recorder.session import Session
 
@@ -43,25 +41,48 @@ class _Prompted:
 async def chat(session: Session, body: bytes) -> Answered:
     """`/v1/chat/completions`: messages in, the model's reply out."""
     fields = read(body, ChatFields)
-    reply = await chat_reply(session, fields, msgspec.json.decode(body))
-    tokenizer = session.llm.load_tokenizer()
-    if calls_tools(fields):
-        writer = _EngineCalls(tokenizer, fields, reply)
-        return _openai(session, writer, fields, [reply.call], [reply.content], whole=True)
-    return _openai(session, ChatWriter(tokenizer, fields), fields, [reply.call], [reply.content])
+    asked = await chat_of(session, fields, msgspec.json.decode(body))
+    answer = Answer(_Replied(session.llm.load_tokenizer(), fields, asked), fields, session.llm.model_name)
+    if fields.stream:
+        return Answered({}, _chat_chunks(answer, asked))
+    reply = await asked.reply()
+    return Answered(answer.whole([(asked, piece(reply.call, reply.content))], _usage([reply.call])))
+
+
+async def _chat_chunks(answer: Answer, asked: Chat) -> AsyncGenerator[dict[str, Any]]:
+    async with aclosing(asked.pieces()) as pieces:
+        async for one in pieces:
+            yield answer.chunk(0, asked, one)
+    for last in answer.last(_usage([asked.replied.call])):
+        yield last
 
 
 async def completions(session: Session, body: bytes) -> Answered:
     """`/v1/completions`: text or ids in, their continuations out."""
     fields = read(body, CompletionFields)
-    asked, others = ruled(session, msgspec.json.decode(body))
-    llm = bound(session, asked)
+    sent, others = ruled(session, msgspec.json.decode(body))
+    llm = bound(session, sent)
     tokenizer, special = llm.load_tokenizer(), fields.add_special_tokens
     prompts = [await encoded(llm, one, special) if isinstance(one, str) else one for one in fields.prompts()]
     most = sampling.bounded(fields.max_tokens, session.llm.parameters)
-    calls = await session.ask(llm, [_by_ids(one) for one in prompts], most, others)
-    texts = [shown(llm, call, fields)[0] for call in calls]
-    return _openai(session, CompletionWriter(tokenizer, fields), fields, calls, texts)
+    asked = Asked(session, llm, [_by_ids(one) for one in prompts], most, others, fields)
+    answer = Answer(CompletionWriter(tokenizer, fields), fields, session.llm.model_name)
+    if fields.stream:
+        return Answered({}, _completion_chunks(answer, asked))
+    calls = await asked.calls()
+    rows = [
+        (_Prompted(prompt), piece(call, asked.text(call)))
+        for prompt, call in zip(prompts, calls, strict=True)
+    ]
+    return Answered(answer.whole(rows, _usage(calls)))
+
+
+async def _completion_chunks(answer: Answer, asked: Asked) -> AsyncGenerator[dict[str, Any]]:
+    async with aclosing(asked.pieces(asked.text)) as pieces:
+        async for one in pieces:
+            yield answer.chunk(one.index, _Prompted(asked.prompts[one.index].token_ids), one)
+    for last in answer.last(_usage(asked.answered)):
+        yield last
 
 
 async def generate(session: Session, body: bytes) -> Answered:
@@ -69,92 +90,48 @@ async def generate(session: Session, body: bytes) -> Answered:
     fields = read(body, GenerateFields)
     own = fields.sampling_params
     require((own.prompt_logprobs is None, "prompt_logprobs are not recorded; leave them out"))
-    asked, others = ruled(session, msgspec.json.decode(body)["sampling_params"])
-    llm = bound(session, asked)
+    sent, others = ruled(session, msgspec.json.decode(body)["sampling_params"])
+    llm = bound(session, sent)
     most = sampling.bounded(own.max_tokens, session.llm.parameters)
-    (call,) = await session.ask(llm, [_by_ids(fields.token_ids)], most, others)
+    asked = Asked(session, llm, [_by_ids(fields.token_ids)], most, others, own)
+    name, logprobs = fields.request_id or uuid.uuid4().hex, own.logprobs is not None
+    created = int(time.time())
+    if fields.stream:
+        return Answered({}, _token_chunks(asked, name, logprobs))
+    (call,) = await asked.calls()
+    counts = _usage([call])
     return Answered(
-        token_answer(
-            [_piece(call, "")],
-            llm.model_name,
-            _usage([call]),
-            name=fields.request_id or uuid.uuid4().hex,
-            created=int(time.time()),
-            logprobs=own.logprobs is not None,
-        )
+        token_answer([piece(call, "")], llm.model_name, counts, name=name, created=created, logprobs=logprobs)
     )
 
 
-class _EngineCalls(ChatWriter):
-    """Writes the tool calls that the engine read from its answer."""
+async def _token_chunks(asked: Asked, name: str, logprobs: bool) -> AsyncGenerator[dict[str, Any]]:
+    async with aclosing(asked.pieces(asked.text)) as pieces:
+        async for one in pieces:
+            yield token_chunk(one, name, logprobs)
 
-    def __init__(self, tokenizer: Any, fields: ChatFields, reply: Reply) -> None:
+
+class _Replied(ChatWriter):
+    """Writes the calls that were read from a reply, under the ids that are recorded."""
+
+    def __init__(self, tokenizer: Any, fields: ChatFields, asked: Chat) -> None:
         super().__init__(tokenizer, fields)
-        self._reads_calls, self._said = True, reply
+        self._asked = asked
 
     def _read(self, text: str) -> tuple[str | None, list[dict[str, Any]]]:
-        calls: list[dict[str, Any]] = [
-            {"type": "function", **one.model_dump()} for one in self._said.tool_calls
-        ]
-        return self._said.call.output.content, calls
+        calls = self._calls()
+        return text or (None if calls else ""), calls
+
+    def _read_more(self, index: int, piece: Piece) -> tuple[str, list[dict[str, Any]]]:
+        return piece.text, self._calls() if piece.finish_reason else []
+
+    def _calls(self) -> list[dict[str, Any]]:
+        return [{"type": "function", **one.model_dump()} for one in self._asked.replied.tool_calls]
 
 
 def _by_ids(ids: Sequence[int]) -> Prompt:
     require((bool(ids), "the prompt is empty; at least one token id is needed"))
     return Prompt(token_ids=list(ids))
-
-
-def _openai(
-    session: Session,
-    writer: Writer,
-    fields: SharedFields,
-    calls: Sequence[LLMCall],
-    texts: Sequence[str],
-    whole: bool = False,
-) -> Answered:
-    """The answer of an OpenAI route. A stream has a chunk for each token; with `whole` one for each call."""
-    answer = Answer(writer, fields, session.llm.model_name)
-    sampled = [
-        (_Prompted(call.prompt_token_ids.tolist()), call, text)
-        for call, text in zip(calls, texts, strict=True)
-    ]
-    if not fields.stream:
-        rows = [(request, _piece(call, text)) for request, call, text in sampled]
-        return Answered(answer.whole(rows, _usage(calls)))
-    chunks = [
-        answer.chunk(index, request, piece)
-        for index, (request, call, text) in enumerate(sampled)
-        for piece in ([_piece(call, text)] if whole else _pieces(session.llm, call, text))
-    ]
-    return Answered({}, [*chunks, *answer.last(_usage(calls))])
-
-
-def _piece(call: LLMCall, text: str, start: int = 0, end: int | None = None) -> Piece:
-    """The tokens of a call from output position `start` to `end`, with their text."""
-    length = call.output_length_tokens
-    end = length if end is None else end
-    return Piece(
-        index=0,
-        token_ids=call.output_token_ids[start:end].tolist(),
-        logprobs=TokenLogprobs.of(call.logprobs).logprobs[start:end].tolist(),
-        weight_versions=[
-            {
-                "version": "default" if version == UNVERSIONED else str(version),
-                "start": max(first, start),
-                "end": min(behind, end),
-            }
-            for version, first, behind in call.weight_versions
-            if first < end and behind > start
-        ],
-        text=text,
-        finish_reason=call.llm_info["finish_reason"] if end == length else None,
-        stop_reason=call.llm_info["stop_reason"] if end == length else None,
-        first=start == 0,
-    )
-
-
-def _pieces(llm: EngineLLM, call: LLMCall, text: str) -> list[Piece]:
-    return [_piece(call, one, at, at + 1) for at, one in enumerate(by_token(llm, call, text))]
 
 
 def _usage(calls: Sequence[LLMCall]) -> dict[str, int]:

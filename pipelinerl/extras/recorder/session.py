@@ -18,6 +18,7 @@ from yarl import URL
 
 from pipelinerl.async_llm import (
     RetryableAbortedCompletionError,
+    cut_call,
     llm_async_generate,
     make_training_text,
 )
@@ -26,6 +27,7 @@ from pipelinerl.base.guard import GroupGuard, kill_marked
 from pipelinerl.base.waits import WaitExpired, wait_for
 from pipelinerl.config.secrets import names_secret
 from pipelinerl.dialogues import joined as join
+from pipelinerl.engines.answers import LiveAnswer
 from pipelinerl.engines.errors import AbortedCompletion, EngineUnavailable
 from pipelinerl.engines.llm_call import LLMCall, Prompt
 from pipelinerl.engines.llm_engine import EngineLLM
@@ -115,23 +117,32 @@ class Session:
             text = make_training_text(self.llm, call)
             if asked := call.llm_info.get("overridden"):
                 text.metadata["overridden"] = asked
+            if cut := call.llm_info.get("cut_short"):
+                text.metadata["cut_short"] = cut
             if self.expired:
                 text.metadata["expired"] = True
             texts.append(text)
         return join(texts) if joined else texts
 
     async def ask(
-        self, llm: EngineLLM, prompts: Sequence[Prompt], max_tokens: int | None, overridden: dict[str, Any]
+        self,
+        llm: EngineLLM,
+        prompts: Sequence[Prompt],
+        max_tokens: int | None,
+        overridden: dict[str, Any],
+        live: LiveAnswer | None = None,
     ) -> list[LLMCall]:
         """The engine's answers to the prompts of one request, each remembered.
 
+        `live` gets the tokens of the one prompt as they are sampled. If the session ends or the program hangs
+        up after the first of them, what was sampled until then is remembered as an answer that was cut.
         Raises NoSession if the session has ended, or does meanwhile; otherwise as `llm_async_generate`.
         """
         if self._ended:
             raise NoSession
         tasks = [
             asyncio.create_task(
-                self._call(len(self._answers) + index, llm, prompt, max_tokens, overridden),
+                self._call(len(self._answers) + index, llm, prompt, max_tokens, overridden, live),
                 name=f"recorded call {len(self._answers) + index}",
                 context=self._context,
             )
@@ -153,10 +164,23 @@ class Session:
             self._running.difference_update(tasks)
 
     async def _call(
-        self, place: int, llm: EngineLLM, prompt: Prompt, max_tokens: int | None, overridden: dict[str, Any]
+        self,
+        place: int,
+        llm: EngineLLM,
+        prompt: Prompt,
+        max_tokens: int | None,
+        overridden: dict[str, Any],
+        live: LiveAnswer | None,
     ) -> LLMCall:
         try:
-            call = await llm_async_generate(llm, prompt, self._http, max_tokens)
+            try:
+                call = await llm_async_generate(llm, prompt, self._http, max_tokens, live)
+            except asyncio.CancelledError:
+                if live is None or not live.begun:
+                    raise
+                # The connection to the engine is closed by now, which aborts the request there.
+                call = cut_call(llm, prompt, live)
+                call.llm_info["cut_short"] = "session ended" if self._ended else "program hung up"
         except ENGINE_FAILURES as error:
             self.failure, self._asked_before = error, len(self._answers)
             raise

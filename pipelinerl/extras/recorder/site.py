@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import ipaddress
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -36,13 +36,15 @@ from pipelinerl.engines.openai.handlers import (
 )
 from pipelinerl.extras.recorder import routes
 from pipelinerl.extras.recorder.messages import messages
-from pipelinerl.extras.recorder.replies import Answered
+from pipelinerl.extras.recorder.replies import Answered, Changed
 from pipelinerl.extras.recorder.responses import responses
 from pipelinerl.extras.recorder.session import ENGINE_FAILURES, NoSession, Session
 
 HOST = "127.0.0.1"
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 5.0
+FAILURES = (*ENGINE_FAILURES, EngineRequestError, NoSession, Changed)
+"""Of calls; told in a stream that has begun."""
 
 
 class NoKey(PermissionError):
@@ -122,7 +124,7 @@ class Site:
             answer = await route(self._session(http), await whole_body(http))
             if answer.events is None:
                 return json_response(answer.body)
-            return await streamed(http, _each(answer.events), named=answer.named)
+            return await streamed(http, answer.events, FAILURES, named=answer.named)
 
         return handle
 
@@ -232,8 +234,3 @@ def _status_of(error: Exception) -> int | None:
 def _path_of(http: web.Request) -> str:
     """Without the token."""
     return "/" + http.path.partition("/r/")[2].partition("/")[2]
-
-
-async def _each(events: list[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
-    for event in events:
-        yield event

@@ -67,7 +67,6 @@ ENGINE: dict[str, list[Case]] = {
         (sampling(repetition_penalty=0), "repetition_penalty 0"),
         (sampling(presence_penalty=3), "presence_penalty 3"),
         (sampling(frequency_penalty=5), "frequency_penalty 5.0 must lie in [-2, 2]"),
-        (generate(stream=True), "stream: true is not supported"),
         (generate(model="gpt"), "model 'gpt' is not served; this is 'model'"),
     ],
     "/v1/completions": [

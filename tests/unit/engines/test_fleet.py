@@ -1,6 +1,7 @@
 """Client and fleet against engines that fail on purpose."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,6 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from pipelinerl.engines.answers import LiveAnswer, Tokens
 from pipelinerl.engines.client import (
     AbortedCompletion,
     Deadlines,
@@ -35,6 +37,7 @@ class Engine(FakeEngine):
     def __init__(self) -> None:
         super().__init__(lambda prompt: [7, 8], version="5")  # "" is an engine without labels
         self.behaviour: Behaviour = self.sampled
+        self.stream: Streaming | None = None
         self.healthy, self.started = True, 100.0
         self.requests: list[dict[str, Any]] = []
         self.running, self.generated, self.closed = 0, 9, 0
@@ -53,10 +56,12 @@ class Engine(FakeEngine):
 
         return behaviour
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(await request.json())
         self.running += 1
         try:
+            if self.stream is not None:
+                return await self.stream(request)
             return await self.behaviour()
         except asyncio.CancelledError:
             self.closed += 1
@@ -332,3 +337,95 @@ def test_stall_needs_running_requests_and_no_progress() -> None:
     assert not watch.stalled(running=1, tokens=6, now=11.0)
     assert not watch.stalled(running=0, tokens=6, now=100.0)
     assert not watch.stalled(running=1, tokens=6, now=109.0)
+
+
+class Streaming:
+    """An engine's stream: these choices, a chunk each, as vLLM writes them; then what the test says."""
+
+    def __init__(self, *choices: dict[str, Any], then: Behaviour | None = None) -> None:
+        self._choices, self._then = choices, then
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for one in self._choices:
+            await response.write(b"data: " + json.dumps({"choices": [one]}).encode() + b"\n\n")
+        if self._then is not None:
+            await self._then()
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def chunk(*ids: int, named: bool = True, **fields: Any) -> dict[str, Any]:
+    names = [{"token_id": one} if named else {"token": f"token_id:{one}"} for one in ids]
+    content = [{"logprob": -one / 8, **name} for one, name in zip(ids, names, strict=True)]
+    return {"index": 0, "token_ids": ids, "logprobs": {"content": content}, "finish_reason": None} | fields
+
+
+def spans(*triples: tuple[str, int, int]) -> dict[str, Any]:
+    return {"weight_versions": [{"version": v, "start": a, "end": b} for v, a, b in triples]}
+
+
+END = {"finish_reason": "stop", "stop_reason": "x"}
+STREAMS = {
+    "vLLM from 0.32 on": Streaming(
+        chunk(1, 2, weight_versions=None), chunk(3), chunk(4, **END, **spans(("4", 0, 2), ("5", 2, 4)))
+    ),
+    "earlier ones": Streaming(
+        chunk(1, 2, named=False), chunk(3, named=False), chunk(4, named=False, finish_reason="stop")
+    ),
+    "embedded": Streaming(
+        chunk(1, **spans(("4", 0, 1))),
+        chunk(2, **spans(("4", 1, 2))),
+        chunk(3, **spans(("5", 2, 3))),
+        chunk(4, **END, **spans(("5", 3, 4))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_a_stream_of_any_engine_is_read_as_its_whole_answer(name: str) -> None:
+    async with fleet_of(1, announced=3) as (fleet, (engine,)):
+        engine.stream = STREAMS[name]
+        heard: list[Tokens] = []
+        one = await fleet.generate([9], SAMPLING, live=LiveAnswer(heard.append))
+    assert [token for some in heard for token in some.ids] == [1, 2, 3], "the last comes with the answer"
+    assert one.token_ids.tolist() == [1, 2, 3, 4]
+    assert one.logprobs.tolist() == [-0.125, -0.25, -0.375, -0.5]
+    known = name != "earlier ones"
+    assert one.versions == ([(4, 0, 2), (5, 2, 4)] if known else [(3, 0, 4)]) and one.exact_versions is known
+    assert (one.finish_reason, one.stop_reason) == ("stop", "x" if known else None)
+    (request,) = engine.requests
+    assert request["stream"] is True and request["sampling_params"]["output_kind"] == 1
+
+
+LOST: dict[str, tuple[Streaming, str]] = {
+    "stalled": (Streaming(chunk(7), then=hang), "stalled: no token for"),
+    "no end": (Streaming(chunk(7)), "the stream says no end"),
+    "aborted": (Streaming(chunk(7), chunk(finish_reason="abort")), "finish_reason abort after 1 tokens"),
+    "shifted": (Streaming(chunk(7), chunk(8, **END) | {"token_ids": [9]}), "belongs to token 8"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+async def test_an_answer_of_which_tokens_were_handed_over_is_not_asked_for_again(name: str) -> None:
+    stream, message = LOST[name]
+    async with fleet_of(2) as (fleet, engines):
+        for one in engines:
+            one.stream = stream
+        heard: list[Tokens] = []
+        with pytest.raises((EngineUnavailable, AbortedCompletion), match=message):
+            await fleet.generate([1], SAMPLING, live=LiveAnswer(heard.append))
+        assert [some.ids for some in heard] == [[7]]
+        assert sum(len(one.requests) for one in engines) == 1 and not fleet.counts.retries
+
+
+async def test_an_answer_is_asked_for_again_while_none_of_its_tokens_was_handed_over() -> None:
+    async with fleet_of(2) as (fleet, (first, second)):
+        first.behaviour = first.fail(500)
+        second.stream = Streaming(chunk(7), chunk(8, **END))
+        heard: list[Tokens] = []
+        live = LiveAnswer(heard.append)
+        one = await fleet.generate([1], SAMPLING, prefer=first.url, live=live)
+        assert one.token_ids.tolist() == [7, 8] and [some.ids for some in heard] == [[7]]
+        assert len(first.requests) == 1 and one.tries == 2

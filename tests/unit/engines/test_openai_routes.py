@@ -1,6 +1,7 @@
 """The routes for users' own programs, asked by OpenAI's own client."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import openai
 import pytest
 
 from pipelinerl.engines.client import EngineRequestError, SamplingParams
-from pipelinerl.engines.openai.chat import call_reader, read_tool_calls
+from pipelinerl.engines.openai.chat import TextBeforeCalls, call_reader, read_tool_calls
 from pipelinerl.engines.openai.fields import ChatFields
 from tests.support.openai_client import asked
 from tests.support.text_model import byte_tokenizer
@@ -284,6 +285,45 @@ def test_calls_in_tags_are_typed_by_the_tools_schema() -> None:
     tokenizer.chat_template = "<tool_call>{{ call | tojson }}"
     read = call_reader(tokenizer, fields)
     assert read is not None and read(TAGGED) == (TAGGED, [])
+
+
+FRAGMENTS = (
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        '{"name": "f", "arguments": {}}',
+        "<function=f>",
+        "</function>",
+        "<think>",
+    ),
+    *("</think>", '"', "`", " ", "\n", "a", "b <", "<tool", "<func", "think>", "</"),
+)
+
+
+@pytest.mark.parametrize("tagged", [None, {}])
+def test_text_that_was_handed_out_is_the_beginning_of_what_is_read_at_the_end(tagged: Any) -> None:
+    rng = random.Random(1)
+    early = 0
+    call = '<tool_call>{"name": "f"}</tool_call>'
+    quoted = [f"a {call}{quote}</think>{end} b" for quote in "\"'`" for end in (quote, quote * 2, "")]
+    drawn = ["".join(rng.choices(FRAGMENTS, k=rng.randint(1, 12))) for _ in range(20_000)]
+    for text in quoted * 9 + drawn:
+        came, given, at = TextBeforeCalls(), "", 0
+        while at < len(text):
+            piece = text[at : at + rng.choice((1, 1, 2, 5, 40))]
+            at += len(piece)
+            given += came.add(piece)
+        content, _ = read_tool_calls(text, tagged)
+        assert (content or "").startswith(given) and came.given == len(given), (text, given, content)
+        early += bool(given)
+    assert early > 10_000
+
+
+def test_text_waits_only_while_it_may_belong_to_a_call() -> None:
+    came = TextBeforeCalls()
+    pieces = ("Let me", " see", ". ", "1 <", " 2 ", "and <tool", "box>", " <tool_call>{", "}</tool_call>")
+    said = ("Let me", " see", ".", " 1", " < 2", " and", " <toolbox>", "", "")
+    assert tuple(map(came.add, pieces)) == said
 
 
 async def test_a_sampled_call_is_an_answer_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,13 @@
 """Text of a sequence while its ids arrive."""
 
+import random
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
+from pipelinerl.async_llm import ended_text
 from pipelinerl.base.tokenizing import encode
 from pipelinerl.engines.openai.protocol import SamplingFields
 from pipelinerl.engines.openai.text import OutputText, token_bytes
@@ -49,6 +54,36 @@ def test_a_character_behind_bytes_that_are_none_is_whole(sampled: bytes) -> None
     output = OutputText(BACKEND, SamplingFields())
     pieces, _ = feed(output, [id_of[bytes([byte])] for byte in sampled])
     assert "".join(pieces) == output.text == sampled.decode(errors="replace")
+
+
+def with_byte_fallback() -> Tokenizer:
+    """As Llama 2 and Gemma: words, and a byte each for what is no word."""
+    names = ["<unk>", "</s>", "\u2581", "\u2581a", "b", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {name: index for index, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    words = decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()
+    tokenizer.decoder = decoders.Sequence([*words, decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
+@pytest.mark.parametrize("tokenizer", [BACKEND, with_byte_fallback()], ids=["bytes", "byte fallback"])
+def test_no_later_id_changes_text_that_was_handed_out(tokenizer: Tokenizer) -> None:
+    rng, special = random.Random(0), [0, 1]
+    every = [*range(2, tokenizer.get_vocab_size()), *special * 20]
+    of_emoji = [one for one in every if token_bytes(tokenizer, one)[:1] in (b"\xf0", b"\x9f", b"\x99", b"A")]
+    for _ in range(4000):
+        ids = rng.choices(rng.choice((every, [*of_emoji, 0])), k=rng.randint(1, 30))
+        skip = rng.random() < 0.5
+        output, sent = OutputText(tokenizer, SamplingFields(skip_special_tokens=skip)), ""
+        for token in ids[:-1]:
+            output.add(token, ends=False)
+            sent += output.take()
+        of_model = SimpleNamespace(backend_tokenizer=tokenizer)
+        whole = ended_text(of_model, np.array(ids), None, skip_special=skip)
+        assert whole.startswith(sent), (ids, sent, whole)
+        if "\ufffd" not in whole:
+            assert whole == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 def test_no_piece_ends_in_the_middle_of_a_character() -> None:
