@@ -6,9 +6,10 @@ from functools import partial
 
 import pytest
 
+from pipelinerl.engines.answers import LiveAnswer, Tokens
 from pipelinerl.engines.client import Deadlines, EngineRequestError, EngineUnavailable, SamplingParams
 from pipelinerl.engines.fleet import Fleet
-from tests.support.contract.engines import LENGTHS, RUNNING, TOKENS, Engine
+from tests.support.contract.engines import LENGTHS, RECORDED, RUNNING, TOKENS, Engine
 from tests.support.contract.models import CONTEXT, VOCABULARY, prompt
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -69,6 +70,24 @@ async def test_closing_the_connection_aborts_the_request(engine: Engine) -> None
         if client.counts.cancelled:
             break
     assert client.counts.cancelled == 1 and await engine.metric(TOKENS) < before + length
+
+
+async def test_a_stream_brings_the_answer_as_it_is_sampled(
+    engine: Engine, request: pytest.FixtureRequest
+) -> None:
+    if request.node.callspec.params["engine"] in RECORDED:
+        pytest.skip("streams are not on the tapes")
+    await engine.publish(97, 1, "recompute")
+    sampling = SamplingParams(max_tokens=12, seed=4, ignore_eos=True)
+    heard: list[Tokens] = []
+    whole = await engine.client(announced=96).generate(prompt(9), sampling)
+    one = await engine.client(announced=96).generate(prompt(9), sampling, live=LiveAnswer(heard.append))
+    assert one.token_ids.tolist() == whole.token_ids.tolist()
+    assert one.logprobs.tolist() == pytest.approx(whole.logprobs.tolist(), abs=1e-5)
+    assert (one.versions, one.exact_versions) == (whole.versions, whole.exact_versions)
+    assert (one.finish_reason, one.stop_reason) == (whole.finish_reason, whole.stop_reason)
+    ids = [token for some in heard for token in some.ids]
+    assert len(heard) > 1 and ids == whole.token_ids.tolist()[: len(ids)]
 
 
 async def test_counters_say_what_was_done(engine: Engine) -> None:

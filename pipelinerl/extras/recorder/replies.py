@@ -133,7 +133,7 @@ class _Told:
         )
         self._output = OutputText(llm.load_tokenizer().backend_tokenizer, ends)
         self._before_calls = TextBeforeCalls() if tools else None
-        self._text = ""
+        self._sent: list[str] = []
         self._tokens = self._versioned = 0
 
     def more(self, index: int, tokens: Tokens) -> Piece:
@@ -144,7 +144,7 @@ class _Told:
         if self._before_calls is not None:
             text = self._before_calls.add(text)
         first = not self._tokens
-        self._text += text
+        self._sent.append(text)
         self._tokens += len(tokens.ids)
         for _, _, self._versioned in tokens.versions:
             pass
@@ -161,9 +161,10 @@ class _Told:
 
     def last(self, index: int, call: LLMCall, whole: str) -> Piece:
         """All that was not told of an answer with the text `whole`. Raises Changed."""
-        if not whole.startswith(self._text):
+        sent = "".join(self._sent)
+        if not whole.startswith(sent):
             raise Changed("the end of the answer changes text that was sent; ask without stream: true")
-        return piece(call, whole[len(self._text) :], index, self._tokens, self._versioned)
+        return piece(call, whole[len(sent) :], index, self._tokens, self._versioned)
 
 
 def piece(call: LLMCall, text: str, index: int = 0, start: int = 0, versioned: int = 0) -> Piece:

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipelinerl.async_llm import _call, make_training_text
-from pipelinerl.engines.answers import InvalidAnswer, read_generation
+from pipelinerl.engines.answers import InvalidAnswer, LiveAnswer, read_generation
 from pipelinerl.engines.client import SamplingParams
 from pipelinerl.engines.cpu.model import PackedModel, UnsupportedModel
 from pipelinerl.engines.cpu.settings import EngineSettings
@@ -51,6 +51,17 @@ async def asked(engine: RunningEngine, prompt: list[int], **sampling: Any) -> li
     fields = {"ignore_eos": True, "logprobs": 0, **sampling}
     answer = await engine.post("/inference/v1/generate", {"token_ids": prompt, "sampling_params": fields})
     return list(answer["choices"])
+
+
+async def test_a_stream_says_the_experts_of_all_tokens_at_its_end(folders: list[Path]) -> None:
+    prompt, sampling = random_prompt(30), SamplingParams(max_tokens=9, seed=1, ignore_eos=True)
+    async with running_engine(folders[0], **ON) as engine:
+        whole = await engine.client.generate(prompt, sampling)
+        live = LiveAnswer(lambda tokens: None)
+        streamed = await engine.client.generate(prompt, sampling, live=live)
+    assert whole.routed_experts is not None and whole.routed_experts.shape == (38, 4, 2)
+    assert streamed.routed_experts is not None
+    np.testing.assert_array_equal(streamed.routed_experts, whole.routed_experts)
 
 
 async def test_prompt_and_answer_have_the_experts_of_one_full_forward(folders: list[Path]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 from aiohttp import web
 
@@ -439,6 +440,26 @@ async def test_an_engine_that_is_lost_in_a_stream_is_an_error_of_the_route(
     assert last.get("type") == (None if route in PATHS else "error")
     assert session.calls == [] and fake.counts["requests"] == 1
     assert failed.value is session.failure and str(failed.value.__cause__) == "the program gives up"
+
+
+async def test_openais_client_raises_what_went_wrong_in_a_stream(folder: Any) -> None:
+    raised = []
+    with FakeEngine(lambda prompt: [7, 8, 9]) as fake:
+        llm = TrainableLLM(model_name=str(folder), base_url=fake.url, context_size=512, max_retries=0)
+        async with (
+            recorder.session(llm) as session,
+            openai.AsyncOpenAI(base_url=session.base_url, api_key="none", max_retries=0) as client,
+        ):
+            chat: Any = client.chat.completions.create
+            for create, fields in ((chat, {"messages": SAY}), (client.responses.create, {"input": "Hello"})):
+                fake.misbehave.append(breaking(fake, b""))
+                stream = await create(model="m", stream=True, **fields)
+                try:
+                    async for _ in stream:
+                        pass
+                except openai.APIError as error:
+                    raised.append(error.message)
+    assert len(raised) == 2 and all("connection: " in one for one in raised)
 
 
 async def test_an_engine_that_is_lost_before_the_first_token_is_asked_again(
