@@ -11,16 +11,13 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 import pytest
-from _pytest.config import create_terminal_writer
-
-from pipelinerl.base.child import die_with_parent
+from _pytest.terminal import TerminalReporter
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,10 +81,10 @@ class Forks:
                 os.waitpid(worker.pid, 0)
 
     def _start(self) -> None:
-        (ours, theirs), session = Pipe(), os.getpid()
+        ours, theirs = Pipe()
         self._started += 1
         if (pid := os.fork()) == 0:
-            die_with_parent(session)
+            ours.close()
             _work(self._session, theirs, self._folder / f"worker{self._started}")
         theirs.close()
         self._workers.append(Worker(pid, os.pidfd_open(pid), ours))
@@ -98,8 +95,7 @@ class Forks:
             if kind == "more":
                 chunk = self._left.popleft() if self._left else deque[int]()
                 worker.given += chunk
-                with suppress(OSError):  # it died meanwhile, which is seen next
-                    worker.line.send([*chunk])
+                worker.line.send([*chunk])
             elif kind == "begins":
                 worker.current = worker.given.popleft()
             elif kind == "report":
@@ -146,11 +142,13 @@ def _messages(worker: Worker) -> Iterator[tuple[str, Any]]:
         return
 
 
-class _Nowhere:
-    """Plugins ask for a terminal; only the session's own is one."""
+class _Silent(TerminalReporter):
+    """Plugins ask for a terminal; only the session's own writes to it."""
 
-    def __init__(self, config: pytest.Config, file: TextIO) -> None:
-        self._tw = create_terminal_writer(config, file)
+    def pytest_runtest_logstart(self, **_: Any) -> None: ...
+    def pytest_runtest_logreport(self, **_: Any) -> None: ...
+    def pytest_runtest_logfinish(self, **_: Any) -> None: ...
+    def pytest_warning_recorded(self, **_: Any) -> None: ...
 
 
 class _Tells:
@@ -186,7 +184,7 @@ def _work(session: pytest.Session, line: Connection, folder: Any) -> NoReturn:
         capture.suspend_global_capture()
         config.pluginmanager.unregister(name="terminalreporter")
         with open(os.devnull, "w") as nowhere:
-            config.pluginmanager.register(_Nowhere(config, nowhere), "terminalreporter")
+            config.pluginmanager.register(_Silent(config, nowhere), "terminalreporter")
             config.pluginmanager.register(tells := _Tells(config, line))
             tells.told = False
             for index, following in _given(line):
