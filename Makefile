@@ -55,11 +55,10 @@ format: setup
 
 # Three workers for two cores, because tests wait for processes. Types are checked beside them, and both are heard to
 # their ends; not by a make of its own, because `make --dry-run` would run that line, tests included.
-# Workers are forked: a look for cards while tests are collected must not begin anything that a fork loses.
+# The folder of all: of each that is named here xdist's controller would import the conftest, some of them torch.
 test: style
 	@{ $(PY) -m mypy && $(PY) -m benchmarks.documents --check; } & types=$$!; \
-	PYTORCH_NVML_BASED_CUDA_CHECK=1 \
-	$(PY) -m pytest -q -p tests.support.forks --forks 3 -m 'not slow and not gpu' --ignore=tests/gpu tests; tests=$$?; \
+	$(PY) -m pytest -q -n 3 --dist worksteal -m 'not slow and not gpu' --ignore=tests/gpu tests; tests=$$?; \
 	wait $$types || { echo "types: refused, see above"; exit 1; }; exit $$tests
 
 test-all: lint
