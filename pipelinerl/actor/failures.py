@@ -1,6 +1,7 @@
 """What a failed rollout means for its group and for the run; asked by the scheduler."""
 
 from collections import Counter, deque
+from collections.abc import Iterable
 
 from pipelinerl.actor.groups import Group
 from pipelinerl.actor.messages import Ending
@@ -27,22 +28,30 @@ def is_lost(group: Group, on_error: str) -> bool:
 
 
 class FailureMonitor:
-    """Share of failures among recent rollouts, with their commonest reason."""
+    """Share of failures among recent rollouts, with their commonest reason.
+
+    Rollouts that fail at once end before others that began with them and succeed later: those that run still,
+    and began before the newest that ended, are taken for successes.
+    """
 
     def __init__(self, max_fraction: float):
         self.max_fraction = max_fraction
         self._recent: deque[str | None] = deque(maxlen=WINDOW)
+        self._newest = -1
 
-    def record(self, reason: str | None) -> None:
-        """A rollout ended; `reason` says why it failed, None that it did not."""
+    def record(self, reason: str | None, key: int = 0) -> None:
+        """A rollout ended; `reason` says why it failed, None that it did not. Keys grow with their starts."""
         self._recent.append(reason)
+        self._newest = max(self._newest, key)
 
-    def complaint(self) -> str | None:
-        """One line once too many rollouts fail, else None."""
+    def complaint(self, running: Iterable[int] = ()) -> str | None:
+        """One line once too many rollouts fail, else None; `running`: keys of those that have not ended."""
         total = len(self._recent)
         failed = total - self._recent.count(None)
         # A few failures at the start are no share of anything.
         if total < JUDGED_FROM or failed <= self.max_fraction * total:
+            return None
+        if failed <= self.max_fraction * (total + sum(key < self._newest for key in running)):
             return None
         reasons = [reason for reason in self._recent if reason is not None]
         kind, count = Counter(map(kind_of, reasons)).most_common(1)[0]

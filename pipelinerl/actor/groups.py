@@ -108,6 +108,11 @@ class GroupTable:
         return len(self._running)
 
     @property
+    def running(self) -> Iterable[int]:
+        """Keys of the running rollouts, in the order of their starts."""
+        return self._running
+
+    @property
     def oldest(self) -> Start | None:
         """The running rollout that started first."""
         return next(iter(self._running.values()), None)

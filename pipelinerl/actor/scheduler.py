@@ -262,10 +262,10 @@ class Scheduler:
             self._finish_test_rollout(start, rollout, name)
         # After it was counted: the run's accounting adds up also when this rollout is the one that ends it.
         empty = start.group.training and not failed and not rollout.samples
-        self.failures.record(rollout.reason if failed else NO_TEXT if empty else None)
+        self.failures.record(rollout.reason if failed else NO_TEXT if empty else None, rollout.key)
         if failed and self._on_error == "stop":
             raise RunFailed(f"rollout {name} failed (actor.on_rollout_error=stop): {rollout.reason}")
-        if complaint := self.failures.complaint():
+        if complaint := self.failures.complaint(self.table.running):
             raise RunFailed(complaint)
 
     def _finish_test_rollout(self, start: Start, rollout: FinishedRollout, name: str) -> None:

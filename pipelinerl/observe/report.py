@@ -124,7 +124,11 @@ def _markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def report_sections(summary: Summary, sections: Sequence[ReportSection]) -> list[Section]:
     """The parts of the report in order, those of the domain behind the evaluation; all three show these."""
-    evaluated = Section(title="Evaluation", text="No evaluation was recorded.")
+    lost, counts = "No evaluation was recorded.", summary.counts
+    if counts.eval_started:
+        lost = f"{counts.eval_started} evaluation rollouts started, and the values of none are there: an "
+        lost += "evaluation did not end, or streams/ was removed."
+    evaluated = Section(title="Evaluation", text=lost)
     if summary.evaluations:
         rows = comparison_rows(summary, summary.headline)
         title = f"Evaluation on {summary.evaluated_on}, mean [95 % interval]"
@@ -136,7 +140,7 @@ def report_sections(summary: Summary, sections: Sequence[ReportSection]) -> list
     shown = [
         evaluated,
         *(Section(title=one.title, rows=one.rows, text=one.text) for one in sections),
-        Section(title="Rollouts by outcome", text="\n".join(summary.counts.lines())),
+        Section(title="Rollouts by outcome", text=_outcomes(summary)),
         Section(title="Throughput and staleness", rows=rate_rows(summary), text=limits),
     ]
     if summary.mismatch.groups:
@@ -149,6 +153,16 @@ def report_sections(summary: Summary, sections: Sequence[ReportSection]) -> list
         rows = comparison_rows(summary, rest)
         shown.append(Section(title="All evaluation metrics", rows=rows, printed=False, folded=True))
     return shown
+
+
+def _outcomes(summary: Summary) -> str:
+    trained = summary.rates.get("trained_texts", 0)
+    if trained and not summary.counts.started:
+        return (
+            f"How rollouts ended is not known: accounting/ has no rollout, although {trained:,.0f} samples "
+            "were trained on; it was removed, or the trainer ran alone."
+        )
+    return "\n".join(summary.counts.lines())
 
 
 def print_report(sentence: str, sections: Sequence[Section], report_dir: Path, console: Console) -> None:

@@ -83,7 +83,10 @@ class Summary:
         name = next((name for name in self.headline if name in self.comparisons), None)
         if name is None:
             return f"The run trained {trained}; no evaluation tells what came of it."
-        found, on = self.comparisons[name], f"{len(self.evaluations[-1].values[name])} {self.evaluated_on}"
+        found, asked = self.comparisons[name], len(self.evaluations[-1].values[name])
+        # Of a rollout that failed nothing is measured.
+        of = "" if found.after.n == asked else f"{found.after.n} of "
+        on = f"{of}{asked} {self.evaluated_on}"
         if self.versions[0] == self.versions[-1]:
             mean, low, high, _ = found.after
             return f"On {on} {name} is {mean:.2f} (95 % interval {low:.2f} to {high:.2f})."

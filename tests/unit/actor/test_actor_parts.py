@@ -213,6 +213,22 @@ def test_pauses_double_up_to_the_longest():
         assert 0.5 * min(30, 2**attempt) <= backoff_s(attempt, 1, 30) <= min(30, 2**attempt)
 
 
+def test_rollouts_that_fail_at_once_are_no_majority_while_others_run():
+    """Of 60 that begin together 20 fail at once: a third. When 31 have failed, more than half of 60 have."""
+    monitor, running = FailureMonitor(0.5), set(range(60))
+    for key in range(59, 29, -1):
+        running.remove(key)
+        monitor.record("bug", key)
+        assert monitor.complaint(running) is None
+    running.remove(29)
+    monitor.record("bug", 29)
+    assert "31 of the last 31 rollouts failed" in (monitor.complaint(running) or "")
+    later = FailureMonitor(0.5)
+    for key in range(20):
+        later.record("bug", key)
+    assert later.complaint(range(20, 80)) is not None, "those that began behind all that ended say nothing"
+
+
 def test_failures_are_judged_over_recent_rollouts():
     monitor = FailureMonitor(0.5)
     for _ in range(19):

@@ -154,7 +154,7 @@ def test_the_report_opens_with_one_sentence_and_the_curve_of_the_domain_s_headli
     leaks = summarise(run_dir, focus).evaluations
     before, after = (float(np.mean([v for v in one.values["leak"] if v is not None])) for one in leaks[::3])
     means = f"leak went from {before:.2f} to {after:.2f}"
-    said = f"On 50 held-out problems {means} in 60 steps on 1,920 samples: "
+    said = f"On 49 of 50 held-out problems {means} in 60 steps on 1,920 samples: "
     assert out.getvalue().strip().startswith(said)
     markdown, page = (folder / "report.md").read_text(), (folder / "index.html").read_text()
     for text, table in ((markdown, "## Evaluation"), (page, "<h2>Evaluation")):
@@ -307,6 +307,20 @@ def test_a_counter_that_is_no_number_costs_its_figure_only(tmp_path: Path) -> No
     )
     rates = summarise(tmp_path).rates
     assert (rates["trained_texts"], rates["trained_tokens"]) == (16, 80)
+
+
+def test_a_run_whose_records_were_removed_does_not_report_zeros(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, "finetune") as trainer:
+        trainer.log({"stats/samples": 1920, "stats/completed_steps": 60}, 1920)
+    out = io.StringIO()
+    write_report(tmp_path, console=Console(file=out, width=200))
+    assert "accounting/ has no rollout, although 1,920 samples were trained on" in out.getvalue()
+    assert "0 started" not in out.getvalue()
+    with RolloutLog(tmp_path, "actor") as actor:
+        actor.record(Outcome.EVAL_STARTED, ["t/0", "t/1"])
+    out = io.StringIO()
+    write_report(tmp_path, console=Console(file=out, width=200))
+    assert "2 evaluation rollouts started, and the values of none are there" in out.getvalue()
 
 
 def test_a_run_that_wrote_nothing_is_reported_as_such(tmp_path: Path) -> None:
