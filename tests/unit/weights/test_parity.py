@@ -301,9 +301,13 @@ def test_a_sharded_trainer_rounds_as_a_whole_one(
 def test_rounding_of_a_mixture_is_what_float32_differs_by(mixture: tuple[Path, Learner]) -> None:
     folder, learner = mixture
     exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float()
+    by_expert = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    by_expert.set_experts_implementation("eager")
     expected = trainer(exact, bfloat16=False).score_rows(learner.probe_ids())
     difference = np.abs(learner.score_rows(learner.probe_ids()) - expected).mean()
-    assert learner.probe_rounding() == pytest.approx(difference, rel=0.05)  # grouped products round
+    assert trainer(by_expert).probe_rounding() == pytest.approx(difference, rel=1e-3)
+    # Grouped products have no kernel for float32 and round in both: how much of it all, the processor decides.
+    assert 0.8 * difference < learner.probe_rounding() < 1.05 * difference
 
 
 def test_float32_activations_leave_out_what_bfloat16_rounds() -> None:
