@@ -306,7 +306,7 @@ def test_rounding_of_a_mixture_is_what_float32_differs_by(mixture: tuple[Path, L
     expected = trainer(exact, bfloat16=False).score_rows(learner.probe_ids())
     difference = np.abs(learner.score_rows(learner.probe_ids()) - expected).mean()
     assert trainer(by_expert).probe_rounding() == pytest.approx(difference, rel=1e-3)
-    # Grouped products have no kernel for float32 and round in both: how much of it all, the processor decides.
+    # Grouped products have no kernel for float32 and round in both; how much of it, the processor decides.
     assert 0.8 * difference < learner.probe_rounding() < 1.05 * difference
 
 
