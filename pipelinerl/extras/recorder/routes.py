@@ -18,16 +18,8 @@ from pipelinerl.engines.openai.fields import ChatFields, CompletionFields
 from pipelinerl.engines.openai.handlers import Answer, read, token_answer, token_chunk
 from pipelinerl.engines.openai.protocol import GenerateFields, require
 from pipelinerl.extras.recorder import sampling
-from pipelinerl.extras.recorder.replies import (
-    Answered,
-    Asked,
-    Chat,
-    bound,
-    chat_of,
-    encoded,
-    piece,
-    ruled,
-)
+from pipelinerl.extras.recorder.asked import Asked, bound, piece, ruled
+from pipelinerl.extras.recorder.replies import Answered, Chat, chat_of, encoded
 from pipelinerl.extras.recorder.session import Session
 
 

@@ -35,8 +35,9 @@ from pipelinerl.engines.openai.handlers import (
     whole_body,
 )
 from pipelinerl.extras.recorder import routes
+from pipelinerl.extras.recorder.asked import Changed
 from pipelinerl.extras.recorder.messages import messages
-from pipelinerl.extras.recorder.replies import Answered, Changed
+from pipelinerl.extras.recorder.replies import Answered
 from pipelinerl.extras.recorder.responses import responses
 from pipelinerl.extras.recorder.session import ENGINE_FAILURES, NoSession, Session
 
