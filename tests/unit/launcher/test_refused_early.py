@@ -278,20 +278,24 @@ def test_a_template_is_looked_at_where_the_domain_tells_no_prompt(
 ) -> None:
     """One without a template may play by token ids; one that is no template plays nothing."""
     monkeypatch.setattr(start, "look", looked_here)
-    model = tmp_path / "odd"
-    shutil.copytree(GUESSING, model, ignore=shutil.ignore_patterns("*.jinja"))
-    names = ["train_dataset_names=[a]", "test_dataset_names=[b]"]
-    given = [*own(LOADS), *names, f"model_path={model}"]
-    for template, said in (
-        (None, "; the model has no chat template, so prompts of messages fail"),
-        ("{{ raise_exception('no hi here') }}", ""),
-    ):
+
+    def model(name: str, template: str | None) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(GUESSING, folder, ignore=shutil.ignore_patterns("*.jinja"))
         settings = json.loads((GUESSING / "tokenizer_config.json").read_text()) | {"chat_template": template}
-        (model / "tokenizer_config.json").write_text(json.dumps(settings))
-        assert said in rehearsal._without_template(cast(Any, SimpleNamespace(model_path=str(model))))
-    settings["chat_template"] = "{% for x in %}"
-    (model / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert f"model_path={model}: its chat template is none: Expected an expression" in refused(*given)
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        return folder
+
+    for name, template, said in (
+        ("bare", None, "; the model has no chat template, so prompts of messages fail"),
+        ("strict", "{{ raise_exception('no hi here') }}", ""),
+    ):
+        cfg = cast(Any, SimpleNamespace(model_path=str(model(name, template))))
+        assert rehearsal._without_template(cfg).startswith(said)
+    names = ["train_dataset_names=[a]", "test_dataset_names=[b]"]
+    broken = model("broken", "{% for x in %}")
+    line = refused(*own(LOADS), *names, f"model_path={broken}")
+    assert f"model_path={broken}: its chat template is none: Expected an expression" in line
 
 
 def test_a_link_to_weights_that_are_gone(tmp_path: Path, refused: Started) -> None:
