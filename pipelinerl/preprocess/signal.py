@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 GROUPS = 20
 """Groups in a row that are remarked."""
 EQUAL, CUT, FACTOR, BELOW = "equal rewards", "cut samples", "no positive factor", "factors below 0"
+TINY = "rewards that hardly differ"
+LEAST = 1e-6
+"""Size of a weight, as of advantages that `zero_advantage` drops; gradients of smaller ones vanish."""
 
 
 class SignalWatch:
@@ -77,7 +80,7 @@ class SignalWatch:
         if not self._by_factor:
             return True
         smallest, largest = self._factors(sample)
-        return largest > 0 or (smallest < 0 and not rl.relu_log_p_weights)
+        return largest > LEAST or (smallest < -LEAST and not rl.relu_log_p_weights)
 
     def _factors(self, sample: Sample) -> tuple[float, float]:
         """The smallest and the largest weight of a token."""
@@ -91,8 +94,10 @@ class SignalWatch:
             rl = self._cfg.finetune.rl
             if rl.overlong_filtering and all(sample.overflow for sample in ready):
                 return CUT
-            if rl.relu_log_p_weights and any(self._factors(sample)[0] < 0 for sample in ready):
+            if rl.relu_log_p_weights and any(self._factors(sample)[0] < -LEAST for sample in ready):
                 return BELOW
+            if any(self._factors(sample) != (0, 0) for sample in ready):
+                return TINY
             return EQUAL if rl.use_advantages else FACTOR
         reasons = Counter(EQUAL if reason == "zero_advantage" else reason for reason in dropped)
         return reasons.most_common(1)[0][0] if reasons else "refused"
@@ -112,6 +117,10 @@ class SignalWatch:
                 "some attempts solve and others do not"
             )
         return {
+            TINY: (
+                f"no weight of a sample is above {LEAST:g}, so gradients vanish; let the rollout policy give "
+                "rewards that differ by about 1"
+            ),
             BELOW: (
                 "finetune.rl.relu_log_p_weights=true leaves out negative weights, and no sample has a "
                 "positive one; set it to false, or check how the rollout policy sets rewards and which "

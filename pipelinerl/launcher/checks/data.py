@@ -100,6 +100,9 @@ def model_problems(cfg: Config) -> Iterator[str]:
             return
         if not any((path / name).is_file() for name in TOKENIZER_FILES):
             yield f"model_path={path}: no tokenizer.json in it; save the tokenizer beside the model"
+        elif "actor" in cfg.debug.roles and not (path / "tokenizer.json").is_file():
+            # The engines could do without, but rollout workers read this file.
+            yield f"model_path={path}: no tokenizer.json in it; save the model with a fast tokenizer"
         damaged = list(damaged_files(path))
         yield from damaged
         if not damaged:

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.actor.problems import Problem, load_problems, payload
@@ -118,7 +118,29 @@ def looked_at(tree: DictConfig) -> Looked:
         where = type(domain).__name__
         said = f"{where}.first_messages: {type(error).__name__}: {error}"
         return Looked([f"domain_hooks={cfg.domain_hooks}: {said}"])
+    if not sizes and (train or test):
+        try:
+            said += _without_template(cfg)
+        except TemplateError as error:
+            return Looked([f"model_path={cfg.model_path}: its chat template is none: {error}"])
     return _judged(cfg, sizes, said)
+
+
+def _without_template(cfg: Config) -> str:
+    """What a domain that tells no prompt should know of the model's template. Raises TemplateSyntaxError."""
+    if (tokenizer := _tokenizer(cfg.model_path)) is None:
+        return ""
+    if tokenizer.chat_template is None:
+        return (
+            "; the model has no chat template, so prompts of messages fail: give Prompt.token_ids, or add one"
+        )
+    try:
+        render_chat(tokenizer, [{"role": "user", "content": "hi"}], template_kwargs={})
+    except TemplateSyntaxError:
+        raise
+    except Exception:  # it may want other messages than these
+        return ""
+    return ""
 
 
 def _carried(problems: Iterable[Problem]) -> None:

@@ -1,5 +1,6 @@
 """Batches, memory, buffers, rollouts: settings of the trainer and around it that contradict each other."""
 
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -27,6 +28,8 @@ def remarks(cfg: Config) -> Iterator[str]:
         yield f"seed={cfg.seed}: fixed like every seed; give each run its own for other random numbers"
     if "finetune" not in cfg.debug.roles:
         return
+    for name in [name for name, count in Counter(cfg.train_dataset_names).items() if count > 1]:
+        yield f"train_dataset_names: {name} is named several times, so its problems are drawn as often"
     if tune.learning_rate == 0:
         yield "finetune.learning_rate=0: no step changes the weights; give one above 0 to train"
     elif tune.learning_rate >= _HIGH_RATE:

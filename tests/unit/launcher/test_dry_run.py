@@ -381,11 +381,17 @@ def test_a_warm_up_that_the_run_does_not_outlast_is_remarked(
 
 def test_values_that_are_allowed_and_seldom_meant_are_remarked(dry_run: DryRun) -> None:
     """5 times the rate of 0.5 is more than the whole weight; a rate of 0 has no warm-up to speak of."""
-    odd = ["seed=-1", "finetune.learning_rate=0.5", "finetune.weight_decay=5"]
+    odd = [
+        "seed=-1",
+        "train_dataset_names=[train,train]",
+        "finetune.learning_rate=0.5",
+        "finetune.weight_decay=5",
+    ]
     status, out, _ = dry_run("+domain=guessing", *odd)
     lines = [line for line in out.splitlines() if line.startswith("launcher: ")]
-    assert status == 0 and [line.split()[1].rstrip(":") for line in lines] == odd
-    assert "2.5 of their size" in lines[2]
+    named = [line.split()[1].rstrip(":") for line in lines]
+    assert status == 0 and named == [odd[0], "train_dataset_names", *odd[2:]]
+    assert "train is named several times" in lines[1] and "2.5 of their size" in lines[3]
     status, out, _ = dry_run("+domain=guessing", "finetune.learning_rate=0")
     (line,) = [line for line in out.splitlines() if line.startswith("launcher: ")]
     assert status == 0 and line.startswith("launcher: finetune.learning_rate=0: no step changes the weights")

@@ -5,12 +5,14 @@ import shutil
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from pipelinerl.launch import main
 from pipelinerl.launcher import start
-from pipelinerl.launcher.checks import imports
+from pipelinerl.launcher.checks import imports, rehearsal
 from pipelinerl.launcher.checks.dotted import POLICY, dotted, signature_problem
 from pipelinerl.launcher.checks.imports import problem
 from pipelinerl.launcher.decoder_shape import hub_silence
@@ -256,6 +258,44 @@ def test_a_chat_template_that_takes_no_prompt(
     (model / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
     line = refused("+domain=counting", f"model_path={model}")
     assert f"model_path={model}: its chat template refuses a first prompt: {why}" in line
+
+
+LOADS = "def load(names): return [{'question': 'q'}]"
+
+
+def test_a_tokenizer_that_the_workers_cannot_read(tmp_path: Path, refused: Started) -> None:
+    model = tmp_path / "slow"
+    shutil.copytree(COUNTING, model, ignore=shutil.ignore_patterns("tokenizer.json"))
+    line = refused("+domain=counting", f"model_path={model}")
+    assert f"model_path={model}: no tokenizer.json in it; save the model with a fast tokenizer" in line
+
+
+def test_a_template_is_looked_at_where_the_domain_tells_no_prompt(
+    tmp_path: Path,
+    refused: Started,
+    own: Callable[[str], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One without a template may play by token ids; one that is no template plays nothing."""
+    monkeypatch.setattr(start, "look", looked_here)
+
+    def model(name: str, template: str | None) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(GUESSING, folder, ignore=shutil.ignore_patterns("*.jinja"))
+        settings = json.loads((GUESSING / "tokenizer_config.json").read_text()) | {"chat_template": template}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        return folder
+
+    for name, template, said in (
+        ("bare", None, "; the model has no chat template, so prompts of messages fail"),
+        ("strict", "{{ raise_exception('no hi here') }}", ""),
+    ):
+        cfg = cast(Any, SimpleNamespace(model_path=str(model(name, template))))
+        assert rehearsal._without_template(cfg).startswith(said)
+    names = ["train_dataset_names=[a]", "test_dataset_names=[b]"]
+    broken = model("broken", "{% for x in %}")
+    line = refused(*own(LOADS), *names, f"model_path={broken}")
+    assert f"model_path={broken}: its chat template is none: Expected an expression" in line
 
 
 def test_a_link_to_weights_that_are_gone(tmp_path: Path, refused: Started) -> None:

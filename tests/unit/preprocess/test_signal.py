@@ -59,8 +59,13 @@ def lengthen(text: dict[str, Any], by: int) -> None:
             lambda text: text.update(reward=-1.0),
             ("factors below 0 20", "relu_log_p_weights=true"),
         ),
+        (
+            {},
+            lambda text: text.update(reward=1e-30 * text["reward"]),
+            ("rewards that hardly differ 20", "no weight of a sample is above 1e-06"),
+        ),
     ],
-    ids=["equal", "filtered", "oversize", "masked", "baseline", "cut", "zero_rewards", "below"],
+    ids=["equal", "filtered", "oversize", "masked", "baseline", "cut", "zero_rewards", "below", "tiny"],
     indirect=["bench"],
 )
 def test_twenty_groups_without_a_signal_are_one_remark(
