@@ -138,7 +138,7 @@ SIGNATURES = {
     "pipelinerl.rollouts.apply_rollout_reward": "training_texts, reward",
     "pipelinerl.rollouts.rollout_has_overflow": "training_texts",
     "pipelinerl.rollouts.summarize_training_texts": "training_texts",
-    "pipelinerl.async_llm.llm_async_generate": "llm, prompt, session, max_tokens_override=None",
+    "pipelinerl.async_llm.llm_async_generate": "llm, prompt, session, max_tokens_override=None, live=None",
     "pipelinerl.async_llm.make_training_text": "llm, llm_call",
     "pipelinerl.async_llm.make_training_text_with_tools": "llm, llm_call",
     "pipelinerl.async_llm.make_training_texts_from_llm_calls": "llm, llm_calls, reward=None",

@@ -203,7 +203,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 for folder in sys.argv[1:]:
     if os.fork() == 0:
         run = Path(folder)
-        wire.claim(wire.shared_directory(run))
+        claimed = wire.claim(wire.shared_directory(run))  # else any launcher may clear it away
         transport = FileTransport(wire.weights_directory(run, 1000))
         path = transport.stage(1, [("w", torch.ones(3))]).info["path"]
         print(folder, path, transport._guard.pid, os.getpid(), flush=True)
