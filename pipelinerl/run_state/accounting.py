@@ -52,7 +52,7 @@ _OF_ONE = re.compile(
     r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
     r"|\b(?=[0-9a-fA-F]*[0-9])[0-9a-fA-F]{8,}\b"
     r"|(?<!\d)(?<!HTTP )(?<!status )(?<!status=)(?<!status code )(?<![eE]rror code: )(?!\d{3}, message=)"
-    r"(?<!exit code )(?<!signal )"
+    r"(?<!exit code )(?<!signal )(?<!HTTPError: )"
     r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 )
 # Not the apostrophe of a word.
@@ -60,6 +60,10 @@ _QUOTED = re.compile(r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"")
 _STATUS = re.compile(r".[45]\d\d [A-Z][a-zA-Z ]+.")
 _PLACE = re.compile(r" \([^()\s]+:\d+\)$")
 _LONG_QUOTE = 20
+_URL_OR_PATH = re.compile(r"https?://[^\s'\"<>]+|(?<![\w.:/])/(?:[\w.~@%+-]+/)+[\w.~@%+-]+")
+_TYPE = re.compile(r"(?:group_discarded: )?[A-Za-z_][\w.]*(?=: )")
+_MOST_TEXTS = 3
+"""Of one type of error at one place: more are words of single rollouts, and are counted together."""
 
 
 def kind_of(reason: str) -> str:
@@ -70,7 +74,23 @@ def kind_of(reason: str) -> str:
     """
     place = found[0] if (found := _PLACE.search(reason)) else ""
     said = reason.removesuffix(place) if place else reason
-    return _OF_ONE.sub("#", _QUOTED.sub(_quoted, said)) + place
+    return _OF_ONE.sub("#", _URL_OR_PATH.sub("…", _QUOTED.sub(_quoted, said))) + place
+
+
+def kinds_of(reasons: Iterable[str]) -> dict[str, str]:
+    """The kind of each reason; those of one type and place that say more than three things are one kind."""
+    kinds = {reason: kind_of(reason) for reason in reasons}
+    said: dict[tuple[str, str], set[str]] = {}
+    for kind in kinds.values():
+        if (place := _PLACE.search(kind)) and (type_ := _TYPE.match(kind)):
+            said.setdefault((type_[0], place[0]), set()).add(kind)
+    together = {
+        kind: f"{type_}: …{place}"
+        for (type_, place), texts in said.items()
+        if len(texts) > _MOST_TEXTS
+        for kind in texts
+    }
+    return {reason: together.get(kind, kind) for reason, kind in kinds.items()}
 
 
 def _quoted(quote: re.Match[str]) -> str:
@@ -216,9 +236,9 @@ class RolloutCounts:
             evaluated = _sum(self.eval_started, self.eval_ends, self.eval_unfinished)
             rows.append(f"evaluation rollouts: {evaluated}")
         for outcome, reasons in self.reasons.items():
-            kinds = Counter[str]()
+            kinds, named = Counter[str](), kinds_of(reasons)
             for reason, n in reasons.items():
-                kinds[kind_of(reason)] += n
+                kinds[named[reason]] += n
             listed = ", ".join(f"{kind} {n}" for kind, n in kinds.most_common())
             rows.append(f"{outcome}: {listed}")
         if self.retried:

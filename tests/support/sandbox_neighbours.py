@@ -19,12 +19,17 @@ INPUT = "first\nsecond\n"
 HONEST = """
     import sys, time
     print('begun', flush=True)
+    import fcntl, os
+    library = open(os.__file__)  # which every program reads: a lock on it would be a signal to the others
+    for locked in (lambda: fcntl.flock(library, fcntl.LOCK_EX), lambda: fcntl.lockf(library, fcntl.LOCK_SH)):
+        try: locked()
+        except OSError: pass
     ended = time.monotonic() + 6
     while time.monotonic() < ended: time.sleep(0.05)
     print(sys.stdin.read(), end='')
     print('ended')"""
 ATTACKER = """
-    import ctypes, fcntl, mmap, os, resource, signal, socket, time
+    import ctypes, fcntl, mmap, os, resource, signal, socket, struct, time
     me, reached = os.getpid(), []
     libc = ctypes.CDLL(None, use_errno=True)
     def attempt(what, action):
@@ -70,6 +75,13 @@ ATTACKER = """
                 attempt('memory', lambda: libc.syscall(call, 16 if call == 101 else pid, pid, 0, 0, 0))
             attempt('owner', lambda: fcntl.fcntl(0, fcntl.F_SETOWN, pid))
         time.sleep(0.02)
+    library = open(os.__file__)
+    try: fcntl.flock(library, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError: reached.append('lock')
+    except OSError: pass
+    wanted = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)
+    held = lambda: struct.unpack('hh', fcntl.fcntl(library, fcntl.F_GETLK, wanted)[:4])[0] != fcntl.F_UNLCK
+    attempt('lock of a part', lambda: held() or None)
     attempt('shared memory', lambda: libc.syscall(29, 4711, 4096, 0o1777))
     attempt('queue', lambda: libc.syscall(68, 4711, 0o1777))
     attempt('semaphore', lambda: libc.syscall(64, 4711, 1, 0o1777))

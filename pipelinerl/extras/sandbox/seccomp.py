@@ -27,7 +27,6 @@ SIMPLE = {
     "dup3": 292,
     "pipe": 22,
     "pipe2": 293,
-    "flock": 73,
     "fsync": 74,
     "fdatasync": 75,
     "ftruncate": 77,
@@ -133,8 +132,9 @@ SIMPLE = {
 _CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT64, _FCNTL, _IOCTL, _SOCKETPAIR = 56, 435, 62, 234, 302, 72, 16, 53
 _OPEN, _OPENAT = 2, 257
 _CLONE_THREAD = 0x00010000
-_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
-"""Duplicates, flags and locks; not F_SETOWN, which sends signals."""
+_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 6, 7, 1030)
+"""Duplicates, flags and locks. Not F_SETOWN, which sends signals, nor F_GETLK, which like `flock` tells of
+locks that other programs hold on files of the interpreter, which all of them read."""
 _IOCTL_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 _AF_UNIX, _SOCK_STREAM = 1, 1

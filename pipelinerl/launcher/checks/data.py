@@ -96,7 +96,11 @@ def model_problems(cfg: Config) -> Iterator[str]:
     path = Path(cfg.model_path)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            yield f"model_path={path}: no config.json in it; give a model folder in Hugging Face format"
+            remedy = "give a model folder in Hugging Face format"
+            for trained in (path / "finetune/current", path / "current"):
+                if (trained / "config.json").is_file():
+                    remedy = f"it is of a run, whose model is model_path={trained}"
+            yield f"model_path={path}: no config.json in it; {remedy}"
             return
         if not any((path / name).is_file() for name in TOKENIZER_FILES):
             yield f"model_path={path}: no tokenizer.json in it; save the tokenizer beside the model"

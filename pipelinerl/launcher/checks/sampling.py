@@ -8,7 +8,8 @@ from pipelinerl.engines.kind import engine_kind
 
 def check(cfg: Config) -> Iterator[str]:
     """Problems with sampling parameters and lengths."""
-    yield from training_sampling(cfg)
+    if not cfg.debug.evaluates_only:  # which samples as test_llm says, and trains nothing
+        yield from training_sampling(cfg)
     yield from context(cfg)
 
 
@@ -44,7 +45,8 @@ def training_sampling(cfg: Config) -> Iterator[str]:
 def context(cfg: Config) -> Iterator[str]:
     """Completion < engine context <= packed sequence."""
     limit, key = cfg.engine.max_model_len, engine_kind(cfg).context_key(cfg)
-    for group in ("llm", "test_llm") if cfg.evaluates else ("llm",):
+    groups = ([] if cfg.debug.evaluates_only else ["llm"]) + (["test_llm"] if cfg.evaluates else [])
+    for group in groups:
         longest = getattr(cfg, group).parameters.max_tokens
         if longest >= limit:
             yield (

@@ -270,7 +270,27 @@ def test_failures_are_counted_by_kind_and_named_with_the_place_of_the_rollout_co
     assert "(40 times): ValueError: problem 59 " in monitor.complaint()
 
 
+def test_words_of_single_rollouts_are_one_kind_at_one_place():
+    """Four texts or more of one type and place are of the data; three are told apart, as are other places."""
+    words = ("Paris", "Rome", "Berlin", "Oslo")
+    reasons = {f"AssertionError: answer={word} (my/x.py:9)": 2 for word in words}
+    reasons |= {f"KeyError: '{word}' (my/x.py:3)": 1 for word in words[:3]}
+    reasons |= {"AssertionError: answer=Bern (my/x.py:12)": 1}
+    counts = replace(RolloutCounts(), reasons={Outcome.FAILED: reasons})
+    (row,) = [row for row in counts.lines() if row.startswith("failed: ")]
+    assert row.startswith("failed: AssertionError: … (my/x.py:9) 8, KeyError: 'Paris' (my/x.py:3) 1, ")
+    assert row.count("KeyError") == 3 and "answer=Bern (my/x.py:12) 1" in row
+    monitor = FailureMonitor(0.5)
+    for number in range(24):
+        monitor.record(f"ValueError: no {words[number % 4]} here (my/x.py:9)" if number < 16 else "late")
+    assert "(16 times): ValueError: no Oslo here" in (monitor.complaint() or "")
+
+
 def test_a_kind_keeps_a_status_and_its_place():
+    assert kind_of("HTTPError: 500 Server Error for url: http://a.b/c?d=e") == (
+        "HTTPError: 500 Server Error for url: …"
+    )
+    assert kind_of("E: file /tmp/run_ab/out.txt is gone, not 3/4") == "E: file … is gone, not #/#"
     assert kind_of("Error: HTTP 503 of 10.0.0.7:8080 (a/b.py:12)") == "Error: HTTP 503 of #.#:# (a/b.py:12)"
     assert kind_of("no_texts") == "no_texts"
 

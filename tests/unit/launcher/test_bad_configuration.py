@@ -305,6 +305,8 @@ def test_keys_that_the_run_reads_are_not_called_inert(validate: Validate) -> Non
         ("guessing", ["finetune.rl.divide_advantage_by_std=true", "finetune.share_prefixes=true"]),
         ("guessing", [*SFT_FILTERED, "finetune.rl.divide_advantage_by_std=true"]),
         ("guessing", ["finetune.adam_beta1=0.8", "finetune.adam_beta2=0.95", "finetune.adam_epsilon=1e-6"]),
+        # What only training samples with is nothing to an evaluation.
+        ("guessing", ["debug.mode=evaluate", "llm.parameters.max_tokens=9999", "llm.parameters.top_p=0.5"]),
     ],
 )
 def test_only_a_key_that_was_given_and_idles_is_refused(

@@ -201,6 +201,14 @@ def test_a_folder_without_weights(tmp_path: Path, refused: Started) -> None:
     assert f"model_path={bare}: no weights in it" in refused("+domain=counting", f"model_path={bare}")
 
 
+def test_a_folder_of_a_run_is_named_with_its_model(tmp_path: Path, refused: Started) -> None:
+    model = tmp_path / "mine/finetune/current"
+    shutil.copytree(COUNTING, model)
+    for folder in (tmp_path / "mine", tmp_path / "mine/finetune"):
+        line = refused("+domain=counting", f"model_path={folder}")
+        assert f"no config.json in it; it is of a run, whose model is model_path={model}" in line
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
