@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -23,6 +24,9 @@ ANSWER_STEMS = frozenset({"qa_dict", "file_dict", "eval", "dr_question"})
 TEXT_SUFFIXES = (".md", ".txt", ".csv")
 ORIGINAL_SUFFIXES = (".pdf", ".docx", ".pptx", ".xlsx", ".html", ".jsonl")
 _POINTER = "version https://git-lfs.github.com/spec/"
+_TYPED = str.maketrans(
+    dict.fromkeys("‘’‚‛′`´‹›ʼ", "'") | dict.fromkeys("“”„‟″«»", '"') | dict.fromkeys("‐‑‒–—―−", "-")
+)
 _HEADING = re.compile(r"^#{1,6}[ \t]+(\S.*)$", re.MULTILINE)
 
 
@@ -118,7 +122,7 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
     """
     files = folder / "files"
     boundary = files.resolve()
-    found = sorted(files.rglob("*"))
+    found, named = sorted(files.rglob("*")), set[str]()
     # Links in a circle lead nowhere; `Path.resolve` raises for them before Python 3.13.
     places = {path: Path(os.path.realpath(path)) for path in found}
     paths = [path for path in found if places[path].is_relative_to(boundary)]
@@ -133,6 +137,7 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
         if path.suffix.lower() not in TEXT_SUFFIXES or holds_answers(relative) or not path.is_file():
             continue
         kept += 1
+        named.add(strip_extensions(relative.as_posix()).lower())
         status = path.stat()
         if holds_answers(places[path].relative_to(boundary)) or (status.st_dev, status.st_ino) in answers:
             continue
@@ -146,6 +151,12 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
         path for path in (files, *paths) if path.is_dir() and not os.access(path, os.R_OK | os.X_OK)
     ]:
         raise CorpusError(f"{unread[0]} cannot be read (its permissions); let the server read it")
+    if lone := [path for path in paths if _is_original(path, files) and _stem(path, files) not in named]:
+        logger.warning(
+            "%s: %d files of other formats have no text beside them (.md, .txt or .csv of the same name) and "
+            "are not served, first %s",
+            *(files, len(lone), lone[0].relative_to(files)),
+        )
     outside = [path for path in found if path not in inside or not os.path.exists(path)]
     outward = [path for path in outside if path.suffix.lower() in TEXT_SUFFIXES or path.is_dir()]
     if outward and not kept:
@@ -167,9 +178,19 @@ def _answer_files(folder: Path) -> tuple[set[tuple[int, int]], set[str]]:
     return numbers, {_bare(_read_text(path, "replace")) for path in named}
 
 
+def _is_original(path: Path, files: Path) -> bool:
+    known = path.suffix.lower() in ORIGINAL_SUFFIXES
+    return known and not holds_answers(path.relative_to(files)) and path.is_file()
+
+
+def _stem(path: Path, files: Path) -> str:
+    return strip_extensions(path.relative_to(files).as_posix()).lower()
+
+
 def _bare(text: str) -> str:
-    """Without blanks: an editor adds a line's end to a copy, a program indents its JSON."""
-    return "".join(text.split())
+    """Without blanks and typography: an editor adds a line's end to a copy, a program indents its JSON, a
+    word processor writes other quotes, dashes and ligatures."""
+    return "".join(unicodedata.normalize("NFKC", text.translate(_TYPED)).split())
 
 
 def holds_answers(relative: PurePath) -> bool:

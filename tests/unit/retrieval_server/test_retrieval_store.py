@@ -252,6 +252,24 @@ def test_a_copy_of_an_answer_file_is_one_however_it_is_spaced(copy: str, tmp_pat
     assert [one.rest for one in read_task("DR1", folder)] == ["more.md", "report.md"]
 
 
+def test_a_copy_of_an_answer_file_is_one_whatever_its_typography(tmp_path: Path) -> None:
+    """As a word processor writes it; one word more or another number is another document."""
+    folder = task_of(tmp_path / "DR1")
+    (folder / "qa_dict.md").write_text('"It\'s final" - 5 of them...')
+    (folder / "files" / "notes.md").write_text("“It’s \ufb01nal” – 5\u00a0of them…")
+    (folder / "files" / "other.md").write_text("“It’s \ufb01nal” – 6\u00a0of them…")
+    assert [one.rest for one in read_task("DR1", folder)] == ["other.md", "report.md"]
+
+
+def test_a_file_without_a_text_beside_it_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = task_of(tmp_path / "DR1")
+    for name in ("report.pdf", "plan.PDF", "deep.xlsx", "qa_dict.jsonl"):
+        (folder / "files" / name).write_text("binary")
+    assert [one.rest for one in read_task("DR1", folder)] == ["report.md"]
+    (line,) = [record.getMessage() for record in caplog.records if "other formats" in record.getMessage()]
+    assert "2 files of other formats have no text beside them" in line and "first deep.xlsx" in line
+
+
 def test_a_text_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = task_of(tmp_path / "DR1")
     (folder / "files" / "gone.md").symlink_to("nothing.md")
