@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelinerl.base.foreign_calls import begins_named, function_tags, marked_parts, named_calls, notation
+from pipelinerl.base.foreign_calls import (
+    Called,
+    begins_named,
+    function_tags,
+    marked_parts,
+    named_calls,
+    notation,
+)
 from pipelinerl.base.tagged_calls import BEGIN, NotTagged, Schemas, read_tagged, schemas_of
 from pipelinerl.base.thoughts import answer_part
 
@@ -71,7 +78,7 @@ def read_calls(
     text = _unfenced(completion)
     # Engines leave out Mistral's marks, which are special tokens; what is left are names that are known.
     if len(text) <= LONGEST and (called := named_calls(text)) and all(name in schemas for name, _ in called):
-        return [_from_json({"name": name, "arguments": arguments}) for name, arguments in called]
+        return _named(called)
     if not text.startswith(("[", "{", BEGIN)) and not (text.endswith(")") and _NAME.match(text)):
         return []
     try:
@@ -80,9 +87,13 @@ def read_calls(
         return []  # words that look like a call
 
 
+def _named(called: Sequence[Called]) -> list[Call]:
+    return [_from_json({"name": name, "arguments": arguments}) for name, arguments in called]
+
+
 def _behind_mark(text: str, schemas: Schemas) -> list[Call]:
     if len(text) <= LONGEST and (called := named_calls(text)):
-        return [_from_json({"name": name, "arguments": arguments}) for name, arguments in called]
+        return _named(called)
     return _parsed(text, schemas)
 
 
@@ -126,7 +137,7 @@ def _parsed(text: str, schemas: Schemas) -> list[Call]:
             return [Call(name, arguments) for name, arguments in read_tagged(text, schemas)]
         except NotTagged as error:
             if called := function_tags(text):
-                return [_from_json({"name": name, "arguments": arguments}) for name, arguments in called]
+                return _named(called)
             raise Unreadable(str(error)) from None
     try:
         found = list(_values(text))
