@@ -19,7 +19,7 @@ from domains.counting.questions import (
     question,
 )
 from domains.rows import ENDINGS, checked_rows
-from domains.split import is_held_out, part_of
+from domains.split import check_counts, is_held_out, part_of
 
 Problem = dict[str, Any]
 DOMAIN = "counting"
@@ -47,11 +47,7 @@ def load_problems(
         raise ValueError(f"kinds={list(kinds)}: choose from {', '.join(KINDS)}")
     if vocabulary not in VOCABULARIES:
         raise ValueError(f"vocabulary={vocabulary}: choose from {', '.join(VOCABULARIES)}")
-    if count < 1 or test_count < 1 or not 0.0 < held_out < 1.0:
-        raise ValueError(
-            f"count={count}, test_count={test_count}, held_out={held_out}: counts begin at 1, and the share "
-            "lies between 0 and 1"
-        )
+    check_counts(count, test_count, held_out)
     problems: list[Problem] = []
     for name in map(str, dataset_names):
         if data_dir is not None or Path(name).suffix in ENDINGS:

@@ -16,7 +16,7 @@ from typing import Any
 from domains.ifeval.instructions import arguments_of, contradiction
 from domains.ifeval.writing import WRITINGS, write
 from domains.rows import ENDINGS, rows
-from domains.split import is_held_out, split_rows
+from domains.split import check_counts, is_held_out, split_rows
 from pipelinerl.base.errors import suggestion
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,11 @@ def load_problems(
     chosen = list(WRITINGS) if instructions is None else list(instructions)
     for unknown in [name for name in chosen if name not in WRITINGS]:
         raise ValueError(f"instructions: {unknown!r} cannot be generated; {suggestion(unknown, WRITINGS)}")
-    _check(count, test_count, held_out, subset, chosen)
+    check_counts(count, test_count, held_out)
+    if not chosen:
+        raise ValueError("instructions=[]: name one that can be generated")
+    if subset not in (None, "train", "test", "all"):
+        raise ValueError(f"subset={subset}: choose train, test or all")
     problems: list[Problem] = []
     for name in map(str, names):
         if data_dir is None and Path(name).suffix not in ENDINGS:
@@ -86,16 +90,6 @@ def load_problems(
 
 load_datasets = load_problems
 """The name by which upstream's loaders of several domains know it."""
-
-
-def _check(count: int, test_count: int, held_out: float, subset: str | None, chosen: Sequence[str]) -> None:
-    if count < 1 or test_count < 1 or not 0.0 < held_out < 1.0 or not chosen:
-        raise ValueError(
-            f"count={count}, test_count={test_count}, held_out={held_out}, {len(chosen)} instructions: "
-            "counts begin at 1, and the share lies between 0 and 1"
-        )
-    if subset not in (None, "train", "test", "all"):
-        raise ValueError(f"subset={subset}: choose train, test or all")
 
 
 def _part(name: str) -> str:
