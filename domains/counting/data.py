@@ -18,13 +18,14 @@ from domains.counting.questions import (
     draws,
     question,
 )
-from domains.rows import ENDINGS, checked_rows
+from domains.rows import ENDINGS, checked_rows, find_file
 from domains.split import check_counts, is_held_out, part_of
 
 Problem = dict[str, Any]
 DOMAIN = "counting"
 PATIENCE = 10_000
 """Draws without a new question after which the evaluation is taken to have no more."""
+_NO_FILE = "give a file, or leave dataset_loader_params.data_dir out and its questions are generated"
 
 
 def load_problems(
@@ -51,7 +52,7 @@ def load_problems(
     problems: list[Problem] = []
     for name in map(str, dataset_names):
         if data_dir is not None or Path(name).suffix in ENDINGS:
-            problems += _labelled(name, _from_file(name, data_dir))
+            problems += _labelled(name, checked_rows(find_file(name, data_dir, _NO_FILE), checked))
             continue
         train = part_of(name) == "train"
         for kind in kinds:
@@ -88,15 +89,3 @@ def _evaluation(made: Iterator[dict[str, Any]], count: int, share: float) -> Ite
             yield row
         if len(seen) == count or since == PATIENCE:
             return
-
-
-def _from_file(name: str, data_dir: str | None) -> Iterator[dict[str, Any]]:
-    base = Path(name) if data_dir is None else Path(data_dir) / name
-    tried = [base] if base.suffix in ENDINGS else [base.with_name(base.name + ending) for ending in ENDINGS]
-    path = next((path for path in tried if path.is_file()), None)
-    if path is None:
-        raise ValueError(
-            f"dataset {name!r}: no file {', '.join(map(str, tried))}; give a file, or leave "
-            "dataset_loader_params.data_dir out and its questions are generated"
-        )
-    yield from checked_rows(path, checked)
