@@ -3,7 +3,8 @@
 Called by the settings of the domains, in the launcher before a run starts and in every worker.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
@@ -41,3 +42,20 @@ def validated(values: Any, key: str, model: type[Settings], remedy: Remedy | Non
             raise ValueError(f"{where} {instead}") from None
         said = "unknown setting" if unknown else first["msg"]
         raise ValueError(f"{where}: {said.removeprefix('Value error, ')}") from None
+
+
+def options_of(key: str, one: str, example: str, given: Mapping[str, Any]) -> dict[str, str]:
+    """What `dataset_loader_params.KEY` names, each with its options as JSON text; null leaves it out.
+
+    `one` is the word for one of them. Raises ValueError if none is left, or for options that are no mapping.
+    """
+    found = {}
+    for name, options in given.items():
+        if options is None:
+            continue
+        if not isinstance(options, Mapping):
+            raise ValueError(f"{key}.{name}={options!r}: options are a mapping; write {name}: {{}}")
+        found[name] = json.dumps(dict(options), sort_keys=True)
+    if not found:
+        raise ValueError(f"dataset_loader_params.{key} names no {one}; for instance {example}")
+    return found

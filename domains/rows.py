@@ -16,6 +16,21 @@ HALF_EMOJI = "holds half an emoji, which no tokenizer takes; repair it"
 """Half a surrogate pair, such as "\\ud83d": JSON may hold it, but no record and no request."""
 
 
+def find_file(name: str, data_dir: str | None, remedy: str, *stems: str) -> Path:
+    """The file that a dataset's name means: of that name, or with an ending behind it or one of `stems`.
+
+    Raises ValueError with every place that was looked at, and the remedy.
+    """
+    base = Path(name) if data_dir is None else Path(data_dir) / name
+    names = [base.name + ending for ending in ENDINGS]
+    names += [stem + ending for stem in stems for ending in ENDINGS]
+    tried = [base] if base.suffix in ENDINGS else [base.with_name(one) for one in dict.fromkeys(names)]
+    found = next((path for path in tried if path.is_file()), None)
+    if found is None:
+        raise ValueError(f"dataset {name!r}: no file {', '.join(map(str, tried))}; {remedy}")
+    return found
+
+
 def rows(path: Path) -> Iterator[tuple[str, Any]]:
     """(place, row): `FILE:3` of JSON lines, counted from 1, `FILE, row 3` of the others, counted from 0.
 

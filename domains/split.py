@@ -25,6 +25,15 @@ def part_of(name: str, parts: Sequence[str] = PARTS) -> str:
     return part
 
 
+def check_counts(count: int, test_count: int, held_out: float) -> None:
+    """Raises ValueError for counts of generated problems, or a share of the evaluation's, that mean none."""
+    if count < 1 or test_count < 1 or not 0.0 < held_out < 1.0:
+        raise ValueError(
+            f"count={count}, test_count={test_count}, held_out={held_out}: counts begin at 1, and the share "
+            "lies between 0 and 1"
+        )
+
+
 def is_held_out(question: str, share: float) -> bool:
     """Whether only the evaluation asks this question; true of `share` of all texts."""
     return int.from_bytes(sha256(question.encode()).digest()[:8]) < share * 2**64

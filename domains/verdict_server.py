@@ -1,7 +1,7 @@
 """A verifier over HTTP: `POST /verify_answer` with a judge's arguments as JSON, `GET /health`.
 
-The environments of `ifeval`, `fn_calling` and `logic` are such servers, because upstream's configurations
-start them; where a run has none, rollouts call the judge in their own process. Errors are
+The environments of `ifeval`, `fn_calling`, `logic` and `math` are such servers, because upstream's
+configurations start them; where a run has none, rollouts call the judge in their own process. Errors are
 `{"error": {"message"}}`.
 """
 
@@ -9,13 +9,15 @@ import inspect
 import json
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 from omegaconf import DictConfig
 
+from domains.pool import JudgePool
 from pipelinerl.base.malformed import BAD_BODY, BODY_ERRORS, log_one_line
 from pipelinerl.base.web_pages import no_web_pages
 from pipelinerl.utils import get_environment_jobs
@@ -28,12 +30,17 @@ Judge = Callable[..., Any]
 """Its keyword arguments are the body's keys; returns what is answered, or awaits it. ValueError is a 400."""
 
 
-def make_app(judge: Judge) -> web.Application:
-    """The server's application."""
+def make_app(
+    judge: Judge, read: Callable[[bytes], Any] = json.loads, pool: JudgePool | None = None
+) -> web.Application:
+    """The server's application. `read` turns a body into the judge's arguments; ValueError is a 400.
+
+    `pool` lives as long as the server, and `/health` says its counts.
+    """
 
     async def verify(request: web.Request) -> web.Response:
         try:
-            body = json.loads(await request.read())
+            body = read(await request.read())
             inspect.signature(judge).bind(**body)
             found = judge(**body)
             return web.json_response(await found if inspect.isawaitable(found) else found)
@@ -45,11 +52,16 @@ def make_app(judge: Judge) -> web.Application:
             return _error(400, " ".join(str(error).split())[:200])
 
     async def health(_: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"})
+        return web.json_response({"status": "ok"} | ({} if pool is None else {"counts": dict(pool.counts)}))
+
+    async def running(_: web.Application) -> AsyncIterator[None]:
+        async with pool or nullcontext():
+            yield
 
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[no_web_pages])
     app.router.add_post(ROUTE, verify)
     app.router.add_get("/health", health)
+    app.cleanup_ctx.append(running)
     log_one_line()
     return app
 
@@ -58,10 +70,10 @@ def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message}}, status=status)
 
 
-def serve(judge: Judge, host: str, port: int) -> None:
+def serve(app: web.Application, host: str, port: int) -> None:
     """Serve until the process is stopped."""
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
-    web.run_app(make_app(judge), host=host, port=port, print=None, shutdown_timeout=2.0)
+    web.run_app(app, host=host, port=port, print=None, shutdown_timeout=2.0)
 
 
 def any_server(cfg: DictConfig, key: str | None) -> tuple[str, int] | None:

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -158,7 +158,11 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
             *(files, len(lone), lone[0].relative_to(files)),
         )
     outside = [path for path in found if path not in inside or not os.path.exists(path)]
-    outward = [path for path in outside if path.suffix.lower() in TEXT_SUFFIXES or path.is_dir()]
+    _say_outward(files, [p for p in outside if p.suffix.lower() in TEXT_SUFFIXES or p.is_dir()], kept)
+
+
+def _say_outward(files: Path, outward: Sequence[Path], kept: int) -> None:
+    """Links out of a task's folder that would have been texts, beside `kept` texts that are there."""
     if outward and not kept:
         raise CorpusError(
             f"{outward[0]} leads out of the task's folder, or nowhere, and so do all its {len(outward)} "

@@ -13,7 +13,7 @@ from domains.coding.formats import FORMS, read_row, reference_of
 from domains.coding.references import Reference, unsolvable
 from domains.coding.tiny import NAME as TINY
 from domains.coding.tiny import problems as tiny_problems
-from domains.rows import ENDINGS, rows
+from domains.rows import find_file, rows
 from domains.split import split_rows
 
 Problem = dict[str, Any]
@@ -118,18 +118,7 @@ def _from_file(
 
 def _file(name: str, data_dir: str | None, split: str | None) -> Path:
     """Raises ValueError that says which file is missing, and what it has to hold."""
-    base = Path(name) if data_dir is None else Path(data_dir) / name
-    if base.suffix in ENDINGS:
-        tried = [base]
-    else:
-        stems = [base.name, *([f"{base.name}_{split}"] if split else [])]
-        tried = [base.with_name(stem + ending) for stem in stems for ending in ENDINGS]
-    found = next((path for path in tried if path.is_file()), None)
-    if found is None:
-        columns = next((text for form, text in FORMS.items() if base.name.startswith(form)), None)
-        holds = f"with columns {columns}" if columns else f"in one of the forms {', '.join(FORMS)}"
-        raise ValueError(
-            f"dataset {name!r}: no file {tried[0]} (or {', '.join(ENDINGS[1:])}), {holds}; put it there, set "
-            f"dataset_loader_params.data_dir, or use {TINY}_train and {TINY}_test"
-        )
-    return found
+    columns = next((text for form, text in FORMS.items() if Path(name).name.startswith(form)), None)
+    holds = f"with columns {columns}" if columns else f"in one of the forms {', '.join(FORMS)}"
+    remedy = f"put one {holds} there, set dataset_loader_params.data_dir, or use {TINY}_train and {TINY}_test"
+    return find_file(name, data_dir, remedy, *([f"{Path(name).name}_{split}"] if split else []))

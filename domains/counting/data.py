@@ -18,13 +18,14 @@ from domains.counting.questions import (
     draws,
     question,
 )
-from domains.rows import ENDINGS, checked_rows
-from domains.split import is_held_out, part_of
+from domains.rows import ENDINGS, checked_rows, find_file
+from domains.split import check_counts, is_held_out, part_of
 
 Problem = dict[str, Any]
 DOMAIN = "counting"
 PATIENCE = 10_000
 """Draws without a new question after which the evaluation is taken to have no more."""
+_NO_FILE = "give a file, or leave dataset_loader_params.data_dir out and its questions are generated"
 
 
 def load_problems(
@@ -47,15 +48,11 @@ def load_problems(
         raise ValueError(f"kinds={list(kinds)}: choose from {', '.join(KINDS)}")
     if vocabulary not in VOCABULARIES:
         raise ValueError(f"vocabulary={vocabulary}: choose from {', '.join(VOCABULARIES)}")
-    if count < 1 or test_count < 1 or not 0.0 < held_out < 1.0:
-        raise ValueError(
-            f"count={count}, test_count={test_count}, held_out={held_out}: counts begin at 1, and the share "
-            "lies between 0 and 1"
-        )
+    check_counts(count, test_count, held_out)
     problems: list[Problem] = []
     for name in map(str, dataset_names):
         if data_dir is not None or Path(name).suffix in ENDINGS:
-            problems += _labelled(name, _from_file(name, data_dir))
+            problems += _labelled(name, checked_rows(find_file(name, data_dir, _NO_FILE), checked))
             continue
         train = part_of(name) == "train"
         for kind in kinds:
@@ -92,15 +89,3 @@ def _evaluation(made: Iterator[dict[str, Any]], count: int, share: float) -> Ite
             yield row
         if len(seen) == count or since == PATIENCE:
             return
-
-
-def _from_file(name: str, data_dir: str | None) -> Iterator[dict[str, Any]]:
-    base = Path(name) if data_dir is None else Path(data_dir) / name
-    tried = [base] if base.suffix in ENDINGS else [base.with_name(base.name + ending) for ending in ENDINGS]
-    path = next((path for path in tried if path.is_file()), None)
-    if path is None:
-        raise ValueError(
-            f"dataset {name!r}: no file {', '.join(map(str, tried))}; give a file, or leave "
-            "dataset_loader_params.data_dir out and its questions are generated"
-        )
-    yield from checked_rows(path, checked)

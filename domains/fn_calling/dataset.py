@@ -17,7 +17,7 @@ from zipfile import BadZipFile, ZipFile
 from domains.fn_calling.compare import example, is_call
 from domains.fn_calling.problems import CATEGORIES, Category, make
 from domains.rows import ENDINGS, parsed_lines, rows
-from domains.split import is_held_out
+from domains.split import check_counts, is_held_out
 
 Problem = dict[str, Any]
 DOMAIN = "fn_calling"
@@ -76,11 +76,7 @@ def load_problems(
     unknown = [category for category in categories if category not in CATEGORIES]
     if unknown or not categories:
         raise ValueError(f"categories={list(categories)}: choose from {', '.join(CATEGORIES)}")
-    if count < 1 or test_count < 1 or not 0.0 < held_out < 1.0:
-        raise ValueError(
-            f"count={count}, test_count={test_count}, held_out={held_out}: counts begin at 1, and the share "
-            "lies between 0 and 1"
-        )
+    check_counts(count, test_count, held_out)
     names = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or [DOMAIN])
     problems: list[Problem] = []
     for name in map(str, names):

@@ -7,7 +7,7 @@ import aiohttp
 
 from domains.fn_calling.calls import Unreadable, read_calls
 from domains.fn_calling.compare import matched
-from domains.verdict_server import ask, serve
+from domains.verdict_server import ask, make_app, serve
 from pipelinerl.base.thoughts import thoughts_are_open
 
 Verdict = dict[str, Any]
@@ -79,7 +79,7 @@ class BFCLEnvironment:
 
     def launch(self, port: int) -> None:
         """Serve until the process is stopped."""
-        serve(verify_fn_calling_answer, self.host, port)
+        serve(make_app(verify_fn_calling_answer), self.host, port)
 
 
 AgenticToolsEnvironment = BFCLEnvironment

@@ -15,8 +15,8 @@ from typing import Any
 
 from domains.ifeval.instructions import arguments_of, contradiction
 from domains.ifeval.writing import WRITINGS, write
-from domains.rows import ENDINGS, rows
-from domains.split import is_held_out, split_rows
+from domains.rows import ENDINGS, find_file, rows
+from domains.split import check_counts, is_held_out, split_rows
 from pipelinerl.base.errors import suggestion
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,9 @@ PUBLISHED = {
 }
 """File, without its ending, in which a name's rows are published."""
 PATIENCE = 10_000
+_NO_FILE = (
+    "put the published file there, or leave dataset_loader_params.data_dir out and prompts are generated"
+)
 _PIECE = re.compile(r"\w+|[^\w\s]")
 
 
@@ -65,7 +68,11 @@ def load_problems(
     chosen = list(WRITINGS) if instructions is None else list(instructions)
     for unknown in [name for name in chosen if name not in WRITINGS]:
         raise ValueError(f"instructions: {unknown!r} cannot be generated; {suggestion(unknown, WRITINGS)}")
-    _check(count, test_count, held_out, subset, chosen)
+    check_counts(count, test_count, held_out)
+    if not chosen:
+        raise ValueError("instructions=[]: name one that can be generated")
+    if subset not in (None, "train", "test", "all"):
+        raise ValueError(f"subset={subset}: choose train, test or all")
     problems: list[Problem] = []
     for name in map(str, names):
         if data_dir is None and Path(name).suffix not in ENDINGS:
@@ -73,7 +80,8 @@ def load_problems(
             found = list(_generated(name, of, chosen, count if of != "test" else test_count, held_out, most))
             logger.info("dataset %s: %d generated prompts, data_dir names no folder", name, len(found))
         else:
-            found = list(_from_file(_file(name, data_dir), name, max_constraints, skip_unknown))
+            path = find_file(name, data_dir, _NO_FILE, *filter(None, [PUBLISHED.get(name)]))
+            found = list(_from_file(path, name, max_constraints, skip_unknown))
             if name != "google_ifeval" and Path(name).suffix not in ENDINGS:
                 found = split_rows(found, subset or _part(name), train_ratio, test_size)
             if seed is not None:
@@ -86,16 +94,6 @@ def load_problems(
 
 load_datasets = load_problems
 """The name by which upstream's loaders of several domains know it."""
-
-
-def _check(count: int, test_count: int, held_out: float, subset: str | None, chosen: Sequence[str]) -> None:
-    if count < 1 or test_count < 1 or not 0.0 < held_out < 1.0 or not chosen:
-        raise ValueError(
-            f"count={count}, test_count={test_count}, held_out={held_out}, {len(chosen)} instructions: "
-            "counts begin at 1, and the share lies between 0 and 1"
-        )
-    if subset not in (None, "train", "test", "all"):
-        raise ValueError(f"subset={subset}: choose train, test or all")
 
 
 def _part(name: str) -> str:
@@ -135,22 +133,6 @@ def _generated(
         seen.add(one.prompt)
         yield _problem(name, number, one.prompt, one.names, one.kwargs)
         number, since = number + 1, 0
-
-
-def _file(name: str, data_dir: str | None) -> Path:
-    base = Path(name) if data_dir is None else Path(data_dir) / name
-    if base.suffix in ENDINGS:
-        tried = [base]
-    else:
-        stems = dict.fromkeys([base, base.with_name(PUBLISHED.get(name, base.name))])
-        tried = [stem.with_name(stem.name + ending) for stem in stems for ending in ENDINGS]
-    found = next((path for path in tried if path.is_file()), None)
-    if found is None:
-        raise ValueError(
-            f"dataset {name!r}: no file {', '.join(map(str, tried))}; put the published file there, or leave "
-            "dataset_loader_params.data_dir out and prompts are generated"
-        )
-    return found
 
 
 def _from_file(path: Path, name: str, most: int | None, skip_unknown: bool) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from domains.ifeval.instructions import judge
-from domains.verdict_server import ask, serve
+from domains.verdict_server import ask, make_app, serve
 from pipelinerl.base.thoughts import answer_part
 
 Verdict = dict[str, Any]
@@ -52,4 +52,4 @@ class IFEvalEnvironment:
 
     def launch(self, port: int) -> None:
         """Serve until the process is stopped."""
-        serve(verify_answer, self.host, port)
+        serve(make_app(verify_answer), self.host, port)

@@ -12,7 +12,7 @@ from typing import Any
 
 from domains.logic.published import check, parsed
 from domains.reasoning_gym.data import load_problems as generated_problems
-from domains.rows import ENDINGS, rows
+from domains.rows import ENDINGS, find_file, rows
 from domains.split import split_rows
 from pipelinerl.base.errors import suggestion
 
@@ -38,6 +38,9 @@ FAMILIES = {
 """Upstream's tasks, and the family of reasoning-gym that is most like each; its questions are others."""
 TRAIN, TEST = ("train", "logic", "logic_train"), ("test", "logic_test")
 PUBLISHED = "INTELLECT-3-RL"
+_NO_FILE = (
+    "put the published rows there, or leave dataset_loader_params.data_dir out for families of reasoning-gym"
+)
 Tasks = Mapping[str, Mapping[str, Any] | None]
 DEFAULT: Tasks = {"web_of_lies": {}, "word_sorting": {}, "formal_fallacies": {}, "date_understanding": {}}
 
@@ -89,7 +92,14 @@ def load_problems(
             found = _generated(name, _part(name, split), chosen, count, test_count, held_out)
         else:
             limits = (min_difficulty, max_difficulty)
-            read = _from_file(_file(name, data_dir), name, skipped, skip_unknown, limits, difficulty_column)
+            read = _from_file(
+                find_file(name, data_dir, _NO_FILE, PUBLISHED),
+                name,
+                skipped,
+                skip_unknown,
+                limits,
+                difficulty_column,
+            )
             found = split_rows(list(read), _part(name, split, subset), train_ratio, test_size)
         if seed is not None:
             random.Random(seed).shuffle(found)
@@ -129,23 +139,6 @@ def _generated(
         }
         for number, one in enumerate(found)
     ]
-
-
-def _file(name: str, data_dir: str | None) -> Path:
-    base = Path(name) if data_dir is None else Path(data_dir) / name
-    stems = [base, base.with_name(PUBLISHED)]
-    tried = (
-        [base]
-        if base.suffix in ENDINGS
-        else [stem.with_name(stem.name + ending) for stem in stems for ending in ENDINGS]
-    )
-    found = next((path for path in tried if path.is_file()), None)
-    if found is None:
-        raise ValueError(
-            f"dataset {name!r}: no file {', '.join(map(str, tried))}; put the published rows there, or leave "
-            "dataset_loader_params.data_dir out for families of reasoning-gym"
-        )
-    return found
 
 
 def _from_file(

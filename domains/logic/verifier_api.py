@@ -9,7 +9,7 @@ from domains.logic.published import judge_row
 from domains.pool import JudgePool
 from domains.reasoning_gym.answers import AnswerFormat
 from domains.reasoning_gym.scoring import RIGHT, make_pool, score
-from domains.verdict_server import ask, serve
+from domains.verdict_server import ask, make_app, serve
 
 Verdict = dict[str, Any]
 """`answer_status` (`correct`, `wrong`, `no_answer` or `unparsable`) and `score`, from 0 to 1."""
@@ -64,4 +64,4 @@ class LogicEnvironment:
         ) -> Verdict:
             return await judged(pool, prediction, reward_context, answer_format)
 
-        serve(judge, self.host, port)
+        serve(make_app(judge), self.host, port)

@@ -11,18 +11,18 @@ import random
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from domains.math.answers import last_boxed, plain
 from domains.math.pool import MAX_GOLD_LENGTH
-from domains.rows import ENDINGS, checked_rows
+from domains.rows import checked_rows, find_file
 
 Problem = dict[str, Any]
 DOMAIN = "math"
 QUESTIONS = ("question", "problem", "task", "prompt")
 ANSWERS = ("answer", "gold", "expected_answer", "final_answer")
 ARITHMETIC = "arithmetic"
+_NO_FILE = f"give a file, set dataset_loader_params.data_dir, or use {ARITHMETIC}_train"
 ARITHMETIC_PROBLEMS = 1000
 GSM8K_MARK = "####"
 _MISSING = frozenset({"nan", "<na>", "null", "n/a", "n.a", "#n/a", "tbd", "notfound", "proof"})
@@ -81,21 +81,7 @@ def arithmetic(name: str, highest: int) -> Iterator[tuple[str, str]]:
 
 
 def _from_file(name: str, data_dir: str | None) -> Iterator[tuple[str, str]]:
-    yield from checked_rows(find_file(name, data_dir), read_row)
-
-
-def find_file(name: str, data_dir: str | None) -> Path:
-    """The file that a dataset's name means. Raises ValueError with every place that was looked at."""
-    base = Path(name) if data_dir is None else Path(data_dir) / name
-    tried = [base] if base.suffix in ENDINGS else [base.with_name(base.name + ending) for ending in ENDINGS]
-    found = next((path for path in tried if path.is_file()), None)
-    if found is None:
-        places = ", ".join(str(path) for path in tried)
-        raise ValueError(
-            f"dataset {name!r}: no file {places}; give a file, set dataset_loader_params.data_dir, or use "
-            f"{ARITHMETIC}_train"
-        )
-    return found
+    yield from checked_rows(find_file(name, data_dir, _NO_FILE), read_row)
 
 
 def read_row(row: Any) -> tuple[str, str]:

@@ -1,12 +1,9 @@
 """The verifier as an environment: a server that the launcher starts, or a pool inside the worker."""
 
-import logging
-
-from aiohttp import web
-
 from domains.math.pool import VerifierPool
 from domains.math.service import make_app
 from domains.pool import DEADLINE_S, MEMORY_MB
+from domains.verdict_server import serve
 
 
 class MathEnvironment:
@@ -31,5 +28,4 @@ class MathEnvironment:
 
     def launch(self, port: int) -> None:
         """Serve until the process is stopped."""
-        logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
-        web.run_app(make_app(self.pool()), host=self.host, port=port, print=None, shutdown_timeout=2.0)
+        serve(make_app(self.pool()), self.host, port)

@@ -6,14 +6,15 @@ questions.
 """
 
 import itertools
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
+from domains.blocks import options_of
 from domains.reasoning_gym.families import DRAWS, entry
-from domains.split import PARTS, is_held_out, part_of
+from domains.split import PARTS, check_counts, is_held_out, part_of
 
 Problem = dict[str, Any]
 Tasks = Mapping[str, Mapping[str, Any] | None]
@@ -21,6 +22,7 @@ DOMAIN = "reasoning_gym"
 PATIENCE = 2_000
 """Draws without a new question after which a family is taken to have no more."""
 
+chosen = partial(options_of, "tasks", "family", "{chain_sum: {}}")
 logger = logging.getLogger(__name__)
 
 
@@ -41,11 +43,7 @@ def load_problems(
     A family whose options are null is left out. Raises ValueError in one line.
     """
     families = chosen(tasks)
-    if count < 1 or test_count < 1 or not 0.0 < held_out < 1.0:
-        raise ValueError(
-            f"count={count}, test_count={test_count}, held_out={held_out}: counts begin at 1, and the share "
-            "lies between 0 and 1"
-        )
+    check_counts(count, test_count, held_out)
     if not 0.0 <= validation < 1.0 - held_out:
         raise ValueError(
             f"validation={validation}: a share of at least 0 that leaves training questions beside "
@@ -63,20 +61,6 @@ def load_problems(
             else:
                 problems += _evaluation(name, task, options, test_count, shares[part])
     return problems
-
-
-def chosen(tasks: Tasks) -> dict[str, str]:
-    """Families and their options as JSON text. Raises ValueError if none is left, or for no mapping."""
-    found = {}
-    for task, options in tasks.items():
-        if options is None:
-            continue
-        if not isinstance(options, Mapping):
-            raise ValueError(f"tasks.{task}={options!r}: options are a mapping; write {task}: {{}}")
-        found[task] = json.dumps(dict(options), sort_keys=True)
-    if not found:
-        raise ValueError("dataset_loader_params.tasks names no family; for instance {chain_sum: {}}")
-    return found
 
 
 def _training(name: str, task: str, options: str, count: int, share: float) -> Iterator[Problem]:

@@ -1,13 +1,16 @@
 """Deals of a mixture of games: the loader of `+domain=textarena`."""
 
-import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any
+
+from domains.blocks import options_of
 
 DOMAIN = "textarena"
 PARTS = ("train", "test")
 Games = Mapping[str, Mapping[str, Any] | None]
+named = partial(options_of, "games", "game", "{TicTacToe-v0: {}}")
 
 
 def load_problems(
@@ -31,17 +34,3 @@ def load_problems(
                 deal = {"id": f"{name}/{game}-{index}", "game": game, "options": options, "seed": seed}
                 problems.append({**deal, "dataset": f"{name}/{game}", "domain": DOMAIN})
     return problems
-
-
-def named(games: Games) -> dict[str, str]:
-    """Games and their options as JSON text. Raises ValueError if none is left, or for no mapping."""
-    found = {}
-    for game, options in games.items():
-        if options is None:
-            continue
-        if not isinstance(options, Mapping):
-            raise ValueError(f"games.{game}={options!r}: options are a mapping; write {game}: {{}}")
-        found[game] = json.dumps(dict(options), sort_keys=True)
-    if not found:
-        raise ValueError("dataset_loader_params.games names no game; for instance {TicTacToe-v0: {}}")
-    return found

@@ -31,7 +31,10 @@ class Staleness:
 
     @property
     def samples(self) -> int | None:
-        """The bound in samples, whatever the unit of the key: all else follows from it."""
+        """The bound in samples, whatever the unit of the key: all else follows from it.
+
+        Only `UNIT`, `looser` and `problems` also write values of the key.
+        """
         return self.given
 
     @property

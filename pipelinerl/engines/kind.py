@@ -7,7 +7,7 @@ begins; client, fleet, publisher and supervision know no kinds.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -47,6 +47,14 @@ class EngineStart:
 class EngineKind(Variant):
     """A kind of engine. What a subclass does not say is that of an engine on one device without options."""
 
+    ignores: Mapping[str, str] = {
+        "vllm_config": "this engine is not vLLM; leave it out",
+        **{
+            f"engine.{name}": "this engine has no such option; leave it out"
+            for name in ("threads", "dtype", "max_prefill_tokens", "prefix_cache")
+        },
+    }
+    """The keys that `served_command` hands to no engine; a kind that reads one of them lists the others."""
     length_key: str = "engine.max_model_len"
     """The key with which its own options bound a context."""
     requests_key: str | None = None

@@ -274,20 +274,25 @@ def place(
                 jobs.serve("environment", name, world.environment_start_port, private=True, **own)
         jobs.add("actor", "actor")
     if "preprocessor" in roles:
-        # Preprocess scores teachers, and a reference without engines, on the trainer's last device.
         reference = cfg.finetune.rl.uses_reference and not jobs.count("preprocessor_llm")
-        scores = reference or bool(cfg.teacher.paths)
-        here = next((place.gpus for place in places.trainer if place.host == 0), None)
-        if scores and places.trainer and here is None:
-            what, instead = ("finetune.rl: the reference", "world.preprocessor_fraction")
-            if not reference:
-                what, instead = ("teacher: a model", "teacher.url instead of teacher.model_path")
-            raise ConfigError(
-                f"{what} is scored on a GPU of the trainer, which has none on host 0; set {instead}"
-            )
-        jobs.add("preprocessor", "preprocess", gpus=here[-1:] if scores and here else [])
+        jobs.add("preprocessor", "preprocess", gpus=_scoring_gpus(cfg, places.trainer, reference))
     _add_trainer(jobs, places.trainer if "finetune" in roles else [])
     return jobs.all
+
+
+def _scoring_gpus(cfg: Config, trainer: Sequence[Place], reference: bool) -> Sequence[int]:
+    """The trainer's last GPU on host 0, where preprocess scores teachers, or a reference without engines."""
+    if not (trainer and (reference or cfg.teacher.paths)):
+        return []
+    here = next((place.gpus for place in trainer if place.host == 0), None)
+    if here is None:
+        what, instead = ("finetune.rl: the reference", "world.preprocessor_fraction")
+        if not reference:
+            what, instead = ("teacher: a model", "teacher.url instead of teacher.model_path")
+        raise ConfigError(
+            f"{what} is scored on a GPU of the trainer, which has none on host 0; set {instead}"
+        )
+    return here[-1:]
 
 
 def _add_trainer(jobs: _Jobs, places: Sequence[Place]) -> None:

@@ -19,34 +19,9 @@ from pipelinerl.observe.comparisons import EXPLANATION, label_rows
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
 from pipelinerl.observe.progress import Output
+from pipelinerl.observe.rates import RATES
 from pipelinerl.observe.report_page import CURVE, Drawn, write_report_page
 from pipelinerl.observe.summary import Section, Summary, summarise
-
-_RATES = {
-    "engine_ready_s_max": "seconds until an engine was ready (slowest)",
-    "engine_ready_s_min": "seconds until an engine was ready (fastest)",
-    "first_step_s": "seconds from the launch to the first trained step",
-    "elapsed_s": "seconds from first to last record, without pauses between starts",
-    "optimizer_steps": "optimizer steps",
-    "trained_texts": "samples trained on",
-    "trained_tokens": "tokens of these samples, prompts included",
-    "trained_sampled_tokens": "sampled tokens trained on",
-    "trained_texts_per_second": "samples trained on per second",
-    "generated_tokens_per_second_median": "generated tokens per second (median)",
-    "trainer_tokens_per_second_while_working": (
-        "trainer's tokens per second while working, prompts included (median)"
-    ),
-    "rollout_latency_mean_s": "seconds per rollout (mean)",
-    "lag_mean_texts": "lag of trained tokens, mean (samples)",
-    "lag_max_texts": "lag of trained tokens, largest (samples)",
-    "multi_version_share_of_texts": "share of samples with several weight versions",
-    "tokens_too_old_to_train": "tokens too old to train",
-    "engine_restarts": "engines restarted",
-    "engines_left_out_at_the_end": "engines left out of the last update",
-    "importance_ratio_mean": "importance ratio (mean)",
-    "effective_sample_size_min": "effective sample size, smallest (share)",
-}
-
 
 _PIPE_WIDTH = 140
 """Columns where there is no terminal: a pipe has no width of its own."""
@@ -74,7 +49,7 @@ def comparison_rows(summary: Summary, names: Sequence[str], digits: int = 3) -> 
 
 
 def rate_rows(summary: Summary) -> list[tuple[str, ...]]:
-    known = [(text, summary.rates[name]) for name, text in _RATES.items() if name in summary.rates]
+    known = [(rate.text, summary.rates[rate.name]) for rate in RATES if rate.name in summary.rates]
     shown = [(t, f"{v:,.0f}" if v >= 100 or v == int(v) else f"{v:.3f}") for t, v in known]
     return [("figure", "value"), *shown]
 

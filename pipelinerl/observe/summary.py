@@ -1,26 +1,22 @@
 """What the report says, as values: evaluations with intervals, rollouts by outcome, throughput, lag."""
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.balance import Balance, balance
 from pipelinerl.observe.card_limit import CardLimit, card_limit
 from pipelinerl.observe.comparisons import KINDS, Totals, label_totals
-from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
+from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
 from pipelinerl.observe.mismatch import Mismatch, mismatch
+from pipelinerl.observe.rates import run_rates
 from pipelinerl.run_state.accounting import RolloutCounts, reconcile
 from pipelinerl.run_state.restarts import engine_restarts
 from pipelinerl.run_state.shared_problems import is_unknown, noted_shared
 from pipelinerl.run_state.start_times import launch_times, start_seconds
-
-Record = Mapping[str, Any]
 
 _FIRST = ("success", "reward")
 _MOST_HEADLINES = 12
@@ -54,7 +50,7 @@ class Summary:
     headline: list[str]
     counts: RolloutCounts
     rates: dict[str, float]
-    """Throughput and staleness by name; what the run did not record is absent."""
+    """By the names in `rates.RATES`; what the run did not record is absent."""
     balance: Balance | None
     """How trainer and engines spent the run, None if it was not recorded or over too few steps."""
     compared: dict[str, Totals]
@@ -166,82 +162,6 @@ def headline_metrics(evaluations: Sequence[Evaluation], wanted: Sequence[str]) -
             chosen.append(name)
             seen.add(column)
     return chosen[:_MOST_HEADLINES]
-
-
-def run_rates(
-    actor: list[dict[str, Any]], finetune: list[dict[str, Any]], launches: Sequence[float] = ()
-) -> dict[str, float]:
-    """Throughput, lag and version mixing of a whole run; the names say the units.
-
-    `launches` are when its starts began: the time from the last record of one to the first of the next is
-    nobody's work.
-    """
-    rates: dict[str, float] = {}
-    # A value that was no number stands as null in the file.
-    last = {name: value for record in finetune for name, value in record.items() if value is not None}
-    for label, name in (
-        ("trained_texts", "stats/samples"),
-        ("trained_tokens", "stats/tokens"),
-        ("trained_sampled_tokens", "stats/sampled_tokens"),
-        ("optimizer_steps", "stats/completed_steps"),
-        ("tokens_too_old_to_train", "stats/tokens_too_old_to_train"),
-    ):
-        if name in last:
-            rates[label] = float(last[name])
-    if missing := last.get("weights/excluded_engines"):
-        rates["engines_left_out_at_the_end"] = float(missing)
-    for label, records, name, reduce in (
-        ("generated_tokens_per_second_median", actor, "actor/output_tokens_per_second", np.median),
-        ("trainer_tokens_per_second_while_working", finetune, "throughput/working_tokens_per_sec", np.median),
-        ("lag_max_texts", finetune, "stats/lag_max", np.max),
-        ("effective_sample_size_min", finetune, "rl/ess", np.min),
-    ):
-        if len(found := series(records, name)):
-            rates[label] = float(reduce(found.y))
-    for label, records, name, weight in (
-        ("rollout_latency_mean_s", actor, "actor/latency_mean", _rollouts),
-        ("lag_mean_texts", finetune, "stats/lag", _trained_tokens),
-        ("multi_version_share_of_texts", finetune, "stats/multi_version_share", _samples),
-        ("importance_ratio_mean", finetune, "rl/ratio_new_old", _samples),
-    ):
-        if (mean := _mean(records, name, weight)) is not None:
-            rates[label] = mean
-    times = [record["time"] for record in actor + finetune if record.get("time") is not None]
-    if (elapsed := _elapsed_s(times, launches)) > 0:
-        rates["elapsed_s"] = elapsed
-        if "trained_texts" in rates:
-            rates["trained_texts_per_second"] = rates["trained_texts"] / elapsed
-    return rates
-
-
-def _elapsed_s(times: Sequence[float], launches: Sequence[float]) -> float:
-    """From the first to the last record of each start, added up."""
-    of_start: dict[int, list[float]] = {}
-    for at in times:
-        of_start.setdefault(bisect_right(launches, at), []).append(at)
-    return sum(max(some) - min(some) for some in of_start.values())
-
-
-def _mean(records: Iterable[Record], name: str, weight: Callable[[Record], float]) -> float | None:
-    """Of everything that the records' means are of, however many each is of; None where nothing is known."""
-    known = [record for record in records if record.get(name) is not None]
-    weights = [weight(record) for record in known]
-    return float(np.average([r[name] for r in known], weights=weights)) if sum(weights) else None
-
-
-def _rollouts(record: Record) -> float:
-    return float(record.get("actor/rollouts_done", 1))
-
-
-def _trained_tokens(record: Record) -> float:
-    """Of the step, prompts not among them."""
-    return float(sum((record.get("stats/lag_histogram") or {}).get("counts", [1])))
-
-
-def _samples(record: Record) -> float:
-    """Of the step itself: `stats/samples` grows over all steps since the last record."""
-    rate, seconds = record.get("throughput/samples_per_sec"), record.get("throughput/sec_per_step")
-    return 1.0 if rate is None or seconds is None else float(rate * seconds)
 
 
 def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:

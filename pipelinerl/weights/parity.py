@@ -7,12 +7,10 @@ such as a tensor of the version before, and rows of the vocabulary that no probe
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from pipelinerl.engines.version_file import HostMemory, read_tensors
 from pipelinerl.engines.wire import parameter_checksum
 from pipelinerl.weights.publisher import Publisher
 from pipelinerl.weights.refusals import Failure
@@ -67,16 +65,14 @@ def probe_ids(vocab_size: int, length: int = PROBE_LENGTH) -> np.ndarray:
 
 
 def check_loaded(publisher: Publisher) -> None:
-    """Compare the parameters that engines have with the file that was sent; nothing where either is missing.
+    """Compare the parameters that engines have with those that were sent; nothing where either is missing.
 
     Raises WeightUpdateError for the first engine that has others, which is marked broken.
     """
-    info = {} if publisher.sent is None else publisher.sent.info
-    found = publisher.loaded_checksums() if "path" in info else {}
-    if not found:
+    found = publisher.loaded_checksums()
+    tensors = publisher.sent_tensors() if found else None
+    if tensors is None:
         return
-    # Checked once more: a file that was damaged since would accuse the engine.
-    tensors = read_tensors(Path(info["path"]), info["bytes"], info["checksum"], HostMemory())
     sent = {name: parameter_checksum(one.view(-1).view(torch.uint8).numpy()) for name, one in tensors.items()}
     for engine, checksums in found.items():
         if wrong := sorted(name for name, one in sent.items() if checksums.get(name) != one):

@@ -5,12 +5,14 @@ Called by the trainer's main rank (`pipelinerl/finetune/broadcast.py`), which an
 finish may hold half a model: it is broken, and takes part again only as a new process.
 """
 
+from __future__ import annotations
+
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -30,6 +32,9 @@ from pipelinerl.weights.version_update import (
     VersionUpdate,
     WeightUpdateError,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 KvPolicy = Literal["keep", "recompute"]
 READY_INTERVAL_S = 0.1
@@ -158,6 +163,10 @@ class Publisher:
             except (CallFailed, ValueError) as error:
                 raise WeightUpdateError([Failure(url, "parity", error)]) from error
         return scores
+
+    def sent_tensors(self) -> Mapping[str, torch.Tensor] | None:
+        """The tensors of the last version as they were sent; None where the transport keeps none."""
+        return None if self.sent is None else self._transport.sent_tensors(self.sent)
 
     def loaded_checksums(self) -> dict[str, dict[str, str]]:
         """For each participating engine that can say it: the checksum of every parameter, by its name."""

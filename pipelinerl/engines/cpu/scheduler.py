@@ -16,6 +16,7 @@ import numpy as np
 from pipelinerl.engines.cpu.prefixes import BLOCK, Copies, PrefixIndex
 from pipelinerl.engines.serving.backend import Queue
 from pipelinerl.engines.serving.sequence import NO_SLOT, Sequence
+from pipelinerl.modeling.prefixes import common_prefix
 
 
 @dataclass(slots=True)
@@ -151,7 +152,7 @@ class Scheduler(Queue):
                 break
             if not _computes(other) or other.request.cache_salt != sequence.request.cache_salt:
                 continue
-            shared = _common(wanted, other.tokens[: other.length]) // BLOCK * BLOCK
+            shared = common_prefix(wanted, other.tokens[: other.length]) // BLOCK * BLOCK
             if shared > max(most, other.computed):
                 leader, most = other, shared
         return leader, most
@@ -160,11 +161,3 @@ class Scheduler(Queue):
 def _computes(sequence: Sequence) -> bool:
     """Whether a sequence is on its way through a prompt that others may share."""
     return sequence.slot != NO_SLOT and sequence.shareable and sequence.remaining > 1
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """How many tokens two sequences have in common from the first on."""
-    length = min(len(one), len(other))
-    differs = one[:length] != other[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length

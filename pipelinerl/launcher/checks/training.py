@@ -14,7 +14,9 @@ _HIGH_RATE, _HIGH_DECAY = 0.1, 1.0
 
 def check(cfg: Config, derived: DerivedConfig | None) -> Iterator[str]:
     """Problems between the keys of trainer, preprocess and actor; `derived` is None if nothing was placed."""
-    yield from _batches(cfg)
+    yield from _steps(cfg)
+    yield from _sharding_keys(cfg)
+    yield from _layers(cfg)
     if derived is not None:
         yield from _sharding(cfg, derived)
         yield from _buffers(cfg, derived)
@@ -51,7 +53,7 @@ def remarks(cfg: Config) -> Iterator[str]:
         )
 
 
-def _batches(cfg: Config) -> Iterator[str]:
+def _steps(cfg: Config) -> Iterator[str]:
     tune = cfg.finetune
     if cfg.attempts != tune.attempts:
         yield f"attempts={cfg.attempts}: finetune.attempts is {tune.attempts}; set finetune.attempts only"
@@ -65,42 +67,51 @@ def _batches(cfg: Config) -> Iterator[str]:
             f"watchdog.progress_deadline_s={cfg.watchdog.progress_deadline_s:g}: one rollout may take "
             f"actor.rollout_deadline_s={cfg.actor.rollout_deadline_s:g}; raise the former or lower the latter"
         )
-    if cfg.use_fsdp is True and cfg.use_deepspeed:
-        yield "use_fsdp=true and use_deepspeed=true: two ways of sharding; choose one"
-    if cfg.fsdp.param_dtype == "bf16" and not tune.load_as_bf16:
-        yield "fsdp.param_dtype=bf16: set finetune.load_as_bf16=true, which decides how weights compute"
-    if cfg.fsdp.buffer_dtype == "bf16":
-        yield "fsdp.buffer_dtype=bf16: buffers keep their type; set fp32"
-    if cfg.use_deepspeed and not any(f"stage{n}" in cfg.deepspeed_config for n in (1, 2, 3)):
-        yield f"deepspeed_config={cfg.deepspeed_config}: names no stage; use one of stage1, stage2 or stage3"
-    if tune.gradient_checkpointing == "selective" and tune.reentrant_checkpointing:
-        yield "finetune.gradient_checkpointing=selective: needs finetune.reentrant_checkpointing=false"
-    if tune.gradient_checkpointing == "offload" and cfg.hardware.kind == "cpu":
-        yield "finetune.gradient_checkpointing=offload: a CPU run is in host memory anyway; set true on a CPU"
-    elif tune.gradient_checkpointing == "offload" and tune.reentrant_checkpointing:
-        yield "finetune.gradient_checkpointing=offload: needs finetune.reentrant_checkpointing=false"
-    may_recompute = tune.gradient_checkpointing != "auto" or cfg.hardware.kind == "gpu"
-    recomputes = tune.gradient_checkpointing is not False and may_recompute
-    if tune.lora.enabled and recomputes and tune.reentrant_checkpointing:
-        yield "finetune.reentrant_checkpointing=true: no gradient passes frozen layers; set false with lora"
-    if tune.compile is True and cfg.hardware.kind == "cpu":
-        yield "finetune.compile=true: layers are compiled for GPUs only; set finetune.compile=false on a CPU"
-    elif tune.compile is True and not tune.load_as_bf16:
-        yield "finetune.compile=true: float32 would compile each sample; set finetune.load_as_bf16=true"
-    elif tune.compile is True and not tune.use_flash_attention:
-        yield "finetune.compile=true: compiles for each sample; set finetune.use_flash_attention=true"
-    for key in ("use_fsdp", "use_deepspeed"):
-        if getattr(cfg, key) is True and cfg.hardware.kind == "cpu":
-            yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"
-    if cfg.fsdp.cpu_offload and cfg.hardware.kind == "cpu":
-        yield "fsdp.cpu_offload=true: a CPU run is in host memory anyway; set fsdp.cpu_offload=false on a CPU"
-    if cfg.fsdp.cpu_offload and cfg.use_deepspeed:
-        yield "fsdp.cpu_offload=true and use_deepspeed=true: DeepSpeed's shards stay on the GPUs; choose one"
     if tune.optim == "adamw_8bit" and find_spec("torchao") is None:
         yield (
             "finetune.optim=adamw_8bit: the package torchao is not installed; install the extra `torchao`, "
             "or set finetune.optim=adamw_torch"
         )
+
+
+def _sharding_keys(cfg: Config) -> Iterator[str]:
+    on_cpu = cfg.hardware.kind == "cpu"
+    if cfg.use_fsdp is True and cfg.use_deepspeed:
+        yield "use_fsdp=true and use_deepspeed=true: two ways of sharding; choose one"
+    if cfg.fsdp.param_dtype == "bf16" and not cfg.finetune.load_as_bf16:
+        yield "fsdp.param_dtype=bf16: set finetune.load_as_bf16=true, which decides how weights compute"
+    if cfg.fsdp.buffer_dtype == "bf16":
+        yield "fsdp.buffer_dtype=bf16: buffers keep their type; set fp32"
+    if cfg.use_deepspeed and not any(f"stage{n}" in cfg.deepspeed_config for n in (1, 2, 3)):
+        yield f"deepspeed_config={cfg.deepspeed_config}: names no stage; use one of stage1, stage2 or stage3"
+    for key in ("use_fsdp", "use_deepspeed"):
+        if getattr(cfg, key) is True and on_cpu:
+            yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"
+    if cfg.fsdp.cpu_offload and on_cpu:
+        yield "fsdp.cpu_offload=true: a CPU run is in host memory anyway; set fsdp.cpu_offload=false on a CPU"
+    if cfg.fsdp.cpu_offload and cfg.use_deepspeed:
+        yield "fsdp.cpu_offload=true and use_deepspeed=true: DeepSpeed's shards stay on the GPUs; choose one"
+
+
+def _layers(cfg: Config) -> Iterator[str]:
+    """Recomputed and compiled layers."""
+    tune, on_cpu = cfg.finetune, cfg.hardware.kind == "cpu"
+    how = tune.gradient_checkpointing
+    if how == "offload" and on_cpu:
+        yield "finetune.gradient_checkpointing=offload: a CPU run is in host memory anyway; set true on a CPU"
+    elif how in ("selective", "offload") and tune.reentrant_checkpointing:
+        yield f"finetune.gradient_checkpointing={how}: needs finetune.reentrant_checkpointing=false"
+    recomputes = how is not False and not (how == "auto" and on_cpu)
+    if tune.lora.enabled and recomputes and tune.reentrant_checkpointing:
+        yield "finetune.reentrant_checkpointing=true: no gradient passes frozen layers; set false with lora"
+    if tune.compile is not True:
+        return
+    if on_cpu:
+        yield "finetune.compile=true: layers are compiled for GPUs only; set finetune.compile=false on a CPU"
+    elif not tune.load_as_bf16:
+        yield "finetune.compile=true: float32 would compile each sample; set finetune.load_as_bf16=true"
+    elif not tune.use_flash_attention:
+        yield "finetune.compile=true: compiles for each sample; set finetune.use_flash_attention=true"
 
 
 def _sharding(cfg: Config, derived: DerivedConfig) -> Iterator[str]:

@@ -8,7 +8,7 @@ lets it make the sender. Engines of this package receive through `engines/receiv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -75,6 +75,13 @@ class Transport(Protocol):
 
     def arrived(self, staged: StagedUpdate, url: str) -> bool:
         """Asked beside `send` where it is `ahead`; TransportError where the engine says that it cannot."""
+
+    def sent_tensors(self, staged: StagedUpdate) -> Mapping[str, torch.Tensor] | None:
+        """The tensors that engines were sent, by their names, to compare with checksums of what they have.
+
+        None where the transport keeps none: then a probe's log-probabilities alone are compared.
+        """
+        return None
 
     def abort(self) -> None:
         """Free a `send` or `join` that hangs, from another thread; a new rendezvous is needed afterwards."""

@@ -156,7 +156,7 @@ def test_packed_tests_that_would_run_something_are_refused() -> None:
 
 def test_a_file_that_is_missing_is_named_with_its_columns() -> None:
     with pytest.raises(
-        ValueError, match=r"'taco': no file data/taco\.jsonl .*input_output .*BAAI/TACO"
+        ValueError, match=r"'taco': no file data/taco\.jsonl, .*input_output .*BAAI/TACO"
     ) as error:
         load_problems(["taco"], "data")
     assert "\n" not in str(error.value) and "tiny_train" in str(error.value)

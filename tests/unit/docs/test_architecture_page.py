@@ -101,4 +101,4 @@ def test_the_way_from_a_domain_to_a_gradient_is_short() -> None:
 
 
 def test_the_way_of_a_key_is_short() -> None:
-    assert len(dict.fromkeys(hop.path for hop in hops(KEY))) <= MOST_FILES_OF_A_KEY
+    assert 5 <= len(dict.fromkeys(hop.path for hop in hops(KEY))) <= MOST_FILES_OF_A_KEY

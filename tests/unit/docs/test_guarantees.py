@@ -24,7 +24,9 @@ def slow_by_name(path: str) -> dict[str, bool]:
 
 
 def test_every_row_names_tests_that_exist() -> None:
-    for row in (line for line in PAGE.splitlines() if line.startswith("| ") and "tests/" in line):
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and "tests/" in line]
+    assert len(rows) > 50
+    for row in rows:
         cell = row.rstrip("| ").rpartition(" | ")[2]
         named = TEST.findall(cell)
         assert named and len(named) == cell.count("::"), row
@@ -35,6 +37,7 @@ def test_every_row_names_tests_that_exist() -> None:
 
 def test_every_answer_names_tests_that_exist_and_where_a_run_shows_it() -> None:
     answers = re.split(r"^## ", QUESTIONS, flags=re.MULTILINE)[1:]
+    assert answers
     for answer in answers:
         named = TEST.findall(answer)
         assert named and len(named) == answer.count("::") and "\n- In a run: " in answer, answer

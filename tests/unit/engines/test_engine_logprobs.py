@@ -228,15 +228,16 @@ def test_an_architecture_that_cannot_be_served_right_is_refused_at_start(tmp_pat
         PackedModel(EngineSettings(model=tmp_path / "bloom"))
 
 
-@pytest.fixture
-def deep_model(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 layers, whose float32 rounding exceeds what the check allows without asking for its cause."""
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=32, intermediate_size=64, initializer_range=0.3, **SIZES | {"num_hidden_layers": 60}
     )
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    return tmp_path
+    folder = tmp_path_factory.mktemp("deep")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 def test_a_deep_model_is_served_although_its_rounding_exceeds_the_limit(

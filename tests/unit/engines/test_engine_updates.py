@@ -156,6 +156,9 @@ class Mail(Transport):
     def arrived(self, staged: StagedUpdate, url: str) -> bool:
         return True
 
+    def sent_tensors(self, staged: StagedUpdate) -> dict[str, torch.Tensor]:
+        return load(self.content)
+
     def close(self) -> None:
         self.server.close()
 
@@ -174,6 +177,10 @@ async def test_weights_of_another_transport_come_in_by_its_announcement(
         after = await engine.client.prompt_logprobs(prompt)
         np.testing.assert_allclose(after, full_logprobs(new, prompt), atol=2e-5)
         assert (await engine.get("/weight_info"))["weight_version"] == "5"
+        await asyncio.to_thread(check_loaded, publisher)
+        mail.content = save({name: one.detach() + 1 for name, one in new.named_parameters()})
+        with pytest.raises(WeightUpdateError, match="parameters are not what was sent"):
+            await asyncio.to_thread(check_loaded, publisher)
         mail.content = b""
         info = {"version": "6", "port": mail.server.getsockname()[1]}
         refused = await engine.post("/prepare_weights", {"update_info": info}, expect=400)

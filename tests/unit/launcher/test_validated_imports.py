@@ -8,8 +8,6 @@ import pytest
 
 from tests.unit.launcher.conftest import ROOT, Validate
 
-Refusal = Callable[..., str]
-
 SOUND = """
 def load(names, count=3):
     return [{"number": index} for index in range(count)]

@@ -95,7 +95,7 @@ def test_a_run_with_variants_of_another_file_is_planned(placed: Placed, tmp_path
 
 
 def test_the_kind_of_the_page_starts_its_server(
-    placed: Placed, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    placed: Placed, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     """`docs/engine.md`: a back end of one's own behind the project's server."""
     page = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
@@ -112,6 +112,14 @@ def test_the_kind_of_the_page_starts_its_server(
     parser = command.parser("", "")
     options = parser.parse_args(shlex.split(said))
     assert (options.max_waiting, options.max_num_seqs) == (77, 5)
+    # Its command hands over none of these.
+    for key in (
+        "engine.threads=2",
+        "engine.dtype=bfloat16",
+        "engine.prefix_cache=false",
+        "vllm_config.version=0.32.0",
+    ):
+        assert f"{key}: has no effect here: this engine" in refused("hardware=cpu", "engine.kind=mine", key)
 
 
 @pytest.mark.usefixtures("registered")

@@ -12,7 +12,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from omegaconf import OmegaConf
 
 from domains.math import MathEnvironment, generate_math_rollout, verify_answer_rpc
-from domains.math.service import MAX_BODY_BYTES, ROUTE, make_app
+from domains.math.service import make_app
+from domains.verdict_server import MAX_BODY_BYTES, ROUTE
 from pipelinerl.config.compose import compose
 from pipelinerl.rollouts import RolloutResult
 from tests.support.fake_engine import FakeEngine, rolled_out

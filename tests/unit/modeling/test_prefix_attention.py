@@ -152,7 +152,7 @@ def test_the_trie_gives_what_sequences_give(
     segments = Segments.from_prefixes(row_of(texts), window=window if told else None)
     plain = Segments.from_prefixes(row_of(texts))
     expectations = attended(plain, False, kv_heads, window)
-    for found, expected in zip(attended(segments, True, kv_heads, window), expectations):
+    for found, expected in zip(attended(segments, True, kv_heads, window), expectations, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 

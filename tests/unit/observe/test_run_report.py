@@ -38,9 +38,10 @@ from pipelinerl.observe.progress import (
     status_line,
     time_left_s,
 )
+from pipelinerl.observe.rates import run_rates
 from pipelinerl.observe.report import comparison_rows, rate_rows, write_report
 from pipelinerl.observe.status import StatusFile
-from pipelinerl.observe.summary import compare, run_rates, summarise
+from pipelinerl.observe.summary import compare, summarise
 from pipelinerl.report import main
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, RolloutLog
 from pipelinerl.streams import SingleStreamSpec, StoredStreamSpec, write_to_streams

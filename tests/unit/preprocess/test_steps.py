@@ -182,7 +182,7 @@ def test_reference_scores_match_the_policy_at_its_temperature(tmp_path: Path) ->
     chosen = samples([record("g0", i, 0, 0.0, i) for i in range(5)])
     scores = scorer.score(chosen)
     one = learner(RLConfig(temperature=0.7), model)
-    for sample, found in zip(chosen, scores):
+    for sample, found in zip(chosen, scores, strict=True):
         assert found is not None
         sample.ref_logprobs = found
         batch = assemble_step([sample], 0, 64)[0][0]

@@ -190,8 +190,8 @@ async def test_a_search_asks_for_the_characters_of_its_settings(tmp_path):
     async with searcher_on(service, tmp_path / "1.jsonl", **bounds) as (searcher, _):
         await searcher.search(search("local"))
         await searcher.search(search())
-    for _, body in service.requests:
-        assert (body["max_chars"], body["max_answer_chars"]) == (900, 3000)
+    asked = [(body["max_chars"], body["max_answer_chars"]) for _, body in service.requests]
+    assert asked == [(900, 3000)] * 2
 
 
 async def test_no_connection_fails_the_rollout(tmp_path):
