@@ -129,7 +129,7 @@ def forget_expert_kernels(model: torch.nn.Module) -> None:
     # The kernel reads packed experts. vLLM (0.32, 0.33) packs them only while it makes the kernel of a layer:
     # later versions would lie there unpacked, 2 nats off without an error. It makes a missing kernel anew.
     for module in model.modules():
-        method = getattr(module, "quant_method", None)
+        method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 
