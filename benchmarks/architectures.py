@@ -61,6 +61,13 @@ EXPERTS: Mapping[str, Any] = {
     "shared_expert_intermediate_size": 16,
     "shared_intermediate_size": 16,
 }
+ROUTED: Mapping[str, Any] = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
 HEAD: Mapping[str, Any] = {"head_dim": 4}
 BOTH: Mapping[str, Any] = {
     "sliding_window": WINDOW,
@@ -160,15 +167,7 @@ ARCHITECTURES: Sequence[Architecture] = (
     Architecture(
         "Dots1",
         "dots.llm1",
-        {
-            **EXPERTS,
-            **BOTH,
-            "n_routed_experts": 4,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-        },
+        {**EXPERTS, **BOTH, **ROUTED},
         special="windows, experts",
     ),
     Architecture(
@@ -189,6 +188,12 @@ ARCHITECTURES: Sequence[Architecture] = (
         },
         special="latent attention, experts",
     ),
+    Architecture("Glm4Moe", "GLM 4.5", {**EXPERTS, **HEAD, **ROUTED}, special="experts"),
+    Architecture("HunYuanMoEV1", "Hunyuan A13B", {**EXPERTS, **HEAD}, special="experts"),
+    Architecture("FlexOlmo", "FlexOlmo", EXPERTS, special="experts"),
+    Architecture("Jais2", "Jais 2", HEAD),
+    Architecture("DiffLlama", "DiffLlama", special="difference of two attentions"),
+    Architecture("GPTBigCode", "StarCoder 1", special="dropout"),
 )
 BY_NAME = {one.family: one for one in ARCHITECTURES}
 

@@ -244,6 +244,24 @@ def planned_gib(row: Mapping[str, Any], role: str) -> float | None:
     return None
 
 
+def rows_gib(row: Mapping[str, Any]) -> float | None:
+    """What it says of a trainer's full rows."""
+    for choice in row["plan"]:
+        if choice["subject"] == "bytes for trainer":
+            found = re.search(r"rows of \d+ tokens[^,]*? ([\d.]+)(?:,|$)", choice["chosen"])
+            return float(found[1]) if found else None
+    return None
+
+
+def planned_as_full(row: Mapping[str, Any]) -> float | None:
+    """GiB of a trainer's card for rows as full as those of the fullest step; the plan is for full ones."""
+    planned, of_rows = planned_gib(row, "trainer"), rows_gib(row)
+    fills = [step["throughput/row_fill"] for step in row["steps"] if "throughput/row_fill" in step]
+    if planned is None or of_rows is None or not fills:
+        return None
+    return planned - of_rows * (1 - max(fills))
+
+
 def cells(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Prediction beside peak: of an engine's card by the driver, of a trainer's by torch's allocator."""
     for name, row in rows.items():
@@ -253,7 +271,9 @@ def cells(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         engine, trainer = planned_gib(row, "engine"), planned_gib(row, "trainer")
         if trainer is not None and len(memory) > 3:  # before, layers may not be compiled yet
             peak = max(memory) / 2**30
-            yield {"arm": name, "role": "trainer", "predicted_gib": trainer, "peak_gib": round(peak, 2)}
+            cell = {"arm": name, "role": "trainer", "predicted_gib": trainer, "peak_gib": round(peak, 2)}
+            as_full = planned_as_full(row)
+            yield cell if as_full is None else cell | {"as_full_gib": round(as_full, 2)}
         if engine is not None and row["peaks_mib"] and row["steps"] and row["cards"] > 1:
             peak = _engine_peak(row)
             yield {"arm": name, "role": "engine", "predicted_gib": engine, "peak_gib": round(peak / 1024, 2)}
@@ -310,6 +330,10 @@ def figures_of(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
     for cell in cells({name: row for name, row in rows.items() if name in ARMS}):
         ratio = 100 * (cell["predicted_gib"] / cell["peak_gib"] - 1)
         yield at_most(f"{cell['arm']}: {cell['role']}'s card, planned above its peak", ratio, "%", 10)
+        if "as_full_gib" in cell:
+            ratio = 100 * (cell["as_full_gib"] / cell["peak_gib"] - 1)
+            label = f"{cell['arm']}: trainer's card, planned for rows as full as these above its peak"
+            yield at_most(label, ratio, "%", 10)
 
 
 def main() -> int:

@@ -9,6 +9,12 @@ from collections.abc import Iterable
 
 TRAINED = ("full_attention", "sliding_attention")
 """As `layer_types` of a configuration names them. A sliding window is cut inside of each sample."""
+OTHER_ATTENTION = {
+    "afmoe": "a result that is read in a layout of its own",
+    "doge": "masks that its layers compute for each token",
+    "mimo_v2_flash": "sinks beside values that are narrower than keys",
+}
+"""By model type, what attention of a known kind has there that rows of samples cannot be given."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of configurations for the experts of a layer."""
 _OF_LAYER = re.compile(r"(?:(?:model|language_model|transformer)\.)*(?:layers|h)\.(\d+)\.(.+)")
@@ -27,6 +33,12 @@ def refusal(unknown: Iterable[str]) -> str:
     """What is said of them behind the model's name."""
     known = " and ".join(TRAINED)
     return f"has layers of {', '.join(unknown)}; only {known} can be trained on packed rows"
+
+
+def attention_refusal(model_type: str) -> str:
+    """What is said of its attention behind the model's name; empty where it can be trained."""
+    found = OTHER_ATTENTION.get(model_type)
+    return f"has attention with {found}; it cannot be trained on packed rows" if found else ""
 
 
 def deeper(names: Iterable[str], count: int) -> int | None:

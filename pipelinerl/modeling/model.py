@@ -18,7 +18,7 @@ from pipelinerl.modeling.adapters import is_adapter
 from pipelinerl.modeling.attention import ATTENTION_NAME, PER_TEXT_NAME, tell_attention
 from pipelinerl.modeling.capped_attention import capped
 from pipelinerl.modeling.delta_net import delta_nets, use_packed_delta_nets
-from pipelinerl.modeling.layer_kinds import TRAINED, refusal, unknown_kinds
+from pipelinerl.modeling.layer_kinds import TRAINED, attention_refusal, refusal, unknown_kinds
 from pipelinerl.modeling.loading import load_causal_lm
 from pipelinerl.modeling.lora import Exact, merged_name, merged_weight
 from pipelinerl.modeling.segments import Segments
@@ -102,6 +102,8 @@ def _refuse_layers(model: PreTrainedModel, attention: str) -> None:
         others = ["a recurrent kind"]
     if others:
         raise ValueError(f"{name} {refusal(others)}")
+    if said := attention_refusal(config.model_type):
+        raise ValueError(f"{name} {said}")
     if config._attn_implementation != attention:  # transformers only warns
         raise ValueError(f"{name} cannot be given another attention, so it cannot be trained on packed rows")
 

@@ -54,14 +54,15 @@ SHAPE: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attenti
 SHAPE |= {"num_key_value_heads": 1, "intermediate_size": 64, "max_position_embeddings": 1024}
 SHAPE |= {"bos_token_id": None, "pad_token_id": None, "initializer_range": 0.1}
 WINDOWS = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 
 
 @pytest.mark.parametrize(
     ("architecture", "more"),
-    [("Mistral", {"sliding_window": 12}), ("Gemma3", WINDOWS)],
-    ids=["mistral", "gemma3"],
+    [("Mistral", {"sliding_window": 12}), ("Gemma3", WINDOWS), ("Qwen3Moe", EXPERTS)],
+    ids=["mistral", "gemma3", "qwen3_moe"],
 )
-def test_tiny_models_with_windows_agree_with_vllm_after_every_update(
+def test_tiny_models_with_windows_or_experts_agree_with_vllm_after_every_update(
     tmp_path: Path, architecture: str, more: dict[str, Any]
 ) -> None:
     """Texts are longer than the windows."""

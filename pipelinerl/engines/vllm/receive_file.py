@@ -112,6 +112,8 @@ def reload_layerwise(engine: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -
     """Load a version, on whatever device, the way vLLM loads a checkpoint; returns when the model has it."""
     model, device = engine.model, engine.device
     with _refused_for_good(model):
+        if device.type == "cpu":
+            forget_expert_kernels(model)
         initialize_layerwise_reload(model)
         # In the order of the layers: vLLM keeps what it has of a layer until it has all of it.
         in_order = sorted(tensors, key=lambda one: _layer_order(one[0]))
@@ -120,6 +122,16 @@ def reload_layerwise(engine: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -
         _restore_tie(model)
     if device.type != "cpu":
         torch.accelerator.synchronize()
+
+
+def forget_expert_kernels(model: torch.nn.Module) -> None:
+    """Let a CPU build of vLLM pack the experts of the next version, in place."""
+    # The kernel reads packed experts. vLLM (0.32, 0.33) packs them only while it makes the kernel of a layer:
+    # later versions would lie there unpacked, 2 nats off without an error. It makes a missing kernel anew.
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 @contextmanager

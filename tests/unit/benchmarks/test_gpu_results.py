@@ -189,6 +189,23 @@ def test_the_log_ratio_of_replayed_experts_is_held_against_a_dense_model_at_no_l
     assert (steps.value, steps.met) == (9, False)
 
 
+@pytest.mark.parametrize("rows", ["rows of 12000 tokens 40.0", "rows of 12000 tokens over 2 40.0"])
+def test_a_trainers_peak_is_held_against_a_plan_for_rows_as_full_as_the_runs(rows: str) -> None:
+    """Of 110 GiB 40 are for full rows: rows that are three quarters full need 30 of them."""
+    parts = f"110.0 of 140.4 GiB: weights, gradients, optimizer 69.0, {rows}, log-probabilities 1.0"
+    step = {"throughput/row_fill": 0.5, "memory/device_peak_bytes": 80 * 2**30}
+    run: dict[str, Any] = {"first_step_s": None, "peaks_mib": {}, "cards": 2}
+    run["plan"] = [{"subject": "bytes for trainer", "chosen": parts}]
+    run["steps"] = [*4 * [step], {**step, "throughput/row_fill": 0.75}]
+    [cell] = sizes.cells({"hybrid on two": run})
+    assert (cell["predicted_gib"], cell["as_full_gib"], cell["peak_gib"]) == (110.0, 100.0, 80.0)
+    found = by_name(sizes.figures_of({"hybrid on two": run}))
+    start = "hybrid on two: trainer's card, planned "
+    assert found[start + "above its peak"].value == pytest.approx(37.5)
+    as_full = found[start + "for rows as full as these above its peak"]
+    assert (as_full.value, as_full.goal, as_full.met) == (pytest.approx(25.0), 10, False)
+
+
 @pytest.mark.parametrize("size", shapes.SHAPES)
 def test_a_tiny_model_has_the_layers_of_its_shape(size: str) -> None:
     whole, tiny = (shapes.model_config(size, tiny).get_text_config(decoder=True) for tiny in (False, True))

@@ -315,6 +315,15 @@ def test_layers_that_mix_texts_are_refused_before_an_engine_starts(
     placed()
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_attention_that_takes_no_rows_is_refused_before_an_engine_starts(
+    refused: Refused, model: Path, nested: bool
+) -> None:
+    text = {"model_type": "doge"}
+    (model / "config.json").write_text(json.dumps({"text_config": text} if nested else text))
+    assert "has attention with masks that its layers compute for each token; it cannot" in refused()
+
+
 def test_a_model_with_quantised_weights_is_refused_where_it_would_be_trained(
     refused: Refused, placed: Placed, model: Path
 ) -> None:

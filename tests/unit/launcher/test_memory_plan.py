@@ -412,6 +412,28 @@ def test_todays_estimates_lie_at_most_a_tenth_above_what_cards_showed(cell: dict
     assert 1.0 <= estimate / GIB / cell["peak_gib"] <= 1.10
 
 
+OF_LAYERS = json.loads((ROOT / "benchmarks/results/gpu_models.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize(
+    ("arm", "size", "mode", "shares"),
+    [
+        ("Gemma-3-4B's shape on two cards", "Gemma-3-4B", False, True),
+        ("hybrid on two", "Qwen3.5-4B", "selective", True),
+        ("hybrid on two, nothing shared", "Qwen3.5-4B", "selective", False),
+    ],
+)
+def test_estimates_for_rows_as_full_as_they_were_lie_at_most_a_tenth_above_what_cards_showed(
+    arm: str, size: str, mode: Checkpointing, shares: bool
+) -> None:
+    """Other kinds of layers, by one rank that computed rows of 12,000 tokens filled to 77 or 84 %."""
+    steps, one = OF_LAYERS[arm]["steps"], shape(size)
+    tokens = round(12000 * max(step["throughput/row_fill"] for step in steps))
+    state = state_bytes(one, Config().finetune, 1, None)
+    estimate = needed_bytes(one, mode, True, tokens, state, shares)
+    assert 1.0 <= estimate / max(step["memory/device_peak_bytes"] for step in steps) <= 1.10
+
+
 def test_a_card_is_imagined_with_the_memory_that_its_driver_reports() -> None:
     assert card(80).total / GIB == pytest.approx(79.6, abs=0.1)
     with pytest.raises(ConfigError, match="imagine at least one card"):

@@ -106,6 +106,9 @@ SSM: dict[str, Any] = {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups
         ("Mamba2", SSM, "layers of linear_attention"),
         ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "layers of conv"),
         ("Bloom", {"n_head": 2}, "cannot be given another attention"),
+        ("Doge", {}, "masks that its layers compute"),
+        ("MiMoV2Flash", {}, "sinks beside values"),
+        ("Afmoe", {}, "a result that is read in a layout of its own"),
     ],
 )
 def test_layers_that_would_mix_texts_are_refused(family: str, fields: dict[str, Any], said: str) -> None:

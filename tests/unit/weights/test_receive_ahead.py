@@ -267,6 +267,44 @@ def test_tensors_that_vllm_does_not_load_are_refused_for_good(
         files.reload_layerwise(engine, [])
 
 
+class Experts(nn.Module):
+    """A layer of experts as vLLM's: what it is loaded with is packed only while its kernel is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(6))
+        self.quant_method = SimpleNamespace(moe_kernel=None)
+
+    def process(self) -> None:
+        if self.quant_method.moe_kernel is None:
+            self.quant_method.moe_kernel = object()
+            self.weight.data = self.weight.data.flip(0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_cpu_build_packs_the_experts_of_each_version_and_a_gpu_keeps_its_kernel(
+    transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    files, experts = sys.modules[FILES], Experts()
+    experts.process()
+    first = experts.quant_method.moe_kernel
+
+    def load_weights(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        [experts.weight.data] = [tensor for _, tensor in tensors]
+
+    monkeypatch.setattr(files, "initialize_layerwise_reload", lambda model: None)
+    monkeypatch.setattr(files, "finalize_layerwise_reload", lambda model, config: experts.process())
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
+    model = nn.Sequential(experts)
+    monkeypatch.setattr(model, "load_weights", load_weights, raising=False)
+    engine = SimpleNamespace(model=model, model_config=None, device=torch.device(device))
+    for version in (torch.arange(6.0), 2 * torch.arange(6.0)):
+        files.reload_layerwise(engine, [("0.weight", version)])
+        assert torch.equal(experts.weight, version.flip(0) if device == "cpu" else version)
+    # Graphs of a GPU were recorded with the kernel, whose experts are not packed there.
+    assert (experts.quant_method.moe_kernel is first) == (device == "cuda")
+
+
 def test_what_an_engine_has_no_memory_for_or_does_not_know_is_refused_for_good(
     transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
