@@ -85,6 +85,11 @@ class _Worker:
         self._pipe.close()
 
 
+def _unwanted(made: asyncio.Future[_Worker]) -> None:
+    if made.exception() is None:
+        made.result().kill()
+
+
 class JudgePool:
     """Processes that call `judge` for one event loop; an async context manager.
 
@@ -139,7 +144,14 @@ class JudgePool:
         return None
 
     async def _started(self) -> _Worker:
-        worker = _Worker(self.memory_mb, self._judge, self._first, self._preload)
+        # The first worker waits until the fork server has loaded the judge's packages, which takes seconds.
+        arguments = self.memory_mb, self._judge, self._first, self._preload
+        made = asyncio.ensure_future(asyncio.to_thread(_Worker, *arguments))
+        try:
+            worker = await asyncio.shield(made)
+        except asyncio.CancelledError:
+            made.add_done_callback(_unwanted)
+            raise
         self._all.add(worker)
         try:
             await worker.receive(START_DEADLINE_S)

@@ -82,7 +82,7 @@ def figures(rows: list[Any]) -> Iterator[Figure]:
     for row in rows:
         yield Figure(f"{row['name']}: bytes of a version", row["bytes"] / 1e6, "MB")
         yield Figure(f"{row['name']}: first pause", row["first_paused_ms"], "ms")
-        yield Figure(f"{row['name']}: tokens while updates came", row["tokens"], "tokens")
+        yield Figure(f"{row['name']}: sampled while updates came", row["tokens"] / row["seconds"], "tok/s")
 
 
 def main() -> int:

@@ -388,7 +388,8 @@ def step_metrics(
     step = Step(counts=counts, rl=out, coefficients=coefficients, ranks=ranks, hardware=hardware)
     of_step = {metric.name: metric.of(step) for metric in _OF_STEP}
     out |= {name: float(v) if isinstance(v, int) else v for name, v in of_step.items() if v is not None}
-    out |= mismatch_metrics(counts.mismatch)
+    if loss is None or loss.reads_ratio:  # otherwise the policy may not even have sampled the texts
+        out |= mismatch_metrics(counts.mismatch)
     for label, statistics in capped_families(counts.labels).items():
         out |= {f"rl/{label}/{name}": value for name, value in statistics.metrics().items()}
     return out

@@ -72,7 +72,7 @@ class Summary:
     def evaluated_on(self) -> str:
         """What the evaluation is one of, for headings."""
         if self.shared:
-            return f"test problems, {self.shared} trained on too"
+            return f"test problems ({self.shared} trained on too)"
         return "test problems" if self.unknown else "held-out problems"
 
     @property

@@ -151,7 +151,7 @@ def test_problems_that_are_trained_on_under_another_name_are_remarked(tmp_path: 
             assert run.end() == (0, "")
             assert [record["version"] for record in run.read("stats_test")] == [0, 4]
     assert line.startswith("actor: 3 of 3 test problems are trained on too")
-    assert summarise(tmp_path).evaluated_on == "test problems, 3 of 3 trained on too"
+    assert summarise(tmp_path).evaluated_on == "test problems (3 of 3 trained on too)"
     assert "test_problems" not in read_status(tmp_path)["actor"]
 
 

@@ -202,7 +202,7 @@ def test_arms_of_raro_have_the_methods_values_and_equal_policy_completions() -> 
 @pytest.mark.parametrize("hardware", ["cpu", "gpu"])
 def test_arms_of_the_privacy_agent_differ_in_the_reward_alone(hardware: str, model: Path) -> None:
     one = asked("privacy_arms", "--hardware", hardware, "--model", model)
-    assert one.arms == ["outcome", "situational", "penalty"]  # padded runs where it is named
+    assert one.arms == ["outcome", "situational", "penalty"]  # the others run where they are named
     trees = {arm: compose(one.keys(arm, 5)).tree for arm in one.spec.arms}
     rewards = {
         arm: (tree.privacy_hopqa.training_reward_mode, tree.privacy_hopqa.privacy_reward_weight)
@@ -213,6 +213,7 @@ def test_arms_of_the_privacy_agent_differ_in_the_reward_alone(hardware: str, mod
         "outcome": ("outcome", 0),
         "situational": (mode, 0),
         "penalty": (mode, 1),
+        "stronger": (mode, 3),
         "padded": (mode, 0),
     }
     assert {tree.privacy_hopqa.world.seed for tree in trees.values()} == {5}

@@ -14,6 +14,8 @@ from pipelinerl.finetune.mismatch import GROUPS, age_groups, mismatch_metrics, m
 from pipelinerl.finetune.peaks import Hardware
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, encode
 from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.finetune.rl.losses.base import PolicyLoss
+from pipelinerl.finetune.rl.losses.sft import sft
 from pipelinerl.finetune.rl.sample import UNSAMPLED, Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner
@@ -101,7 +103,9 @@ def test_experts_split_the_newest_tokens_alone() -> None:
     assert found["mismatch/experts_agree/mean_abs"] == pytest.approx(0.2)
 
 
-def measured(one: Learner, batches: list[PipelineBatchEncoding], version: int) -> dict[str, Any]:
+def measured(
+    one: Learner, batches: list[PipelineBatchEncoding], version: int, loss: PolicyLoss | None = None
+) -> dict[str, Any]:
     """The metrics of a step of these micro-batches."""
     statistics, done = StepStatistics(), []
     for batch in batches:
@@ -109,7 +113,17 @@ def measured(one: Learner, batches: list[PipelineBatchEncoding], version: int) -
         done.append((batch, targets, one.accumulate(batch, targets, Coefficients())))
         count_batch(statistics, batch, targets)
     fetch(statistics, done, one.routers)
-    return step_metrics(StepStatistics().merge([statistics]), Coefficients(), 1, Hardware(64, 1, None))
+    counts = StepStatistics().merge([statistics])
+    return step_metrics(counts, Coefficients(), 1, Hardware(64, 1, None), loss)
+
+
+def test_texts_to_imitate_say_nothing_of_the_engine() -> None:
+    """Others may have written them, and what stands for their log-probabilities is then anything."""
+    one = learner(RL, tiny_model())
+    batch = encode([sampled_by(1, NOW)], 0, TEXTS)
+    found = [measured(one, [batch], NOW, loss) for loss in (None, sft)]
+    ages = [{name for name in one if name.startswith("mismatch/lag_0/")} for one in found]
+    assert ages[0] and not ages[1]
 
 
 def test_a_step_tells_the_engines_arithmetic_from_the_age_of_weights() -> None:

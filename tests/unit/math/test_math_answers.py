@@ -1,10 +1,12 @@
 """What the verifier says of an answer, and that nothing written in a box can hold it up."""
 
 import asyncio
+import threading
 import time
 
 import pytest
 
+from domains import pool as judges
 from domains.math.answers import verify_answer
 from domains.math.pool import MAX_GOLD_LENGTH, VerifierPool
 from domains.math.rewards import RewardTable, get_reward
@@ -266,6 +268,32 @@ async def test_a_cancelled_question_does_not_answer_the_next_one() -> None:
         slow.cancel()
         assert await pool.verify(r"\boxed{2/4}", "1/2") == "correct"
         assert await pool.verify(r"\boxed{3/4}", "1/2") == "wrong"
+
+
+async def test_the_loop_goes_on_while_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fork server imports the judge's packages, which takes seconds; a worker that nobody awaits ends."""
+    began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, *_: object) -> None:
+            began.set()
+            assert may_end.wait(100)  # nobody would set it if the loop waited here
+
+        async def receive(self, _: float) -> bytes:
+            return b"ready"
+
+        def kill(self) -> None:
+            ended.set()
+
+    monkeypatch.setattr(judges, "_Worker", Slow)
+    asked = asyncio.create_task(VerifierPool(workers=1).ask("1", "1"))
+    assert await asyncio.to_thread(began.wait, 100)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert not ended.is_set()
+    may_end.set()
+    assert await asyncio.to_thread(ended.wait, 100)
 
 
 @pytest.mark.parametrize(

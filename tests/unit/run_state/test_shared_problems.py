@@ -121,4 +121,4 @@ def test_a_run_without_training_problems_calls_no_test_problem_held_out(tmp_path
     _compare(tmp_path, [row(2)], [row(1)])
     assert summarise(tmp_path).evaluated_on == "held-out problems"
     _compare(tmp_path, [row(1)], [row(1)])
-    assert summarise(tmp_path).evaluated_on == "test problems, 1 of 1 trained on too"
+    assert summarise(tmp_path).evaluated_on == "test problems (1 of 1 trained on too)"
