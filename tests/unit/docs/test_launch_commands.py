@@ -107,6 +107,14 @@ def test_a_command_of_a_page_is_accepted(
     assert status == 0, capsys.readouterr().err
 
 
+@pytest.mark.parametrize("page", dict.fromkeys(PAGES), ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_command_was_wrapped_into_the_comment_of_another(page: Path) -> None:
+    fences = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    for line in [line for kind, block in fences if kind in ("", "sh", "bash") for line in block.splitlines()]:
+        assert "python -m" not in line.partition(" # ")[2], line
+        assert not re.match(r"(pipelinerl|domains|benchmarks|retrieval_server)\.", line), line
+
+
 def test_keys_that_a_page_adds_to_its_command_are_accepted(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
