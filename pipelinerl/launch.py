@@ -29,6 +29,7 @@ from pipelinerl.config.secrets import shown_tree
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import HOST_BACKENDS
 from pipelinerl.domain import Domain, load_domain
+from pipelinerl.launcher import resumed
 from pipelinerl.launcher.arguments import USAGE, launched_on_each_host, parse
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.checks import imports, training
@@ -155,7 +156,7 @@ def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plai
     domain = load_domain(chosen.tree.domain_hooks)
     cfg = checked(chosen.tree, domain, hosts, dry_run, composition.user_keys)
     check_writable(output_dir, cfg.force_restart)
-    for remark in training.remarks(cfg):
+    for remark in chain(training.remarks(cfg), resumed.remarks(chosen.tree)):
         print(f"launcher: {remark}", flush=True)
     if cfg.validate_:
         if unusable := imports.check(cfg):
