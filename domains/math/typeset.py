@@ -18,6 +18,7 @@ _SIGNS = str.maketrans(
         "\u2264": r"\le ",
         "\u2265": r"\ge ",
         "\u2260": r"\ne ",
+        "\u2248": r"\approx ",
         "\u00b1": r"\pm ",
         "\u221e": r"\infty ",
         "\u222a": r"\cup ",
@@ -79,8 +80,8 @@ def typeset(answer: str) -> str:
 
     Full-width and other digits are those of ASCII, `x²` is `x^{2}`, `½` is `\\frac{1}{2}`, `√2` is
     `\\sqrt{2}`. `1 000` and `1\\,000` are 1000, `1e3` is a power of ten, `2 1/2` a mixed number, `12th` is 12
-    and `0.\\overline{3}` a third. Signs without width, commands for colour, weight and size, marks of Markdown
-    around the answer and a comma, full stop or blank behind it are left out.
+    and `0.\\overline{3}` a third. Signs without width, commands for colour, weight and size, marks of
+    Markdown around the answer and a comma, full stop or blank behind it are left out.
     """
     text = "".join(map(_sign, answer)).strip()
     for signs, mark in _SCRIPTS:

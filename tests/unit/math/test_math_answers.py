@@ -186,6 +186,8 @@ TABLE = [
     (r"0.\overline{3} \text{ cm}", "0.3", "wrong"),
     ("10", "10 years old", "correct"),
     ("10", "11 years old", "wrong"),
+    ("≈5", "5", "correct"),
+    ("5", "≈6", "wrong"),
     # Colour, weight, size and space show no other value.
     ("18", r"\color{red}{18}", "correct"),
     ("18", r"{\color{red}18}", "correct"),
