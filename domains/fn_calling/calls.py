@@ -179,7 +179,8 @@ def _from_json(call: Any) -> Call:
     if isinstance(call.get("function"), Mapping):
         call = call["function"]
     if "name" in call:
-        name, arguments = call["name"], next((call[key] for key in _ARGUMENTS if key in call), {})
+        name = call["name"]
+        arguments: Any = next((call[key] for key in _ARGUMENTS if key in call), {})
     elif len(call) == 1:
         ((name, arguments),) = call.items()
     else:
