@@ -40,7 +40,7 @@ _SAID = re.compile(
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _MARKUP = re.compile(
     r"<\|\w+\|>|</\w+>|<br\s*/?>|<(?:pad|unk|img)\b|&(?:[lg]t|amp|nbsp|quot|#\d+);"
-    r"|\[asy\]|\\includegraphics\b|\\begin\{tikzpicture\}|!\[[^]]*\]\(|\bhttps?://"
+    r"|\[asy\]|\\includegraphics\b|\\begin\{tikzpicture\}|!\[[^][]*\]\(|\bhttps?://"
 )
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _SOLUTION_WORDS = 6
