@@ -74,6 +74,10 @@ class _Open:
         kept = [line[min(width, len(line) - len(line.lstrip(" \t"))) :] for line in self.lines]
         return Block(self.info, "\n".join(kept).strip("\n"), end)
 
+    def program(self, end: int) -> Block | None:
+        """The block so far, if Python reads it as a program."""
+        return block if _likeness((block := self.block(end)).text) else None
+
     def cut_short(self, end: int) -> Block | None:
         """The block up to the first line that ends with its fence, as in `f()````, or begins with it."""
         for at, line in enumerate(self.lines):
@@ -102,7 +106,8 @@ def fenced(text: str) -> list[Block]:
             open_ = opened
         elif opened is not None and opened.fence == open_.fence and open_.names(opened, line):
             # Another language is named before the block has ended: its end was forgotten, or ends a line.
-            found.append(open_.cut_short(start))
+            # "``` So it is done." is such an end too: what stands before it is a program.
+            found.append(open_.cut_short(start) or open_.program(start))
             open_ = opened
         else:
             open_.add(line, before)

@@ -7,10 +7,12 @@ import re
 import unicodedata
 
 _DASHES = dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
-_FOLDED = str.maketrans(_DASHES | {"\u2019": "'", "\u2018": "'"})
+_FOLDED = str.maketrans(_DASHES | {"\u2019": "'", "\u2018": "'", "\u2044": "/"})
 _BRACKETS = re.compile(r"[(\[]([^()\[\]]*)[)\]]")
-_AROUND = " \t\n\r\"'.,;:!?\u201c\u201d`*"
+_AROUND = " \t\n\r\"'.,;:!?\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a\u300c\u300d\u300e\u300f`*"
 _INITIALS = re.compile(r"(?<![\w.])(?:[^\W\d_]\.\s?)+[^\W\d_]\b\.?(?!\w)")
+_STOP = re.compile(r"(?<=[^\W\d_])\.(?=\s)")
+"""Behind an abbreviation: `Dr. No`, `John F. Kennedy`."""
 _ARTICLE = re.compile(r"(?:the|an|a)\s+(?=\S)")
 _ORDINAL = re.compile(r"(?<![\w.])(\d+)(?:st|nd|rd|th)\b")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -28,15 +30,16 @@ def normalised(answer: str) -> str:
     """The answer in the form in which two of one meaning are equal; "" only for one that shows nothing.
 
     Unicode NFKC, no case, one kind of dash and apostrophe, no signs without width, no marks or brackets
-    around it and no article in front: `the Nile` is `nile`. Initials without full stops: `U.S.` is `us`.
-    Ordinals and thousands as bare numbers: `12th` is `12`, `1,200` is `1200`. A zero before a point: `.5` is
-    `0.5`. One blank between a number and its unit, none before a percent sign: `5km` is `5 km`, `50 %` is
-    `50%`.
+    around it and no article in front: `the Nile` is `nile`. Initials and abbreviations without full stops:
+    `U.S.` is `us`, `St. Louis` is `st louis`. Ordinals and thousands as bare numbers: `12th` is `12`, `1,200`
+    is `1200`. A zero before a point: `.5` is `0.5`. One blank between a number and its unit, none before a
+    percent sign: `5km` is `5 km`, `50 %` is `50%`.
     """
     shown = "".join(one for one in answer if unicodedata.category(one) != "Cf")
     text = unicodedata.normalize("NFKC", shown).translate(_FOLDED).casefold().replace("i\u0307", "i")
     text = whole = _POINT.sub("0.", " ".join(text.split()))
-    text = _INITIALS.sub(lambda found: "".join(filter(str.isalpha, found[0])), text).strip(_AROUND)
+    text = _INITIALS.sub(lambda found: "".join(filter(str.isalpha, found[0])), text)
+    text = _STOP.sub("", text).strip(_AROUND)
     if (inside := _BRACKETS.fullmatch(text)) is not None:
         text = inside[1].strip(_AROUND)
     text = _ARTICLE.sub("", text, count=1) if _ARTICLE.match(text) else text

@@ -29,9 +29,10 @@ from pipelinerl.config.secrets import shown_tree
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import HOST_BACKENDS
 from pipelinerl.domain import Domain, load_domain
+from pipelinerl.launcher import resumed
 from pipelinerl.launcher.arguments import USAGE, launched_on_each_host, parse
 from pipelinerl.launcher.backend import Backend
-from pipelinerl.launcher.checks import imports, training
+from pipelinerl.launcher.checks import imports, partial, training
 from pipelinerl.launcher.choices import keep_choices, print_choices, table
 from pipelinerl.launcher.folder import FolderChanged, RunFolder, check_name, check_writable
 from pipelinerl.launcher.made_again import made_again, resumes
@@ -155,7 +156,8 @@ def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plai
     domain = load_domain(chosen.tree.domain_hooks)
     cfg = checked(chosen.tree, domain, hosts, dry_run, composition.user_keys)
     check_writable(output_dir, cfg.force_restart)
-    for remark in training.remarks(cfg):
+    recorded = () if dry_run else partial.remarks(cfg)
+    for remark in chain(training.remarks(cfg), recorded, resumed.remarks(chosen.tree)):
         print(f"launcher: {remark}", flush=True)
     if cfg.validate_:
         if unusable := imports.check(cfg):

@@ -11,6 +11,7 @@ import pickle
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import chain
 from keyword import iskeyword
 from typing import Any
 
@@ -84,13 +85,31 @@ def _pairs(tests: Any, what: str, kind: str | None = None) -> Context:
 
 
 def _refuse_unsolvable(context: Context, what: str) -> None:
-    """Raises ValueError for tests that no program passes."""
+    """Raises ValueError for tests that no program passes, or a program that does nothing."""
     outputs, name = context["outputs"], context.get("fn_name")
     if name and (not str(name).split(".")[-1].isidentifier() or iskeyword(str(name))):
         raise ValueError(f"{what}: fn_name {str(name)[:40]!r}: is no name of a function")
     missing = [one for one in outputs if one is None or one != one]
     if context["call_type"] == "std" and missing:
         raise ValueError(f"{what}: an output is {missing[0]}: is missing in the data; leave the row out")
+    functional = context["call_type"] == "fn"
+    if all(one is None if functional else not _shown(one) for one in outputs):
+        raise ValueError(f"{what}: every output is empty, so that doing nothing passes; leave the row out")
+
+
+def _shown(output: Any) -> str:
+    return "".join(map(str, output) if isinstance(output, list) else str(output)).strip()
+
+
+def _refuse_no_verdict(tests: Sequence[str], what: str) -> None:
+    """Raises ValueError for Python that fails for no program: `print(f(1))`, or `assert (f(1), 1)`."""
+    for node in chain.from_iterable(ast.walk(ast.parse(test)) for test in tests):
+        if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Tuple | ast.Constant):
+            return
+        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        if isinstance(node, ast.Raise) or "assert" in name.lower() or name in ("fail", "exit"):
+            return
+    raise ValueError(f"{what}: {tests[0].strip()[:60]!r}: asserts nothing, so that every program passes it")
 
 
 def _refuse_no_python(test: str, what: str) -> None:
@@ -128,6 +147,9 @@ def _mixed(row: Row) -> tuple[str, Context]:
         tests = truth.get("assert_case")
         if not isinstance(tests, list) or not tests or not truth.get("fn_name"):
             raise ValueError("reward_model.ground_truth: no assert_case or no fn_name")
+        for test in tests:
+            _refuse_no_python(str(test), "assert_case")
+        _refuse_no_verdict(list(map(str, tests)), "assert_case")
         return task, _assertions([str(test) for test in tests], [str(truth["fn_name"])], "")
     return task, _pairs(truth, "reward_model.ground_truth")
 
@@ -187,6 +209,7 @@ def _mbpp(row: Row) -> tuple[str, Context]:
     functions = [name for name in _defined(code, ast.FunctionDef) if any(name in str(test) for test in tests)]
     if not functions:
         raise ValueError("test_list: tests none of the functions of code")
+    _refuse_no_verdict(list(map(str, tests)), "test_list")
     setup = row.get("test_imports") or row.get("test_setup_code") or ""
     setup = "\n".join(map(str, setup)) if isinstance(setup, list) else str(setup)
     task = _text(row, "prompt" if row.get("prompt") else "text")
@@ -219,6 +242,8 @@ def _human(row: Row) -> tuple[str, Context]:
         raise ValueError(f"entry_point {name[:40]!r}: prompt defines no such function")
     if not _names("def check", _text(row, "test")):
         raise ValueError("test: defines no check(candidate), which is called")
+    _refuse_no_python(_text(row, "test"), "test")
+    _refuse_no_verdict([_text(row, "test")], "test")
     # Tests may call the function by its own name too, which the beginning of the file has just defined.
     tests = f"{prompt}{STUB}\n{name} = candidate\n{_text(row, 'test')}\ncheck(candidate)\n"
     context = {"call_type": "assert", "tests": [tests], "functions": {"candidate": name}}

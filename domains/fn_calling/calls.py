@@ -29,6 +29,12 @@ _LABEL = re.compile(r"\w*[ \t]*(?:\r\n|[\n\r\v\f\x85\u2028\u2029])|(?:json|pytho
 _BEGUN = re.compile(r"[\[{]|[A-Za-z_][\w.-]*\(|```|~~~|<function=", re.ASCII)
 _TAGS_BEGIN, _TAGS_END = re.compile(r"^[ \t]*<function=", re.MULTILINE), "</function>"
 _NAME = re.compile(r"[A-Za-z_]\w*(?:[.-]\w+)*", re.ASCII)
+_LEADS = re.compile(
+    r"[\[\s]*(?:\{\s*[\"'](?:name[\"']\s*:\s*[\"'])?(?P<json>[\w.-]+)[\"']|(?P<python>[\w.-]+)\()", re.ASCII
+)
+"""The name of a function at the beginning of what is a call, whole or not."""
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""How models name a call's arguments."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,9 @@ def read_calls(
     try:
         return _parsed(text, schemas)
     except Unreadable:
+        leads = _LEADS.match(text)
+        if leads is not None and (leads["json"] or leads["python"]) in schemas:
+            raise
         return []  # words that look like a call
 
 
@@ -143,7 +152,14 @@ def _parsed(text: str, schemas: Schemas) -> list[Call]:
         found = list(_values(text))
     except (ValueError, RecursionError):
         return _from_python(text)
-    return [_from_json(call) for one in found for call in (one if isinstance(one, list) else [one])]
+    return [_from_json(call) for one in found for call in _listed(one)]
+
+
+def _listed(value: Any) -> list[Any]:
+    """The calls of a JSON value: one, a list, or a list under OpenAI's name."""
+    if isinstance(value, Mapping) and isinstance(value.get("tool_calls"), list):
+        value = value["tool_calls"]
+    return value if isinstance(value, list) else [value]
 
 
 def _values(text: str) -> Iterator[Any]:
@@ -163,7 +179,8 @@ def _from_json(call: Any) -> Call:
     if isinstance(call.get("function"), Mapping):
         call = call["function"]
     if "name" in call:
-        name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
+        name = call["name"]
+        arguments: Any = next((call[key] for key in _ARGUMENTS if key in call), {})
     elif len(call) == 1:
         ((name, arguments),) = call.items()
     else:

@@ -62,8 +62,8 @@ class Followed:
 def arguments_of(name: str, kwargs: Given | None) -> dict[str, Any]:
     """The arguments of a check; data sets hold null for those of other instructions.
 
-    Raises ValueError, in one line, for a name that is not known, an argument that is missing or foreign, or
-    one that has the wrong type.
+    Raises ValueError, in one line, for a name that is not known, an argument that is missing, foreign
+    or empty, or one that has the wrong type.
     """
     if name not in CHECKS:
         raise ValueError(f"instruction {name!r} is not known; {suggestion(name, CHECKS)}")
@@ -71,12 +71,19 @@ def arguments_of(name: str, kwargs: Given | None) -> dict[str, Any]:
     wanted = inspect.signature(CHECKS[name]).parameters.keys() - {"response"}
     for key in sorted(wanted ^ given.keys()):
         raise ValueError(f"{name}: {key} is {'missing' if key in wanted else 'no argument of it'}")
+    for key, value in given.items():
+        if value in ("", []) or any(isinstance(one, str) and not one.strip() for one in _each(value)):
+            raise ValueError(f"{name}: {key} {value!r}: is empty, so that it asks for nothing")
     arguments = {key: _whole(value) for key, value in given.items()}
     try:
         CHECKS[name]("a", **arguments)
     except (TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{name}: {str(error)[:100]}") from None
     return arguments
+
+
+def _each(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _whole(value: Any) -> Any:

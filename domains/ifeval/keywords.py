@@ -61,8 +61,14 @@ def number_sentences(response: str, num_sentences: int, relation: str) -> bool:
     return compare(len(sentences(response)), relation, num_sentences)
 
 
+def _check_paragraph(many: int, nth: int) -> None:
+    if not 1 <= nth <= many:
+        raise ValueError(f"paragraph {nth} of {many}: there is none")
+
+
 def number_paragraphs(response: str, num_paragraphs: int) -> bool:
-    """Exactly as many, separated by `***`; none in the middle is empty."""
+    """Exactly as many, separated by `***`; none in the middle is empty. ValueError for less than one."""
+    _check_paragraph(num_paragraphs, 1)
     found = starred_paragraphs(response)
     return found is not None and len(found) == num_paragraphs
 
@@ -72,7 +78,11 @@ def number_words(response: str, num_words: int, relation: str) -> bool:
 
 
 def nth_paragraph_first_word(response: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Exactly as many paragraphs between empty lines, of which the nth begins with the word."""
+    """Exactly as many paragraphs between empty lines, of which the nth begins with the word.
+
+    Raises ValueError for one that is not among them.
+    """
+    _check_paragraph(num_paragraphs, nth_paragraph)
     found = blank_line_paragraphs(response)
     if len([part for part in found if part]) != num_paragraphs or not 1 <= nth_paragraph <= len(found):
         return False

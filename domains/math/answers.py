@@ -11,7 +11,7 @@ from typing import Any
 
 from domains.math.rewards import AnswerStatus
 from domains.math.texts import in_base, long_enough, measured, other_case, product, words
-from domains.math.typeset import typeset, with_point
+from domains.math.typeset import number, typeset, with_point
 from pipelinerl.base.thoughts import answer_part
 
 BOXED = "\\boxed"
@@ -22,8 +22,11 @@ MAX_PREDICTION_LENGTH = 1000
 _DOLLARS = re.compile(r"\A\$+|(?<!\\)(?<!(?<!\\)\$)\$+\Z")
 """At the end from the first of a run on: tried from each, a long run in the middle takes quadratic time."""
 _CHOICE = re.compile(r"\(?([A-J])\)?")
-_CHOSEN = re.compile(r"\(([A-J])\)[:.]?(?:\s|\\[ ,;:])+(?![-+*/^=(])\S.*")
-"""A choice with what it says behind it: `\\textbf{(C) }5` chooses C, and is no product."""
+_CHOSEN = re.compile(
+    r"(?:(?i:option|choice|answer)[\s:]+)?"
+    r"\(?([A-J])(?:\)?|(?:\)[:.]?|[:.])(?:(?:\s|\\[ ,;:])+(?![-+*/^=(])\S.*)?)"
+)
+"""A choice with what it says behind it: `\\textbf{(C) }5` and `C. 5` choose C, and are no product."""
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
 
 
@@ -113,12 +116,13 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
     A percent sign on one side only stands for itself or for a hundredth: 60% is 60 and 0.6.
     """
     answer, gold = typeset(answer), typeset(gold)
-    answer, gold = with_point(answer, gold), with_point(gold)
     based = in_base(plain(gold)), in_base(plain(answer))
     if None not in based:  # of a number's base math-verify sees nothing
         return "correct" if based[0] == based[1] else "wrong"
     wanted, given = measured(plain(gold)), measured(plain(answer), plain(gold))
-    ours, theirs = product(wanted.value), product(given.value if given.changed else answer)
+    ours, bare = wanted.value, given.value if given.changed else answer
+    # Once more as a number: it may have stood before a unit, as in `2 1/2 cups`.
+    ours, theirs = product(number(with_point(ours))), product(number(with_point(bare, ours)))
     try:
         status = _compared(ours, theirs, strict)
         if status == "wrong" and wanted.percent != given.percent:

@@ -38,7 +38,10 @@ _SAID = re.compile(
 )
 """How a data set says an answer around the bare one."""
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_MARKUP = re.compile(r"<\|\w+\|>|</\w+>|<br\s*/?>")
+_MARKUP = re.compile(
+    r"<\|\w+\|>|</\w+>|<br\s*/?>|<(?:pad|unk|img)\b|&(?:[lg]t|amp|nbsp|quot|#\d+);"
+    r"|\[asy\]|\\includegraphics\b|\\begin\{tikzpicture\}|!\[[^][]*\]\(|\bhttps?://"
+)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _SOLUTION_WORDS = 6
 """From here on several lines or sentences are no result, as those of a matrix may be."""

@@ -144,7 +144,8 @@ def _names(names: str, counted: bool) -> bool:
     if counted and len(said) == 1 and said[0] not in _FUNCTIONS:
         # Each variable of a product is written once, in the order of the alphabet.
         return len(said[0]) > 2 and [*said[0]] != sorted(set(said[0]))
-    return all(_is_word(run) or run in ("per", "of", "sq", "cubic", "an") for run in said)
+    plain = ("per", "of", "sq", "cubic", "an", *(["old", "left", "ago", "away"] if counted else []))
+    return all(_is_word(run) or run in plain for run in said)
 
 
 def product(text: str) -> str:

@@ -18,6 +18,7 @@ _SIGNS = str.maketrans(
         "\u2264": r"\le ",
         "\u2265": r"\ge ",
         "\u2260": r"\ne ",
+        "\u2248": r"\approx ",
         "\u00b1": r"\pm ",
         "\u221e": r"\infty ",
         "\u222a": r"\cup ",
@@ -38,13 +39,26 @@ _SCRIPTS = tuple(
 )
 _ROOT = re.compile(r"\u221a\s*(\d+(?:\.\d+)?|[A-Za-z]|\([^()]*\))")
 _MARKDOWN = re.compile(r"(\*\*|__|`)(.*)\1", re.DOTALL)
-_LEFT_OUT = re.compile(r"(?:\\[ ,;:!]|\\$|\\q?quad\b|~|[\s,;:])+$")
+_LEFT_OUT = re.compile(r"(?:\\[ ,;:!]|\\+$|\\q?quad\b|~|(?<!\.)\.$|[\s,;:])+$")
 _WRITTEN = (
+    (
+        re.compile(
+            r"\\(?:text)?color\s*(?:\[[^][{}]*\])?\s*\{[^{}]*\}(?:\{([^{}]*(?:\{[^{}]*\})?[^{}]*)\})?"
+            r"|\\[hv]space\*?\s*\{[^{}]*\}"
+        ),
+        r"\1",
+    ),
+    (
+        re.compile(r"\\[bB]igg?[lrm]?(?![A-Za-z])|\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])"),
+        "",
+    ),
+    (re.compile(r"\\(?:textrm|textsf|texttt|textsc|emph|mathsf|mathtt)(?=\s*\{)"), r"\\text"),
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
     (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),
     (re.compile(r"\\mathbb\s+([A-Za-z])"), r"\\mathbb{\1}"),
     (re.compile(r"\\[dt]?binom\s*(\d)\s*(\d)"), r"\\binom{\1}{\2}"),
     (re.compile(r"\{\\(?:rm|bf|it)\s+([^{}]*)\}"), r"\\text{\1}"),
+    (re.compile(r"\\(?:underline|uline|bf|bm|boldsymbol|pmb|ensuremath)(?![A-Za-z])"), ""),
     (re.compile(r"(?<=[\d}])(?:\\[ ,;:!]|~|\s)*\{?\\?%\}?$"), r"\\%"),
     (re.compile(r"(?<=\d)\s*(?:\^\s*(?:\{\s*)?)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}$"), ""),
 )
@@ -66,8 +80,8 @@ def typeset(answer: str) -> str:
 
     Full-width and other digits are those of ASCII, `x²` is `x^{2}`, `½` is `\\frac{1}{2}`, `√2` is
     `\\sqrt{2}`. `1 000` and `1\\,000` are 1000, `1e3` is a power of ten, `2 1/2` a mixed number, `12th` is 12
-    and `0.\\overline{3}` a third. Signs without width, marks of Markdown around the answer and a comma or
-    blank behind it are left out.
+    and `0.\\overline{3}` a third. Signs without width, commands for colour, weight and size, marks of
+    Markdown around the answer and a comma, full stop or blank behind it are left out.
     """
     text = "".join(map(_sign, answer)).strip()
     for signs, mark in _SCRIPTS:
@@ -78,7 +92,7 @@ def typeset(answer: str) -> str:
     text = _LEFT_OUT.sub("", text)
     for written, usual in _WRITTEN:
         text = written.sub(usual, text)
-    return _number(_GROUPS.sub(lambda groups: _GAP.sub("", groups[0]), text))
+    return number(_GROUPS.sub(lambda groups: _GAP.sub("", groups[0]), text))
 
 
 def _script(mark: str, run: re.Match[str]) -> str:
@@ -101,8 +115,8 @@ def _sign(character: str) -> str:
     return unicodedata.normalize("NFKC", character) if form[:1] in (["<wide>"], ["<narrow>"]) else character
 
 
-def _number(text: str) -> str:
-    """One number that is the whole answer, if it is one of those that math-verify reads otherwise."""
+def number(text: str) -> str:
+    """One number that is the whole text, if it is one of those that math-verify reads otherwise."""
     if (found := _POWER_OF_TEN.fullmatch(text)) is not None:
         return rf"{found[1]} \times 10^{{{int(found[2])}}}"
     if (found := _MIXED.fullmatch(text)) is not None and int(found[3]) > int(found[2]):

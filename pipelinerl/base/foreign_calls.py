@@ -19,10 +19,12 @@ _UNREAD = re.compile(
     _NOT_QUOTED
     + r"(?:<｜tool▁calls?▁begin｜>|<\|tool_calls?_(?:section_)?begin\|>|<\|tool_call\|>|<TOOLCALL>"
     r"|<\|START_ACTION\|>|<\|action_start\|>|<\|channel\|>commentary to=|<\|recipient\|>"
-    r"|<start_function_call>|<function_calls>|<invoke name=|<(?:\w+:)tool_call>|<arg_key>|```tool_code)"
+    r"|<start_function_call>|<function_calls>|<invoke name=|<(?:\w+:)tool_call>|<arg_key>|```tool_code"
+    r"|<\|tool_call_start\|>|<function_?call>|<tool_use>|^Action Input:)",
+    re.MULTILINE,
 )
 """DeepSeek, Kimi, Phi and Granite, Nemotron, Command, InternLM, gpt-oss, Functionary, FunctionGemma, MiniMax,
-GLM, Gemma."""
+GLM, Gemma, Liquid, xLAM and Glaive, prompts with tags of their own, and ReAct."""
 _OWN = re.compile(_NOT_QUOTED + r"(?:<tool_call>|<function=)")
 _ENDS = ("</s>", "<|eom_id|>", "<|eot_id|>", "<|end_of_text|>")
 _NAMED = re.compile(r"([A-Za-z_][\w.-]*)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)", re.ASCII)

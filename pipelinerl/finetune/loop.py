@@ -31,6 +31,7 @@ from pipelinerl.finetune.collect import (
 )
 from pipelinerl.finetune.compile_later import LaterCompilation, makes_kernels, warm_up
 from pipelinerl.finetune.feed import Feed, Follower
+from pipelinerl.finetune.idle import IdleWatch
 from pipelinerl.finetune.memory import MemoryDebug
 from pipelinerl.finetune.metrics import StepStatistics, step_metrics
 from pipelinerl.finetune.peaks import Hardware, copy_bandwidth, peak_flops
@@ -100,6 +101,7 @@ class Trainer:
         self._update_metrics: dict[str, float] = {}
         self._rounding: dict[str, float] = {}
         self._arithmetic = ArithmeticWatch()
+        self._idle = IdleWatch(cfg.finetune.rl, cfg.finetune.attempts)
         self._announcements: TrainerAnnouncements | None = None
         self._status: StatusFile | None = None
         self._stale_in_queue: StaleInQueue | None = None
@@ -227,6 +229,8 @@ class Trainer:
         counters.epoch = max(counters.epoch, total.epoch)
         dropped = 0 if self._stale_in_queue is None else self._stale_in_queue.take()
         counters.count(total, grad_norm, dropped)
+        if (said := self._idle.add(grad_norm, total.texts)) is not None and self.ranks.is_main:
+            log.warning(said, extra=REMARK)
         if self.ranks.is_main and counters.completed_steps % self.finetune.log_each_n_steps == 0:
             self._log(total, coefficients)
         return total.worked_s, batch

@@ -99,6 +99,8 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
     for service, said in plan.facts.named:
         shown = f"{service.url}, {said}" if said else service.url
         yield Row(f"service {service.name}", shown, "given", f"{service.url_key}=null")
+    if plan.facts.changed:
+        yield Row("changed", "; ".join(plan.facts.changed), "given to this resume", "the former values")
     yield from _rest(cfg)
 
 

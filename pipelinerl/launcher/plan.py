@@ -49,6 +49,8 @@ class Facts:
     """How often the folder's run has been started before."""
     checkpoint: Path | None = None
     """What engines and trainer load instead of the model."""
+    changed: tuple[str, ...] = ()
+    """What a resume trains or samples otherwise than the last start, for people (`resumed.changes`)."""
     prepared: Mapping[str, Any] = field(default_factory=dict)
     """Values by dotted key that the domain's `prepare` gave."""
     named: tuple[tuple[NamedService, str], ...] = ()

@@ -1,18 +1,63 @@
-"""What a run that goes on in its folder has to share with the run that began there."""
+"""What a run that goes on in its folder has to share with the run that began there, and what it changes."""
 
+import json
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipelinerl.base.errors import ConfigError
+from omegaconf import DictConfig, OmegaConf
+
+from pipelinerl.base.errors import ConfigError, first_line, printable
 from pipelinerl.config.base import KEPT, Section, leaves_of
 from pipelinerl.config.files import read_started, typed
+from pipelinerl.config.secrets import hidden, secrets_of
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.folder import RunFolder
 
 _MODELS = ("model_path", "finetune.config_name")
 """Compared as folders, not as texts."""
+_DECIDE = (
+    "actor.difficulty",
+    "actor.difficulty_aware_penalty",
+    "actor.discount_factor",
+    "actor.domain_mix",
+    "actor.on_rollout_error",
+    "actor.sampling",
+    "actor.system_prompt",
+    "actor.task_template",
+    "attempts",
+    "dataset_loader_params",
+    "environment",
+    "environments",
+    "environment_key",
+    "finetune.adam_beta1",
+    "finetune.adam_beta2",
+    "finetune.adam_epsilon",
+    "finetune.attempts",
+    "finetune.gradient_accumulation_passes",
+    "finetune.gradient_clipping_threshold",
+    "finetune.learning_rate",
+    "finetune.lora.dropout",
+    "finetune.lr_scheduler_type",
+    "finetune.max_train_steps",
+    "finetune.num_warmup_steps",
+    "finetune.rl",
+    "finetune.train_batch_size",
+    "finetune.weight_decay",
+    "finetune.weight_update_interval",
+    "llm",
+    "max_lag",
+    "pop_old_data",
+    "rewards",
+    "teacher",
+    "test_dataset_names",
+    "test_llm",
+)
+"""Keys, and sections of keys, that decide the objective, its schedules, or what is sampled and evaluated. The
+rest say where and how fast a run computes, how long it waits, and what it leaves for people."""
+_LONGEST = 60
+"""Characters of a value in a line."""
 
 
 def check(cfg: Config, may_move: Collection[str] = ()) -> Iterator[str]:
@@ -22,16 +67,67 @@ def check(cfg: Config, may_move: Collection[str] = ()) -> Iterator[str]:
     With another model engines and trainer would go on with the checkpoint, but tokenizer and reference would
     be the new model's.
     """
-    if cfg.output_dir is None or cfg.force_restart:
-        return
-    folder = Path(cfg.output_dir)
     # A damaged tree is no reason to refuse a sound checkpoint, as in `next_attempt`; what is wrong with a
     # folder that cannot even be looked at is said later.
     with suppress(ConfigError, OSError):
-        if RunFolder(folder).checkpoint is not None:
-            before = typed(read_started(folder))
-            yield from _another_model(cfg, before, folder)
+        if (before := _begun(cfg)) is not None:
+            yield from _another_model(cfg, before, Path(str(cfg.output_dir)))
             yield from _other_keys(cfg, before, may_move)
+
+
+def remarks(tree: DictConfig) -> Iterator[str]:
+    """One line with what a resume changes, or why that is not known."""
+    try:
+        if changed := changes(tree):
+            yield f"this resume changes {'; '.join(changed)}"
+    except (ConfigError, OSError) as error:
+        yield f"this resume is compared with no earlier start: {first_line(error)}"
+
+
+def changes(tree: DictConfig) -> list[str]:
+    """`KEY OLD -> NEW` for each key in which a resume trains or samples otherwise than the last start did.
+
+    A change is allowed, and shown without secrets. Raises ConfigError or OSError if the tree of the last
+    start cannot be read.
+    """
+    cfg = typed(tree)
+    if (before := _begun(cfg)) is None:
+        return []
+    old, new = dict(_deciding(before)), dict(_deciding(cfg))
+    filled = before.derived_.filled if before.derived_ is not None else {}
+    secrets = [secrets_of(tree), secrets_of(OmegaConf.create(before.model_dump(mode="json", by_alias=True)))]
+
+    def shown(value: Any) -> str:
+        text = json.dumps(value, ensure_ascii=False) if value is None or not isinstance(value, str) else value
+        for one in secrets:
+            text = hidden(text, one)
+        text = " ".join(printable(text).split()) or "''"
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+    return [
+        f"{key} {shown(old.get(key))} -> {shown(new.get(key))}"
+        for key in dict.fromkeys((*old, *new))
+        if new.get(key) not in (old.get(key), filled.get(key, old.get(key)))
+    ]
+
+
+def _deciding(cfg: Config) -> Iterator[tuple[str, Any]]:
+    given = dict(kept(cfg))
+    for key, value in leaves_of(cfg.model_dump(mode="json", by_alias=True)):
+        if (
+            value != {}
+            and key not in given
+            and any(key == one or key.startswith(f"{one}.") for one in _DECIDE)
+        ):
+            yield key, value
+
+
+def _begun(cfg: Config) -> Config | None:
+    """The configuration of the folder's last start, if this one goes on from a checkpoint of it."""
+    if cfg.output_dir is None or cfg.force_restart:
+        return None
+    folder = Path(cfg.output_dir)
+    return typed(read_started(folder)) if RunFolder(folder).checkpoint is not None else None
 
 
 def _another_model(cfg: Config, before: Config, folder: Path) -> Iterator[str]:

@@ -7,6 +7,7 @@ validation makes the same plan and writes nothing.
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pipelinerl.config.files import forget_started, keep_started, save
 from pipelinerl.config.machine import roles_of
 from pipelinerl.config.secrets import secrets_of
 from pipelinerl.domain import BaseDomain, Domain, NamedService, parts_of
+from pipelinerl.launcher import resumed
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.checks.rehearsal import START_DEADLINE_S, VALIDATE_DEADLINE_S, Looked, look
 from pipelinerl.launcher.commands import write_accelerate_config
@@ -50,6 +52,7 @@ def prepare(
         dry_run=dry_run,
         attempt=folder.next_attempt(),
         checkpoint=folder.checkpoint,
+        changed=_changed(chosen),
         prepared=prepared,
         named=tuple(named),
         password=secrets.token_urlsafe(),
@@ -79,11 +82,22 @@ def validated(chosen: Chosen, domain: Domain, folder: RunFolder, backend: Backen
 
     Writes nothing. Raises ConfigError as `prepare`.
     """
-    facts = Facts(dry_run=dry_run, attempt=folder.next_attempt(), checkpoint=folder.checkpoint)
+    facts = Facts(
+        dry_run=dry_run,
+        attempt=folder.next_attempt(),
+        checkpoint=folder.checkpoint,
+        changed=_changed(chosen),
+    )
     made = plan(chosen, backend.hosts, facts, domain, backend.free)
     if dry_run:
         return made
     return _with_problems(made, VALIDATE_DEADLINE_S, _makes_data(domain))
+
+
+def _changed(chosen: Chosen) -> tuple[str, ...]:
+    with suppress(ConfigError, OSError):  # `resumed.remarks` has said so
+        return tuple(resumed.changes(chosen.tree))
+    return ()
 
 
 def _makes_data(domain: Domain) -> bool:

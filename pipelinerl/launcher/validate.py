@@ -103,6 +103,8 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from several_hosts.check(cfg, hosts)
     yield from environments.check(cfg)
     yield from partial.check(cfg)
+    if not dry_run:
+        yield from partial.of_another_model(cfg, 0 if places is None else len(places.engines))
 
 
 def _not_on_hub(cfg: Config) -> Iterator[str]:

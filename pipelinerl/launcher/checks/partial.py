@@ -1,18 +1,26 @@
 """Partial runs: which keys of `debug` a mode reads, and what it cannot do."""
 
+import json
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.errors import ConfigError, first_line
+from pipelinerl.base.http import CallFailed, Connection, encode
+from pipelinerl.base.ports import LOOPBACK
+from pipelinerl.base.tokenizing import load_tokenizer
 from pipelinerl.config.files import config_path, read_started
 from pipelinerl.config.machine import ROLES_OF_MODE
 from pipelinerl.config.staleness import Staleness
 from pipelinerl.config.tree import Config
+from pipelinerl.launcher.checks.same_ids import other_tokens, other_vocabulary
 from pipelinerl.observe.history import read_evaluations
 from pipelinerl.streams.kind import streams_kind
+
+ANSWER_DEADLINE_S = 20.0
+"""Of each answer of an engine that runs already."""
 
 
 def check(cfg: Config) -> Iterator[str]:
@@ -59,6 +67,69 @@ def _of_one_kind(cfg: Config) -> Iterator[str]:
                 f"output_dir={folder}: holds a finished evaluation, see report/ in it; give another "
                 "output_dir, or force_restart=true"
             )
+
+
+def of_another_model(cfg: Config, engines: int) -> Iterator[str]:
+    """A recording, or running engines, whose ids stand for other text than those of `model_path`.
+
+    Reads tokenizers and asks engines, so that a dry run leaves it out.
+    """
+    replays = cfg.debug.streams_from is not None and "actor" not in cfg.debug.roles
+    if not (replays or cfg.debug.use_existing_llms):
+        return
+    try:
+        policy = load_tokenizer(cfg.model_path)
+    except Exception:  # `data` says what is wrong with the model
+        return
+    if replays:
+        key, theirs = f"debug.streams_from={cfg.debug.streams_from}", _recorded_vocabulary(cfg)
+        other = other_vocabulary(theirs or {}, policy.get_vocab(), "its", f"in {cfg.model_path}")
+        if other is not None:
+            yield f"{key}: recorded with another tokenizer: {other}; give that run's model_path"
+        return
+    for index in range(engines):
+        url = f"http://{LOOPBACK}:{cfg.engine.port + index}"
+        with closing(Connection(url)) as connection:
+
+            def asked(path: str, body: object, connection: Connection = connection) -> object:
+                return json.loads(connection.call("POST", path, ANSWER_DEADLINE_S, encode(body)))
+
+            try:
+                other = other_tokens(asked, policy)
+            except CallFailed as error:
+                other = None if error.status in (404, 405) else f"does not answer ({first_line(error)})"
+            except ValueError as error:
+                other = f"its answer to /tokenize cannot be read ({first_line(error)})"
+        if other is not None:
+            yield (
+                f"debug.use_existing_llms=true: engine {url}: {other}; start there an engine with "
+                f"model_path={cfg.model_path}, or set engine.port"
+            )
+
+
+def remarks(cfg: Config) -> Iterator[str]:
+    """A recording of which nobody can tell whether its ids are those of the policy."""
+    if (
+        cfg.debug.streams_from is not None
+        and "actor" not in cfg.debug.roles
+        and not _recorded_vocabulary(cfg)
+    ):
+        yield (
+            f"debug.streams_from={cfg.debug.streams_from}: no tokenizer of that run can be read, so whether "
+            f"its token ids are those of model_path={cfg.model_path} is not known"
+        )
+
+
+def _recorded_vocabulary(cfg: Config) -> dict[str, int] | None:
+    """The vocabulary of the model that a recording was sampled with, or None where it cannot be read."""
+    source = Path(str(cfg.debug.streams_from))
+    places = [str(source / "finetune/current")]
+    with suppress(ConfigError, OSError):
+        places.append(str(OmegaConf.select(read_started(source), "model_path")))
+    for place in places:
+        with suppress(Exception):  # a folder that is gone, a hub that cannot be reached
+            return load_tokenizer(place).get_vocab()
+    return None
 
 
 def _recording(cfg: Config) -> Iterator[str]:

@@ -15,14 +15,13 @@ from pipelinerl.config.tree import Config
 from pipelinerl.engines.requests import scoring_body
 from pipelinerl.finetune.rl.losses import declared
 from pipelinerl.launcher.checks.data import HUB_NAME, TOKENIZER_FILES, WEIGHTS, damaged_files
+from pipelinerl.launcher.checks.same_ids import other_tokens, other_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 DEADLINE_S = 20.0
 """Of each answer of a teacher's engine."""
-PIECE = 512
-"""Tokens of the vocabulary in a text that an engine is given to tokenise: no context is too short for it."""
 SAME = "give a teacher with the policy's tokenizer"
 
 
@@ -106,15 +105,8 @@ def _model(path: str, policy: "PreTrainedTokenizerFast") -> str | None:
     except Exception as error:
         return f"its tokenizer cannot be read ({_line(error)}); {SAME}"
     ours = policy.get_vocab()
-    if theirs != ours:
-        of_id = {at: token for token, at in theirs.items()}
-        other = sorted((at, token) for token, at in ours.items() if of_id.get(at) != token)
-        if other:
-            at, token = other[0]
-            return (
-                f"{len(other)} of the policy's {len(ours)} ids stand for other text there, such as {at} for "
-                f"{of_id.get(at)!r} instead of {token!r}; {SAME}"
-            )
+    if (other := other_vocabulary(ours, theirs)) is not None:
+        return f"{other}; {SAME}"
     config = Path(path) / "config.json"
     rows = json.loads(config.read_text()).get("vocab_size") if config.is_file() else None
     if isinstance(rows, int) and rows <= max(ours.values()):
@@ -124,8 +116,6 @@ def _model(path: str, policy: "PreTrainedTokenizerFast") -> str | None:
 
 def _engine(url: str, policy: "PreTrainedTokenizerFast") -> str | None:
     """Why an engine cannot score the policy's ids: it says nothing, knows other ids, or scores no prompt."""
-    encoded = policy.backend_tokenizer.encode
-    ids: list[int] = []
     with closing(Connection(url)) as connection:
 
         def asked(path: str, body: object) -> dict[str, object]:
@@ -134,12 +124,10 @@ def _engine(url: str, policy: "PreTrainedTokenizerFast") -> str | None:
 
         route = "/tokenize"
         try:
-            for text in _vocabulary_texts(policy):
-                ids = encoded(text, add_special_tokens=False).ids
-                if asked(route, {"prompt": text, "add_special_tokens": False}).get("tokens") != ids:
-                    return f"its tokenizer gives other ids than the policy's to {text[:40]!r}...; {SAME}"
+            if (other := other_tokens(asked, policy)) is not None:
+                return f"{other}; {SAME}"
             route = "/inference/v1/generate"
-            scores = asked(route, scoring_body(np.array(ids[:PIECE], np.int32))).get("prompt_logprobs")
+            scores = asked(route, scoring_body(np.arange(8, dtype=np.int32))).get("prompt_logprobs")
         except CallFailed as error:
             if error.status == 404:
                 return f"has no {route}; serve the teacher with vLLM 0.26 or later"
@@ -148,16 +136,6 @@ def _engine(url: str, policy: "PreTrainedTokenizerFast") -> str | None:
         except (ValueError, AttributeError) as error:
             return f"its answer to {route} cannot be read ({_line(error)}); serve the teacher with vLLM"
     return None if scores else "scores no prompts; serve the teacher with vLLM 0.26 or later"
-
-
-def _vocabulary_texts(policy: "PreTrainedTokenizerFast") -> Iterator[str]:
-    """Texts that hold, together, what each id stands for; parts of characters are left out."""
-    decode = policy.backend_tokenizer.decode
-    size = max(policy.get_vocab().values()) + 1
-    words = [decode([at], skip_special_tokens=False) for at in range(size)]
-    known = [word for word in words if word and "\ufffd" not in word]
-    for start in range(0, len(known), PIECE // 2):
-        yield "\n".join(known[start : start + PIECE // 2])
 
 
 def _line(error: Exception) -> str:

@@ -143,6 +143,46 @@ def test_a_row_that_cannot_be_read_says_why(row: Any, said: str) -> None:
         read_row(row)
 
 
+def printed(*outputs: Any, **more: Any) -> dict[str, Any]:
+    tests = {"inputs": [["1"]] * len(outputs), "outputs": list(outputs), **more}
+    return {"question": "q", "input_output": json.dumps(tests)}
+
+
+def asserted(*tests: str) -> dict[str, Any]:
+    return {"prompt": "p", "code": "def f(): return 1", "test_list": list(tests)}
+
+
+def checked(body: str) -> dict[str, Any]:
+    return {"prompt": "def f():", "entry_point": "f", "test": f"def check(candidate):\n    {body}"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(printed(""), printed("", " \n"), printed([]), printed([""], ""), printed(None, fn_name="f")),
+        *(asserted("print(f())"), asserted("# assert f() == 1"), asserted("assert (f(), 1)", "f()")),
+        *(checked("pass"), checked("return candidate() == 1"), checked("assert True")),
+    ],
+)
+def test_a_row_that_everything_solves_is_refused(row: dict[str, Any]) -> None:
+    """An empty program, or any at all, would be rewarded."""
+    with pytest.raises(ValueError, match=r"so that (doing nothing|every program) passes"):
+        read_row(row)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(printed("", "1"), printed("", fn_name="f"), printed([[]], fn_name="f"), printed(0)),
+        *(printed(None, 1, fn_name="f"), asserted("print(f())", "assert f() == 1")),
+        *(checked("import math; math.isclose(1, 1) or exit(1)"), checked("self.assertEqual(1, candidate())")),
+        checked("if candidate() != 1: raise ValueError"),
+    ],
+)
+def test_a_row_that_something_fails_is_read(row: dict[str, Any]) -> None:
+    assert read_row(row)
+
+
 def test_packed_tests_that_would_run_something_are_refused() -> None:
     class Evil:
         def __reduce__(self) -> tuple[Any, ...]:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from pipelinerl.config.finetune import CorrectionConfig, RLConfig
 from pipelinerl.finetune.checkpoints import settle
+from pipelinerl.finetune.idle import IdleWatch
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.metrics import StepStatistics
 from pipelinerl.finetune.types import TrainingMetrics
@@ -224,6 +226,29 @@ class Compared(Noting):
 
     def publish(self, version: int) -> dict[str, float]:
         return super().publish(version) | {"weights/parity_limit": 1e-4}
+
+
+@pytest.mark.parametrize(("bounds", "said"), [((1.0, 1.0), True), ((0.0, 1e30), False)])
+def test_steps_without_a_gradient_are_remarked_once(
+    tmp_path: Path, bounds: tuple[float, float], said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No recorded token has the trainer's probability exactly, so narrow bounds leave out each of them."""
+    low, high = bounds
+    correction = CorrectionConfig(mode="mask", low=low, high=high)
+    train(tmp_path, attempts=1, rl=RLConfig(epsilon_high=4.0, correction=correction))
+    found = [one for one in caplog.records if "the gradient of" in one.message]
+    assert len(found) == said, "24 samples are more than those of 20 groups of one"
+    assert all(getattr(one, "remark", False) for one in found)
+    assert not said or "finetune.rl.correction.mode=mask leaves out tokens" in found[0].message
+    assert all((row["stats/grad_norm"] == 0) is said for row in metrics(tmp_path).values())
+
+
+def test_a_step_with_a_gradient_begins_the_count_of_idle_ones_anew() -> None:
+    watch = IdleWatch(RLConfig(overlong_filtering=True), attempts=2)
+    assert [watch.add(norm, 20) for norm in (0.0, 1e-9, 0.0)] == [None] * 3
+    line = watch.add(0.0, 20)
+    assert line is not None and "2 steps in a row (40 samples)" in line and "overlong_filtering" in line
+    assert watch.add(0.0, 20) is None, "once"
 
 
 @pytest.mark.parametrize("follows", [True, False])

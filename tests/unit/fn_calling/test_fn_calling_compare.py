@@ -150,12 +150,34 @@ def test_names_before_arguments_are_calls_where_the_functions_are_known() -> Non
         "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value></tool_call>",
         '[TOOL_CALLS]f[ARGS]{"x": ',
         "[TOOL_CALLS] [{]",
+        "<|tool_call_start|>[f(x=1)]<|tool_call_end|>",
+        '<functioncall> {"name": "f", "arguments": \'{"x": 1}\'}',
+        '<function_call>{"name": "f", "arguments": {}}</function_call>',
+        "<tool_use><name>f</name><arguments>{}</arguments></tool_use>",
+        'Thought: f helps.\nAction: f\nAction Input: {"x": 1}',
     ],
 )
 def test_calls_that_cannot_be_read_are_no_refusal(said: str) -> None:
     none = {"category": "irrelevance", "function": [FUNCTION], "ground_truth": []}
     assert verify_fn_calling_answer(said, none)["answer_status"] == "unparsable"
     assert verify_fn_calling_answer(f"<think>{said}</think>No.", none)["answer_status"] == "correct"
+
+
+@pytest.mark.parametrize(
+    "said", ["f(1)", "[f(1)]", "[f(x=1)].", '{"name": "f", "arguments": {"x": 1}', '[{"f": {}}', "[f(x="]
+)
+def test_a_text_that_begins_as_a_call_of_a_known_function_is_no_refusal(said: str) -> None:
+    none: dict[str, Any] = {"category": "irrelevance", "function": [FUNCTION], "ground_truth": []}
+    known, unknown = ({**none, "function": [FUNCTION | {"name": name}]} for name in ("f", "other"))
+    assert verify_fn_calling_answer(said, known)["answer_status"] == "unparsable"
+    assert verify_fn_calling_answer(said, unknown)["answer_status"] == "correct", "words in brackets"
+
+
+@pytest.mark.parametrize("key", ["arguments", "parameters", "args", "input"])
+def test_arguments_are_read_under_each_of_their_names(key: str) -> None:
+    call = f'{{"name": "f", "{key}": {{"x": 1}}}}'
+    for said in (call, f"<tool_call>{call}</tool_call>", f'{{"tool_calls": [{call}]}}'):
+        assert read_calls(said) == [Call("f", {"x": 1})]
 
 
 def test_a_notation_that_is_not_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -309,6 +309,16 @@ def test_languages_are_told_apart() -> None:
             {"letter": "ab", "let_frequency": 1, "let_relation": "at least"},
             "letter 'ab': expected one character",
         ),
+        ("keywords:existence", {"keywords": []}, "keywords []: is empty"),
+        ("keywords:forbidden_words", {"forbidden_words": ["a", " "]}, "forbidden_words ['a', ' ']: is empty"),
+        ("startend:end_checker", {"end_phrase": ""}, "end_phrase '': is empty"),
+        ("combination:repeat_prompt", {"prompt_to_repeat": "\n"}, "is empty, so that it asks for nothing"),
+        ("length_constraints:number_paragraphs", {"num_paragraphs": 0}, "paragraph 1 of 0: there is none"),
+        (
+            "length_constraints:nth_paragraph_first_word",
+            {"num_paragraphs": 2, "nth_paragraph": 3, "first_word": "so"},
+            "paragraph 3 of 2: there is none",
+        ),
     ],
 )
 def test_wrong_instructions_are_one_line(name: str, kwargs: dict[str, Any], message: str) -> None:

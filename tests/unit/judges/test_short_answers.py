@@ -38,6 +38,12 @@ SAME = [
     ("[the Nile].", "Nile"),
     ("\u0130stanbul", "istanbul"),
     (".5", "0.5"),
+    ("St. Louis", "St Louis"),
+    ("Dr. No", "Dr No"),
+    ("John F. Kennedy", "John F Kennedy"),
+    ("\u00abNile\u00bb", "Nile"),
+    ("\u300eNile\u300f", "Nile"),
+    ("\u00bd", "1/2"),
     ("$.50.", "$0.50"),
 ]
 OTHER = [
@@ -57,6 +63,8 @@ OTHER = [
     ("John Smith", "J. Smith"),
     ("Theodor", "odor"),
     ("v2.5", "v25"),
+    ("a.com", "acom"),
+    ("No. 5", "No. 6"),
     ("-5", "5"),
     ("?", "!"),
     ("...", ""),

@@ -5,15 +5,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from domains.privacy_hopqa.domain import world_paths
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.world import generate, world_config
 from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import compose
-from pipelinerl.config.files import config_path, load, typed
-from pipelinerl.launcher.resumed import kept
+from pipelinerl.config.files import config_path, load, save, typed
+from pipelinerl.config.reference import groups
+from pipelinerl.launcher.resumed import changes, kept
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import DryRun
 
@@ -212,6 +213,147 @@ def test_every_key_may_change_or_is_kept() -> None:
     named |= {"finetune.rl.role_lengths", "guessing.numbers"}
     lora = {f"finetune.lora.{name}" for name in ("enabled", "r", "alpha", "target_modules")}
     assert dict(kept(typed(composed()))).keys() - named == (KEPT.keys() - {"finetune.lora"}) | lora
+
+
+def test_a_resume_says_what_it_trains_and_samples_otherwise(begun: Path, dry_run: DryRun) -> None:
+    assert "this resume changes" not in dry_run(*GUESSING)[1], "the same command changes nothing"
+    other = (
+        *("finetune.learning_rate=0.05", "finetune.rl.policy_loss=ppo", "finetune.rl.entropy_bonus=0.125"),
+        *("llm.parameters.max_tokens=8", "test_llm.parameters.temperature=0.5", "actor.sampling=difficulty"),
+        "watchdog.progress_deadline_s=7000",
+    )
+    expected = (
+        "launcher: this resume changes finetune.learning_rate 0.0002 -> 0.05; finetune.rl.policy_loss "
+        "reinforce -> ppo; finetune.rl.entropy_bonus 0.0 -> 0.125; finetune.rl.final_entropy_bonus "
+        "0.0 -> 0.125; llm.parameters.max_tokens 16 -> 8; test_llm.parameters.temperature 1.0 -> 0.5; "
+        "actor.sampling uniform -> difficulty"
+    )
+    for _ in range(2):  # the first dry run has not become what the run began with
+        status, out, err = dry_run(*GUESSING, *other)
+        assert (status, err) == (0, "") and expected in out.splitlines(), out + err
+    assert " changed " in out, "the table, and with it the report, says so too"
+    assert "this resume changes" not in dry_run(*GUESSING, *other, "force_restart=true")[1]
+    shutil.rmtree(begun / "finetune")
+    assert "this resume changes" not in dry_run(*GUESSING, *other)[1], "nothing was trained yet"
+
+
+def test_what_a_resume_changes_is_said_without_secrets_and_on_one_line(
+    dry_run: DryRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, teacher = ("+domain=counting", *GUESSING[1:]), "teacher.url=${oc.env:TEACHER}"
+    monkeypatch.setenv("TEACHER", "http://user:old-secret@127.0.0.1:9")
+    run_with_checkpoint(dry_run, tmp_path, "actor.system_prompt=Be brief", teacher, domain=words)
+    monkeypatch.setenv("TEACHER", "http://user:new-secret@127.0.0.1:9")
+    prompt = "Be\x1b[2J\nlong, " + "very " * 99
+    status, out, err = dry_run(*words, teacher, f"actor.system_prompt='{prompt}'")
+    (line,) = [line for line in out.splitlines() if line.startswith("launcher: this resume changes")]
+    assert (status, err) == (0, "") and "-secret" not in out and "\x1b" not in out
+    assert "teacher.url (masked) -> (masked)" in line and "actor.system_prompt Be brief -> Be" in line
+    assert len(line) < 250
+
+
+def test_a_resume_that_cannot_be_compared_says_so(begun: Path, dry_run: DryRun) -> None:
+    path = config_path(begun)
+    path.write_text(path.read_text().replace("learning_rate: 0.0002", "learning_rate: many"))
+    status, out, err = dry_run(*GUESSING)
+    (line,) = [line for line in out.splitlines() if "is compared with no earlier start" in line]
+    assert (status, err) == (0, "") and "finetune.learning_rate='many'" in line
+
+
+PACE = {
+    *(
+        "output_dir",
+        "validate",
+        "force_restart",
+        "attempt",
+        "jobs",
+        "derived",
+        "me",
+        "domain_name",
+        "domain_keys",
+    ),
+    *("fp32_layer_prefix", "eval_every_n_versions", "eval_at_end", "accelerate_config"),
+    *("use_deepspeed", "deepspeed_config", "use_fsdp"),
+    *("actor.llm_max_rollouts", "actor.rollout_workers", "actor.problem_queue_size"),
+    *("actor.result_queue_size", "actor.throughput_window_size", "actor.max_rollout_retries"),
+    *("actor.rollout_retry_initial_delay_s", "actor.rollout_retry_max_delay_s"),
+    *("actor.rollout_deadline_s", "actor.max_failed_fraction"),
+    *(f"finetune.{name}" for name in ("load_as_bf16", "use_flash_attention", "max_epochs", "compile")),
+    *(f"finetune.{name}" for name in ("interrupt_train_steps", "gradient_checkpointing", "seq_length")),
+    *(f"finetune.{name}" for name in ("reentrant_checkpointing", "seq_packing", "share_prefixes")),
+    *(f"finetune.{name}" for name in ("seq_parallel", "save_checkpoint_steps", "also_save_steps")),
+    *(f"finetune.{name}" for name in ("keep_intermediate_checkpoints", "save_final_training_state")),
+    *(f"finetune.{name}" for name in ("use_safetensors", "trust_remote_code", "cuda_empty_cache")),
+    *(f"finetune.{name}" for name in ("log_each_n_steps", "send_weight_updates")),
+}
+"""Keys of arithmetic, memory, pace, deadlines and files, in sections that also hold others."""
+PACE_SECTIONS = {
+    *("streams", "finetune.memory_debug", "fsdp", "hardware", "world", "engine", "vllm_config", "weights"),
+    *("preprocess", "wandb", "observe", "watchdog", "debug", "bootstrap", "bootstrap.shape", "derived"),
+}
+
+
+def test_a_new_key_is_kept_is_said_or_is_one_of_pace(tmp_path: Path) -> None:
+    """Every value that a resume may change is changed; those that are said are the rest of the schema."""
+    tree = composed().copy()
+    tree.output_dir = str(tmp_path)
+    checkpoint = tmp_path / "finetune/current"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text("{}")
+    free = [
+        key.name
+        for group in groups()
+        for key in group.keys
+        if not key.kept and key.name not in PACE and group.name not in PACE_SECTIONS
+    ]
+    assert len(free) > 80
+    for key in free:
+        earlier = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
+        OmegaConf.update(earlier, key, _another(key, OmegaConf.select(earlier, key)), force_add=True)
+        save(earlier, tmp_path)
+        said = [line.partition(" ")[0] for line in changes(tree)]
+        assert said and all(one == key or one.startswith(f"{key}.") for one in said), key
+
+
+def _another(key: str, value: object) -> object:
+    """Some other value of a key's type; of a choice, a name or an address one that the schema takes."""
+    choices = {
+        "finetune.lr_scheduler_type": "linear",
+        "finetune.rl.batch_size_normalization": "rollouts",
+        "finetune.rl.routing": "free",
+        "finetune.rl.correction.level": "sequence",
+        "finetune.rl.correction.mode": "mask",
+        "actor.sampling": "difficulty",
+        "actor.on_rollout_error": "stop",
+        "actor.domain_mix": {"guessing": 1.0},
+        "environment": {"_target_": "a.b"},
+        "environments": {"one": {"_target_": "a.b"}},
+        "finetune.rl.correction.high": 3.0,
+        "test_dataset_names": ["other"],
+    }
+    if key in choices:
+        return choices[key]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int) and key.rpartition(".")[2] not in _FRACTIONS:
+        return value + 1
+    if isinstance(value, int | float):
+        return 0.5 if value != 0.5 else 0.25
+    if isinstance(value, ListConfig):
+        return [7] if key.endswith("ids") else ["other"]
+    if isinstance(value, DictConfig):
+        return {"other": "x"}
+    return "other" if value is not None and isinstance(value, str) else _OF_NULL.get(key, 0.5)
+
+
+_FRACTIONS = {"top_p", "min_p", "discount_factor", "dropout", "uniform_share", "newest_weight"}
+_OF_NULL = {
+    **dict.fromkeys(("environment_key", "teacher.model_path", "finetune.rl.advantage_estimator"), "other"),
+    "teacher.url": "http://127.0.0.1:9",
+    "llm.parameters.seed": 7,
+    "test_llm.parameters.seed": 7,
+    "max_lag": 7,
+}
 
 
 @cache

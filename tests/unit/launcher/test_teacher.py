@@ -1,7 +1,9 @@
-"""A teacher is compared with the policy before anything starts, by what each id stands for."""
+"""Teachers, recordings and engines that run already are compared with the policy before anything starts, by
+what each id stands for."""
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from pipelinerl.config import Config
-from pipelinerl.launcher.checks import teacher
+from pipelinerl.launcher.checks import partial, teacher
 from tests.support.engine_harness import build_model, running_engine
 from tests.support.text_model import build_text_model
 
@@ -67,6 +69,54 @@ async def test_an_engine_is_a_teacher_where_it_tokenises_as_the_policy_does(
         assert await asked(policy, engine.url) == []
         (line,) = await asked(foreign, engine.url)
     assert line.startswith(f"teacher.url={engine.url}: its tokenizer gives other ids than the policy's to")
+
+
+def replayed(policy: Path, recording: Path) -> tuple[list[str], list[str]]:
+    debug = {"mode": "finetune", "streams_from": str(recording)}
+    cfg = Config.model_validate({"model_path": str(policy), "debug": debug})
+    return list(partial.of_another_model(cfg, 0)), list(partial.remarks(cfg))
+
+
+def test_a_recording_of_another_tokenizer_is_refused(policy: Path, foreign: Path, tmp_path: Path) -> None:
+    """Its ids would be trained on as text that nobody sampled."""
+    first = json.loads((policy / "tokenizer.json").read_text())["model"]["vocab"]["a"]
+    (tmp_path / "conf").mkdir()
+    for model, other in ((policy, False), (foreign, True)):
+        (tmp_path / "conf/exp_config.yaml").write_text(f"model_path: {model}\n")
+        problems, remarks = replayed(policy, tmp_path)
+        assert remarks == [] and len(problems) == other
+    assert f"debug.streams_from={tmp_path}: recorded with another tokenizer: 2 of its " in problems[0]
+    assert f"in {policy}, such as {first} for 'a' instead of 'b'; give that run's model_path" in problems[0]
+    larger = shutil.copytree(policy, tmp_path / "larger")
+    described = json.loads((larger / "tokenizer.json").read_text())
+    described["model"]["vocab"]["zzz"] = 9_999
+    (larger / "tokenizer.json").write_text(json.dumps(described))
+    (tmp_path / "conf/exp_config.yaml").write_text(f"model_path: {larger}\n")
+    assert "such as 9999 for None instead of 'zzz'" in replayed(policy, tmp_path)[0][0]
+    shutil.copytree(policy, tmp_path / "finetune/current")  # what the run itself has trained counts first
+    assert replayed(policy, tmp_path) == ([], [])
+
+
+def test_a_recording_without_a_tokenizer_is_remarked(policy: Path, tmp_path: Path) -> None:
+    problems, (remark,) = replayed(policy, tmp_path)
+    assert problems == [] and "no tokenizer of that run can be read" in remark
+
+
+async def test_running_engines_have_the_policys_tokenizer_or_are_refused(
+    policy: Path, foreign: Path, unused_tcp_port: int
+) -> None:
+    def found(model: Path, port: int) -> list[str]:
+        debug, engine = {"mode": "actor", "use_existing_llms": True}, {"port": port}
+        cfg = Config.model_validate({"model_path": str(model), "debug": debug, "engine": engine})
+        return list(partial.of_another_model(cfg, 1))
+
+    async with running_engine(policy, max_model_len=4096) as engine:
+        port = int(engine.url.rpartition(":")[2])
+        assert await asyncio.to_thread(found, policy, port) == []
+        (line,) = await asyncio.to_thread(found, foreign, port)
+    assert line.startswith("debug.use_existing_llms=true: engine http://127.0.0.1:") and "other ids" in line
+    (line,) = await asyncio.to_thread(found, policy, unused_tcp_port)
+    assert "does not answer" in line and f"model_path={policy}" in line
 
 
 async def test_an_engine_without_text_is_refused(policy: Path, tmp_path: Path) -> None:

@@ -176,6 +176,37 @@ TABLE = [
     ("5", "5,", "correct"),
     ("5", "5\\ ", "correct"),
     ("n", "N", "wrong"),  # no choice
+    # Numbers before a unit are read as numbers alone are.
+    ("2 1/2 cups", "2.5", "correct"),
+    ("2 1/2 cups", "1", "wrong"),
+    ("5/3", "1 2/3 hours", "correct"),
+    ("3.5%", r"3 1/2\%", "correct"),
+    ("12.5", r"12{,}5 \text{ km}", "correct"),
+    ("12.5 km", "12,5 km", "correct"),
+    ("1500", "1.5e3 m", "correct"),
+    (r"\frac{1}{3}", r"0.\overline{3} \text{ cm}", "correct"),
+    (r"0.\overline{3} \text{ cm}", "0.3", "wrong"),
+    ("10", "10 years old", "correct"),
+    ("10", "11 years old", "wrong"),
+    ("≈5", "5", "correct"),
+    ("5", "≈6", "wrong"),
+    # Colour, weight, size and space show no other value.
+    ("18", r"\color{red}{18}", "correct"),
+    ("18", r"{\color{red}18}", "correct"),
+    ("18", r"\textcolor{blue}{19}", "wrong"),
+    ("18", r"\color[rgb]{1,0,0}18", "correct"),
+    ("18", r"\underline{18}", "correct"),
+    ("18", r"\bf{18}", "correct"),
+    ("18", r"\bm{18}", "correct"),
+    ("18", r"\Large{18}", "correct"),
+    ("18", r"\emph{18}", "correct"),
+    ("18", r"18\hspace{2pt}", "correct"),
+    ("18", "18 \\\\", "correct"),
+    ("1.5", "1.5.", "correct"),
+    ("x", r"\boldsymbol{x}", "correct"),
+    ("x", r"\boldsymbol{y}", "wrong"),
+    ("(1,2)", r"\bigl(1,2\bigr)", "correct"),
+    ("blue", r"\textcolor{red}{\text{blue}}", "correct"),
 ]
 
 
@@ -190,6 +221,9 @@ TABLE = [
         ("C", "(C) + 1", "wrong"),
         ("C", "(C)^2", "wrong"),
         ("C", "(C) (D)", "wrong"),
+        *(("C", boxed, "correct") for boxed in ("C)", "C.", r"\text{C) 5}", r"\text{C. yes}", "C: 5")),
+        *(("C", boxed, "correct") for boxed in ("Option C", r"\text{Choice (C)}", "answer: C")),
+        *(("C", boxed, "wrong") for boxed in ("D) C", "Option D", "C 5", "C:D", "C. + 1", "C, D")),
     ],
 )
 def test_a_choice_may_say_what_it_stands_for(gold: str, boxed: str, status: str) -> None:
