@@ -40,7 +40,7 @@ def comparison_rows(summary: Summary, names: Sequence[str], digits: int = 3) -> 
     if first == last:
         alone = [(name, _interval(found.after, form), str(found.after.n)) for name, found in known.items()]
         return [("metric", f"at {last} samples", "n"), *alone]
-    header = ("metric", f"before ({first} samples)", f"after ({last} samples)", "paired difference", "n")
+    header = ("metric", f"before ({first:,} samples)", f"after ({last:,} samples)", "paired difference", "n")
     rows: list[tuple[str, ...]] = [header]
     for name, found in known.items():
         before, after = _interval(found.before, form), _interval(found.after, form)

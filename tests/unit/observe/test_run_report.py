@@ -101,7 +101,7 @@ def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path) -> None
     console = Console(file=out, width=60)
     folder = write_report(run_dir, ReportFocus(stages=STAGES), console=console)
     text = out.getvalue()
-    assert "before (0 samples)" in text and "after (1920 samples)" in text
+    assert "before (0 samples)" in text and "after (1,920 samples)" in text
     sums = "560 started = 434 trained + 0 stale + 88 filtered + 6 failed + 0 empty + 32 unfinished"
     assert f"rollouts: {sums}" in text
     for metric in ("success", "reward", "leak"):
