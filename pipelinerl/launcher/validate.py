@@ -54,6 +54,8 @@ def checked(
     found = [*problems(cfg, hosts, dry_run), *domain_problems(tree, domain)]
     found += resumed.check(cfg, _compared_addresses(tree, domain))
     found += inert.check(cfg, given, domain)
+    if not found and not dry_run:  # it asks engines, which a wrong configuration need not have
+        found += partial.of_another_model(cfg, len(layout(cfg, hosts).engines))
     if found:
         raise ConfigError(dict.fromkeys(found))
     return cfg
@@ -103,8 +105,6 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from several_hosts.check(cfg, hosts)
     yield from environments.check(cfg)
     yield from partial.check(cfg)
-    if not dry_run:
-        yield from partial.of_another_model(cfg, 0 if places is None else len(places.engines))
 
 
 def _not_on_hub(cfg: Config) -> Iterator[str]:
