@@ -6,6 +6,7 @@ package.
 """
 
 import keyword
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import resources
@@ -67,8 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(printable(f"new_domain: {error}"), file=sys.stderr)
         return 2
     for path in written:
-        print(path)
-    print(f"next: cd {folder} && python -m pytest; README.md there has the command that trains")
+        print(printable(str(path)))
+    goes = f"cd {shlex.quote(str(folder))} && python -m pytest"
+    print(printable(f"next: {goes}; README.md there has the command that trains"))
     return 0
 
 

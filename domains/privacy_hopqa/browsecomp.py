@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from domains.privacy_hopqa.dataset import parse_row
-from pipelinerl.base.errors import CommandParser, printable
+from pipelinerl.base.errors import CommandParser, leave, printable
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 PAGE_LISTS = ("gold_docs", "evidence_docs", "negative_docs")
@@ -144,11 +144,11 @@ def main(argv: Sequence[str]) -> int:
         print(printable(f"browsecomp: {error}"), file=sys.stderr)
         return 1
     print(
-        f"{summary['written']} pages in {arguments.out}; left out {summary['repeated']} repeated ones "
-        f"and {summary['empty']} without text"
+        f"{summary['written']} pages in {printable(str(arguments.out))}; left out {summary['repeated']} "
+        f"repeated ones and {summary['empty']} without text"
     )
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave("browsecomp", lambda: main(sys.argv[1:]))

@@ -32,7 +32,7 @@ from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, Verdict, parse_verdict
 from domains.raro.prompts import critic_prompt, ordered, policy_prompt
 from domains.raro.rollout import read_answer
 from pipelinerl.base.child import wrapped
-from pipelinerl.base.errors import CommandParser, printable
+from pipelinerl.base.errors import CommandParser, leave, printable
 from pipelinerl.config import ConfigError, load_tree
 from pipelinerl.config.compose import compose
 from pipelinerl.engines.errors import EngineError
@@ -320,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Play, print the table, write the outcomes; exit status 2 for bad input."""
     args = parser().parse_args(argv)
     if problem := wrong(args):
-        print(f"tournament: {problem}", file=sys.stderr)
+        print(printable(f"tournament: {problem}"), file=sys.stderr)
         return 2
     try:
         result = asyncio.run(run(args))
@@ -337,4 +337,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("tournament", main)

@@ -1,7 +1,6 @@
 """Train and evaluate over prices and rewards: `python -m domains.reputation_hacking.ablate --out DIR`."""
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.ppo.ablation import Cell, numbers, summary, train_cells
 from domains.reputation_hacking.ppo.paired import held_out
 from domains.reputation_hacking.ppo.recipes import BASE, QUICK_STEPS
-from pipelinerl.base.errors import CommandParser
+from pipelinerl.base.errors import CommandParser, leave
 
 ABLATION = "ablation.csv"
 FEATURES = ("scaled", "raw")
@@ -83,4 +82,4 @@ def execute(options: argparse.Namespace) -> None:
 main = console.command("ablate", arguments, execute)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("ablate", main)

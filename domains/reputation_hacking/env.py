@@ -5,11 +5,12 @@ The environment itself is `ReputationEnv` in `game/env.py`, which scripts import
 
 from domains.reputation_hacking.game.dynamics import ACTIONS, HELP, SIGNAL
 from domains.reputation_hacking.game.env import ReputationEnv
+from pipelinerl.base.errors import leave
 
 __all__ = ["ReputationEnv"]
 
 
-def demo() -> None:
+def demo() -> int:
     """Play and print."""
     env = ReputationEnv()
     observation, info = env.reset(seed=0)
@@ -22,7 +23,8 @@ def demo() -> None:
         shown = " ".join(f"{value:.3f}" for value in observation)
         print(f"step {t:2d}  {ACTIONS[action]:<10}  effort {env.episode.e:.3f}  observation {shown}")
     print(f"reward {reward:.3f}; " + ", ".join(f"{key} {value:.4g}" for key, value in info.items()))
+    return 0
 
 
 if __name__ == "__main__":
-    demo()
+    leave("env", demo)

@@ -3,7 +3,6 @@
 import argparse
 import csv
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from domains.reputation_hacking.game.policies import SCRIPTED, Policy, Stochasti
 from domains.reputation_hacking.game.terminal import terminal_info
 from domains.reputation_hacking.ppo.paired import MODES, QUICK_SEEDS, Paired, held_out
 from domains.reputation_hacking.ppo.report import columns, evaluate, screen
-from pipelinerl.base.errors import CommandParser
+from pipelinerl.base.errors import CommandParser, leave
 
 BURN_IN = 30
 
@@ -152,4 +151,4 @@ def write_per_seed(path: Path, tables: dict[str, dict[str, np.ndarray]]) -> None
 main = console.command("eval", arguments, execute)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("eval", main)

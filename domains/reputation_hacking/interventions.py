@@ -5,7 +5,6 @@ For each one: what the exact optimum under it does, what that costs, and where a
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from domains.reputation_hacking.game.mitigations import (
 from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.game.policies import play, returns
 from domains.reputation_hacking.ppo.paired import QUICK_SEEDS, held_out
-from pipelinerl.base.errors import CommandParser
+from pipelinerl.base.errors import CommandParser, leave
 
 PRICE, TRAIN_SEEDS, QUICK_UPDATES = 0.5, 3, 20
 SHOWN_UPDATES = 10
@@ -182,4 +181,4 @@ def execute(options: argparse.Namespace) -> None:
 main = console.command("interventions", arguments, execute)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("interventions", main)

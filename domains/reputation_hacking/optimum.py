@@ -1,7 +1,6 @@
 """Print the exact optimum over prices: `python -m domains.reputation_hacking.optimum --c-signal 0.6,0.7`."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from domains.reputation_hacking.game import console
@@ -9,7 +8,7 @@ from domains.reputation_hacking.game.dynamics import Tapes
 from domains.reputation_hacking.game.optimum import HORIZONS, horizons, number, optimum_row, write_rows
 from domains.reputation_hacking.game.params import PRESETS, parse_setting, preset
 from domains.reputation_hacking.ppo.paired import QUICK_SEEDS, held_out
-from pipelinerl.base.errors import CommandParser
+from pipelinerl.base.errors import CommandParser, leave
 
 PRICES = "0,0.4,0.5,0.6,0.65,0.675,0.7,0.75,0.8,0.9,1"
 
@@ -67,4 +66,4 @@ def execute(options: argparse.Namespace) -> None:
 main = console.command("optimum", arguments, execute)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("optimum", main)

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from domains.reputation_hacking.game import console
 from domains.reputation_hacking.game.mitigations import DESIGNS, Mitigation
 from domains.reputation_hacking.game.params import CALIBRATED, PRESETS, Params, parse_setting, preset
 from domains.reputation_hacking.ppo.recipes import QUICK_STEPS, RECIPES, Recipe
-from pipelinerl.base.errors import CommandParser
+from pipelinerl.base.errors import CommandParser, leave
 
 QUICK_TEST = False
 """Default of `--quick`."""
@@ -152,4 +151,4 @@ def execute(options: argparse.Namespace) -> None:
 main = console.command("train", arguments, execute)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("train", main)

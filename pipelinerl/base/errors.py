@@ -27,12 +27,12 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
-def printable(text: str) -> str:
+def printable(text: str, form: str = "\\x{:02x}") -> str:
     """A text as a terminal and a page may show it: what would steer them is written out, as `\\x1b`.
 
     Lines stay lines. Texts of programs, models and servers reach people in reasons and last words.
     """
-    return _STEERS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _STEERS.sub(lambda found: form.format(ord(found[0])), text)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -84,12 +84,15 @@ def drop_stdout() -> None:
 def leave(command: str, main: Callable[[], int]) -> NoReturn:
     """End the process with a command's status. Output that cannot be written is one line and status 1.
 
-    A reader that has gone, such as `| head`, has had enough: nothing is said.
+    A reader that has gone, such as `| head`, has had enough: nothing is said. Ctrl-C is one line and 130.
     """
     try:
         status = main()
         if sys.stdout is not None:
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        status = 130
+        print(f"{command}: interrupted", file=sys.stderr)
     except OSError as error:
         status = 0 if isinstance(error, BrokenPipeError) else 1
         if status:

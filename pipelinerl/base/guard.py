@@ -125,10 +125,11 @@ def _wait_until_gone(groups: set[int]) -> None:
 
 def remove(folder: str, ended: float) -> None:
     """The folder with the files it had when the run `ended`; a run started since then keeps its own."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as files:
+    with contextlib.suppress(OSError), os.scandir(folder) as files:  # it never was, or another guard was here
         for file in files:
-            if file.stat(follow_symlinks=False).st_mtime <= ended:
-                os.unlink(file)
+            with contextlib.suppress(OSError):  # a folder of somebody else; every other file still goes
+                if file.stat(follow_symlinks=False).st_mtime <= ended:
+                    os.unlink(file)
     with contextlib.suppress(OSError):  # someone else's files are in it, or it never was
         os.rmdir(folder)
 

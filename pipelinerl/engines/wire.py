@@ -75,6 +75,11 @@ def shared_directory(output_dir: Path) -> Path:
     return SHARED_MEMORY / _own_name(output_dir)
 
 
+def outside_directory(output_dir: Path, configured: Path | None) -> Path:
+    """Where weights of a run lie that is not in its folder: below `configured`, or in shared memory."""
+    return shared_directory(output_dir) if configured is None else configured / _own_name(output_dir)
+
+
 def _own_name(output_dir: Path) -> str:
     return OF_A_RUN + hashlib.sha256(str(output_dir.resolve()).encode()).hexdigest()[:16]
 
@@ -88,12 +93,9 @@ def weights_directory(
     `COPIES` of `model_bytes`, else `output_dir/weights`, which is also that of a run whose hosts have to
     share it.
     """
-    if configured is not None:
-        chosen = configured / _own_name(output_dir)
-    elif (
-        not shared and SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > COPIES * model_bytes
-    ):
-        chosen = shared_directory(output_dir)
+    in_memory = not shared and SHARED_MEMORY.is_dir()
+    if configured is not None or (in_memory and shutil.disk_usage(SHARED_MEMORY).free > COPIES * model_bytes):
+        chosen = outside_directory(output_dir, configured)
     else:
         chosen = output_dir / "weights"
     _make(chosen)

@@ -12,7 +12,7 @@ from types import FrameType
 from pipelinerl.base import faults
 from pipelinerl.base.errors import printable
 from pipelinerl.base.waits import Wait, WaitExpired
-from pipelinerl.engines.wire import SHARED_MEMORY, claim, remove_abandoned, shared_directory
+from pipelinerl.engines.wire import SHARED_MEMORY, claim, outside_directory, remove_abandoned
 from pipelinerl.launcher.made_again import RESUMES
 from pipelinerl.launcher.plan import RunPlan
 from pipelinerl.launcher.supervision import STOPPED_DEADLINE_S, ChildFailed, ChildHost, Supervisor
@@ -143,8 +143,9 @@ def supervise(
 
     `others` are the run's hosts beside this one, by rank. Raises ChildFailed, WaitExpired or Interrupted.
     """
-    # Weights in shared memory would outlive a trainer, or a launcher, that was killed.
-    shared = shared_directory(plan.output_dir)
+    # Weights outside the run's folder would outlive a trainer, or a launcher, that was killed.
+    configured = Path(plan.cfg.weights.directory) if plan.cfg.weights.directory else None
+    weights = outside_directory(plan.output_dir, configured)
     for folder, size in remove_abandoned().items():
         say(f"removed {folder} ({size / 1e6:.1f} MB), which a run that was killed had left")
     stopped_s = min(STOPPED_DEADLINE_S, plan.cfg.watchdog.silent_deadline_s)
@@ -152,12 +153,12 @@ def supervise(
     faults.hit("launcher:start")
     with (
         interruptible(),
-        claim(shared) if SHARED_MEMORY.is_dir() else nullcontext(),
+        claim(weights) if configured is None and SHARED_MEMORY.is_dir() else nullcontext(),
         Supervisor(
             plan.children,
             others=others,
             announce=say,
-            leftovers=[shared],
+            leftovers=[weights],
             stopped_deadline_s=stopped_s,
             stop_deadline_s=plan.cfg.engine.shutdown_deadline_s,
         ) as supervisor,

@@ -14,7 +14,7 @@ from typing import Any
 import yaml  # comes with hydra
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
-from pipelinerl.base.errors import CommandParser, leave
+from pipelinerl.base.errors import CommandParser, leave, printable
 from pipelinerl.observe.wandb_run import wandb_mode
 
 DEFINITION = Path(__file__).with_name("dashboard.yaml")
@@ -149,9 +149,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dashboard: {error}; pip install 'pipelinerl[dashboard]', or give --out FILE", file=sys.stderr)
         return 1
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"dashboard: {error}", file=sys.stderr)
+        print(printable(f"dashboard: {error}"), file=sys.stderr)
         return 1
-    print(f"dashboard: wrote {out}")
+    print(printable(f"dashboard: wrote {out}"))
     return 0
 
 

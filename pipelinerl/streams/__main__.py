@@ -95,7 +95,7 @@ def print_streams(specs: list[SingleStreamSpec], follow: bool, limit: int | None
     with ExitStack() as stack:
         readers = [stack.enter_context(read_stream(spec, EARLIEST)) for spec in specs]
         for tree in islice(records(readers, follow), limit):
-            sys.stdout.write(encoder.encode(tree).decode() + "\n")
+            sys.stdout.write(printable(encoder.encode(tree).decode(), "\\u{:04x}") + "\n")  # JSON's own form
         for reader in readers:
             if "incomplete" in (end := reader.describe_end()):
                 print(f"stream {reader.spec}: {end}", file=sys.stderr)

@@ -38,7 +38,7 @@ from domains.privacy_hopqa.leakage.secrets import (
     secrets_of_chains,
     secrets_of_run,
 )
-from pipelinerl.base.errors import CommandParser, printable
+from pipelinerl.base.errors import CommandParser, leave, printable
 from pipelinerl.config import load_tree
 
 REPLIES = "leakage_replies.jsonl"
@@ -237,7 +237,7 @@ def main(argv: Sequence[str]) -> int:
     text = f"{shown}\n{requests}, {content['unanswered_web_requests']} of them without an answer\n"
     if said := content["unfinished"]["said"]:
         text += f"{said}\n"
-    print(text, end="")
+    print(printable(text), end="")
     if out is not None:
         (out / "leakage.txt").write_text(text, encoding="utf-8")
         data = json.dumps(content, indent=1, sort_keys=True) + "\n"
@@ -249,4 +249,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    leave("leakage", lambda: main(sys.argv[1:]))

@@ -13,7 +13,7 @@ from domains.privacy_hopqa.validate.pages import Pages, check_pages
 from domains.privacy_hopqa.validate.problems import Problem
 from domains.privacy_hopqa.validate.rows import Chains
 from domains.privacy_hopqa.validate.trees import check_trees
-from pipelinerl.base.errors import CommandParser, printable
+from pipelinerl.base.errors import CommandParser, leave, printable
 
 
 def parts_of(arguments: argparse.Namespace) -> tuple[tuple[Path, ...], Path | None, Path | None]:
@@ -77,10 +77,10 @@ def main(argv: Sequence[str]) -> int:
         print(printable(f"validate: {error}"), file=sys.stderr)
         return 1
     for problem in problems:
-        print(problem)
+        print(printable(str(problem)))
     print(f"{len(problems) or 'no'} problem{'s' * (len(problems) != 1)} in {checked}", file=sys.stderr)
     return 1 if problems else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave("validate", lambda: main(sys.argv[1:]))

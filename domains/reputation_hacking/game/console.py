@@ -32,6 +32,8 @@ def command(
         )
         try:
             execute(options)
+        except BrokenPipeError:
+            raise  # `leave` knows that the reader had enough
         except (ValueError, OSError) as error:
             print(printable(f"{name}: {' '.join(str(error).split())}"), file=sys.stderr)
             return 2

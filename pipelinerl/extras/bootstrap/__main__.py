@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
+from pipelinerl.base.errors import leave, printable
 from pipelinerl.config import Config, ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
@@ -74,7 +75,11 @@ def _run(cfg: Config, source: Source, out: Path) -> int:
     recipe = spec.model_copy(update={"phases": phases, "workers": workers})
     vocabulary = load_domain(cfg.domain_hooks).vocabulary()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    results = run(recipe, vocabulary, source, out, device=device, log=partial(print, flush=True))
+    try:
+        results = run(recipe, vocabulary, source, out, device=device, log=partial(print, flush=True))
+    except ValueError as error:  # bootstrap.start, or what another recipe left in `out`
+        print(printable(f"bootstrap: {error}"), file=sys.stderr)
+        return 2
     print(f"\n{'skill':<16}{'accuracy':>9}{'gate':>7}{'n':>7}")
     for result in results:
         gate = "" if result.minimum is None else f"{result.minimum:.2f}"
@@ -85,4 +90,4 @@ def _run(cfg: Config, source: Source, out: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave("bootstrap", lambda: main(sys.argv[1:]))

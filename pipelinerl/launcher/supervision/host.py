@@ -67,10 +67,11 @@ class _Guard:
             self._process.stdin.close()
         try:
             self._process.wait(_GUARD_END_S)
-        except subprocess.TimeoutExpired:  # somebody stopped it; what it would remove is removed here
+        except subprocess.TimeoutExpired:  # somebody stopped it
             log.warning("the guard process did not end within %g s; killing it", _GUARD_END_S)
             self._process.kill()
             self._process.wait()
+        if self._process.returncode:  # killed, just now or since it was last looked at
             for folder in self._leftovers:
                 guard.remove(str(folder), time.time())
 

@@ -1,6 +1,7 @@
 """Texts of programs, models and files steer no terminal and no page, and say what a reader can act on."""
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -12,14 +13,19 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from domains.privacy_hopqa.validate import __main__ as validate
+from pipelinerl import new_domain
 from pipelinerl.base.errors import CommandParser, ConfigError, printable
 from pipelinerl.domain import ReportSection
 from pipelinerl.launcher.run import failure_line
 from pipelinerl.launcher.supervision import ChildFailed
 from pipelinerl.modeling.loading import DamagedModel, load_causal_lm
 from pipelinerl.modeling.value_head import load_tensors
+from pipelinerl.observe import dashboard
 from pipelinerl.observe.progress import Output, ProgressDisplay
 from pipelinerl.observe.report import write_report
+from pipelinerl.streams import SingleStreamSpec, write_to_streams
+from pipelinerl.streams import __main__ as streams
 from retrieval_server import __main__ as serve
 from retrieval_server import arguments, index
 
@@ -88,6 +94,30 @@ def test_what_a_command_says_of_a_path_steers_nothing(command: str, tmp_path: Pa
     )
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "\\x1b" in done.stderr and steers(done.stderr) == []
+
+
+def test_a_stream_is_shown_as_json_that_steers_nothing_and_says_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = SingleStreamSpec(tmp_path, "stats")
+    with write_to_streams(spec) as writer:
+        writer.write({"text": STEERING})
+    assert streams.main([str(tmp_path), "stats"]) == 0
+    shown = capsys.readouterr().out
+    assert steers(shown) == [] and json.loads(shown) == {"text": STEERING}
+
+
+def test_commands_name_what_they_wrote_and_what_is_wrong_without_steering(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / STEERING.replace("\x00", "")
+    assert new_domain.main(["juggling", "--into", str(folder)]) == 0
+    assert dashboard.main(["--out", str(folder / "wandb.json")]) == 0
+    assert dashboard.main(["--domain", STEERING, "--out", str(folder / "wandb.json")]) == 1
+    (folder / "chains.jsonl").write_text(json.dumps({"id": STEERING}) + "\n")
+    assert validate.main([str(folder)]) == 1
+    said = capsys.readouterr()
+    assert said.out.count("owned") >= 8 and "owned" in said.err and steers(said.out + said.err) == []
 
 
 def test_no_parser_repeats_an_argument_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 
 from pipelinerl import clean
 from pipelinerl.engines import wire
+from pipelinerl.launcher import run
 from pipelinerl.weights.transports.file import FileTransport
 from tests.support.version_sums import checksum
 
@@ -192,6 +194,34 @@ def test_a_folder_that_another_user_made_there_is_refused(
     for make in (lambda: wire.claim(folder), lambda: wire.weights_directory(tmp_path / "run", 1)):
         with pytest.raises(OSError, match="not a folder of this user; have its owner remove it"):
             make()
+
+
+def test_a_run_with_a_folder_of_its_own_for_weights_asks_none_of_shared_memory_and_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remedy that the refusal above names; the guard removes what the trainer would write there."""
+    folder, handed = wire.shared_directory(tmp_path / "run"), []
+    folder = tmp_path / "shm" / folder.name
+    for module in (wire, run):
+        monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path / "shm")
+    folder.parent.mkdir()
+    folder.write_text("another user's, and no folder")
+
+    def supervisor(children: object, **options: object) -> None:
+        handed.append(options["leftovers"])
+        raise InterruptedError("far enough")
+
+    monkeypatch.setattr(run, "Supervisor", supervisor)
+    for directory, refused in ((None, PermissionError), (str(tmp_path / "disk"), InterruptedError)):
+        cfg = SimpleNamespace(
+            weights=SimpleNamespace(directory=directory),
+            watchdog=SimpleNamespace(silent_deadline_s=1.0),
+            engine=SimpleNamespace(shutdown_deadline_s=1.0),
+        )
+        plan = SimpleNamespace(output_dir=tmp_path / "run", cfg=cfg, children=[])
+        with pytest.raises(refused):
+            run.supervise(plan, print, lambda: None)  # type: ignore[arg-type]
+    assert handed == [[wire.weights_directory(tmp_path / "run", 1, tmp_path / "disk")]]
 
 
 SENDERS = """

@@ -366,17 +366,25 @@ def test_an_orphan_in_another_session_ends_with_the_child_that_it_comes_from(
     until(lambda: not alive(orphan), "the orphan's end")
 
 
-def test_a_stopped_guard_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_a_guard_that_does_not_act_holds_up_nothing_and_leaves_nothing(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that somebody made beside weights stays, and keeps no file of weights there."""
     monkeypatch.setattr(host, "_GUARD_END_S", 0.2)
-    left = tmp_path / "shared"
-    left.mkdir()
-    with Supervisor([script("finetune", tmp_path, "pass")], leftovers=[left]) as supervisor:
+    left, shared_with = tmp_path / "shared", tmp_path / "others"
+    for folder in (left, shared_with / "mine"):
+        folder.mkdir(parents=True)
+    for number in range(20):  # no order of a listing puts the folder behind them all
+        (shared_with / f"weights-{number}").touch()
+    with Supervisor([script("finetune", tmp_path, "pass")], leftovers=[left, shared_with]) as supervisor:
         supervisor.start()
+        supervisor.watch()
         # Other tests of this process may have left a guard of theirs.
         guard = next(p for p in psutil.Process().children() if str(left) in command_line(p))
-        guard.suspend()
-        supervisor.watch()
+        guard.send_signal(signal.SIGSTOP if end == "stopped" else signal.SIGKILL)
     assert not alive(guard.pid) and not left.exists()
+    assert [path.name for path in shared_with.iterdir()] == ["mine"]
 
 
 STARTING = """

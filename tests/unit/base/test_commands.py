@@ -1,0 +1,75 @@
+"""How a command that a person gives ends: with its status and at most one line, whatever comes between."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelinerl.base.errors import leave
+from tests.support.processes import DEADLINE_S
+
+ROOT = Path(__file__).resolve().parents[3]
+OF_THE_LAUNCHER = {
+    *("actor/__main__", "actor/worker", "base/child", "base/guard", "engines/cpu/__main__"),
+    *("finetune/__main__", "launcher/checks/imports", "launcher/checks/rehearsal", "launcher/mps"),
+    *("launcher/environment_server", "launcher/trainer_stand_in", "observe/wandb_run", "preprocess/__main__"),
+    "privacy_hopqa/scorer/__main__",
+}
+"""Programs of a run: their stderr is a log, and whoever started them says how they ended."""
+OTHERS = {"launch", "config/reference"}
+"""The launcher, which has phases of its own to name, and a page that is written into a file."""
+
+
+def test_every_command_of_a_person_ends_through_leave() -> None:
+    found = {
+        str(path.relative_to(ROOT / room).with_suffix("")): path.read_text()
+        for room in ("pipelinerl", "domains")
+        for path in (ROOT / room).rglob("*.py")
+    }
+    commands = {name for name, text in found.items() if re.search(r'^if __name__ == "__main__":', text, re.M)}
+    assert {name for name in commands if "    leave(" not in found[name]} == OF_THE_LAUNCHER | OTHERS
+
+
+def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        leave("bootstrap", main)
+    assert ended.value.code == 130 and capsys.readouterr().err == "bootstrap: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("domains.reputation_hacking.env > /dev/full", 1, r"env: .*No space left on device.*\n"),
+        ("domains.reputation_hacking.env >&-", 0, ""),
+        (
+            "pipelinerl.bootstrap +domain=guessing hardware=cpu bootstrap.out=/proc/none",
+            1,
+            "bootstrap: .*/proc/none.*\n",
+        ),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_line(command: str, status: int, said: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m {command}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == status and re.fullmatch(said, done.stderr), done.stderr
+
+
+def test_a_recipe_on_a_folder_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    given = [f"bootstrap.start={tmp_path / 'model'}", f"bootstrap.out={tmp_path / 'out'}"]
+    command = [sys.executable, "-m", "pipelinerl.bootstrap", "+domain=guessing", "hardware=cpu", *given]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"bootstrap: {tmp_path / 'model'} holds no tokenizer.json.*\n", done.stderr)
