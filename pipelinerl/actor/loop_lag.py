@@ -84,15 +84,15 @@ class LoopLag:
         # This thread runs, so what was written is over.
         if self._held is None or os.fstat(fd).st_size == 0:
             return
-        stacks = self._held.read_text(errors="replace")
-        if (block := held_block(stacks, os.fstat(fd).st_mtime)) is not None:
+        stacks, written_at = self._held.read_text(errors="replace"), os.fstat(fd).st_mtime
+        os.ftruncate(fd, 0)
+        os.lseek(fd, 0, os.SEEK_SET)
+        if (block := held_block(stacks, written_at)) is not None:
             held_s = time.time() - block["since"]
             who, where = block["who"], block["where"]
             line = "%s held the interpreter for %.1f s at %s; %s; all stacks:\n%s"
             log.warning(line, who, held_s, where, HELD_REMEDY, stacks)
             self._note(block | {"until": time.time()})
-        os.ftruncate(fd, 0)
-        os.lseek(fd, 0, os.SEEK_SET)
 
     def _watch_loop(self, each_time: Callable[[], None]) -> None:
         reported: dict[str, Any] = {}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.base.errors import leave
+from pipelinerl.extras.bootstrap import __main__ as bootstrap
 from tests.support.processes import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,11 +47,6 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("domains.reputation_hacking.env > /dev/full", 1, r"env: .*No space left on device.*\n"),
         ("domains.reputation_hacking.env >&-", 0, ""),
-        (
-            "pipelinerl.bootstrap +domain=guessing hardware=cpu bootstrap.out=/proc/none",
-            1,
-            "bootstrap: .*/proc/none.*\n",
-        ),
     ],
 )
 def test_output_that_cannot_be_written_is_one_line(command: str, status: int, said: str) -> None:
@@ -65,11 +61,18 @@ def test_output_that_cannot_be_written_is_one_line(command: str, status: int, sa
     assert done.returncode == status and re.fullmatch(said, done.stderr), done.stderr
 
 
-def test_a_recipe_on_a_folder_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    given = [f"bootstrap.start={tmp_path / 'model'}", f"bootstrap.out={tmp_path / 'out'}"]
-    command = [sys.executable, "-m", "pipelinerl.bootstrap", "+domain=guessing", "hardware=cpu", *given]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=False)
-    assert done.returncode == 2
-    assert re.fullmatch(rf"bootstrap: {tmp_path / 'model'} holds no tokenizer.json.*\n", done.stderr)
+def test_a_recipe_without_a_place_or_a_tokenizer_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*given: str) -> tuple[object, str]:
+        with pytest.raises(SystemExit) as ended:
+            leave("bootstrap", lambda: bootstrap.main(["+domain=guessing", "hardware=cpu", *given]))
+        return ended.value.code, capsys.readouterr().err
+
+    status, said = told("bootstrap.out=/proc/none")
+    assert status == 1 and re.fullmatch("bootstrap: .*/proc/none.*\n", said)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    status, said = told(f"bootstrap.start={model}", f"bootstrap.out={tmp_path / 'out'}")
+    assert status == 2 and re.fullmatch(f"bootstrap: {model} holds no tokenizer.json.*\n", said)
