@@ -157,16 +157,17 @@ def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plai
     cfg = checked(chosen.tree, domain, hosts, dry_run, composition.user_keys)
     check_writable(output_dir, cfg.force_restart)
     recorded = () if dry_run else partial.remarks(cfg)
-    for remark in chain(training.remarks(cfg), recorded, resumed.remarks(chosen.tree)):
+    changed, said = resumed.compared(chosen.tree)
+    for remark in chain(training.remarks(cfg), recorded, said):
         print(f"launcher: {remark}", flush=True)
     if cfg.validate_:
         if unusable := imports.check(cfg):
             raise ConfigError(unusable)
-        print_choices(validated(chosen, domain, RunFolder(output_dir), backend, dry_run))
+        print_choices(validated(chosen, domain, RunFolder(output_dir), backend, dry_run, changed))
         print(f"the configuration is valid; output_dir={output_dir}")
         return COMPLETED
     with RunFolder(output_dir) as folder:
-        return _run(chosen, domain, cfg, folder, backend, dry_run, plain)
+        return _run(chosen, domain, cfg, folder, backend, dry_run, plain, changed)
 
 
 def _run(
@@ -177,6 +178,7 @@ def _run(
     backend: Backend,
     dry_run: bool,
     plain: bool,
+    changed: tuple[str, ...],
 ) -> int:
     print(f"output_dir={folder.path}", flush=True)
     limits = cfg.finetune.last_step, cfg.finetune.max_epochs
@@ -197,7 +199,7 @@ def _run(
     log = logging.getLogger("pipelinerl.launch")
     log.info(launched_line())
     backend.check_paths(folder.path, [cfg.model_path] if Path(cfg.model_path).is_dir() else [])
-    plan = prepare(chosen, domain, folder, backend, dry_run, named)
+    plan = prepare(chosen, domain, folder, backend, dry_run, named, changed)
     print_choices(plan)
     if dry_run:
         print(

@@ -50,7 +50,7 @@ class Facts:
     checkpoint: Path | None = None
     """What engines and trainer load instead of the model."""
     changed: tuple[str, ...] = ()
-    """What a resume trains or samples otherwise than the last start, for people (`resumed.changes`)."""
+    """What a resume trains or samples otherwise than the last start, for people (`resumed.compared`)."""
     prepared: Mapping[str, Any] = field(default_factory=dict)
     """Values by dotted key that the domain's `prepare` gave."""
     named: tuple[tuple[NamedService, str], ...] = ()

@@ -75,13 +75,13 @@ def check(cfg: Config, may_move: Collection[str] = ()) -> Iterator[str]:
             yield from _other_keys(cfg, before, may_move)
 
 
-def remarks(tree: DictConfig) -> Iterator[str]:
-    """One line with what a resume changes, or why that is not known."""
+def compared(tree: DictConfig) -> tuple[tuple[str, ...], list[str]]:
+    """What a resume changes, and at most one line that says so, or why it is not known."""
     try:
-        if changed := changes(tree):
-            yield f"this resume changes {'; '.join(changed)}"
+        changed = tuple(changes(tree))
     except (ConfigError, OSError) as error:
-        yield f"this resume is compared with no earlier start: {first_line(error)}"
+        return (), [f"this resume is compared with no earlier start: {first_line(error)}"]
+    return changed, [f"this resume changes {'; '.join(changed)}"] if changed else []
 
 
 def changes(tree: DictConfig) -> list[str]:

@@ -7,7 +7,6 @@ validation makes the same plan and writes nothing.
 
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from pipelinerl.config.files import forget_started, keep_started, save
 from pipelinerl.config.machine import roles_of
 from pipelinerl.config.secrets import secrets_of
 from pipelinerl.domain import BaseDomain, Domain, NamedService, parts_of
-from pipelinerl.launcher import resumed
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.checks.rehearsal import START_DEADLINE_S, VALIDATE_DEADLINE_S, Looked, look
 from pipelinerl.launcher.commands import write_accelerate_config
@@ -37,10 +35,12 @@ def prepare(
     backend: Backend,
     dry_run: bool,
     named: Sequence[tuple[NamedService, str]] = (),
+    changed: tuple[str, ...] = (),
 ) -> RunPlan:
     """Let the domain prepare, plan, and write the resolved tree and every `start.sh`.
 
-    `named` is what `asked_services` gave. Streams of an earlier attempt are set aside, except in a dry run.
+    `named` is what `asked_services` gave, `changed` what `resumed.compared` did. Streams of an earlier
+    attempt are set aside, except in a dry run.
     """
     if _makes_data(domain):
         print(f"preparing the data of {_name(chosen.tree)}", flush=True)
@@ -52,7 +52,7 @@ def prepare(
         dry_run=dry_run,
         attempt=folder.next_attempt(),
         checkpoint=folder.checkpoint,
-        changed=_changed(chosen),
+        changed=changed,
         prepared=prepared,
         named=tuple(named),
         password=secrets.token_urlsafe(),
@@ -77,7 +77,14 @@ def prepare(
     return made
 
 
-def validated(chosen: Chosen, domain: Domain, folder: RunFolder, backend: Backend, dry_run: bool) -> RunPlan:
+def validated(
+    chosen: Chosen,
+    domain: Domain,
+    folder: RunFolder,
+    backend: Backend,
+    dry_run: bool,
+    changed: tuple[str, ...] = (),
+) -> RunPlan:
     """The plan of a start, as far as it is known before the domain has prepared its data.
 
     Writes nothing. Raises ConfigError as `prepare`.
@@ -86,18 +93,12 @@ def validated(chosen: Chosen, domain: Domain, folder: RunFolder, backend: Backen
         dry_run=dry_run,
         attempt=folder.next_attempt(),
         checkpoint=folder.checkpoint,
-        changed=_changed(chosen),
+        changed=changed,
     )
     made = plan(chosen, backend.hosts, facts, domain, backend.free)
     if dry_run:
         return made
     return _with_problems(made, VALIDATE_DEADLINE_S, _makes_data(domain))
-
-
-def _changed(chosen: Chosen) -> tuple[str, ...]:
-    with suppress(ConfigError, OSError):  # `resumed.remarks` has said so
-        return tuple(resumed.changes(chosen.tree))
-    return ()
 
 
 def _makes_data(domain: Domain) -> bool:

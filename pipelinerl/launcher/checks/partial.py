@@ -1,6 +1,5 @@
 """Partial runs: which keys of `debug` a mode reads, and what it cannot do."""
 
-import json
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -8,19 +7,16 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from pipelinerl.base.errors import ConfigError, first_line
-from pipelinerl.base.http import CallFailed, Connection, encode
+from pipelinerl.base.http import CallFailed, Connection
 from pipelinerl.base.ports import LOOPBACK
 from pipelinerl.base.tokenizing import load_tokenizer
 from pipelinerl.config.files import config_path, read_started
 from pipelinerl.config.machine import ROLES_OF_MODE
 from pipelinerl.config.staleness import Staleness
 from pipelinerl.config.tree import Config
-from pipelinerl.launcher.checks.same_ids import other_tokens, other_vocabulary
+from pipelinerl.launcher.checks.same_ids import other_tokens, other_vocabulary, posting
 from pipelinerl.observe.history import read_evaluations
 from pipelinerl.streams.kind import streams_kind
-
-ANSWER_DEADLINE_S = 20.0
-"""Of each answer of an engine that runs already."""
 
 
 def check(cfg: Config) -> Iterator[str]:
@@ -90,12 +86,8 @@ def of_another_model(cfg: Config, engines: int) -> Iterator[str]:
     for index in range(engines):
         url = f"http://{LOOPBACK}:{cfg.engine.port + index}"
         with closing(Connection(url)) as connection:
-
-            def asked(path: str, body: object, connection: Connection = connection) -> object:
-                return json.loads(connection.call("POST", path, ANSWER_DEADLINE_S, encode(body)))
-
             try:
-                other = other_tokens(asked, policy)
+                other = other_tokens(posting(connection), policy)
             except CallFailed as error:
                 other = None if error.status in (404, 405) else f"does not answer ({first_line(error)})"
             except ValueError as error:

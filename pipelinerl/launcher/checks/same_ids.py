@@ -4,14 +4,25 @@ Called by the checks of teachers, of replayed recordings and of engines that run
 tokenizer are numbers like any others: nothing would fail, and the run would train on nonsense.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pipelinerl.base.http import Connection, encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PIECE = 512
 """Tokens of the vocabulary in a text that an engine is given to tokenise: no context is too short for it."""
+
+DEADLINE_S = 20.0
+"""Of each answer of an engine that is asked before the run."""
+
+
+def posting(connection: Connection) -> Callable[[str, object], Any]:
+    """Posts a body to a route, and gives the answer. Raises CallFailed, or ValueError for no JSON."""
+    return lambda path, body: json.loads(connection.call("POST", path, DEADLINE_S, encode(body)))
 
 
 def other_vocabulary(

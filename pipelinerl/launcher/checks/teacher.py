@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelinerl.base.http import CallFailed, Connection, encode
+from pipelinerl.base.http import CallFailed, Connection
 from pipelinerl.base.tokenizing import load_tokenizer
 from pipelinerl.config.roles import is_address
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.requests import scoring_body
 from pipelinerl.finetune.rl.losses import declared
 from pipelinerl.launcher.checks.data import HUB_NAME, TOKENIZER_FILES, WEIGHTS, damaged_files
-from pipelinerl.launcher.checks.same_ids import other_tokens, other_vocabulary
+from pipelinerl.launcher.checks.same_ids import other_tokens, other_vocabulary, posting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-DEADLINE_S = 20.0
-"""Of each answer of a teacher's engine."""
 SAME = "give a teacher with the policy's tokenizer"
 
 
@@ -117,12 +115,7 @@ def _model(path: str, policy: "PreTrainedTokenizerFast") -> str | None:
 def _engine(url: str, policy: "PreTrainedTokenizerFast") -> str | None:
     """Why an engine cannot score the policy's ids: it says nothing, knows other ids, or scores no prompt."""
     with closing(Connection(url)) as connection:
-
-        def asked(path: str, body: object) -> dict[str, object]:
-            answer: dict[str, object] = json.loads(connection.call("POST", path, DEADLINE_S, encode(body)))
-            return answer
-
-        route = "/tokenize"
+        asked, route = posting(connection), "/tokenize"
         try:
             if (other := other_tokens(asked, policy)) is not None:
                 return f"{other}; {SAME}"
