@@ -213,6 +213,11 @@ MODELS = {
     "experts": ("Qwen3Moe", "six layers of 30B-A3B"),
     "hybrid": ("Qwen3_5", "4B"),
     "windows": ("Gemma3", "4B"),
+    "llama": ("Llama", "1B"),
+    "mistral": ("Mistral", "eight layers of 7B"),
+    "caps": ("Gemma2", "2B"),
+    "sinks": ("GptOss", "four layers of 20B"),
+    "latent": ("DeepseekV3", "six layers of the widths of DeepSeek-V2-Lite"),
 }
 """Shapes of `benchmarks.gpu.shapes`, smaller ones first: architecture and size."""
 
