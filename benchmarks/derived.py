@@ -217,7 +217,7 @@ MODELS = {
     "mistral": ("Mistral", "eight layers of 7B"),
     "caps": ("Gemma2", "2B"),
     "sinks": ("GptOss", "four layers of 20B"),
-    "latent": ("DeepseekV3", "six layers of the widths of DeepSeek-V2-Lite"),
+    "latent": ("DeepseekV3", "six layers with the widths of DeepSeek-V2-Lite"),
 }
 """Shapes of `benchmarks.gpu.shapes`, smaller ones first: architecture and size."""
 

@@ -81,8 +81,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""Llama 3.2 1B, eight layers of Mistral 7B, Gemma 2 2B, four layers of gpt-oss-20b in bfloat16, and six with the
-widths of DeepSeek-V2-Lite in DeepSeek V3's architecture."""
+"""Llama 3.2 1B, eight layers of Mistral 7B, Gemma 2 2B, four layers of gpt-oss-20b in bfloat16, and six
+layers of DeepSeek V3's architecture with the widths of DeepSeek-V2-Lite."""
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
 SIGHT = {
     "depth": 24,
