@@ -78,6 +78,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "qk_rope_head_dim": 64,
             "v_head_dim": 128,
             "num_nextn_predict_layers": 0,
+            "topk_method": "noaux_tc",  # by which vLLM knows that the router has a bias
         },
     ),
 }
