@@ -131,14 +131,6 @@ def smollm2_costs(read: Read) -> Any:
     }
 
 
-def trl_unshared(read: Read) -> Any:
-    """Samples trained without shared prefixes, over those of TRL tuned by hand."""
-    ours, theirs = (
-        read("gpu_trl")["figures"][f"{arm}: samples trained"]["value"] for arm in ("unshared", "trl_tuned")
-    )
-    return ours / theirs
-
-
 def pretrained_over_seeds(read: Read) -> Any:
     """Student's interval over seeds of what SmolLM2 gains on cards."""
     rows = read("pretrained_gpu")["rows"]
@@ -189,7 +181,10 @@ def optimum(read: Read) -> Any:
 
 
 def later_rates(read: Read) -> Any:
-    """By result and arm: tokens a second of the steps behind the first, prompts and waiting included."""
+    """By result and arm: tokens a second of the steps behind the first, prompts and waiting included.
+
+    `minutes` are those of 10,000 samples at the median.
+    """
     found: dict[str, Any] = {}
     for name in ("gpu_sizes", "gpu_sizes_newest"):
         for arm, row in read(name)["rows"].items():
@@ -197,6 +192,7 @@ def later_rates(read: Read) -> Any:
             if rates:
                 found.setdefault(name, {})[arm] = {
                     "median": statistics.median(rates),
+                    "minutes": 10_000 * 2 * row["context"] / statistics.median(rates) / 60,
                     "least": min(rates),
                     "most": max(rates),
                 }
@@ -239,6 +235,11 @@ def on_cards(read: Read) -> Any:
     return {family: _on_cards(ran.get(family, [])) for family in tried}
 
 
+def tried_architectures(read: Read) -> int:
+    """How many the table of models has."""
+    return len(read("architectures")["rows"])
+
+
 def _on_cards(rows: list[tuple[int, int, int, str]]) -> dict[str, str]:
     """Of rows with the place of their shape, number of cards, tokens of a long text or 0, and card."""
     sizes = [size for _, size in MODELS.values()]
@@ -268,12 +269,12 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         smollm2_by_seed,
         smollm2_over_seeds,
         smollm2_costs,
-        trl_unshared,
         pretrained_over_seeds,
         tier,
         highest_tenths,
         optimum,
         on_cards,
         later_rates,
+        tried_architectures,
     )
 }
