@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks._by_metric import means_of_tenths
 from benchmarks._intervals import ratio_of_means, t_interval
+from pipelinerl.config.card_limit import SPEEDS, EngineReads, mean_context
 from pipelinerl.observe.intervals import bootstrap
 
 PRIVACY = Path(__file__).resolve().parents[1] / "domains" / "privacy_hopqa" / "checkpoint"
@@ -235,6 +236,31 @@ def on_cards(read: Read) -> Any:
     return {family: _on_cards(ran.get(family, [])) for family in tried}
 
 
+def engine_shares(read: Read) -> Any:
+    """Share of the card's limit that an engine with the 1.7B model reached, by card, in percent.
+
+    512 requests in flight. The H200's bandwidth was measured by the trainer beside it; the H100's is the data
+    sheet's.
+    """
+    reads = EngineReads(
+        weights=3_441_185_600, token=2 * 28 * 8 * 128 * 2
+    )  # keys and values, layers, heads, width
+    h200, h100 = read("gpu_trl")["figures"], read("gpu_outputs_once")["figures"]
+    copied = read("gpu_trl_rows")["ours"]["last_metrics"]["throughput/copy_bytes_per_sec"]
+    found = {
+        "H200": (h200["ours: sampled"]["value"], mean_context(518, 512), copied),
+        "H100": (
+            h100["outputs once, 512 always in flight"]["value"],
+            mean_context(512, 512),
+            SPEEDS["H100"].bandwidth,
+        ),
+    }
+    return {
+        card: 100 * rate / reads.tokens_per_second(512, context, bandwidth)
+        for card, (rate, context, bandwidth) in found.items()
+    }
+
+
 def tried_architectures(read: Read) -> int:
     """How many the table of models has."""
     return len(read("architectures")["rows"])
@@ -275,6 +301,7 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         optimum,
         on_cards,
         later_rates,
+        engine_shares,
         tried_architectures,
     )
 }
