@@ -90,18 +90,26 @@ class Architecture:
     special: str = ""
     """What it has beside full attention, normalisation and MLPs."""
 
-    def model(self) -> PreTrainedModel:
-        """Random, float32, its own eager attention; every weight differs from its neighbours, biases too."""
-        torch.manual_seed(0)
+    def model(
+        self, sizes: Mapping[str, Any] | None = None, spread: float = SPREAD, seed: int = 0
+    ) -> PreTrainedModel:
+        """Random, float32, its own eager attention; every weight differs from its neighbours, biases too.
+
+        `sizes` are those of its fields that it has for another purpose than the table's.
+        """
+        torch.manual_seed(seed)
         kind = getattr(transformers, self.config or f"{self.family}Config")
-        shared = {"num_key_value_heads": 2} if hasattr(kind(), "num_key_value_heads") else {}
-        config = kind(**{**SIZES, **shared, **self.fields})
+        given = {**SIZES, "num_key_value_heads": 2, **self.fields}
+        given |= {name: value for name, value in (sizes or {}).items() if name in given}
+        default = kind()  # where this class ignores a size of experts, vLLM would build one that is shared
+        unknown = {name for name in ("num_key_value_heads", *EXPERTS) if not hasattr(default, name)}
+        config = kind(**{name: value for name, value in given.items() if name not in unknown})
         config._attn_implementation = "eager"  # of transformers' others not every one caps
         model: PreTrainedModel = getattr(transformers, f"{self.family}ForCausalLM")(config)
         with torch.no_grad():
             for one in model.parameters():
                 one.copy_(
-                    torch.randn_like(one) * SPREAD if one.ndim > 1 else one + torch.randn_like(one) / 10
+                    torch.randn_like(one) * spread if one.ndim > 1 else one + torch.randn_like(one) / 10
                 )
         return model.eval()
 
