@@ -1,12 +1,14 @@
 """Runs in an environment with vLLM: serves one tiny model in this process and gives it two updates.
 
-`served_architectures` starts it with a folder: `model/`, and `job.json` with texts and what the transport says of each
-version. It writes `served.json` there: the class of vLLM's model, and of each weight version the texts with
-the tokens that were sampled behind them and log-probabilities of all tokens but the first.
+`served_architectures` starts it with a folder: `model/`, and `job.json` with texts and what the transport
+says of each version. It writes `served.json` there: the class of vLLM's model, and of each weight version the
+texts with the tokens that were sampled behind them and log-probabilities of all tokens but the first, or the
+error that ended it.
 """
 
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,8 @@ def scored(llm: Any, texts: list[list[int]]) -> list[dict[str, list[Any]]]:
     return found
 
 
-def main() -> int:
-    folder = Path(sys.argv[1])
+def serve(folder: Path, said: dict[str, Any]) -> None:
+    """Fills `said` as it goes."""
     job = json.loads((folder / "job.json").read_text())
     from vllm import LLM
     from vllm.config import WeightTransferConfig
@@ -49,16 +51,28 @@ def main() -> int:
         max_num_seqs=4,
         enable_prefix_caching=False,
         weight_transfer_config=WeightTransferConfig(backend="file"),
+        hf_overrides=job["overrides"],
     )
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-    states = [scored(llm, job["texts"])]
+    said["model"] = type(runner.model).__name__
+    said["states"].append(scored(llm, job["texts"]))
     llm.init_weight_transfer_engine({"init_info": {}})
     for info in job["versions"]:
         llm.start_weight_update()
         llm.update_weights({"update_info": info})
         llm.finish_weight_update(info["version"])
-        states.append(scored(llm, job["texts"]))
-    said = {"model": type(runner.model).__name__, "states": states}
+        said["states"].append(scored(llm, job["texts"]))
+
+
+def main() -> int:
+    folder, said = Path(sys.argv[1]), {"model": "", "states": []}
+    try:
+        serve(folder, said)
+    except Exception as error:
+        traceback.print_exc()
+        while (cause := error.__cause__) is not None:
+            error = cause
+        said["error"] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     (folder / "served.json").write_text(json.dumps(said))
     return 0
 

@@ -89,6 +89,8 @@ class Architecture:
     """Of another name than the family's."""
     special: str = ""
     """What it has beside full attention, normalisation and MLPs."""
+    served: Mapping[str, Any] = field(default_factory=dict)
+    """What vLLM has to be told of its configuration (`--hf-overrides`) to compute what transformers does."""
 
     def model(
         self, sizes: Mapping[str, Any] | None = None, spread: float = SPREAD, seed: int = 0
@@ -193,8 +195,49 @@ ARCHITECTURES: Sequence[Architecture] = (
             "qk_nope_head_dim": 4,
             "qk_rope_head_dim": 4,
             "v_head_dim": 6,
+            "topk_method": "noaux_tc",  # the published models say so, transformers' class does not
+            "scoring_func": "sigmoid",
         },
         special="latent attention, experts",
+    ),
+    Architecture(
+        "Ernie4_5_Moe",
+        "ERNIE 4.5 21B-A3B",
+        {
+            **{"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_intermediate_size": 16},
+            **{"moe_layer_start_index": 1, "moe_layer_end_index": 1, "moe_layer_interval": 1},
+        },
+        special="experts",
+    ),
+    Architecture(
+        "MiniMaxM2", "MiniMax M2", {**EXPERTS, **HEAD, "rotary_dim": 4, "use_qk_norm": True}, special="experts"
+    ),
+    Architecture(
+        "Laguna",
+        "Laguna XS",
+        {
+            **{**EXPERTS, **HEAD, **BOTH},
+            **{"mlp_layer_types": ["dense", "sparse"], "num_attention_heads_per_layer": [4, 4]},
+        },
+        special="windows, experts",
+    ),
+    Architecture(
+        "ExaoneMoe",
+        "K-EXAONE",
+        {
+            **{**EXPERTS, **HEAD, **BOTH},
+            **{"mlp_layer_types": ["dense", "sparse"], "first_k_dense_replace": 1, "num_shared_experts": 1},
+        },
+        special="windows, experts",
+    ),
+    Architecture(
+        "HYV3",
+        "Hunyuan 3",
+        {
+            **{**EXPERTS, **HEAD},
+            **{"mlp_layer_types": ["dense", "sparse"], "num_shared_experts": 1, "first_k_dense_replace": 1},
+        },
+        special="experts",
     ),
     Architecture("Glm4Moe", "GLM 4.5", {**EXPERTS, **HEAD, **ROUTED}, special="experts"),
     Architecture("HunYuanMoEV1", "Hunyuan A13B", {**EXPERTS, **HEAD}, special="experts"),

@@ -21,11 +21,29 @@ _GRANITE: Endings = {
     ".block_sparse_moe.experts.down_proj": ".block_sparse_moe.output_linear.weight",
     ".block_sparse_moe.router.weight": ".block_sparse_moe.router.layer.weight",
 }
+_TOGETHER: Endings = {
+    ".mlp.experts.gate_up_proj": ".mlp.experts.gate_up_proj",
+    ".mlp.experts.down_proj": ".mlp.experts.down_proj",
+}
+
+
+def _shared(name: str) -> Endings:
+    """The experts of a layer that see every token, by their name in a checkpoint."""
+    parts = ("gate_proj", "up_proj", "down_proj")
+    return {f".mlp.shared_experts.{part}.weight": f".mlp.{name}.{part}.weight" for part in parts}
+
+
+_BIAS = "e_score_correction_bias"
+"""Chooses experts and gets no gradient. Where it is a buffer of transformers' model it is in no version."""
 ENDINGS: Mapping[str, Endings] = {
     "mixtral": {**_STACKED, ".mlp.gate.weight": ".block_sparse_moe.gate.weight"},
     "phimoe": {**_STACKED, ".mlp.router.weight": ".block_sparse_moe.gate.weight"},
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE,
+    "minimax_m2": {**_STACKED, ".mlp.gate.weight": ".block_sparse_moe.gate.weight"},
+    "ernie4_5_moe": {**_TOGETHER, f".mlp.gate.moe_statics.{_BIAS}": f".mlp.moe_statics.{_BIAS}"},
+    "laguna": {**_TOGETHER, **_shared("shared_expert"), f".mlp.gate.{_BIAS}": f".mlp.experts.{_BIAS}"},
+    "hy_v3": {**_TOGETHER, **_shared("shared_mlp"), ".mlp.gate.weight": ".mlp.router.gate.weight"},
     "gpt_neox": {"lm_head.weight": "embed_out.weight"},
 }
 """By model type: what a name ends with in the trainer, and in a version for vLLM. Shapes stay."""
