@@ -51,7 +51,6 @@ def serve(folder: Path, said: dict[str, Any]) -> None:
         max_num_seqs=4,
         enable_prefix_caching=False,
         weight_transfer_config=WeightTransferConfig(backend="file"),
-        hf_overrides=job["overrides"],
     )
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     said["model"] = type(runner.model).__name__

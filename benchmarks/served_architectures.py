@@ -6,7 +6,7 @@
 `architectures` is saved with random weights, loaded by vLLM in a process of its own and given two versions
 through the file transport, under the names in which versions travel. Log-probabilities of prompts and of
 what vLLM samples behind them are compared with transformers' eager attention in float32, before and after
-the updates. Without names `results/vllm_architectures.json` and the table of `docs/models.md` are written.
+the updates. Rows of `results/vllm_architectures.json` and the table of `docs/models.md` are replaced.
 """
 
 import json
@@ -43,7 +43,7 @@ SIZES: Mapping[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
     "shared_intermediate_size": 32,
-    "num_attention_heads": 2,
+    **{"num_attention_heads": 2, "num_key_value_heads": 1, "num_attention_heads_per_layer": [2, 2]},
     **{"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128},
 }
 """vLLM's kernels for CPUs want heads of 32, experts of 32 and latent attention of DeepSeek's own width."""
@@ -52,7 +52,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def tiny(one: Architecture, seed: int) -> PreTrainedModel:
     """Its model with the widths that vLLM's kernels have, every weight and buffer random."""
-    model = one.model(SIZES, SPREAD / 2, seed)
+    heads = {"num_key_value_heads": 2} if "kv_lora_rank" in one.fields else {}
+    model = one.model({**SIZES, **heads}, SPREAD / 2, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, buffer in persistent_buffers(model):
@@ -90,7 +91,7 @@ def measured(one: Architecture, python: str) -> dict[str, Any]:
             sent = vllm_names(trained.config.model_type, distinct_parameters(trained))
             versions.append(transport.stage(number, sent).info)
         texts = [rng.integers(3, VOCAB, length).tolist() for length in (23, 9, 30)]
-        job = {"texts": texts, "versions": versions, "positions": POSITIONS, "overrides": one.served}
+        job = {"texts": texts, "versions": versions, "positions": POSITIONS}
         (folder / "job.json").write_text(json.dumps(job))
         log = _serve(python, folder)
         transport.close()
@@ -110,7 +111,9 @@ def _serve(python: str, folder: Path) -> str:
     command = [python, "-m", "benchmarks._served_model", str(folder)]
     with (folder / "log").open("wb") as out:
         try:
-            subprocess.run(command, stdout=out, stderr=out, env=env, cwd=folder, timeout=DEADLINE_S, check=False)
+            subprocess.run(
+                command, stdout=out, stderr=out, env=env, cwd=folder, timeout=DEADLINE_S, check=False
+            )
         except subprocess.TimeoutExpired:
             return f"no answer within {DEADLINE_S:g} s"
     return ((folder / "log").read_text(errors="replace").splitlines() or ["no word"])[-1]
@@ -120,13 +123,14 @@ def main() -> int:
     arguments = command_line(__doc__)
     torch.set_num_threads(1)
     python = str(arguments.vllm or sys.executable)
-    rows = []
+    version = installed_version(python)
     for one in [BY_NAME[name] for name in arguments.words] or ARCHITECTURES:
-        rows.append(measured(one, python))
-        print(json.dumps(rows[-1]), flush=True)
-    if not arguments.words:
-        write_json(RECORD, {"vllm": installed_version(python), "rows": rows})
-        stale(write=True)
+        row = {**measured(one, python), "vllm": version}
+        print(json.dumps(row), flush=True)
+        kept = json.loads(RECORD.read_text())["rows"] if RECORD.exists() else []
+        rows = {each["name"]: each for each in [*kept, row]}
+        write_json(RECORD, {"rows": [rows[name] for name in BY_NAME if name in rows]})
+    stale(write=True)
     return 0
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ def reload_layerwise(engine: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -
     with _refused_for_good(model):
         if device.type == "cpu":
             forget_expert_kernels(model)
+        _name_loaders(model)
         constants = _constants(model)
         initialize_layerwise_reload(model)
         # In the order of the layers: vLLM keeps what it has of a layer until it has all of it.
@@ -141,6 +143,14 @@ def forget_expert_kernels(model: torch.nn.Module) -> None:
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
+
+
+def _name_loaders(model: torch.nn.Module) -> None:
+    """vLLM's reload (0.32) asks each `weight_loader` for its name, which MiniMax M2's partial functions lack."""
+    for parameter in model.parameters():
+        loader: Any = getattr(parameter, "weight_loader", None)
+        if isinstance(loader, partial) and not hasattr(loader, "__name__"):
+            loader.__name__ = "weight_loader"  # type: ignore[attr-defined]
 
 
 def _constants(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:

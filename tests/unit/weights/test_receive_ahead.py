@@ -56,6 +56,10 @@ STUBS: dict[str, dict[str, Any]] = {
         "initialize_layerwise_reload": None,
         "finalize_layerwise_reload": None,
     },
+    "vllm.model_executor.model_loader.reload.layerwise": {
+        "get_layerwise_info": None,
+        "make_online_process_loader": None,
+    },
 }
 
 
@@ -303,6 +307,80 @@ def test_a_cpu_build_packs_the_experts_of_each_version_and_a_gpu_keeps_its_kerne
         assert torch.equal(experts.weight, version.flip(0) if device == "cpu" else version)
     # Graphs of a GPU were recorded with the kernel, whose experts are not packed there.
     assert (experts.quant_method.moe_kernel is first) == (device == "cuda")
+
+
+class LayerwiseReload:
+    """vLLM's: parameters are on the meta device until their loaders have been called; the rest comes back."""
+
+    def __init__(self, files: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._infos: dict[nn.Module, SimpleNamespace] = {}
+        for name, function in (
+            ("initialize_layerwise_reload", self._begin),
+            ("finalize_layerwise_reload", self._end),
+            ("get_layerwise_info", self._infos.__getitem__),
+            ("make_online_process_loader", self._loader),
+        ):
+            monkeypatch.setattr(files, name, function)
+
+    def _begin(self, model: nn.Module) -> None:
+        for layer in model.modules():
+            old = dict(layer.named_parameters(recurse=False))
+            self._infos[layer] = SimpleNamespace(loaded_weights=[], old=old)
+            for name, tensor in old.items():
+                setattr(layer, name, nn.Parameter(tensor.detach().to("meta")))
+
+    def _loader(self, layer: nn.Module, name: str) -> Any:
+        def load(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+            self._infos[layer].loaded_weights.append((name, loaded_weight))
+            param.weight_loader(param, loaded_weight)  # which counts what it would copy
+
+        return load
+
+    @torch.no_grad()
+    def _end(self, model: nn.Module, config: None) -> None:
+        for layer, info in self._infos.items():
+            for name, old in info.old.items():
+                setattr(layer, name, old)
+            for name, tensor in info.loaded_weights:
+                info.old[name].copy_(tensor)
+            for buffer in layer.buffers(recurse=False) if info.loaded_weights else ():
+                buffer.fill_(torch.nan)  # it was on the meta device, too
+
+
+class Copying(nn.Module):
+    """A layer whose tensors vLLM's gpt-oss copies into parameters itself, with a constant beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts, self.sinks = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2))
+        self.register_buffer("beta", torch.tensor(0.5))
+
+
+class GptOssForCausalLM(nn.Sequential):
+    """Called as vLLM's class."""
+
+    @torch.no_grad()
+    def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            parameter = self.get_parameter(name)
+            if "sinks" in name:
+                parameter.data.copy_(tensor)
+            else:
+                parameter.copy_(tensor)
+
+
+def test_what_a_loader_copies_into_parameters_itself_arrives_and_constants_stay(
+    transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy to the meta device does nothing, and a buffer that no version has comes back uninitialised."""
+    files, layer = sys.modules[FILES], Copying()
+    LayerwiseReload(files, monkeypatch)
+    engine = SimpleNamespace(model=GptOssForCausalLM(layer), model_config=None, device=torch.device("cpu"))
+    for number in (1.0, 2.0):
+        sent = {"0.experts": torch.full((2, 3), number), "0.sinks": torch.full((2,), -number)}
+        files.reload_layerwise(engine, sent.items())
+        assert torch.equal(layer.experts, sent["0.experts"]) and torch.equal(layer.sinks, sent["0.sinks"])
+        assert float(layer.beta) == 0.5
 
 
 def test_what_an_engine_has_no_memory_for_or_does_not_know_is_refused_for_good(
