@@ -47,13 +47,17 @@ SIZES: Mapping[str, Any] = {
     **{"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128},
 }
 """vLLM's kernels for CPUs want heads of 32, experts of 32 and latent attention of DeepSeek's own width."""
+OTHERWISE: Mapping[str, Mapping[str, Any]] = {
+    "Qwen2": {"use_sliding_window": False, "layer_types": ["full_attention"] * 2, "sliding_window": None},
+}
+"""Fields without which vLLM refuses the whole model: Qwen 2's windows, if only some layers have them."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def tiny(one: Architecture, seed: int) -> PreTrainedModel:
     """Its model with the widths that vLLM's kernels have, every weight and buffer random."""
     heads = {"num_key_value_heads": 2} if "kv_lora_rank" in one.fields else {}
-    model = one.model({**SIZES, **heads}, SPREAD / 2, seed)
+    model = one.model({**SIZES, **heads, **OTHERWISE.get(one.family, {})}, SPREAD / 2, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, buffer in persistent_buffers(model):

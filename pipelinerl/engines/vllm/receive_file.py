@@ -240,8 +240,9 @@ def _restore_tie(model: torch.nn.Module) -> None:
         return
     # No tensor is loaded for such a head, so a layer-wise reload leaves it as it was: what a CPU build has
     # packed for its matrix product would stay that of the old weights, 3 to 5 nats off without an error.
-    for embedding in (one for one in model.modules() if type(one) is VocabParallelEmbedding):
-        if head is not embedding:
-            head.weight = embedding.weight
+    # A head is a class below the embedding's, and so is an embedding with a scale (VaultGemma).
+    for one in model.modules():
+        if isinstance(one, VocabParallelEmbedding) and not isinstance(one, type(head)):
+            head.weight = one.weight
             head.quant_method.process_weights_after_loading(head)
-        return
+            return

@@ -7,6 +7,7 @@ import types
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -309,6 +310,43 @@ def test_a_cpu_build_packs_the_experts_of_each_version_and_a_gpu_keeps_its_kerne
     assert (experts.quant_method.moe_kernel is first) == (device == "cuda")
 
 
+class Head(nn.Embedding):
+    """Packs its weights once they are loaded, as a CPU build of vLLM does."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.quant_method = SimpleNamespace(process_weights_after_loading=self._pack)
+
+    def _pack(self, layer: nn.Module) -> None:
+        self.packed = self.weight.detach().clone()
+
+
+class ScaledEmbedding(nn.Embedding):
+    """What vLLM makes of VaultGemma's."""
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, ScaledEmbedding])
+def test_a_tied_head_is_packed_again_from_the_embedding_of_each_version(
+    transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Embedding]
+) -> None:
+    files, model = sys.modules[FILES], nn.Module()
+    for name in ("initialize_layerwise_reload", "finalize_layerwise_reload"):
+        monkeypatch.setattr(files, name, lambda *_: None)
+    vars(model)["config"] = SimpleNamespace(tie_word_embeddings=True)
+    model.lm_head, model.embed = Head(), kind(3, 2)
+
+    @torch.no_grad()
+    def load_weights(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            model.get_parameter(name).copy_(tensor)
+
+    monkeypatch.setattr(model, "load_weights", load_weights, raising=False)
+    engine = SimpleNamespace(model=model, model_config=None, device=torch.device("cpu"))
+    for version in (torch.ones(3, 2), torch.zeros(3, 2)):
+        files.reload_layerwise(engine, [("embed.weight", version)])
+        assert torch.equal(model.lm_head.packed, version)
+
+
 class LayerwiseReload:
     """vLLM's: parameters are on the meta device until their loaders have been called; the rest comes back."""
 
@@ -325,6 +363,8 @@ class LayerwiseReload:
     def _begin(self, model: nn.Module) -> None:
         for layer in model.modules():
             old = dict(layer.named_parameters(recurse=False))
+            for tensor in old.values():
+                assert getattr(tensor, "weight_loader", print).__name__, "vLLM asks for it"
             self._infos[layer] = SimpleNamespace(loaded_weights=[], old=old)
             for name, tensor in old.items():
                 setattr(layer, name, nn.Parameter(tensor.detach().to("meta")))
@@ -353,6 +393,7 @@ class Copying(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.experts, self.sinks = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2))
+        self.experts.weight_loader = partial(print)  # type: ignore[attr-defined]  # MiniMax M2 has such
         self.register_buffer("beta", torch.tensor(0.5))
 
 
