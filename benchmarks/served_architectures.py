@@ -43,8 +43,13 @@ SIZES: Mapping[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
     "shared_intermediate_size": 32,
-    **{"num_attention_heads": 2, "num_key_value_heads": 1, "num_attention_heads_per_layer": [2, 2]},
-    **{"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128},
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_attention_heads_per_layer": [2, 2],
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
 }
 """vLLM's kernels for CPUs want heads of 32, experts of 32 and latent attention of DeepSeek's own width."""
 OTHERWISE: Mapping[str, Mapping[str, Any]] = {

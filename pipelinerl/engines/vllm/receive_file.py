@@ -146,7 +146,7 @@ def forget_expert_kernels(model: torch.nn.Module) -> None:
 
 
 def _name_loaders(model: torch.nn.Module) -> None:
-    """vLLM's reload (0.32) asks each `weight_loader` for its name, which MiniMax M2's partial functions lack."""
+    """vLLM's reload (0.32) asks each `weight_loader` for its name; MiniMax M2's partial functions lack one."""
     for parameter in model.parameters():
         loader: Any = getattr(parameter, "weight_loader", None)
         if isinstance(loader, partial) and not hasattr(loader, "__name__"):
@@ -184,7 +184,7 @@ class _DirectCopies(TorchDispatchMode):
         }
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called for every operation on tensors; only copies of a version's tensors are another thing here."""
+        """Called for every operation on tensors; it changes only copies of a version's tensors."""
         if func is torch.ops.aten.copy_.default and args[0].is_meta and not args[1].is_meta:
             owner = self._owners.get(args[0].untyped_storage()._cdata)
             if owner is not None and not self._within_loader(*owner):

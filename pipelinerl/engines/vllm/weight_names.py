@@ -32,8 +32,8 @@ _TOGETHER: Endings = {
 _BIAS = "e_score_correction_bias"
 """Chooses experts and gets no gradient. Where it is a buffer of transformers' model it is in no version."""
 SINGLE = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "hunyuan_v1_moe")
-"""Types whose model in vLLM loads tensors of single experts only: `deepseek_v2.py` and `glm4_moe_lite.py` in 0.26
-to 0.33, `hunyuan_v1.py` in 0.26."""
+"""Types whose model in vLLM loads tensors of single experts only: in 0.26 to 0.33 `deepseek_v2.py` and
+`glm4_moe_lite.py`, in 0.26 `hunyuan_v1.py`."""
 ENDINGS: Mapping[str, Endings] = {
     "mixtral": {**_STACKED, ".mlp.gate.weight": ".block_sparse_moe.gate.weight"},
     "phimoe": {**_STACKED, ".mlp.router.weight": ".block_sparse_moe.gate.weight"},

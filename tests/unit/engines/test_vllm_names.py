@@ -27,15 +27,28 @@ SIZES = {
     "pad_token_id": 0,
 }
 LATENT = {
-    **{"n_routed_experts": 3, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1},
-    **{"topk_group": 1, "moe_intermediate_size": 8, "kv_lora_rank": 8, "q_lora_rank": 8},
-    **{"qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4, "num_key_value_heads": 2},
+    "n_routed_experts": 3,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 8,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 4,
+    "num_key_value_heads": 2,
 }
 MORE: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"moe_num_experts": 3, "moe_k": 2, "moe_num_shared_experts": 1, "moe_layer_end_index": 1},
     "laguna": {
-        **{"num_experts": 3, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "head_dim": 8},
-        **{"mlp_layer_types": ["dense", "sparse"], "num_attention_heads_per_layer": [2, 2]},
+        "num_experts": 3,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
+        "head_dim": 8,
+        "mlp_layer_types": ["dense", "sparse"],
+        "num_attention_heads_per_layer": [2, 2],
         "layer_types": ["full_attention"] * 2,
     },
     "deepseek_v2": LATENT,
@@ -71,7 +84,7 @@ def together(saved: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("family", [*ENDINGS, *SINGLE])
 def test_names_and_tensors_are_those_of_the_checkpoint_that_vllm_loads(family: str, tmp_path: Path) -> None:
-    """vLLM takes a checkpoint's names; of some types also `w13` and `w2`, or both parts, of all experts at once."""
+    """vLLM takes a checkpoint's names; of some types also one tensor for all experts of a layer."""
     model = built(family)
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
