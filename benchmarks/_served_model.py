@@ -69,9 +69,10 @@ def main() -> int:
         serve(folder, said)
     except Exception as error:
         traceback.print_exc()
-        while (cause := error.__cause__) is not None:
-            error = cause
-        said["error"] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__
+        said["error"] = f"{type(first).__name__}: {first}".strip().splitlines()[0]
     (folder / "served.json").write_text(json.dumps(said))
     return 0
 

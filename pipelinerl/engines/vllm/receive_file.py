@@ -146,7 +146,7 @@ def forget_expert_kernels(model: torch.nn.Module) -> None:
 
 
 def _name_loaders(model: torch.nn.Module) -> None:
-    """vLLM's reload (0.32) asks each `weight_loader` for its name; MiniMax M2's partial functions lack one."""
+    """vLLM's reload (0.32) asks loaders of weights for names, which MiniMax M2's partial functions lack."""
     for parameter in model.parameters():
         loader: Any = getattr(parameter, "weight_loader", None)
         if isinstance(loader, partial) and not hasattr(loader, "__name__"):
