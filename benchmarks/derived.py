@@ -282,6 +282,23 @@ def _on_cards(rows: list[tuple[int, int, int, str]]) -> dict[str, str]:
     }
 
 
+SERVED_EXACTLY = 1e-4
+"""Nats; whole runs on a CPU are allowed as much."""
+
+
+def served(read: Read) -> Any:
+    """By architecture: the largest difference of vLLM, before and after updates, or what kept it from one."""
+    found = {}
+    with suppress(FileNotFoundError):
+        for row in read("vllm_architectures")["rows"]:
+            said = [f"{row[state]:.0e}" for state in ("before", "after", "again") if state in row]
+            exact = all(row.get(state, 1.0) <= SERVED_EXACTLY for state in ("before", "after", "again"))
+            worst = max(said, key=float) if said else ""
+            failed = "no update" if said else "not served"
+            found[row["name"]] = worst if exact else f"{failed if 'error' in row else worst}, see below"
+    return {row["name"]: found.get(row["name"], "not tried") for row in read("architectures")["rows"]}
+
+
 VALUES: Mapping[str, Callable[[Read], Any]] = {
     one.__name__: one
     for one in (
@@ -300,6 +317,7 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         highest_tenths,
         optimum,
         on_cards,
+        served,
         later_rates,
         engine_shares,
         tried_architectures,
