@@ -1,4 +1,4 @@
-"""`python -m MODULE` as a fork of the tests' own process, which has imported what the module imports.
+"""`python -m MODULE` and `python -c CODE` as forks of the tests' own process, which has imported most of theirs.
 
 A start takes 30 ms of the processor instead of a second, or four with torch. That a module starts in an
 interpreter of its own, the tests of whole runs and one test of each command see.
@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from pipelinerl.base.child import CHILD_VARIABLE, die_with_parent
@@ -25,7 +26,7 @@ _EXECUTE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[at
 
 
 class Forked(subprocess.Popen[Any]):
-    """A `Popen` that forks for `python -m MODULE ARGUMENT ...`, also inside of `wrapped`.
+    """A `Popen` that forks for `python -m MODULE ...` and `python -c CODE ...`, also inside of `wrapped`.
 
     Any other command is started as always. What the fork itself starts by `subprocess.Popen`, at any depth,
     is started likewise.
@@ -36,12 +37,12 @@ class Forked(subprocess.Popen[Any]):
         words = [str(word) for word in given["args"]]
         parent = int(words[words.index("--parent") + 1]) if "--parent" in words[:5] else None
         words = words[words.index("--") + 1 :] if parent is not None else words
-        if words[:2] != [sys.executable, "-m"]:
+        if words[:2] not in ([sys.executable, "-m"], [sys.executable, "-c"]):
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
         self.pid = os.fork()
         if self.pid == 0:
-            _run(words[2:], parent, given)
+            _run(words[1:], parent, given)
         self._child_created = True
         for child, own in (("p2cread", "p2cwrite"), ("c2pwrite", "c2pread"), ("errwrite", "errread")):
             if -1 not in (given[child], given[own]):
@@ -58,8 +59,13 @@ def _run(words: list[str], parent: int | None, given: Mapping[str, Any]) -> NoRe
             die_with_parent(parent)
             os.environ[CHILD_VARIABLE] = str(os.getpid())
         subprocess.Popen = Forked  # type: ignore[misc]
-        sys.argv = words
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        option, program, *arguments = words
+        sys.argv = [option, *arguments]
+        if option == "-m":
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            sys.modules["__main__"] = module = ModuleType("__main__")
+            exec(program, vars(module))
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -121,7 +121,7 @@ def test_a_first_group_that_never_ends_holds_up_no_other_and_is_named(tmp_path: 
 def test_a_rollout_that_holds_the_interpreter_is_named_at_once_and_again_when_it_ends_the_run(
     tmp_path: Path, model, answer
 ):
-    """No thread of its worker runs, and none could say so. It had shown life, in an interpreter of its own."""
+    """No thread of its worker runs, and none could say so. Its own interpreter had shown life before."""
     holds = {"rollout_policy": "tests.support.toy_domain.hold_the_interpreter"}
     watch, deadline = BlockWatch(tmp_path), {"silent_deadline_s": 20}
     with FakeEngine(answer) as engine:

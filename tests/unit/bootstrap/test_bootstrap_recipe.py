@@ -7,7 +7,6 @@ import json
 
 import numpy as np
 import pytest
-
 from torch.utils.data import DataLoader
 
 from pipelinerl.base.tokenizing import render_chat
