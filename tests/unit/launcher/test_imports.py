@@ -60,7 +60,9 @@ SHARED = (
 What these import themselves is found in every role.
 """
 CHECK = """
-import importlib, json, multiprocessing, sys
+import gc, importlib, json, multiprocessing, sys
+
+gc.disable()
 
 def import_all(names):
     for name in names.split():
