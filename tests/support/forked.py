@@ -1,7 +1,7 @@
-"""`python -m MODULE` and `python -c CODE` as forks of the tests' own process, which has imported most of theirs.
+"""`python -m MODULE` and `python -c CODE` as forks of the tests' own process, which has their imports.
 
 A start takes 30 ms of the processor instead of a second, or four with torch. That a module starts in an
-interpreter of its own, the tests of whole runs and one test of each command see.
+interpreter of its own, the tests of whole runs see, and others that do not use this.
 """
 
 import atexit

@@ -22,6 +22,7 @@ ROLES = [
     ("pipelinerl.launch", ["torch", "vllm", "transformers", "ray"]),
     ("pipelinerl.launcher.validate", ["torch", "vllm", "transformers"]),
     ("pipelinerl.launcher.supervision", ["torch", "vllm", "transformers"]),
+    ("pipelinerl.launcher.environment_server", ["torch", "vllm", "transformers", "domains"]),
     ("pipelinerl.streams", ["torch", "transformers"]),
     ("pipelinerl.run_state.announcements", ["torch", "transformers"]),
     ("pipelinerl.run_state.accounting", ["torch", "transformers"]),

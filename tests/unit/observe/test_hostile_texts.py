@@ -29,8 +29,6 @@ from pipelinerl.streams import __main__ as streams
 from retrieval_server import __main__ as serve
 from retrieval_server import arguments, index
 
-pytestmark = pytest.mark.usefixtures("forked")
-
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("pipelinerl", "domains", "retrieval_server", "benchmarks")
 STEERING = "\x1b[2J\x1b]0;owned\x07 \x9b31m \x00 \x7f \u202eevil \u2066"
