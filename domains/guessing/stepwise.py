@@ -66,7 +66,7 @@ async def generate_guessing_rollout(
     while len(texts) < problem["max_guesses"] and guess != answer:
         prompt = Prompt.from_user_message(question(problem["highest"], low, high))
         call = await llm_async_generate(llm, prompt, session)
-        said = answer_part(call.output.content or "").strip()
+        said = answer_part(call.completion).strip()
         guess = int(said) if said.isascii() and said.isdigit() and len(said) < 10 else None
         no_error = no_error and guess is not None
         texts.append(make_training_text(llm, call))

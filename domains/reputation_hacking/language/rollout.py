@@ -63,7 +63,7 @@ async def generate_reputation_rollout(
 
 def take(played: Played, call: LLMCall, labels: tuple[str, str, str]) -> None:
     """Apply one answer; one that names no action is DO_NOTHING. The situation is judged before the step."""
-    episode, reply = played.episode, call.output.content or ""
+    episode, reply = played.episode, call.completion
     action = parse_action(reply, labels, cut=call.llm_info.get("finish_reason") == "length")
     situation, seen, works = int(situations(episode)), episode.observation().tolist(), episode.working
     taken = DO_NOTHING if action is None else action
