@@ -1,6 +1,7 @@
 """What a run says when engine and trainer are further apart than rounding explains."""
 
 import io
+import itertools
 import json
 import re
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_the_report_has_each_age_the_figure_and_the_verdict(tmp_path: Path) -> N
     assert "| the newest weights | 4,000 | 0.17 |" in markdown
     assert "| 2 to 3 steps | 1,000 | 0.8 |" in markdown
     tables = [line for line in markdown.splitlines() if line.startswith("|")]
-    for header, rule in zip(tables, tables[1:]):
+    for header, rule in itertools.pairwise(tables):
         if set(rule) == set("| -"):  # Markdown makes a table only of a header with as many cells as its rule
             assert len(re.findall(r"(?<!\\)\|", header)) == rule.count("|"), header
     share = 1 - 0.0325 / ((4000 * 0.0325 + 1000 * 0.64) / 5000)
