@@ -48,7 +48,7 @@ def checked(
     missing = sorted(key for key, value in leaves(tree).items() if value == MISSING)
     if missing:  # what a profile leaves to the user
         raise ConfigError([f"{key}: missing; set {key}=VALUE" for key in missing])
-    if tree.model_path is None:
+    if not str(tree.model_path or "").strip():
         raise ConfigError(_no_model(str(tree.hardware.kind), tree.get("domain_name")))
     cfg = typed(tree)
     found = [*problems(cfg, hosts, dry_run), *domain_problems(tree, domain)]
@@ -75,7 +75,10 @@ def _no_model(kind: str, domain: str | None) -> str:
     if domain is not None and (conf_dir() / "preset" / f"{domain}_from_scratch.yaml").is_file():
         preset = f"+domain={domain} +preset={domain}_from_scratch"
         said += f", or make one: python -m pipelinerl.bootstrap {preset}, then launch with this preset"
-    return f"{said}, or play with the bundled small model: hardware=cpu"
+    if domain is None or not (conf_dir() / "domain_hardware" / f"{domain}_cpu.yaml").is_file():
+        return said
+    bundled = "leave model_path out" if kind == "cpu" else "hardware=cpu"
+    return f"{said}, or play with the bundled small model: {bundled}"
 
 
 def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Iterator[str]:
