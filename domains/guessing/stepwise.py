@@ -25,7 +25,9 @@ class GuessingMetrics(BaseMetrics):
 def load_problems(
     dataset_names: list[str], highest: int = 100, count: int = 200, max_guesses: int = 8
 ) -> list[dict[str, Any]]:
-    """`count` numbers for each name; equal names give equal numbers."""
+    """`count` numbers for each name; equal names give equal numbers. ValueError for what is below 1."""
+    if min(highest, count, max_guesses) < 1:
+        raise ValueError(f"highest={highest}, count={count}, max_guesses={max_guesses}: all begin at 1")
     problems = []
     for name in dataset_names:
         rng = random.Random(name)

@@ -108,11 +108,11 @@ def _makes_data(domain: Domain) -> bool:
 def _with_problems(made: RunPlan, deadline_s: float, may_fail: bool = False) -> RunPlan:
     """The plan with what there is to play. Raises ConfigError for problems that cannot be played.
 
-    `may_fail`: the domain has not prepared its data yet.
+    `may_fail`: the domain has not prepared its data yet, so that loading them may.
     """
     print(f"reading the problems ({made.cfg.dataset_loader})", flush=True)  # may take minutes
     looked = look(made.tree, deadline_s)
-    if looked.problems and may_fail:
+    if looked.problems and may_fail and not looked.loaded:
         looked = Looked(said="unknown before the start, which makes the data")
     if looked.problems:
         raise ConfigError(looked.problems)

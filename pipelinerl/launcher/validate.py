@@ -49,7 +49,8 @@ def checked(
     if missing:  # what a profile leaves to the user
         raise ConfigError([f"{key}: missing; set {key}=VALUE" for key in missing])
     if not str(tree.model_path or "").strip():
-        raise ConfigError(_no_model(str(tree.hardware.kind), tree.get("domain_name")))
+        named = "model_path" if tree.model_path is None else f"model_path={tree.model_path}"
+        raise ConfigError(_no_model(named, str(tree.hardware.kind), tree.get("domain_name")))
     cfg = typed(tree)
     found = [*problems(cfg, hosts, dry_run), *domain_problems(tree, domain)]
     found += resumed.check(cfg, _compared_addresses(tree, domain))
@@ -69,9 +70,9 @@ def _compared_addresses(tree: DictConfig, domain: Domain) -> frozenset[str]:
         return frozenset()
 
 
-def _no_model(kind: str, domain: str | None) -> str:
+def _no_model(named: str, kind: str, domain: str | None) -> str:
     """What a user without a model can do: bring one, make one, or play with the bundled one."""
-    said = f"model_path: missing on hardware={kind}; set model_path to a folder or a hub name (OWNER/MODEL)"
+    said = f"{named}: missing on hardware={kind}; set model_path to a folder or a hub name (OWNER/MODEL)"
     if domain is not None and (conf_dir() / "preset" / f"{domain}_from_scratch.yaml").is_file():
         preset = f"+domain={domain} +preset={domain}_from_scratch"
         said += f", or make one: python -m pipelinerl.bootstrap {preset}, then launch with this preset"

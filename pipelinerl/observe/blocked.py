@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-import pipelinerl
 from pipelinerl.base.files import write_whole
 
 log = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 _LIBRARIES = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-_OURS = str(Path(pipelinerl.__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 
 
 def of_rollouts(file: str) -> bool:

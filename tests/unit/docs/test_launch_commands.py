@@ -166,7 +166,8 @@ def test_what_a_launch_on_a_cpu_says_without_a_model_helps(
     policy = "actor.rollout_policy=domains.guessing.stepwise.generate_guessing_rollout"
     assert launch([*own, policy, "validate=true"]) == 2
     said = capsys.readouterr().err
-    assert "model_path: missing" in said and "bundled" not in said, "no domain, so there is none"
+    assert ": missing on hardware=cpu; set model_path to a folder" in said, said
+    assert "bundled" not in said, "there is none without a domain"
 
 
 def test_a_recipe_on_gpus_is_that_of_the_cpu_profile(capsys: pytest.CaptureFixture[str]) -> None:
