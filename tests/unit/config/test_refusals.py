@@ -11,6 +11,12 @@ from pipelinerl.launcher.checks import training
 MISSPELT = [
     ("actor.llm_max_rollout=3", "did you mean actor.llm_max_rollouts?"),
     ("+actor.foo=1", "actor.foo: unknown key; allowed here:"),
+    # Arguments of a loader may be called like keys of other sections, and take the plus sign all the same.
+    (
+        "dataset_loader_params.kind=1",
+        "a new key is written +dataset_loader_params.kind=VALUE",
+    ),
+    ("llm.chat_template_kwargs.seed=1", "a new key is written +llm.chat_template_kwargs.seed=VALUE"),
     ("+sede=1", "did you mean seed?"),
     ("sed=1", "did you mean seed?"),
     ("kl_coef=0.1", "did you mean finetune.rl.kl_coef?"),
