@@ -109,15 +109,20 @@ class LoopLag:
             if blocked and not reported and not stood_still(looked - before, used - used_before):
                 reported = self._report(silent_s)
                 self._note(reported)
+            elif reported and blocked and not reported.get("others"):
+                # Rollouts that block one after another leave the loop no moment between them.
+                if (who := self._current()) != reported["who"]:
+                    where = f"{reported['where']}, then by {who} and maybe others"
+                    reported = reported | {"others": True, "where": where}
+                    self._note(reported)
             elif reported and not blocked:
                 self._note(reported | {"until": time.time()})
                 reported = {}
 
     def _report(self, silent_s: float) -> dict[str, Any]:
         # Called on the watching thread: the loop's own thread is stuck in the code that is to be named.
-        task = asyncio.current_task(self._loop)
         frame = sys._current_frames().get(self._loop_thread)
-        who, where = task.get_name() if task is not None else "no task", _where(frame)
+        who, where = self._current(), _where(frame)
         log.warning(
             "%s blocks the event loop for %.1f s at %s; await, or make the rollout a plain function",
             who,
@@ -125,6 +130,10 @@ class LoopLag:
             where,
         )
         return {"who": who, "where": where, "since": time.time() - silent_s}
+
+    def _current(self) -> str:
+        task = asyncio.current_task(self._loop)
+        return task.get_name() if task is not None else "no task"
 
 
 def stood_still(since_s: float, used_s: float) -> bool:

@@ -31,6 +31,7 @@ NAMES_ELSEWHERE = {
     "hardware.devices": "gpus n_gpus num_gpus",
     "model_path": "model model_name tokenizer",
     "wandb.wandb_project_name": "project",
+    "debug.mode": "mode",
 }
 """Key -> what other trainers call it, from where the spelling would lead elsewhere (`lr` to `lora`)."""
 _MOST_LISTED = 30

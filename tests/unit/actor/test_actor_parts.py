@@ -517,6 +517,30 @@ async def test_a_block_deep_in_a_library_names_the_line_of_the_domain(tmp_path, 
     assert called.endswith(" waits_for_a_program") and "test_actor_parts.py:" in called
 
 
+async def test_rollouts_that_block_one_after_another_are_not_laid_on_the_first_alone():
+    noted, second = [], threading.Event()
+
+    def note(block):
+        noted.append(block)
+        if "then by rollout 2" in block["where"]:
+            second.set()
+
+    lag = LoopLag(note)
+    lag.start()
+    await asyncio.sleep(0.05)
+
+    async def blocks(until):
+        end = time.monotonic() + 100
+        while not until() and time.monotonic() < end:
+            time.sleep(0.05)  # noqa: ASYNC251
+
+    first = asyncio.create_task(blocks(lambda: noted), name="rollout 1")
+    await asyncio.gather(first, asyncio.create_task(blocks(second.is_set), name="rollout 2"))
+    lag.stop()
+    assert noted[0]["who"] == "rollout 1" and "then by" not in noted[0]["where"]
+    assert noted[1]["who"] == "rollout 1" and second.is_set()
+
+
 def test_a_program_that_was_stopped_blames_no_rollout():
     """As a laptop that slept, or a machine that is too busy: the loop did not run, and nothing else did."""
     code = """

@@ -27,6 +27,7 @@ MISSPELT = [
     ("lr=1", "did you mean finetune.learning_rate?"),
     ("num_generations=4", "did you mean finetune.attempts?"),
     ("test_llm.temperature=0", "did you mean test_llm.parameters.temperature?"),
+    ("mode=evaluate", "did you mean debug.mode?"),
     ("nothing_like_it=1", "nothing_like_it: unknown key; --cfg job prints every key"),
     ("llm.parameters.max_token=3", "did you mean llm.parameters.max_tokens?"),
     ("+llm.parameters.logit_bias=1", "llm.parameters.logit_bias: unknown key"),
