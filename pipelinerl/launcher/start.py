@@ -48,10 +48,11 @@ def prepare(
         prepared = dict(domain.prepare(resolved(chosen.tree), folder.path))
     except (ValueError, OSError) as error:
         raise ConfigError(f"{_name(chosen.tree)} cannot be prepared: {error}") from error
+    again = dry_run and bool(chosen.tree.force_restart)  # a start has removed what was there
     facts = Facts(
         dry_run=dry_run,
-        attempt=folder.next_attempt(),
-        checkpoint=folder.checkpoint,
+        attempt=0 if again else folder.next_attempt(),
+        checkpoint=None if again else folder.checkpoint,
         changed=changed,
         prepared=prepared,
         named=tuple(named),
@@ -89,10 +90,11 @@ def validated(
 
     Writes nothing. Raises ConfigError as `prepare`.
     """
+    again = bool(chosen.tree.force_restart)
     facts = Facts(
         dry_run=dry_run,
-        attempt=folder.next_attempt(),
-        checkpoint=folder.checkpoint,
+        attempt=0 if again else folder.next_attempt(),
+        checkpoint=None if again else folder.checkpoint,
         changed=changed,
     )
     made = plan(chosen, backend.hosts, facts, domain, backend.free)
