@@ -26,6 +26,10 @@ def find_file(name: str, data_dir: str | None, remedy: str, *stems: str) -> Path
     names += [stem + ending for stem in stems for ending in ENDINGS]
     tried = [base] if base.suffix in ENDINGS else [base.with_name(one) for one in dict.fromkeys(names)]
     found = next((path for path in tried if path.is_file()), None)
+    if found is None and base.is_file():
+        raise ValueError(
+            f"dataset {name!r}: {base} is none of {', '.join(ENDINGS)}; convert it, or rename it"
+        )
     if found is None:
         raise ValueError(f"dataset {name!r}: no file {', '.join(map(str, tried))}; {remedy}")
     return found

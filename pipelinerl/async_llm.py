@@ -14,8 +14,8 @@ import numpy as np
 
 from pipelinerl.base.foreign_calls import left_in_text
 from pipelinerl.base.logs import REMARK
-from pipelinerl.base.thoughts import answer_part
-from pipelinerl.base.tokenizing import decode
+from pipelinerl.base.thoughts import OPEN, answer_part, bounds
+from pipelinerl.base.tokenizing import begins_in_thoughts, decode, special_thoughts
 from pipelinerl.engines.answers import InvalidAnswer, LiveAnswer
 from pipelinerl.engines.client import (
     AbortedCompletion,
@@ -164,7 +164,25 @@ def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:
         prompt_token_ids=generation.prompt_ids,
         weight_versions=generation.versions,
         routed_experts=generation.routed_experts,
+        tagged=_tagged(llm.load_tokenizer(), generation, output),
     )
+
+
+def _tagged(tokenizer: Any, generation: Generation, output: LLMOutput) -> str | None:
+    """`LLMCall.tagged`."""
+    ids, text = generation.token_ids, None
+    special = special_thoughts(tokenizer)
+    if special and not output.tool_calls and (cuts := np.flatnonzero(np.isin(ids, list(special)))).size:
+        # Each piece behind the first begins with a tag.
+        *pieces, last = np.split(ids, cuts)
+        whole = [decode(tokenizer, piece, skip_special=True) for piece in pieces]
+        whole.append(ended_text(tokenizer, last, generation.stop_reason))
+        text = whole[0] + "".join(special[int(ids[cut])] + one for cut, one in zip(cuts, whole[1:]))
+    if begins_in_thoughts(tokenizer, generation.prompt_ids):
+        _, end = bounds(decode(tokenizer, ids, skip_special=False), opened=True)
+        if end == 0:
+            return OPEN + (text or output.content or "")
+    return text
 
 
 def ended_text(

@@ -55,7 +55,7 @@ async def generate_coding_rollout(
     prompt = Prompt(messages=question_messages(cfg, task_of(problem)))
     call = await llm_async_generate(llm, prompt, session)
     asked = time.monotonic()
-    completion, limit = call.output.content or "", _settings.of(cfg).max_tests
+    completion, limit = call.completion, _settings.of(cfg).max_tests
     found = await evaluate(_sandboxes.of(cfg), completion, problem["reward_context"], limit)
     status = found.answer_status
     text = make_training_text(llm, call)

@@ -39,7 +39,7 @@ async def generate_counting_rollout(
 ) -> RolloutResult:
     """Answer one question; the reward is 1 for the right number and 0 otherwise."""
     call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, task_of(problem))), session)
-    answer = answer_of(call.output.content or "")
+    answer = answer_of(call.completion)
     success = answer == int(problem["count"])
     text = make_training_text(llm, call)
     text.reward = float(success)

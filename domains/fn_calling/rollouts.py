@@ -102,10 +102,10 @@ async def generate_fn_calling_rollout(
     Where several calls are wanted, an answer with some of them has their share of the reward.
     """
     call = await llm_async_generate(llm, Prompt(messages=messages_of(cfg, problem)), session)
-    found = await verdict(cfg, problem, call.output.content or "", session)
+    found = await verdict(cfg, problem, call.completion, session)
     status, share = found["answer_status"], float(found["partial_score"])
     if status == "unparsable":
-        remark_notation(call.output.content or "")
+        remark_notation(call.completion)
     text = make_training_text(llm, call)
     text.metadata |= {KEY: {"answer_status": status, "partial_score": share}}
     text.reward, penalty = rollout_reward(cfg, llm, [text], status, share=share)

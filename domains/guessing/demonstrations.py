@@ -5,7 +5,7 @@ heard. A model that imitates it wins some games and can learn to halve the range
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig
@@ -50,6 +50,12 @@ class GuessingDomain(BaseDomain):
 
     policy_keys = ()
     report_focus = ReportFocus(headline=("success", "reward", "guesses", "no_answer"))
+
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """The question before the first guess."""
+        if not {"highest", "max_guesses"} <= problem.keys():
+            return None
+        return [{"role": "user", "content": question(problem["highest"], 1, problem["highest"])}]
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
         """Imperfect play, whatever the phase; no answer is the only right one."""

@@ -74,7 +74,7 @@ async def generate_guessing_rollout(
     for turn in range(MAX_GUESSES):
         call = await llm_async_generate(llm, Prompt(messages=messages(guesses, answer)), session)
         calls.append(call)
-        written = GUESS.search(answer_part(call.output.content or ""))
+        written = GUESS.search(answer_part(call.completion))
         if written is None:
             reward, readable = -2 + turn / 10, False
             break

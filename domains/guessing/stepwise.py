@@ -25,7 +25,9 @@ class GuessingMetrics(BaseMetrics):
 def load_problems(
     dataset_names: list[str], highest: int = 100, count: int = 200, max_guesses: int = 8
 ) -> list[dict[str, Any]]:
-    """`count` numbers for each name; equal names give equal numbers."""
+    """`count` numbers for each name; equal names give equal numbers. ValueError for what is below 1."""
+    if min(highest, count, max_guesses) < 1:
+        raise ValueError(f"highest={highest}, count={count}, max_guesses={max_guesses}: all begin at 1")
     problems = []
     for name in dataset_names:
         rng = random.Random(name)
@@ -66,7 +68,7 @@ async def generate_guessing_rollout(
     while len(texts) < problem["max_guesses"] and guess != answer:
         prompt = Prompt.from_user_message(question(problem["highest"], low, high))
         call = await llm_async_generate(llm, prompt, session)
-        said = answer_part(call.output.content or "").strip()
+        said = answer_part(call.completion).strip()
         guess = int(said) if said.isascii() and said.isdigit() and len(said) < 10 else None
         no_error = no_error and guess is not None
         texts.append(make_training_text(llm, call))

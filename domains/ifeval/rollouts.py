@@ -66,7 +66,7 @@ async def generate_ifeval_rollout(
     `actor.ifeval_partial_credit` a response that follows some of its instructions has that share of it.
     """
     call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, problem["task"])), session)
-    found = await verdict(cfg, problem, call.output.content or "", session)
+    found = await verdict(cfg, problem, call.completion, session)
     status, total = found["answer_status"], max(1, found["total_count"])
     partial = bool(cfg.actor.get("ifeval_partial_credit", True))
     text = make_training_text(llm, call)

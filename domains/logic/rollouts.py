@@ -52,7 +52,7 @@ async def generate_logic_rollout(
 ) -> RolloutResult:
     """Answer one puzzle; the reward is that of `rewards`, discounted and shortened by its length."""
     call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, problem["task"])), session)
-    found = await verdict(cfg, problem, call.output.content or "", session)
+    found = await verdict(cfg, problem, call.completion, session)
     status = found["answer_status"]
     text = make_training_text(llm, call)
     text.reward, penalty = rollout_reward(cfg, llm, [text], status)

@@ -67,7 +67,7 @@ async def generate_math_rollout(
     """Answer one question; the reward is that of `rewards`, discounted and shortened by its length."""
     call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, problem["task"])), session)
     asked = time.monotonic()
-    status = await verdict(cfg, problem, call.output.content or "", session)
+    status = await verdict(cfg, problem, call.completion, session)
     text = make_training_text(llm, call)
     text.metadata |= {VERDICT: status, EXPECTED: str(problem["answer"])}
     text.reward, penalty = rollout_reward(cfg, llm, [text], status)

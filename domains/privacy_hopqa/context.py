@@ -21,11 +21,13 @@ from domains.privacy_hopqa.agent.interfaces import (
     PlanContext,
     ReadContext,
     ReadNote,
+    Rendered,
     ResolveContext,
     Stage,
 )
 from domains.privacy_hopqa.agent.pool import RankedHit, build_pool, make_cards, window_view
 from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
+from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.services import KEY
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.teacher.answers import ANSWERS
@@ -164,11 +166,7 @@ def first_calls(settings: PrivacyHopQASettings) -> list[Call]:
     )
     unread = make_cards(parents[settings.choose_top_k :], settings.chooser_excerpt_chars)
     limit = settings.choose_top_k
-    plan = PlanContext(
-        *(view, (), (), (), settings.max_parallel_retrieval_actions),
-        no_web=settings.no_web,
-        privacy_note=settings.planner_privacy_prompt,
-    )
+    plan = _plan(view, settings)
     read = ReadContext(view, windows[0])
     resolve = ResolveContext(view, (), reads, unread, limit, settings.constrained_resolver)
     answers, prompts = ANSWERS[settings.prompt_set], PROMPT_SETS[settings.prompt_set]
@@ -188,6 +186,22 @@ def first_calls(settings: PrivacyHopQASettings) -> list[Call]:
         context = ChooseContext(view, cards, (), limit)
         calls.append(call(Stage.CHOOSE, what, context, answers.choice(ids, 0), *of_cards))
     return calls
+
+
+def first_plan(chain: Chain, settings: PrivacyHopQASettings) -> Rendered:
+    """The prompt that a rollout of this chain begins with."""
+    hop, about = chain.hop(1), (chain.company, chain.company_description)
+    view = HopView(hop.number, len(chain.hops), 1, hop.filled({}), chain.questions, (), *about)
+    return PROMPT_SETS[settings.prompt_set](_plan(view, settings))
+
+
+def _plan(view: HopView, settings: PrivacyHopQASettings) -> PlanContext:
+    """Before anything was searched or read."""
+    return PlanContext(
+        *(view, (), (), (), settings.max_parallel_retrieval_actions),
+        no_web=settings.no_web,
+        privacy_note=settings.planner_privacy_prompt,
+    )
 
 
 def _hits(count: int, chars: int) -> list[RankedHit]:

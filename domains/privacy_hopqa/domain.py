@@ -10,7 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from domains.privacy_hopqa.context import prompt_problems
+from domains.privacy_hopqa.context import first_plan, prompt_problems
+from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.leakage.notes import query_notes
 from domains.privacy_hopqa.leakage.section import leakage_section
@@ -95,6 +96,12 @@ class PrivacyHopQADomain(BaseDomain):
             return [str(error)]
         checks = (_data_problems, _row_problems, _mode_problems, _context_problems)
         return [problem for check in checks for problem in check(cfg, settings)]
+
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """The plan for the first question of a chain."""
+        if not isinstance(problem.get("chain"), Chain):
+            return None
+        return [*first_plan(problem["chain"], settings_of(cfg)).messages]
 
     def validate_recipe(self, cfg: DictConfig) -> list[str]:
         """Play that is imitated by a model that cannot read it, by none, or in prompts that do not fit."""

@@ -37,7 +37,7 @@ class Caller:
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
         """One sample. Errors of the engine pass through to the scheduler's retries."""
         call = await llm_async_generate(self.llm, prompt, self.session, max_tokens)
-        return Completion(call.output.content or "", call.llm_info.get("finish_reason") == "length", call)
+        return Completion(call.completion, call.llm_info.get("finish_reason") == "length", call)
 
     def at(self, **parameters: Any) -> "Caller":
         """The same model with other sampling parameters."""

@@ -12,8 +12,10 @@ from omegaconf import DictConfig
 from domains.raro import demonstrations
 from domains.raro.checks import problems
 from domains.raro.config import KEY, RaroSettings, settings_of
+from domains.raro.data import DOMAIN
 from domains.raro.notes import verdict_notes
 from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, VERDICTS
+from domains.raro.prompts import policy_prompt
 from domains.raro.replay import BackupWriter, recover, remove
 from domains.raro.report import sections
 from domains.raro.runtime import FOLDER, backup_path, clear_server, open_buffer, replay_path
@@ -70,6 +72,12 @@ class RaroDomain(BaseDomain):
         if self._backups is not None:
             self._backups.checkpoint()
         return {}
+
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """What the policy reads."""
+        if problem.get("domain") != DOMAIN:
+            return None
+        return policy_prompt(settings_of(cfg).prompt_set, problem["task"], problem["question"]).messages
 
     def report(self, output_dir: Path) -> list[ReportSection]:
         """The game's table, the sanity checks and the warnings; writes `report/raro.png`."""

@@ -49,7 +49,7 @@ async def generate_reasoning_gym_rollout(
         return gold_rollout(llm, prompt, problem, settings)
     call = await llm_async_generate(llm, prompt, session)
     asked = time.monotonic()
-    given = await score(_pools.of(cfg), problem, call.output.content or "", settings.answer_format)
+    given = await score(_pools.of(cfg), problem, call.completion, settings.answer_format)
     found, answered = given
     success = found is not None and found >= RIGHT
     text = make_training_text(llm, call)

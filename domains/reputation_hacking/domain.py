@@ -1,14 +1,16 @@
 """What the core knows of this domain: settings, checks, demonstrations, report; named by `domain_hooks`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from domains.reputation_hacking.dataset import DOMAIN
 from domains.reputation_hacking.game.mitigations import NONE
 from domains.reputation_hacking.language import demonstrations, report
 from domains.reputation_hacking.language.notes import decision_notes
+from domains.reputation_hacking.language.rollout import asked, begun
 from domains.reputation_hacking.settings import KEY, ReputationSettings, settings_of
 from pipelinerl.domain import BaseDomain, NotesOf, ReportFocus, ReportSection
 
@@ -53,6 +55,10 @@ class ReputationDomain(BaseDomain):
                 "use situation or rollout"
             )
         return problems
+
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """What is asked before the first decision."""
+        return asked(problem, *begun(problem)) if problem.get("domain") == DOMAIN else None
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
         """Play of habits for the configured prices and wordings, whatever the phase."""

@@ -64,7 +64,7 @@ async def _play(
         # padding every attempt has one vote there, however long it was.
         text.role = text.situation = f"player_{seat}"
         texts.append(text)
-        game.move(answer_part(call.output.content or "").strip())
+        game.move(answer_part(call.completion).strip())
     rewards = game.rewards()
     for text in texts:
         text.reward = rewards[int(str(text.role)[-1])]

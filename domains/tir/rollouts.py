@@ -60,7 +60,7 @@ async def converse(cfg: DictConfig, llm: TrainableLLM, task: str, session: aioht
     settings, found = _settings.of(cfg), Dialogue()
 
     async def run(call: LLMCall) -> list[dict[str, Any]] | None:
-        if (program := program_of(call.output.content or "")) is None:
+        if (program := program_of(call.completion)) is None:
             return None
         result, ran = await use(_sandboxes.of(cfg), program, settings.output_chars)
         found.programs += 1
@@ -78,7 +78,7 @@ async def generate_tir_rollout(
     """Answer one question; every text has the reward of the verdict on the last answer."""
     found = await converse(cfg, llm, problem["task"], session)
     asked = time.monotonic()
-    status = await verdict(cfg, problem, found.calls[-1].output.content or "", session)
+    status = await verdict(cfg, problem, found.calls[-1].completion, session)
     texts = [make_training_text(llm, call) for call in found.calls]
     reward, penalty = rollout_reward(cfg, llm, texts, status)
     metrics = TirMetrics(

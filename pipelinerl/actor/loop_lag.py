@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pipelinerl.observe.blocked import HELD_AFTER_S, HELD_REMEDY, held_block
+from pipelinerl.observe.blocked import HELD_AFTER_S, HELD_REMEDY, held_block, where_of
 
 log = logging.getLogger(__name__)
 
@@ -97,23 +97,32 @@ class LoopLag:
     def _watch_loop(self, each_time: Callable[[], None]) -> None:
         reported: dict[str, Any] = {}
         each_time()
+        clock = time.pthread_getcpuclockid(self._loop_thread)
+        looked, used = time.monotonic(), time.clock_gettime(clock)
         # Once per block: a rollout that blocks for a minute is one line and not four a second.
         while not self._stopping.wait(WATCH_EVERY_S):
             each_time()
-            silent_s = time.monotonic() - self._beat
+            now, before, used_before = time.monotonic(), looked, used
+            looked, used = now, time.clock_gettime(clock)
+            silent_s = now - self._beat
             blocked = silent_s > BLOCKED_AFTER_S
-            if blocked and not reported:
+            if blocked and not reported and not stood_still(looked - before, used - used_before):
                 reported = self._report(silent_s)
                 self._note(reported)
+            elif reported and blocked and not reported.get("others"):
+                # Rollouts that block one after another leave the loop no moment between them.
+                if (who := self._current()) != reported["who"]:
+                    where = f"{reported['where']}, then by {who} and maybe others"
+                    reported = reported | {"others": True, "where": where}
+                    self._note(reported)
             elif reported and not blocked:
                 self._note(reported | {"until": time.time()})
                 reported = {}
 
     def _report(self, silent_s: float) -> dict[str, Any]:
         # Called on the watching thread: the loop's own thread is stuck in the code that is to be named.
-        task = asyncio.current_task(self._loop)
         frame = sys._current_frames().get(self._loop_thread)
-        who, where = task.get_name() if task is not None else "no task", _where(frame)
+        who, where = self._current(), _where(frame)
         log.warning(
             "%s blocks the event loop for %.1f s at %s; await, or make the rollout a plain function",
             who,
@@ -122,9 +131,23 @@ class LoopLag:
         )
         return {"who": who, "where": where, "since": time.time() - silent_s}
 
+    def _current(self) -> str:
+        task = asyncio.current_task(self._loop)
+        return task.get_name() if task is not None else "no task"
+
+
+def stood_still(since_s: float, used_s: float) -> bool:
+    """Whether the process was kept from running since the last look, so that no rollout is to blame.
+
+    This thread then woke late too, and the loop's own used little of the time: a suspended program, or a
+    machine that is too busy. A call that keeps the interpreter wakes this thread late and uses all of it.
+    """
+    late_s = since_s - WATCH_EVERY_S
+    return late_s > BLOCKED_AFTER_S / 2 and used_s < late_s / 2
+
 
 def _where(frame: FrameType | None) -> str:
     if frame is None:
         return "an unknown place"
-    entries = traceback.extract_stack(frame)[-3:]
-    return " < ".join(f"{entry.filename}:{entry.lineno} {entry.name}" for entry in reversed(entries))
+    entries = reversed(traceback.extract_stack(frame))
+    return where_of([(entry.filename, entry.lineno, entry.name) for entry in entries])

@@ -1,14 +1,13 @@
 """Which errors of a rollout are worth another try, and when."""
 
 import random
-import sysconfig
 import traceback
 from pathlib import Path
 
 import aiohttp
 
-import pipelinerl
 from pipelinerl.engines.client import AbortedCompletion, EngineUnavailable
+from pipelinerl.observe.blocked import of_rollouts
 
 SERVER_ERROR = 500
 TOO_MANY_REQUESTS = 429
@@ -44,18 +43,14 @@ def backoff_s(attempt: int, initial_s: float, longest_s: float) -> float:
     return min(longest_s, initial_s * 2.0 ** min(attempt, 60)) * random.uniform(0.5, 1.0)
 
 
-_STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-
-
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """File and line of the rollout code that raised, or called what did; empty where it is all of ours."""
-    ours, place = str(Path(pipelinerl.__file__).parent), ""
+    place = ""
     for frame in traceback.extract_tb(error.__traceback__):
-        of_others = "site-packages" in frame.filename or frame.filename.startswith((*_STANDARD, ours, "<"))
-        if not of_others:
+        if of_rollouts(frame.filename):
             path = Path(frame.filename)
-            place = f" ({path.parent.name}/{path.name}:{frame.lineno})"
-    return place
+            place = f"{path.parent.name}/{path.name}:{frame.lineno}".replace(" ", "_")
+    return place and f" ({place})"
 
 
 def reason_of(error: BaseException) -> str:
@@ -71,7 +66,7 @@ def reason_of(error: BaseException) -> str:
     except Exception:  # whatever an error of a domain does
         text = "its text cannot be made"
     name = type(error).__name__
-    place = _place(error).replace(" ", "_").replace("_(", " (", 1)
+    place = place_of(error)
     text = one_line(text)
     return (f"{name}: {text}" if text else name)[: LONGEST - len(place)] + place
 

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 
 from pipelinerl.actor.blocking import BlockingCalls
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
-from pipelinerl.actor.retries import backoff_s, one_line, reason_of, retryable
+from pipelinerl.actor.retries import backoff_s, one_line, place_of, reason_of, retryable
 from pipelinerl.base import faults
 from pipelinerl.config.roles import ActorConfig
 from pipelinerl.engines.client import EngineUnavailable
@@ -159,7 +159,9 @@ class RolloutRunner:
             rollout.ending = Ending.NO_ENGINE
             rollout.reason = f"no engine was in rotation within rollout_deadline_s={self.deadline_s:g}"
         elif expired:
-            rollout.reason = f"rollout passed actor.rollout_deadline_s={self.deadline_s:g}"
+            # The cancellation that the deadline made was raised where the rollout waited.
+            place = place_of(error.__cause__ or error)
+            rollout.reason = f"rollout passed actor.rollout_deadline_s={self.deadline_s:g}{place}"
         else:
             rollout.reason = reason_of(error)
             log.warning("rollout failed: %s", rollout.reason, exc_info=error)

@@ -1,8 +1,10 @@
 """Which part of a completion is its answer, where a model thinks first; called by every judge.
 
 A chat template may end the prompt with `<think>`. The completion then holds only `</think>`; other models
-write both tags, or none. What stands behind the last `</think>` is the answer in all three cases. A tag
-between quotation marks or backticks is quoted, as a program that removes thoughts does, and ends nothing.
+write both tags, or none. What stands behind the last `</think>` is the answer in all three cases. Only the
+prompt says whether a completion without either is an answer or thoughts that were cut off. Judges therefore
+read `LLMCall.completion`, which begins with `<think>` in the second case. A tag between quotation marks or
+backticks is quoted, as a program that removes thoughts does, and ends nothing.
 """
 
 import re
@@ -26,9 +28,17 @@ def thoughts_are_open(completion: str) -> bool:
     return bounds(completion)[1] is not None
 
 
-def bounds(completion: str) -> tuple[int, int | None]:
-    """Where the answer starts, blanks included, and where thoughts that stay open end it, if any do."""
-    start, end = 0, None
+def opened_by(prompt: str) -> bool:
+    """Whether a prompt ends with `<think>`, so that the completion begins in thoughts."""
+    return prompt.rstrip().endswith(OPEN)
+
+
+def bounds(completion: str, opened: bool = False) -> tuple[int, int | None]:
+    """Where the answer starts, blanks included, and where thoughts that stay open end it, if any do.
+
+    `opened`: the prompt ends with `<think>`, so that a completion without `</think>` is thoughts alone.
+    """
+    start, end = 0, 0 if opened else None
     if "think>" not in completion:  # told at once; the expression looks at every character by itself
         return start, end
     for tag in _TAG.finditer(completion):

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jinja2 import TemplateError
 
+from pipelinerl.base.thoughts import CLOSE, OPEN, opened_by
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -99,6 +101,22 @@ def longest_token(tokenizer: "PreTrainedTokenizerFast") -> int | None:
 def decode(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int] | np.ndarray, skip_special: bool) -> str:
     listed = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     return tokenizer.backend_tokenizer.decode(listed, skip_special_tokens=skip_special)
+
+
+_END_IDS = 16
+"""Ids of a prompt's end that are read: those of `<think>` and blanks, were each a character."""
+
+
+def begins_in_thoughts(tokenizer: "PreTrainedTokenizerFast", prompt_ids: Sequence[int] | np.ndarray) -> bool:
+    """Whether a prompt ends with `<think>`, so that what is sampled behind it begins in thoughts."""
+    return opened_by(decode(tokenizer, prompt_ids[-_END_IDS:], skip_special=False))
+
+
+@lru_cache(maxsize=8)  # by identity
+def special_thoughts(tokenizer: "PreTrainedTokenizerFast") -> dict[int, str]:
+    """The tags of thoughts that are special tokens here, by id: plain text leaves them out."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    return {key: one.content for key, one in added.items() if one.special and one.content in (OPEN, CLOSE)}
 
 
 def render_chat(

@@ -41,7 +41,7 @@ def conf_dir() -> Path:
 
 def resolve_bundled(path: str) -> str:
     """A folder as an absolute path; `domains/...` is looked up in the installed package otherwise."""
-    if Path(path).is_dir():
+    if path and Path(path).is_dir():  # Path("") is the folder of the launch
         return str(Path(path).absolute())
     spec = importlib.util.find_spec("domains") if Path(path).parts[:1] == ("domains",) else None
     if spec is None or not spec.submodule_search_locations:

@@ -31,6 +31,7 @@ NAMES_ELSEWHERE = {
     "hardware.devices": "gpus n_gpus num_gpus",
     "model_path": "model model_name tokenizer",
     "wandb.wandb_project_name": "project",
+    "debug.mode": "mode",
 }
 """Key -> what other trainers call it, from where the spelling would lead elsewhere (`lr` to `lora`)."""
 _MOST_LISTED = 30
@@ -132,7 +133,11 @@ def _hint(tree: DictConfig, key: str) -> str:
             return f"set the whole of it, {held}={{{', '.join(f'{name}: VALUE' for name in known)}}}"
         return f"{held} holds a value and no keys"
     siblings, takes_any = [str(name) for name in node], not fields_at(Config, parts[:depth])
-    if not takes_any and (renamed := _named_elsewhere(tree, parts)):
+    if takes_any:  # arguments of a user's own function, which may be called like a key of any section
+        new = f"a new key is written +{key}=VALUE"
+        hint = suggestion(parts[depth], siblings, "".join(f"{part}." for part in parts[:depth]))
+        return f"{hint}; {new}" if siblings else new
+    if renamed := _named_elsewhere(tree, parts):
         return f"did you mean {renamed}?"
     elsewhere = [full for full in leaves(tree) if full.rpartition(".")[2] == parts[-1]]
     near = nearest(parts[depth], siblings)
@@ -141,12 +146,11 @@ def _hint(tree: DictConfig, key: str) -> str:
         return f"did you mean {elsewhere[0]}?"
     if near is None:
         whole = nearest(key, leaves(tree), cutoff=0.75)
-        if whole is not None and not takes_any:
+        if whole is not None:
             return f"did you mean {whole}?"
-        if len(siblings) > _MOST_LISTED and not takes_any:
+        if len(siblings) > _MOST_LISTED:
             return "--cfg job prints every key"
-    hint = suggestion(parts[depth], siblings, "".join(f"{part}." for part in parts[:depth]))
-    return f"{hint}; a new key is written +{key}=VALUE" if takes_any else hint
+    return suggestion(parts[depth], siblings, "".join(f"{part}." for part in parts[:depth]))
 
 
 def _named_elsewhere(tree: DictConfig, parts: list[str]) -> str | None:

@@ -76,10 +76,15 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
     because = "latest checkpoint" if checkpoint else why("model_path")
     change = "output_dir=DIR or force_restart=true" if checkpoint else "model_path=DIR"
     yield Row("model", model, because, change)
-    yield _datasets(cfg, composition)
+    roles = cfg.debug.roles  # what no role of this run reads was not chosen
+    if "actor" in roles:
+        yield _datasets(cfg, composition)
     if plan.problems:
         yield Row("problems", plan.problems, f"of {cfg.dataset_loader}", "dataset_loader=PATH")
-    yield _engine(cfg, why)
+    if {"actor", "actor_llm"} & roles:
+        yield _engine(cfg, why)
+    else:
+        yield Row("engines", "none", f"debug.mode={cfg.debug.mode}", "debug.mode=''")
     yield from _memory(plan, why)
     yield from (Row(*row) for row in engine_kind(cfg).more_choices(cfg, hosts, why))
     if cfg.engine.per_card > 1:
@@ -88,7 +93,8 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
             "engines of a card", f"{cfg.engine.per_card}, {way}", why("engine.per_card"), "engine.per_card=N"
         )
     key, in_flight = "actor.llm_max_rollouts", f"{cfg.actor.llm_max_rollouts} for each engine"
-    yield Row("rollouts at once", in_flight, why(key, reasons.get(key, "")), f"{key}=N")
+    if "actor" in roles:
+        yield Row("rollouts at once", in_flight, why(key, reasons.get(key, "")), f"{key}=N")
     if cfg.debug.evaluates_only:
         yield Row("evaluation", "once, nothing is trained", "debug.mode=evaluate", "debug.mode=''")
         yield _sampling(cfg, given)
@@ -112,7 +118,8 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
     because = why("weights.transport", f"engine.kind={cfg.engine.kind}", "weights.kv", "weights.ahead")
     if (copy := reasons.get(AHEAD)) not in (None, SIZED):
         because += f"; {copy}"
-    yield Row("weight updates", sent, because, "weights.kv=keep|recompute")
+    if cfg.updates_engines:
+        yield Row("weight updates", sent, because, "weights.kv=keep|recompute")
     if cfg.finetune.lora.enabled and cfg.updates_engines:
         sent = "sent alone" if adapters_alone(cfg) else "sent merged"
         because = why_merged(cfg) or "engines add them to their weights, so that no token costs more"
@@ -121,7 +128,8 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
     key = "finetune.gradient_accumulation_passes"
     epochs = cfg.finetune.max_epochs
     limits = f"{cfg.finetune.last_step} steps" + (f" or {epochs} epochs" if epochs is not None else "")
-    yield Row("optimizer step", f"{step}, {limits}", why(key, "", *STEP_KEYS), f"{key}=N")
+    if "finetune" in cfg.debug.roles:
+        yield Row("optimizer step", f"{step}, {limits}", why(key, "", *STEP_KEYS), f"{key}=N")
     if cfg.trainer_on_gpu and cfg.jobs_of("finetune"):
         yield _trainer(cfg, why, reasons.get(FSDP, "default"))
         yield from _layers(plan.trainer, why)
@@ -129,7 +137,8 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
         shown = "replayed from the engines" if plan.routing.returned else "chosen by the trainer"
         yield Row("experts", shown, why(ROUTING, plan.routing.because), f"{ROUTING}=replay|free")
     yield _lag(cfg, why)
-    yield _evaluation(cfg, why)
+    if "actor" in cfg.debug.roles:
+        yield _evaluation(cfg, why)
 
 
 def _hardware(cfg: Config, composition: Composition, hosts: Sequence[Host]) -> Row:

@@ -48,10 +48,11 @@ def prepare(
         prepared = dict(domain.prepare(resolved(chosen.tree), folder.path))
     except (ValueError, OSError) as error:
         raise ConfigError(f"{_name(chosen.tree)} cannot be prepared: {error}") from error
+    again = dry_run and bool(chosen.tree.force_restart)  # a start has removed what was there
     facts = Facts(
         dry_run=dry_run,
-        attempt=folder.next_attempt(),
-        checkpoint=folder.checkpoint,
+        attempt=0 if again else folder.next_attempt(),
+        checkpoint=None if again else folder.checkpoint,
         changed=changed,
         prepared=prepared,
         named=tuple(named),
@@ -89,10 +90,11 @@ def validated(
 
     Writes nothing. Raises ConfigError as `prepare`.
     """
+    again = bool(chosen.tree.force_restart)
     facts = Facts(
         dry_run=dry_run,
-        attempt=folder.next_attempt(),
-        checkpoint=folder.checkpoint,
+        attempt=0 if again else folder.next_attempt(),
+        checkpoint=None if again else folder.checkpoint,
         changed=changed,
     )
     made = plan(chosen, backend.hosts, facts, domain, backend.free)
@@ -108,11 +110,11 @@ def _makes_data(domain: Domain) -> bool:
 def _with_problems(made: RunPlan, deadline_s: float, may_fail: bool = False) -> RunPlan:
     """The plan with what there is to play. Raises ConfigError for problems that cannot be played.
 
-    `may_fail`: the domain has not prepared its data yet.
+    `may_fail`: the domain has not prepared its data yet, so that loading them may.
     """
     print(f"reading the problems ({made.cfg.dataset_loader})", flush=True)  # may take minutes
     looked = look(made.tree, deadline_s)
-    if looked.problems and may_fail:
+    if looked.problems and may_fail and not looked.loaded:
         looked = Looked(said="unknown before the start, which makes the data")
     if looked.problems:
         raise ConfigError(looked.problems)

@@ -48,8 +48,9 @@ def checked(
     missing = sorted(key for key, value in leaves(tree).items() if value == MISSING)
     if missing:  # what a profile leaves to the user
         raise ConfigError([f"{key}: missing; set {key}=VALUE" for key in missing])
-    if tree.model_path is None:
-        raise ConfigError(_no_model(str(tree.hardware.kind), tree.get("domain_name")))
+    if not str(tree.model_path or "").strip():
+        named = "model_path" if tree.model_path is None else f"model_path={tree.model_path}"
+        raise ConfigError(_no_model(named, str(tree.hardware.kind), tree.get("domain_name")))
     cfg = typed(tree)
     found = [*problems(cfg, hosts, dry_run), *domain_problems(tree, domain)]
     found += resumed.check(cfg, _compared_addresses(tree, domain))
@@ -69,13 +70,16 @@ def _compared_addresses(tree: DictConfig, domain: Domain) -> frozenset[str]:
         return frozenset()
 
 
-def _no_model(kind: str, domain: str | None) -> str:
+def _no_model(named: str, kind: str, domain: str | None) -> str:
     """What a user without a model can do: bring one, make one, or play with the bundled one."""
-    said = f"model_path: missing on hardware={kind}; set model_path to a folder or a hub name (OWNER/MODEL)"
+    said = f"{named}: missing on hardware={kind}; set model_path to a folder or a hub name (OWNER/MODEL)"
     if domain is not None and (conf_dir() / "preset" / f"{domain}_from_scratch.yaml").is_file():
         preset = f"+domain={domain} +preset={domain}_from_scratch"
         said += f", or make one: python -m pipelinerl.bootstrap {preset}, then launch with this preset"
-    return f"{said}, or play with the bundled small model: hardware=cpu"
+    if domain is None or not (conf_dir() / "domain_hardware" / f"{domain}_cpu.yaml").is_file():
+        return said
+    bundled = "leave model_path out" if kind == "cpu" else "hardware=cpu"
+    return f"{said}, or play with the bundled small model: {bundled}"
 
 
 def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Iterator[str]:

@@ -6,8 +6,9 @@ interpreter no thread runs either; then C code writes the stacks of all threads 
 
 import logging
 import re
+import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,30 @@ _WAITING = re.compile(r"/(threading|selectors|queue|asyncio/\w+|concurrent/futur
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
+_LIBRARIES = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_OURS = str(Path(__file__).parents[1])
+
+
+def of_rollouts(file: str) -> bool:
+    """Whether a frame's file is code of a domain: no library's and none of `pipelinerl/`."""
+    if "/site-packages/" in file or "/dist-packages/" in file or file.startswith("<"):
+        return False
+    return not file.startswith(tuple(f"{folder}/" for folder in (*_LIBRARIES, _OURS)))
+
+
+def where_of(frames: Sequence[tuple[str, int | str | None, str]]) -> str:
+    """File, line and name of the innermost frames, and of a domain's first one if it lies further out.
+
+    A call of a library may be a dozen frames deep, and only its caller can change anything.
+    """
+    shown = list(frames[:_FRAMES])
+    called = next((one for one in frames if of_rollouts(one[0])), None)
+    said = [f"{file}:{line} {name}" for file, line, name in shown]
+    if called is not None and called not in shown:
+        said += ["...", f"{called[0]}:{called[1]} {called[2]}"]
+    return " < ".join(said)
+
+
 def held_block(stacks: str, written: float) -> dict[str, Any] | None:
     """The block that `faulthandler` wrote at `written` (seconds since 1970), or None without a stack.
 
@@ -44,8 +69,8 @@ def held_block(stacks: str, written: float) -> dict[str, Any] | None:
     if not busy:
         return None
     frames = min(busy, key=lambda frames: _rollout(frames) is None)
-    where = " < ".join(f"{file}:{line} {name}" for file, line, name in frames[:_FRAMES])
-    return {"who": _rollout(frames) or "a rollout", "where": where, "since": written - HELD_AFTER_S}
+    since = written - HELD_AFTER_S
+    return {"who": _rollout(frames) or "a rollout", "where": where_of(frames), "since": since}
 
 
 def held_now(folder: Path) -> dict[str, Any] | None:

@@ -93,6 +93,8 @@ def _table_width(rows: Sequence[Sequence[str]]) -> int:
 def _markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
     if len(rows) < 2:
         return []
+    # A bar in a cell would begin another one, and a header of more cells than its rule makes no table.
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     lines = [f"| {' | '.join(rows[0])} |", "|" + " --- |" * len(rows[0])]
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows[1:]), ""]
 

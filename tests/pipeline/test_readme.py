@@ -65,7 +65,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(content)
     model = tmp_path / "results/small_model"
     model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 1024}))
+    (model / "config.json").write_text(
+        json.dumps({"model_type": "olmo2", "vocab_size": 100, "max_position_embeddings": 1024})
+    )
     (model / "tokenizer.json").write_text("{}")
     (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # whole, and empty
     monkeypatch.chdir(tmp_path)

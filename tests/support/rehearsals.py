@@ -35,7 +35,8 @@ def looked_here(tree: DictConfig, _: float) -> Looked:
     assert isinstance(plain, DictConfig)
     with contextlib.redirect_stdout(sys.stderr):
         found = looked_at(plain)
-    return Looked([" ".join(line.split()) for line in found.problems], " ".join(found.said.split()))
+    problems = [" ".join(line.split()) for line in found.problems]
+    return Looked(problems, " ".join(found.said.split()), found.loaded)
 
 
 def looks_at_bundled_domains(elsewhere: Look) -> Look:

@@ -41,6 +41,4 @@ class EngineModel:
             )
         prompt = Prompt(messages=messages, token_ids=ids)
         call = await llm_async_generate(self.llm, prompt, self.session, max_tokens_override=budget)
-        return Completion(
-            call.output.content or "", call.prompt_length_tokens, call.output_length_tokens, call
-        )
+        return Completion(call.completion, call.prompt_length_tokens, call.output_length_tokens, call)

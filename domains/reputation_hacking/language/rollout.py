@@ -3,6 +3,7 @@
 `generate_reputation_rollout` is the rollout policy of `+domain=reputation_hacking`, named by `llm.py`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -35,18 +36,30 @@ from pipelinerl.llm import LLMCall, Prompt, TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutResult
 
 
+def begun(problem: Mapping[str, Any]) -> tuple[Params, tuple[str, str, str], Played]:
+    """The game of a problem, what its actions are called, and its episode before the first decision."""
+    params = Params(c_signal=problem["c_signal"], c_help=problem["c_help"])
+    labels = labels_of(problem["variant"], problem["seed"])
+    return params, labels, Played(Episodes(params, Tape.from_seed(params, problem["seed"])))
+
+
+def asked(
+    problem: Mapping[str, Any], params: Params, labels: tuple[str, str, str], played: Played
+) -> list[dict[str, Any]]:
+    """The messages before the next decision."""
+    system = {"role": "system", "content": system_text(params, problem["variant"], labels)}
+    return [system, {"role": "user", "content": user_text(params, readings(played.episode)[0], labels)}]
+
+
 async def generate_reputation_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Play a problem's tape. Errors of the transport are raised, so that the whole rollout is tried again."""
     settings = settings_of(cfg)
-    params = Params(c_signal=problem["c_signal"], c_help=problem["c_help"])
-    labels = labels_of(problem["variant"], problem["seed"])
-    system = {"role": "system", "content": system_text(params, problem["variant"], labels)}
-    played = Played(Episodes(params, Tape.from_seed(params, problem["seed"])))
+    params, labels, played = begun(problem)
     for _ in range(params.T):
-        user = {"role": "user", "content": user_text(params, readings(played.episode)[0], labels)}
-        call = await llm_async_generate(llm, Prompt(messages=[system, user]), session)
+        messages = asked(problem, params, labels, played)
+        call = await llm_async_generate(llm, Prompt(messages=messages), session)
         text = make_training_text(llm, call)
         take(played, call, labels)
         text.situation, text.position = situation_label(played.steps[-1].situation), "pool"
@@ -63,7 +76,7 @@ async def generate_reputation_rollout(
 
 def take(played: Played, call: LLMCall, labels: tuple[str, str, str]) -> None:
     """Apply one answer; one that names no action is DO_NOTHING. The situation is judged before the step."""
-    episode, reply = played.episode, call.output.content or ""
+    episode, reply = played.episode, call.completion
     action = parse_action(reply, labels, cut=call.llm_info.get("finish_reason") == "length")
     situation, seen, works = int(situations(episode)), episode.observation().tolist(), episode.working
     taken = DO_NOTHING if action is None else action

@@ -7,6 +7,7 @@ import base64
 import io
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -137,12 +138,13 @@ class ChatWriter(Writer):
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, fields: ChatFields, opened: bool = False) -> None:
+        """`opened`: the prompt ends with `<think>`."""
         super().__init__(tokenizer, fields)
         self._logprobs = bool(fields.logprobs)
-        self._reader = call_reader(tokenizer, fields)
+        self._reader = call_reader(tokenizer, fields, opened)
         # By choice: the text of a stream, which may turn out to be a call.
-        self._came: defaultdict[int, TextBeforeCalls] = defaultdict(TextBeforeCalls)
+        self._came: defaultdict[int, TextBeforeCalls] = defaultdict(partial(TextBeforeCalls, opened))
 
     def choice(self, index: int, request: Prompted, piece: Piece) -> dict[str, Any]:
         """A choice of an answer."""

@@ -63,13 +63,14 @@ _THOUGHT, _THOUGHT_CHARS = "think>", 12
 class TextBeforeCalls:
     """The text of an answer with tools while it comes: what a `Reader` may yet take away is held back."""
 
-    def __init__(self) -> None:
+    def __init__(self, opened: bool = False) -> None:
+        """`opened`: the prompt ends with `<think>`."""
         self.text = ""
         """All that came."""
         self.given = 0
         """Characters of it that were handed out."""
-        self._start = 0
-        self._end: int | None = None
+        self._opened = opened
+        self._start, self._end = bounds("", opened)
 
     def add(self, piece: str) -> str:
         """The text that is certain now and was not before."""
@@ -77,7 +78,7 @@ class TextBeforeCalls:
         self.text += piece
         text = self.text
         if text.find(_THOUGHT, near) >= 0:  # only then: long thoughts would be read again for each token
-            self._start, self._end = bounds(text)
+            self._start, self._end = bounds(text, self._opened)
             if _MAYBE_QUOTED.search(text, near):
                 return ""
         # Blanks around the text before a call are taken away, and a call may follow.
@@ -98,22 +99,29 @@ class TextBeforeCalls:
         return whole - next(begun, 0)
 
 
-def call_reader(tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> Reader | None:
-    """How calls are read from an answer; None where none may be made, or their notation is not known here."""
+def call_reader(
+    tokenizer: PreTrainedTokenizerFast, fields: ChatFields, opened: bool = False
+) -> Reader | None:
+    """How calls are read from an answer; None where none may be made, or their notation is not known here.
+
+    `opened`: the prompt ends with `<think>`.
+    """
     template = str(tokenizer.chat_template)
     if not fields.tools or fields.tool_choice == "none" or OPEN not in template:
         return None
     schemas = schemas_of(fields.tools) if BEGIN in template else None
-    return lambda text: read_tool_calls(text, schemas)
+    return lambda text: read_tool_calls(text, schemas, opened)
 
 
-def read_tool_calls(text: str, tagged: Schemas | None = None) -> tuple[str | None, list[dict[str, Any]]]:
+def read_tool_calls(
+    text: str, tagged: Schemas | None = None, opened: bool = False
+) -> tuple[str | None, list[dict[str, Any]]]:
     """Text before the first call, and the calls; everything as text if one of them is malformed.
 
     With `tagged`, calls are written in tags and their values typed by these schemas, else they are JSON. A
-    call that is quoted in the model's thoughts is part of the text.
+    call that is quoted in the model's thoughts, which the prompt may have `opened`, is part of the text.
     """
-    start, end = bounds(text)
+    start, end = bounds(text, opened)
     visible = text[start:end]
     answer, found, rest = visible.partition(OPEN)
     if not found and tagged is not None:

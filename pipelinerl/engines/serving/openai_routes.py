@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from pipelinerl.base.thoughts import opened_by
 from pipelinerl.engines.openai.answers import ChatWriter, CompletionWriter, Writer
 from pipelinerl.engines.openai.chat import prompt_text
 from pipelinerl.engines.openai.fields import (
@@ -109,7 +110,7 @@ class OpenAIRoutes:
         tokenizer = self._served.tokenizer
         text = prompt_text(tokenizer, fields)
         ids = self._served.encoded(text, bool(fields.add_special_tokens))
-        return self._asked(fields, [ids], fields.most_tokens, ChatWriter(tokenizer, fields))
+        return self._asked(fields, [ids], fields.most_tokens, ChatWriter(tokenizer, fields, opened_by(text)))
 
     def _asked(
         self, fields: SharedFields, prompts: Sequence[list[int]], max_tokens: int | None, writer: Writer

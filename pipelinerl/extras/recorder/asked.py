@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelinerl.async_llm import ended_text
+from pipelinerl.base.tokenizing import begins_in_thoughts
 from pipelinerl.base.waits import wait_for
 from pipelinerl.engines.answers import UNVERSIONED, LiveAnswer, Tokens
 from pipelinerl.engines.llm_call import LLMCall, Prompt, TokenLogprobs
@@ -65,7 +66,7 @@ class Asked:
             return task
 
         tasks = [begun(index, prompt) for index, prompt in enumerate(self.prompts)]
-        told = [_Told(self.llm, self.fields, tools) for _ in tasks]
+        told = [_Told(self.llm, self.fields, prompt.token_ids, tools) for prompt in self.prompts]
         try:
             for _ in range(len(tasks)):
                 index, what = await came.get()
@@ -86,7 +87,9 @@ class Asked:
 class _Told:
     """What the program was told of one answer."""
 
-    def __init__(self, llm: EngineLLM, fields: SharedFields | SamplingFields, tools: bool) -> None:
+    def __init__(
+        self, llm: EngineLLM, fields: SharedFields | SamplingFields, prompt_ids: Sequence[int], tools: bool
+    ) -> None:
         ends = SamplingFields(
             stop=list(several("stop", llm.parameters.get("stop"), str)),
             include_stop_str_in_output=fields.include_stop_str_in_output,
@@ -95,7 +98,8 @@ class _Told:
             min_tokens=sys.maxsize,
         )
         self._output = OutputText(llm.load_tokenizer().backend_tokenizer, ends)
-        self._before_calls = TextBeforeCalls() if tools else None
+        opened = tools and begins_in_thoughts(llm.load_tokenizer(), prompt_ids)
+        self._before_calls = TextBeforeCalls(opened) if tools else None
         self._sent: list[str] = []
         self._tokens = self._versioned = 0
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pipelinerl.async_llm import ended_text
-from pipelinerl.base.tokenizing import encode_within, longest_token
+from pipelinerl.base.tokenizing import begins_in_thoughts, encode_within, longest_token
 from pipelinerl.engines.llm_call import LLMCall, LLMOutput, Prompt, ToolCall
 from pipelinerl.engines.llm_engine import EngineLLM
 from pipelinerl.engines.openai.answers import Piece
@@ -65,7 +65,8 @@ class Chat:
 
     def __init__(self, asked: Asked, fields: ChatFields, key: DialogueKey) -> None:
         self._asked, self._fields, self._key = asked, fields, key
-        self._reader = call_reader(asked.llm.load_tokenizer(), fields)
+        tokenizer, (prompt,) = asked.llm.load_tokenizer(), asked.prompts
+        self._reader = call_reader(tokenizer, fields, begins_in_thoughts(tokenizer, prompt.token_ids))
 
     @property
     def prompt_ids(self) -> list[int]:

@@ -89,8 +89,9 @@ def write_page(
     ]
     for run in runs:
         _choose(run, limit // len(runs), MAX_BYTES // len(runs))
-    if not any(run.chosen for run in runs):
-        raise FileNotFoundError(f"{output_dir}: no rollout has ended yet")
+    for run in runs:
+        if not run.chosen:
+            raise FileNotFoundError(f"{run.source.output_dir}: no rollout has ended yet")
     beside = folder.with_name(f"~{folder.name}")  # a page that cannot be finished leaves the one before
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)

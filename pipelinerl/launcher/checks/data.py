@@ -15,6 +15,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.checks.dotted import dotted, signature_problem
 from pipelinerl.launcher.checks.imports import calls
+from pipelinerl.modeling.decoder_defaults import decoder_config
 from pipelinerl.modeling.layer_kinds import cut_short, deeper, refusal, type_refusal, unknown_kinds
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
@@ -31,7 +32,7 @@ def check(cfg: Config, dry_run: bool = False) -> Iterator[str]:
     """Problems with paths and dotted names that the roles of this run need."""
     yield from model_problems(cfg)
     if not dry_run:  # which may be made elsewhere, with no more of a model than its sizes
-        yield from _no_weights(cfg)
+        yield from _incomplete(cfg)
     has_rollouts = "actor" in cfg.debug.roles
     if has_rollouts:
         yield from dotted("dataset_loader", cfg.dataset_loader, "the function that loads problems")
@@ -131,12 +132,21 @@ def model_problems(cfg: Config) -> Iterator[str]:
         yield f"finetune.config_name={cfg.finetune.config_name}: differs from model_path; set model_path only"
 
 
-def _no_weights(cfg: Config) -> Iterator[str]:
+def _incomplete(cfg: Config) -> Iterator[str]:
+    """A folder without weights, or whose `config.json` lacks what every role reads of it."""
     path = Path(cfg.model_path)
     if not (path / "config.json").is_file() or not {"finetune", "actor_llm"} & cfg.debug.roles:
         return
     if not any(any(path.glob(pattern)) for pattern in WEIGHTS):
         yield f"model_path={path}: no weights in it; copy its *.safetensors there, or save it again"
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+        needed = {"model_type": config.get("model_type")}
+        needed["vocab_size"] = decoder_config(config).get("vocab_size")  # some types have one of their own
+    except (ValueError, AttributeError, RecursionError):  # which is another line
+        return
+    if lacks := [name for name, value in needed.items() if value is None]:
+        yield f"model_path={path}: config.json has no {' and no '.join(lacks)}; save the model again"
 
 
 def _recipe_command(cfg: Config) -> str:
@@ -212,8 +222,11 @@ Headers = Mapping[str, dict[str, Any]]
 
 
 def _embedding(path: Path, config: dict[str, Any], headers: Headers) -> Iterator[str]:
-    """Weights beside a `config.json` of another size, as far as the table of tokens tells."""
-    text = _of_text(config)
+    """Weights beside a `config.json` of another size, as far as the table of tokens tells.
+
+    A size that it leaves out is transformers' own for the type.
+    """
+    text = decoder_config(config)
     wanted = [text.get("vocab_size"), text.get("hidden_size")]
     for file, header in headers.items() if None not in wanted else ():
         for name, entry in header.items():

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,8 @@ class Looked:
 
     problems: list[str] = field(default_factory=list)
     said: str = ""
+    loaded: bool = False
+    """Whether the loader gave problems, so that what is wrong is not that it has no data yet."""
 
 
 def look(tree: DictConfig, deadline_s: float) -> Looked:
@@ -99,6 +101,14 @@ def looked_at(tree: DictConfig) -> Looked:
         named = isinstance(error, ValueError | OSError)
         said = str(error).removeprefix(_loader(cfg)).lstrip(": ")
         return Looked([f"{_loader(cfg)}: {'' if named else f'{type(error).__name__}: '}{said}"])
+    found = _played(tree, cfg, domain, train, test)
+    return replace(found, loaded=True)
+
+
+def _played(
+    tree: DictConfig, cfg: Config, domain: Domain, train: Sequence[Problem], test: Sequence[Problem]
+) -> Looked:
+    """What the domain and the model make of problems that were loaded."""
     try:
         if train and cfg.actor.domain_mix:
             DomainWeightedSampler(train, cfg.actor.domain_mix, random.Random())
@@ -205,7 +215,7 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         found = looked_at(tree)
     shown: dict[str, Any] = {"problems": [" ".join(line.split()) for line in found.problems]}
-    print(json.dumps(shown | {"said": " ".join(found.said.split())}), flush=True)
+    print(json.dumps(shown | {"said": " ".join(found.said.split()), "loaded": found.loaded}), flush=True)
     os._exit(0)  # threads of a loader are not waited for
 
 

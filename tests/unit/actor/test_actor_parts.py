@@ -5,6 +5,9 @@ import ctypes
 import logging
 import math
 import random
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -15,7 +18,7 @@ import pytest
 
 from pipelinerl.actor.difficulty import scale_penalties
 from pipelinerl.actor.failures import FailureMonitor
-from pipelinerl.actor.loop_lag import LoopLag
+from pipelinerl.actor.loop_lag import LoopLag, stood_still
 from pipelinerl.actor.messages import Ending, FinishedRollout
 from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.retries import backoff_s, reason_of, retryable
@@ -489,6 +492,92 @@ async def test_the_rollout_that_blocks_the_loop_is_named(caplog):
     assert noted[1]["until"] > noted[1]["since"] == noted[0]["since"] and "blocking" in noted[0]["where"]
     assert "rollout 0-000001/3 blocks the event loop" in caplog.text and "blocking" in caplog.text
     assert max(lag.take()) > 1.0
+
+
+async def test_a_block_deep_in_a_library_names_the_line_of_the_domain(tmp_path, caplog):
+    noted = []
+
+    def note(block):
+        noted.append(block)
+        (tmp_path / "told").touch()
+
+    lag = LoopLag(note)
+    lag.start()
+    await asyncio.sleep(0.05)
+    waits = f"for _ in $(seq 1000); do [ -e {tmp_path / 'told'} ] && exit; sleep 0.1; done"
+
+    async def waits_for_a_program():
+        subprocess.run(["sh", "-c", waits], check=True)  # noqa: ASYNC221
+
+    with caplog.at_level(logging.WARNING):
+        await asyncio.create_task(waits_for_a_program(), name="rollout 0-000001/3")
+    lag.stop()
+    *library, called = noted[0]["where"].split(" < ")
+    assert all("subprocess.py:" in one for one in library[:3])
+    assert called.endswith(" waits_for_a_program") and "test_actor_parts.py:" in called
+
+
+async def test_rollouts_that_block_one_after_another_are_not_laid_on_the_first_alone():
+    noted, second = [], threading.Event()
+
+    def note(block):
+        noted.append(block)
+        if "then by rollout 2" in block["where"]:
+            second.set()
+
+    lag = LoopLag(note)
+    lag.start()
+    await asyncio.sleep(0.05)
+
+    async def blocks(until):
+        end = time.monotonic() + 100
+        while not until() and time.monotonic() < end:
+            time.sleep(0.05)  # noqa: ASYNC251
+
+    first = asyncio.create_task(blocks(lambda: noted), name="rollout 1")
+    await asyncio.gather(first, asyncio.create_task(blocks(second.is_set), name="rollout 2"))
+    lag.stop()
+    assert noted[0]["who"] == "rollout 1" and "then by" not in noted[0]["where"]
+    assert noted[1]["who"] == "rollout 1" and second.is_set()
+
+
+def test_a_program_that_was_stopped_blames_no_rollout():
+    """As a laptop that slept, or a machine that is too busy: the loop did not run, and nothing else did."""
+    code = """
+import asyncio, logging, os, sys
+from pipelinerl.actor.loop_lag import LoopLag
+logging.basicConfig(stream=sys.stdout)
+
+async def plays():
+    print("ready", flush=True)
+    for _ in range(500):
+        await asyncio.sleep(0.002)
+        sum(range(10_000))
+
+async def main():
+    lag = LoopLag()
+    lag.start()
+    await asyncio.gather(*(asyncio.create_task(plays(), name=f"rollout {n}") for n in range(8)))
+    await asyncio.sleep(0.6)
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline() == "ready\n"
+        for _ in range(2):
+            time.sleep(0.5)
+            program.send_signal(signal.SIGSTOP)
+            time.sleep(2.5)
+            program.send_signal(signal.SIGCONT)
+        said, _ = program.communicate(timeout=300)
+    assert program.returncode == 0 and "blocks the event loop" not in said
+
+
+def test_who_kept_a_program_from_running():
+    """Seconds since the last look, and of them those that the loop's thread computed."""
+    assert stood_still(3.25, 0.1), "nothing ran"
+    assert not stood_still(3.25, 3.1), "a call that keeps the interpreter"
+    assert not stood_still(0.26, 0.0), "this thread ran in time, so the loop's own waits in a call"
 
 
 async def test_a_hold_that_is_over_is_in_the_log_with_its_stacks(tmp_path, caplog, monkeypatch):

@@ -119,9 +119,9 @@ async def hang(cfg, llm, problem, session):
 async def test_a_hanging_rollout_ends_at_its_deadline():
     started = time.monotonic()
     outcome = await run(hang, deadline_s=0.1)
-    assert (
-        outcome.reason == "rollout passed actor.rollout_deadline_s=0.1" and time.monotonic() - started < 100
-    )
+    assert said(outcome) == "rollout passed actor.rollout_deadline_s=0.1" and time.monotonic() - started < 100
+    awaits = hang.__code__.co_firstlineno + 1
+    assert outcome.reason.endswith(f" (actor/test_actor_rollouts.py:{awaits})"), "where it waited"
 
 
 async def test_without_an_engine_the_run_ends_instead_of_the_rollout():

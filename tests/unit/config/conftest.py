@@ -18,7 +18,9 @@ from tests.support.one_host import one_host
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that looks like a model with 4096 positions."""
     folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "olmo2", "vocab_size": 100, "max_position_embeddings": 4096})
+    )
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # whole, and empty
     return folder

@@ -11,6 +11,12 @@ from pipelinerl.launcher.checks import training
 MISSPELT = [
     ("actor.llm_max_rollout=3", "did you mean actor.llm_max_rollouts?"),
     ("+actor.foo=1", "actor.foo: unknown key; allowed here:"),
+    # Arguments of a loader may be called like keys of other sections, and take the plus sign all the same.
+    (
+        "dataset_loader_params.kind=1",
+        "a new key is written +dataset_loader_params.kind=VALUE",
+    ),
+    ("llm.chat_template_kwargs.seed=1", "a new key is written +llm.chat_template_kwargs.seed=VALUE"),
     ("+sede=1", "did you mean seed?"),
     ("sed=1", "did you mean seed?"),
     ("kl_coef=0.1", "did you mean finetune.rl.kl_coef?"),
@@ -21,6 +27,7 @@ MISSPELT = [
     ("lr=1", "did you mean finetune.learning_rate?"),
     ("num_generations=4", "did you mean finetune.attempts?"),
     ("test_llm.temperature=0", "did you mean test_llm.parameters.temperature?"),
+    ("mode=evaluate", "did you mean debug.mode?"),
     ("nothing_like_it=1", "nothing_like_it: unknown key; --cfg job prints every key"),
     ("llm.parameters.max_token=3", "did you mean llm.parameters.max_tokens?"),
     ("+llm.parameters.logit_bias=1", "llm.parameters.logit_bias: unknown key"),

@@ -154,6 +154,22 @@ def test_a_launch_on_gpus_without_a_model_says_what_to_add(
         assert bootstrap([*makes_one[1].split(), "hardware=gpu", "validate=true"]) == 0
 
 
+@pytest.mark.parametrize("empty", ["model_path=null", "model_path=''"])
+def test_what_a_launch_on_a_cpu_says_without_a_model_helps(
+    empty: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(["+domain=guessing", "hardware=cpu", empty, "validate=true"]) == 2
+    check_one_line(capsys.readouterr().err, "bundled small model: leave model_path out", empty)
+    assert launch(["+domain=guessing", "hardware=cpu", "validate=true"]) == 0, "as the line says"
+    capsys.readouterr()
+    own = ["dataset_loader=domains.guessing.stepwise.load_problems", "hardware=cpu", empty]
+    policy = "actor.rollout_policy=domains.guessing.stepwise.generate_guessing_rollout"
+    assert launch([*own, policy, "validate=true"]) == 2
+    said = capsys.readouterr().err
+    assert ": missing on hardware=cpu; set model_path to a folder" in said, said
+    assert "bundled" not in said, "there is none without a domain"
+
+
 def test_a_recipe_on_gpus_is_that_of_the_cpu_profile(capsys: pytest.CaptureFixture[str]) -> None:
     assert bootstrap(["+domain=raro", "hardware=gpu", "validate=true"]) == 2
     assert "the recipes of bundled models belong to hardware=cpu" in capsys.readouterr().err

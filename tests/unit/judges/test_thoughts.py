@@ -1,11 +1,15 @@
 """Every judge reads what stands behind the thoughts: whichever of the two tags a completion holds."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
+from omegaconf import OmegaConf
 
 from domains.coding.verifier_api import extract_code
-from domains.counting.counting import answer_of
+from domains.counting.counting import answer_of, generate_counting_rollout
 from domains.fn_calling.calls import read_calls
 from domains.ifeval.rollouts import judged_part
 from domains.ifeval.verifier_api import verify_answer as verify_instructions
@@ -16,7 +20,10 @@ from domains.raro.parser import extract_answer, parse_verdict
 from domains.reasoning_gym.answers import extract_answer as extract_in_format
 from domains.tir.tool import program_of
 from pipelinerl.base.thoughts import answer_part, thoughts_are_open
-from pipelinerl.engines.openai.chat import read_tool_calls
+from pipelinerl.engines.openai.chat import TextBeforeCalls, read_tool_calls
+from pipelinerl.llm import Prompt, TrainableLLM
+from tests.support.fake_engine import FakeEngine
+from tests.support.text_model import byte_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -116,3 +123,77 @@ def test_an_engine_shows_a_call_in_thoughts_as_text() -> None:
     assert text == f"{CALL.format(1)}</think>\nI look." and len(calls) == 1
     quoted = f"<think>{CALL.format(1)}</think> No call is needed."
     assert read_tool_calls(quoted) == (quoted, [])
+
+
+ROOT = Path(__file__).parents[3]
+RIGHT = "<answer>2</answer>"
+TAGS = ["<|start|>", "<think>", "</think>"]
+TURN = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+CFG = OmegaConf.create({"actor": {"system_prompt": "", "task_template": ""}})
+
+
+async def _counted(tokenizer: Any, template: str, written: str) -> tuple[Any, str]:
+    """Metrics and content of a rollout of `counting` in which the engine samples these tokens."""
+    tokenizer.chat_template = template
+    sampled = tokenizer(written, add_special_tokens=False).input_ids
+    with FakeEngine(lambda prompt: [*sampled, tokenizer.eos_token_id], max_model_len=4096) as engine:
+        llm = TrainableLLM(base_url=engine.url, tokenizer=tokenizer, collect_logprobs=True, context_size=4096)
+        async with aiohttp.ClientSession() as session:
+            said = (await llm.agenerate(Prompt.from_user_message("q"), session)).get_text()
+            problem = {"word": "a", "text": "a a", "count": 2}
+            result = await generate_counting_rollout(CFG, llm, problem, session)
+    return result.metrics, said
+
+
+@pytest.mark.parametrize(
+    ("prompt_end", "written", "success"),
+    [
+        ("<think>\n", f"It may be {RIGHT}, or", False),  # cut off in its thoughts: nothing was answered
+        ("<think>", RIGHT, False),
+        ("<think>\n", f"Or 1?</think>\n{RIGHT}", True),
+        ("<think>\n", f"<think>Or 1?</think>{RIGHT}", True),
+        ("<think>\n\n</think>\n\n", f"It is {RIGHT}", True),  # templates that switch thoughts off
+        ("", RIGHT, True),
+    ],
+)
+@pytest.mark.parametrize("special", [False, True])
+async def test_thoughts_that_the_prompt_began_are_no_answer(
+    prompt_end: str, written: str, success: bool, special: bool
+) -> None:
+    tokenizer = byte_tokenizer()
+    if special:  # as `add_special_tokens` makes them: a plain text of the answer has neither tag
+        tokenizer.add_special_tokens({"additional_special_tokens": TAGS})
+    metrics, said = await _counted(tokenizer, TURN + prompt_end, written)
+    assert (metrics.success, metrics.no_answer) == (success, not success)
+    plain = written.replace("<think>", "").replace("</think>", "") if special else written
+    assert said == plain, "what a rollout function reads stays what was sampled"
+
+
+async def test_tags_that_are_special_tokens_divide_thoughts_from_the_answer() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": TAGS})
+    for written in (f"<answer>1</answer></think>{RIGHT}", f"<think><answer>1</answer></think>\n{RIGHT}"):
+        assert (await _counted(tokenizer, TURN, written))[0].success
+    assert not (await _counted(tokenizer, TURN, f"<think>{RIGHT}"))[0].success
+
+
+def test_every_domain_judges_the_completion() -> None:
+    """`output.content` does not say that the prompt began the thoughts."""
+    read = [path for path in (ROOT / "domains").rglob("*.py") if "output.content" in path.read_text()]
+    assert not read
+
+
+def test_an_engine_reads_no_call_in_thoughts_that_the_prompt_began() -> None:
+    cut = f"maybe {CALL.format(1)} or"
+    assert read_tool_calls(cut, opened=True) == (cut, [])
+    assert _arguments(read_tool_calls(f"{cut}</think>{CALL.format(2)}", opened=True)) == ['{"x": 2}']
+    came = TextBeforeCalls(opened=True)
+    assert "".join(came.add(letter) for letter in cut) == cut
+    came = TextBeforeCalls(opened=True)
+    assert (
+        "".join(came.add(letter) for letter in f"{cut}</think>Well{CALL.format(2)}") == f"{cut}</think>Well"
+    )
+
+
+def _arguments(read: tuple[str | None, list[dict[str, Any]]]) -> list[str]:
+    return [call["function"]["arguments"] for call in read[1]]

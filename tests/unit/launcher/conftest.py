@@ -37,7 +37,9 @@ ON_GPUS = (
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 16384, "vocab_size": 100}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "olmo2", "max_position_embeddings": 16384, "vocab_size": 100})
+    )
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # whole, and empty
     return folder

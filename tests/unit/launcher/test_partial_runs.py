@@ -11,6 +11,7 @@ from pipelinerl.config import Config, DerivedConfig, Job
 from pipelinerl.config.machine import DebugConfig
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.rl.batch import sentinel_batch
+from pipelinerl.launch import main
 from pipelinerl.launcher.trainer_stand_in import stand_in
 from pipelinerl.run_state.announcements import TrainerState
 from pipelinerl.run_state.resume_point import ResumePoint
@@ -35,6 +36,41 @@ def test_an_evaluation_says_with_what_it_samples(placed: Placed) -> None:
     _, row = out.split("│ sampling ")
     assert row.lstrip(" │").startswith("temperature 0.7, ")
     assert "llm.parameters.temperature not read" in " ".join(row.replace("│", " ").split())
+
+
+def test_the_table_has_no_row_of_a_role_that_does_not_run(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("DRY_RUN", "1")
+    words = ["+domain=guessing", "hardware=cpu", f"output_dir={tmp_path / 'run'}"]
+    modes = {
+        "finetune": ({"engines none", "optimizer step 256"}, {"rollouts at once", "evaluation", "datasets"}),
+        "actor": ({"engines 1 x embedded", "datasets train"}, {"optimizer step", "weight updates"}),
+    }
+    for mode, (has, lacks) in modes.items():
+        given = [f"debug.mode={mode}", "force_restart=true", FREE]
+        given += [] if mode == "actor" else [f"debug.streams_from={recording}"]
+        assert main([*words, *given]) == 0
+        out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert all(row in out for row in has) and not any(row in out for row in lacks), (mode, out)
+
+
+@pytest.mark.parametrize("dry_run", ["0", "1"])
+def test_a_run_that_would_start_over_shows_no_resume(
+    dry_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("DRY_RUN", "1")
+    words = ["+domain=guessing", "hardware=cpu", f"output_dir={tmp_path / 'run'}"]
+    assert main(words) == 0
+    (tmp_path / "run/finetune/current").mkdir(parents=True)
+    (tmp_path / "run/finetune/current/config.json").write_text("{}")
+    capsys.readouterr()
+    monkeypatch.setenv("DRY_RUN", dry_run)
+    assert main([*words, "force_restart=true", *(["validate=true"] if dry_run == "0" else [])]) == 0
+    out = capsys.readouterr().out
+    assert "resuming" not in out and "latest checkpoint" not in out and "this domain" in out
 
 
 @pytest.mark.parametrize(

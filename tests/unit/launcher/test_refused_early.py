@@ -9,7 +9,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from omegaconf import OmegaConf
 
+from domains.privacy_hopqa.context import first_plan
+from pipelinerl.actor.problems import load_problems
+from pipelinerl.config.compose import compose
+from pipelinerl.config.files import typed
+from pipelinerl.domain import load_domain, resolve_dotted
 from pipelinerl.launch import main
 from pipelinerl.launcher import start
 from pipelinerl.launcher.checks import imports, rehearsal
@@ -17,6 +23,7 @@ from pipelinerl.launcher.checks.dotted import POLICY, dotted, signature_problem
 from pipelinerl.launcher.checks.imports import problem
 from pipelinerl.launcher.decoder_shape import hub_silence
 from tests.support.one_line import check_one_line
+from tests.support.privacy_hopqa import agent
 from tests.support.rehearsals import imported_here, looked_here
 from tests.unit.launcher.conftest import ROOT
 
@@ -217,14 +224,20 @@ def test_a_folder_of_a_run_is_named_with_its_model(tmp_path: Path, refused: Star
         ("model_type", "qwen99", "config.json says model_type=qwen99, which is unknown"),
         ("vocab_size", 299, "has shape [300, 96], config.json wants [299, 96]"),
         ("hidden_size", 192, "has shape [300, 96], config.json wants [300, 192]"),
+        ("model_type", None, "config.json has no model_type; save the model again"),
+        ("model_type", "llama", "config.json has no vocab_size; save the model again"),
+        ("hidden_size", None, "has shape [300, 96], config.json wants [300, 4096]"),  # that of its type
     ],
 )
-def test_a_config_of_another_model(
+def test_a_config_that_does_not_fit_its_model(
     key: str, value: object, said: str, tmp_path: Path, refused: Started
 ) -> None:
     model = shutil.copytree(COUNTING, tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {key: value}))
+    changed = config | {key: value}
+    if value is None or "no vocab_size" in said:  # transformers has a vocabulary for Qwen3's type
+        changed.pop(key if value is None else "vocab_size")
+    (model / "config.json").write_text(json.dumps(changed))
     assert said in refused("+domain=counting", f"model_path={model}")
 
 
@@ -241,14 +254,51 @@ def test_a_hub_name_that_nobody_can_reach(refused: Started, monkeypatch: pytest.
     assert "hf download nobody/made-this --local-dir DIR, then set model_path=DIR" in line
 
 
-def test_a_tokenizer_without_a_chat_template(tmp_path: Path, refused: Started) -> None:
+@pytest.mark.parametrize("domain", ["counting", "guessing", "raro", "reputation_hacking"])
+def test_a_tokenizer_without_a_chat_template(domain: str, tmp_path: Path, refused: Started) -> None:
+    """Also where the domain makes data of its own before a start, as `raro` does."""
     model = tmp_path / "bare"
-    shutil.copytree(COUNTING, model, ignore=shutil.ignore_patterns("*.jinja"))
+    shutil.copytree(ROOT / "domains" / domain / "checkpoint", model, ignore=shutil.ignore_patterns("*.jinja"))
     settings = json.loads((model / "tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
-    line = refused("+domain=counting", f"model_path={model}")
+    line = refused(f"+domain={domain}", f"model_path={model}")
     assert f"model_path={model}: tokenizer" in line and "has no chat template; add one" in line
+
+
+class Asked(Exception):
+    """Carries the first prompt of a rollout."""
+
+
+@pytest.mark.parametrize(
+    ("domain", "asks"),
+    [
+        ("guessing", "domains.guessing.stepwise"),
+        ("raro", "domains.raro.calls"),
+        ("reputation_hacking", "domains.reputation_hacking.language.rollout"),
+    ],
+)
+async def test_a_domain_tells_the_prompt_that_its_rollout_asks(
+    domain: str, asks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = compose([f"+domain={domain}", "hardware=cpu", f"output_dir={tmp_path}"]).tree
+    tree = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
+    (problem, *_), _ = load_problems(typed(tree))
+
+    async def ask(llm: Any, prompt: Any, *_: Any, **__: Any) -> None:
+        raise Asked(prompt.messages)
+
+    monkeypatch.setattr(f"{asks}.llm_async_generate", ask)
+    policy = resolve_dotted(str(tree.actor.rollout_policy), "actor.rollout_policy")
+    with pytest.raises(Asked) as asked:
+        await policy(tree, None, problem, None)
+    assert load_domain(tree.domain_hooks).first_messages(tree, problem) == asked.value.args[0]
+
+
+async def test_the_agent_tells_the_plan_that_a_chain_begins_with() -> None:
+    script = agent.Script()
+    await agent.play(script)
+    assert first_plan(agent.TWO_HOPS, agent.settings()).messages == script.requests[0].prompt.messages
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,11 @@ def test_names_are_looked_up_and_a_missing_one_says_where(tmp_path: Path) -> Non
     assert problems[-1] == {"id": "one-0", "task": "q", "answer": "1", "dataset": "one", "domain": "math"}
     with pytest.raises(ValueError, match=r"dataset 'three': no file .*three\.jsonl, .*three\.parquet; give"):
         load_problems(["three"], data_dir=str(tmp_path))
+    (tmp_path / "four.jsonl.gz").write_bytes(b"packed")  # it is there, and no line says otherwise
+    with pytest.raises(
+        ValueError, match=r"four\.jsonl\.gz is none of \.jsonl, \.json, \.parquet; convert it"
+    ):
+        load_problems(["four.jsonl.gz"], data_dir=str(tmp_path))
 
 
 def test_parquet_rows_are_read_like_the_others(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """What a run says when engine and trainer are further apart than rounding explains."""
 
 import io
+import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,10 @@ def test_the_report_has_each_age_the_figure_and_the_verdict(tmp_path: Path) -> N
     markdown = (folder / "report.md").read_text()
     assert "| the newest weights | 4,000 | 0.17 |" in markdown
     assert "| 2 to 3 steps | 1,000 | 0.8 |" in markdown
+    tables = [line for line in markdown.splitlines() if line.startswith("|")]
+    for header, rule in itertools.pairwise(tables):
+        if set(rule) == set("| -"):  # Markdown makes a table only of a header with as many cells as its rule
+            assert len(re.findall(r"(?<!\\)\|", header)) == rule.count("|"), header
     share = 1 - 0.0325 / ((4000 * 0.0325 + 1000 * 0.64) / 5000)
     assert f"The age of weights explains {share:.1%} of the mean square of log r." in out.getvalue()
     assert "Engine and trainer are 0.17 nats apart on 4000 tokens" in out.getvalue()

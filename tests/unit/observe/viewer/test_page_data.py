@@ -229,6 +229,7 @@ def test_the_folder_is_as_private_as_the_run(tmp_path: Path) -> None:
         (["gone"], "there is no run in"),
         (["empty"], "no rollout has ended yet"),
         (["run", "--limit", "0"], "--limit 0"),
+        (["played", "--compare", "empty"], "empty: no rollout has ended yet"),
     ],
 )
 def test_the_command_says_in_one_line_what_is_wrong(
@@ -241,6 +242,7 @@ def test_the_command_says_in_one_line_what_is_wrong(
     monkeypatch.chdir(tmp_path)
     for name in ("empty", "run"):
         (tmp_path / name).mkdir()
+    recorded_run(tmp_path / "played")
     assert view.main(arguments) == 1
     error = capsys.readouterr().err
     assert said in error
