@@ -53,9 +53,10 @@ SIZES: Mapping[str, Any] = {
 }
 """vLLM's kernels for CPUs want heads of 32, experts of 32 and latent attention of DeepSeek's own width."""
 OTHERWISE: Mapping[str, Mapping[str, Any]] = {
+    "DiffLlama": {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128},
     "Qwen2": {"use_sliding_window": False, "layer_types": ["full_attention"] * 2, "sliding_window": None},
 }
-"""Fields without which vLLM refuses the whole model: Qwen 2's windows, if only some layers have them."""
+"""Fields of single models. vLLM refuses Qwen 2's windows if only some layers have them."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
