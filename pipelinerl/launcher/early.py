@@ -24,6 +24,6 @@ def _end(number: int, frame: FrameType | None) -> None:
 if "pipelinerl.launch" in sys.orig_argv:  # not where a test or another program imports the launcher
     for _number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(_number, _end)
-        # Registered before all others, so it runs after them. The interpreter's own end resets every handler that is
-        # not SIG_IGN, and a signal in those milliseconds would replace the exit status.
+        # Registered before all others, so it runs after them. The interpreter's own end resets every handler
+        # that is not SIG_IGN, and a signal in those milliseconds would replace the exit status.
         atexit.register(signal.signal, _number, signal.SIG_IGN)
