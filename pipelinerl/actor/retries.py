@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 
 import pipelinerl
+from pipelinerl.base.masking import without_secrets
 from pipelinerl.engines.client import AbortedCompletion, EngineUnavailable
 
 SERVER_ERROR = 500
@@ -77,5 +78,5 @@ def reason_of(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """A reason on one line, at most `LONGEST` characters that any file can hold."""
-    return " ".join(text.split()).encode("utf-8", "backslashreplace").decode()[:LONGEST]
+    """A reason on one line, at most `LONGEST` characters that any file can hold, without secrets."""
+    return " ".join(without_secrets(text).split()).encode("utf-8", "backslashreplace").decode()[:LONGEST]

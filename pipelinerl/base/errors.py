@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
+from pipelinerl.base.masking import without_secrets
+
 _STEERS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff]"
 )
@@ -30,9 +32,10 @@ class ConfigError(ValueError):
 def printable(text: str, form: str = "\\x{:02x}") -> str:
     """A text as a terminal and a page may show it: what would steer them is written out, as `\\x1b`.
 
-    Lines stay lines. Texts of programs, models and servers reach people in reasons and last words.
+    Lines stay lines. Texts of programs, models and servers reach people in reasons and last words; secrets
+    that they quote are masked.
     """
-    return _STEERS.sub(lambda found: form.format(ord(found[0])), text)
+    return _STEERS.sub(lambda found: form.format(ord(found[0])), without_secrets(text))
 
 
 class CommandParser(argparse.ArgumentParser):
