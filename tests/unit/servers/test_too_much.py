@@ -300,7 +300,8 @@ async def test_half_a_request_of_a_judge_is_answered_after_a_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(verdict_server, "BODY_DEADLINE_S", 0.3)
-    async with TestServer(verdict_server.make_app(lambda: {"answer_status": "x"})) as server, asyncio.timeout(60):
+    app = verdict_server.make_app(lambda: {"answer_status": "x"})
+    async with TestServer(app) as server, asyncio.timeout(60):
         reader, writer = await asyncio.open_connection(server.host, server.port)
         writer.write(b"POST /verify_answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{")
         assert b" 408 " in await reader.readline()
