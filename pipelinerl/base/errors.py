@@ -46,9 +46,14 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The valid spelling closest to `name`, or None if nothing comes near."""
-    found = difflib.get_close_matches(name, [str(v) for v in valid], n=1, cutoff=cutoff)
-    return found[0] if found else None
+    """The valid spelling closest to `name`, or None if nothing comes near.
+
+    Of equally close ones it is one that begins alike.
+    """
+    found = difflib.get_close_matches(name, [str(v) for v in valid], n=3, cutoff=cutoff)
+    ratios = [difflib.SequenceMatcher(None, one, name).ratio() for one in found]
+    equal = [one for one, ratio in zip(found, ratios, strict=True) if ratio == ratios[0]]
+    return max(equal, key=lambda one: one[:2] == name[:2], default=None)
 
 
 def suggestion(name: str, valid: Iterable[str], prefix: str = "") -> str:
