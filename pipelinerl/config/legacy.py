@@ -113,7 +113,7 @@ REMOVED: dict[str, Gone] = {
     "vllm_config.vllm_kwargs.disable-log-requests": Gone(why="is no flag of vLLM 0.26 or newer"),
     "use_fast_llm": Gone(why="Fast-LLM is not here; finetune.* says how this trainer trains", usual=False),
     "fast_llm": Gone(why="only Fast-LLM reads it; say in finetune.* what differs, such as learning_rate"),
-    "weight_broadcast": Gone(why=_GONE, instead="weights.transport=VALUE"),
+    "weight_broadcast": Gone(why="no longer exists; weights.transport says how weights reach the engines"),
     "vllm_config.quantization": Gone(
         why=_GONE, instead="+vllm_config.vllm_kwargs.quantization={value}", matters=True
     ),
