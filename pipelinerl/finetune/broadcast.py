@@ -17,6 +17,7 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.base.waits import ENGINES_READY, Wait
 from pipelinerl.config import Config
 from pipelinerl.engines.kind import eight_bits, engine_kind
+from pipelinerl.finetune.rl.losses import declared
 from pipelinerl.finetune.step import Learner
 from pipelinerl.run_state.lost_engines import LostEngines
 from pipelinerl.run_state.replacements import ask_for_replacement
@@ -194,7 +195,8 @@ def broadcaster_of(learner: Learner, cfg: Config) -> Broadcaster:
         return Broadcaster()
     if cfg.updates_engines:
         return EngineBroadcaster(learner, cfg)
-    return UnchangedEngines(learner, cfg) if cfg.debug.use_existing_llms else Broadcaster()
+    compares = declared(cfg.finetune.rl.policy_loss).compares  # who imitates may imitate another model
+    return UnchangedEngines(learner, cfg) if cfg.debug.use_existing_llms and compares else Broadcaster()
 
 
 def _dtype(cfg: Config) -> torch.dtype:

@@ -16,6 +16,7 @@ from pipelinerl.config.files import config_path, read_started
 from pipelinerl.config.machine import ROLES_OF_MODE
 from pipelinerl.config.staleness import Staleness
 from pipelinerl.config.tree import Config
+from pipelinerl.finetune.rl.losses import declared
 from pipelinerl.launcher.checks.same_ids import DEADLINE_S, other_tokens, other_vocabulary, posting
 from pipelinerl.observe.history import read_evaluations
 from pipelinerl.streams.kind import streams_kind
@@ -90,7 +91,7 @@ def of_another_model(cfg: Config, engines: int) -> Iterator[str]:
         with closing(Connection(url)) as connection:
             try:
                 other = other_tokens(posting(connection), policy)
-                if other is None and not cfg.updates_engines:
+                if other is None and _needs_the_weights(cfg):
                     other = _other_weights(connection, cfg.model_path)
             except CallFailed as error:
                 other = None if error.status in (404, 405) else f"does not answer ({first_line(error)})"
@@ -101,6 +102,12 @@ def of_another_model(cfg: Config, engines: int) -> Iterator[str]:
                 f"debug.use_existing_llms=true: engine {url}: {other}; start there an engine with "
                 f"model_path={cfg.model_path}, or set engine.port"
             )
+
+
+def _needs_the_weights(cfg: Config) -> bool:
+    """Whether what running engines sample is taken for the model's; who imitates may imitate another one."""
+    imitates = not declared(cfg.finetune.rl.policy_loss).compares and not cfg.debug.evaluates_only
+    return not cfg.updates_engines and not imitates
 
 
 def _other_weights(connection: Connection, model_path: str) -> str | None:

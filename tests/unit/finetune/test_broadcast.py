@@ -213,10 +213,12 @@ async def test_an_engine_that_is_sent_nothing_has_the_weights_that_training_begi
         job = Job(kind="actor_llm", idx=0, name="actor_vllm_0", url=engine.url)
         base = config(tmp_path)
         given = {"jobs": (job,), "model_path": "theirs"}
+        imitating = base.finetune.rl.model_copy(update={"policy_loss": "sft"})
         for debug, finetune, kind in (
             ({"use_existing_llms": True}, {"send_weight_updates": False}, UnchangedEngines),
             ({"use_existing_llms": True, "mode": "open_loop"}, {}, UnchangedEngines),
             ({}, {"send_weight_updates": False}, Broadcaster),
+            ({"use_existing_llms": True}, {"send_weight_updates": False, "rl": imitating}, Broadcaster),
         ):
             sections = {
                 "debug": base.debug.model_copy(update=debug),

@@ -125,9 +125,10 @@ async def test_running_engines_that_are_sent_nothing_have_the_models_weights_or_
     """Its tokenizer is the same. Where the trainer sends weights, it does not matter which there were."""
     other = shutil.copytree(policy, tmp_path / "other")
 
-    def found(model: Path, port: int, mode: str = "evaluate") -> list[str]:
+    def found(model: Path, port: int, mode: str = "evaluate", loss: str = "ppo") -> list[str]:
         debug, engine = {"mode": mode, "use_existing_llms": True}, {"port": port}
-        cfg = Config.model_validate({"model_path": str(model), "debug": debug, "engine": engine})
+        given = {"model_path": str(model), "debug": debug, "engine": engine}
+        cfg = Config.model_validate(given | {"finetune": {"rl": {"policy_loss": loss}}})
         return list(partial.of_another_model(cfg, 1))
 
     async with running_engine(policy, max_model_len=4096) as engine:
@@ -137,6 +138,7 @@ async def test_running_engines_that_are_sent_nothing_have_the_models_weights_or_
             (line,) = await asyncio.to_thread(found, other, port, mode)
             assert f"has the model of {policy}; start there an engine with model_path={other}" in line
         assert await asyncio.to_thread(found, other, port, "") == []
+        assert await asyncio.to_thread(found, other, port, "open_loop", "sft") == [], "it may imitate another"
         for version, problems in (("0", 0), ("512", 1)):
             await engine.post("/update_weight_version", {"weight_version": version})
             lines = await asyncio.to_thread(found, policy, port)
