@@ -6,6 +6,7 @@ the environment (`${oc.env:NAME}`), what a key names as a token, key, password o
 it (an address, a header, an option of a command), and what refers to one of these.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -157,8 +158,13 @@ def mask_in_texts(secrets: Mapping[Place, Any]) -> None:
     whole = named | {one for one in others if "/" not in one and _is_made(one)}
     whole |= {one for one in variables if not one.startswith(("/", "~", ".")) and _is_made(one)}
     values = {*whole, *(part for one in (*named, *others, *variables) for part in _parts(one))}
-    forms = {form for value in values for form in (value, quote(value, safe=""), unquote(value))}
+    forms = {form for value in values for form in _forms(value)}
     keep_secret(one for one in forms if len(one) >= _LEAST_REPEATED and (len(one) > 8 or not one.isdecimal()))
+
+
+def _forms(value: str) -> tuple[str, ...]:
+    """As itself, as an address has it, and in JSON."""
+    return value, quote(value, safe=""), unquote(value), json.dumps(value)[1:-1]
 
 
 def _is_made(text: str) -> bool:

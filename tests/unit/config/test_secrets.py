@@ -156,7 +156,8 @@ QUOTED = [
     "Bearer written-3333-head was refused",
     "password written-4141-dsn",
     "judge said: written-3939-apart",
-    "quoted as written-2323%2Fpem%2B",
+    "quoted as written-2323%2Fpem%2B%22",
+    r'{"key": "written-2323/pem+\""}',
     "the hub has hf_environment-8888",
     "of a variable: environment-7171-mine",
 ]
@@ -185,7 +186,7 @@ run_role("role", None, run, beats=False)
 
 def test_texts_that_quote_a_secret_are_masked(made: Callable[..., Composition], tmp_path: Path) -> None:
     """Logs, stacks, remarks, reasons and last words, whoever wrote the text."""
-    run, given = tmp_path / "run", "more.private_key_pem=written-2323/pem+"
+    run, given = tmp_path / "run", 'more.private_key_pem="written-2323/pem+\\""'
     save(made(given, "+dataset_loader_params.folder=${oc.env:FAKE_FOLDER}").tree, run)
     (tmp_path / "script.py").write_text(SCRIPT)
     ended = subprocess.run(
