@@ -90,18 +90,26 @@ class Architecture:
     special: str = ""
     """What it has beside full attention, normalisation and MLPs."""
 
-    def model(self) -> PreTrainedModel:
-        """Random, float32, its own eager attention; every weight differs from its neighbours, biases too."""
-        torch.manual_seed(0)
+    def model(
+        self, sizes: Mapping[str, Any] | None = None, spread: float = SPREAD, seed: int = 0
+    ) -> PreTrainedModel:
+        """Random, float32, its own eager attention; every weight differs from its neighbours, biases too.
+
+        `sizes` are those of its fields that it has for another purpose than the table's.
+        """
+        torch.manual_seed(seed)
         kind = getattr(transformers, self.config or f"{self.family}Config")
-        shared = {"num_key_value_heads": 2} if hasattr(kind(), "num_key_value_heads") else {}
-        config = kind(**{**SIZES, **shared, **self.fields})
+        given = {**SIZES, "num_key_value_heads": 2, **self.fields}
+        given |= {name: value for name, value in (sizes or {}).items() if name in given}
+        default = kind()  # where this class ignores a size of experts, vLLM would build one that is shared
+        unknown = {name for name in ("num_key_value_heads", *EXPERTS) if not hasattr(default, name)}
+        config = kind(**{name: value for name, value in given.items() if name not in unknown})
         config._attn_implementation = "eager"  # of transformers' others not every one caps
         model: PreTrainedModel = getattr(transformers, f"{self.family}ForCausalLM")(config)
         with torch.no_grad():
             for one in model.parameters():
                 one.copy_(
-                    torch.randn_like(one) * SPREAD if one.ndim > 1 else one + torch.randn_like(one) / 10
+                    torch.randn_like(one) * spread if one.ndim > 1 else one + torch.randn_like(one) / 10
                 )
         return model.eval()
 
@@ -185,8 +193,62 @@ ARCHITECTURES: Sequence[Architecture] = (
             "qk_nope_head_dim": 4,
             "qk_rope_head_dim": 4,
             "v_head_dim": 6,
+            "topk_method": "noaux_tc",  # the published models say so, transformers' class does not
+            "scoring_func": "sigmoid",
         },
         special="latent attention, experts",
+    ),
+    Architecture(
+        "Ernie4_5_Moe",
+        "ERNIE 4.5 21B-A3B",
+        {
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_num_shared_experts": 1,
+            "moe_intermediate_size": 16,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 1,
+            "moe_layer_interval": 1,
+        },
+        special="experts",
+    ),
+    Architecture(
+        "MiniMaxM2",
+        "MiniMax M2",
+        {
+            **EXPERTS,
+            **HEAD,
+            "rotary_dim": 4,
+            "use_qk_norm": True,
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+        },
+        special="experts",
+    ),
+    Architecture(
+        "Laguna",
+        "Laguna XS",
+        {
+            **EXPERTS,
+            **HEAD,
+            **BOTH,
+            "mlp_layer_types": ["dense", "sparse"],
+            "num_attention_heads_per_layer": [4, 4],
+        },
+        special="windows, experts",
+    ),
+    Architecture(
+        "ExaoneMoe",
+        "K-EXAONE",
+        {
+            **EXPERTS,
+            **HEAD,
+            **BOTH,
+            "mlp_layer_types": ["dense", "sparse"],
+            "first_k_dense_replace": 1,
+            "num_shared_experts": 1,
+        },
+        special="windows, experts",
     ),
     Architecture("Glm4Moe", "GLM 4.5", {**EXPERTS, **HEAD, **ROUTED}, special="experts"),
     Architecture("HunYuanMoEV1", "Hunyuan A13B", {**EXPERTS, **HEAD}, special="experts"),
@@ -319,8 +381,9 @@ def names(model: PreTrainedModel, folder: Path) -> str:
     model.save_pretrained(folder)
     saved = load_file(folder / "model.safetensors")
     sent = dict(vllm_names(model.config.model_type, distinct_parameters(model)))
-    kept = dict(persistent_buffers(model))
-    here, there = sent.keys() - saved.keys(), saved.keys() - sent.keys() - kept.keys()
+    buffers = {name.rpartition(".")[2] for name, _ in persistent_buffers(model)}
+    kept = {name for name in saved if name.rpartition(".")[2] in buffers}
+    here, there = sent.keys() - saved.keys(), saved.keys() - sent.keys() - kept
     wrong = [name for name in sent.keys() & saved.keys() if not torch.equal(sent[name], saved[name])]
     if wrong or any("experts" not in name for name in here | there):
         return f"differ: {', '.join(sorted(wrong or here | there)[:3])}"

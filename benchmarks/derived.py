@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks._by_metric import means_of_tenths
 from benchmarks._intervals import ratio_of_means, t_interval
+from pipelinerl.config.card_limit import SPEEDS, EngineReads, mean_context
 from pipelinerl.observe.intervals import bootstrap
 
 PRIVACY = Path(__file__).resolve().parents[1] / "domains" / "privacy_hopqa" / "checkpoint"
@@ -131,14 +132,6 @@ def smollm2_costs(read: Read) -> Any:
     }
 
 
-def trl_unshared(read: Read) -> Any:
-    """Samples trained without shared prefixes, over those of TRL tuned by hand."""
-    ours, theirs = (
-        read("gpu_trl")["figures"][f"{arm}: samples trained"]["value"] for arm in ("unshared", "trl_tuned")
-    )
-    return ours / theirs
-
-
 def pretrained_over_seeds(read: Read) -> Any:
     """Student's interval over seeds of what SmolLM2 gains on cards."""
     rows = read("pretrained_gpu")["rows"]
@@ -189,7 +182,10 @@ def optimum(read: Read) -> Any:
 
 
 def later_rates(read: Read) -> Any:
-    """By result and arm: tokens a second of the steps behind the first, prompts and waiting included."""
+    """By result and arm: tokens a second of the steps behind the first, prompts and waiting included.
+
+    `minutes` are those of 10,000 samples at the median.
+    """
     found: dict[str, Any] = {}
     for name in ("gpu_sizes", "gpu_sizes_newest"):
         for arm, row in read(name)["rows"].items():
@@ -197,6 +193,7 @@ def later_rates(read: Read) -> Any:
             if rates:
                 found.setdefault(name, {})[arm] = {
                     "median": statistics.median(rates),
+                    "minutes": 10_000 * 2 * row["context"] / statistics.median(rates) / 60,
                     "least": min(rates),
                     "most": max(rates),
                 }
@@ -213,6 +210,11 @@ MODELS = {
     "experts": ("Qwen3Moe", "six layers of 30B-A3B"),
     "hybrid": ("Qwen3_5", "4B"),
     "windows": ("Gemma3", "4B"),
+    "llama": ("Llama", "1B"),
+    "mistral": ("Mistral", "eight layers of 7B"),
+    "caps": ("Gemma2", "2B"),
+    "sinks": ("GptOss", "four layers of 20B"),
+    "latent": ("DeepseekV3", "six layers with the widths of DeepSeek-V2-Lite"),
 }
 """Shapes of `benchmarks.gpu.shapes`, smaller ones first: architecture and size."""
 
@@ -234,6 +236,36 @@ def on_cards(read: Read) -> Any:
     return {family: _on_cards(ran.get(family, [])) for family in tried}
 
 
+def engine_shares(read: Read) -> Any:
+    """Share of the card's limit that an engine with the 1.7B model reached, by card, in percent.
+
+    512 requests in flight. The H200's bandwidth was measured by the trainer beside it; the H100's is the data
+    sheet's.
+    """
+    reads = EngineReads(
+        weights=3_441_185_600, token=2 * 28 * 8 * 128 * 2
+    )  # keys and values, layers, heads, width
+    h200, h100 = read("gpu_trl")["figures"], read("gpu_outputs_once")["figures"]
+    copied = read("gpu_trl_rows")["ours"]["last_metrics"]["throughput/copy_bytes_per_sec"]
+    found = {
+        "H200": (h200["ours: sampled"]["value"], mean_context(518, 512), copied),
+        "H100": (
+            h100["outputs once, 512 always in flight"]["value"],
+            mean_context(512, 512),
+            SPEEDS["H100"].bandwidth,
+        ),
+    }
+    return {
+        card: 100 * rate / reads.tokens_per_second(512, context, bandwidth)
+        for card, (rate, context, bandwidth) in found.items()
+    }
+
+
+def tried_architectures(read: Read) -> int:
+    """How many the table of models has."""
+    return len(read("architectures")["rows"])
+
+
 def _on_cards(rows: list[tuple[int, int, int, str]]) -> dict[str, str]:
     """Of rows with the place of their shape, number of cards, tokens of a long text or 0, and card."""
     sizes = [size for _, size in MODELS.values()]
@@ -250,6 +282,23 @@ def _on_cards(rows: list[tuple[int, int, int, str]]) -> dict[str, str]:
     }
 
 
+SERVED_EXACTLY = 1e-4
+"""Nats; whole runs on a CPU are allowed as much."""
+
+
+def served(read: Read) -> Any:
+    """By architecture: the largest difference of vLLM, before and after updates, or what kept it from one."""
+    found = {}
+    with suppress(FileNotFoundError):
+        for row in read("vllm_architectures")["rows"]:
+            said = [f"{row[state]:.0e}" for state in ("before", "after", "again") if state in row]
+            exact = all(row.get(state, 1.0) <= SERVED_EXACTLY for state in ("before", "after", "again"))
+            worst = max(said, key=float) if said else ""
+            failed = "no update" if said else "not served"
+            found[row["name"]] = worst if exact else f"{failed if 'error' in row else worst}, see below"
+    return {row["name"]: found.get(row["name"], "not tried") for row in read("architectures")["rows"]}
+
+
 VALUES: Mapping[str, Callable[[Read], Any]] = {
     one.__name__: one
     for one in (
@@ -263,12 +312,14 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         smollm2_by_seed,
         smollm2_over_seeds,
         smollm2_costs,
-        trl_unshared,
         pretrained_over_seeds,
         tier,
         highest_tenths,
         optimum,
         on_cards,
+        served,
         later_rates,
+        engine_shares,
+        tried_architectures,
     )
 }

@@ -1,6 +1,7 @@
 """What all tests share: imports, compositions and rehearsals cost once; two workers begin with other work."""
 
 import gc
+import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from functools import cache
@@ -90,6 +91,14 @@ def _streams_are_files_again() -> Iterator[None]:
     backends = sys.modules.get("pipelinerl.streams.backends")
     if backends is not None and backends._current.__class__.__name__ != "FilesBackend":
         backends.set_streams_backend("files")
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python processes are forks of this one, also those that the code under test starts."""
+    from tests.support.forked import Forked
+
+    monkeypatch.setattr(subprocess, "Popen", Forked)
 
 
 @pytest.fixture

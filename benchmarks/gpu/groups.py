@@ -1,11 +1,13 @@
 """Decoding of groups that share long prompts: vLLM's attention beside `vllm_config.shared_prompts`, one card.
 
     python -m benchmarks.gpu.groups [--size 1.7B] [--groups 32] [--attempts 8] [--prompt 8192] [--output 512]
-                                    [--arms stock shared] [--folder /tmp/pipelinerl-bench] [--out FILE]
+                                    [--arms stock shared] [--profile 0] [--folder /tmp/pipelinerl-bench]
+                                    [--out FILE]
 
 Random weights of a Qwen3 architecture in vLLM's offline engine, one arm after the other. Prompts are put into
 the prefix cache first, so that the measured wave is decoding. Every attempt is greedy: how many of the first
-tokens of both arms agree is said beside the rates, of which ties in bfloat16 take a few.
+tokens of both arms agree is said beside the rates, of which ties in bfloat16 take a few. `--profile 32` runs
+the engine in the arm's own process and says of 32 further steps how long the card's kernels took.
 """
 
 import json
@@ -48,8 +50,15 @@ print("READY", flush=True)
 answers, seconds = run(asked, load["output"])
 tokens = sum(map(len, answers))
 first = [one[: load["compared"]] for one in answers]
-print("RAN " + json.dumps({"tokens": tokens, "seconds": seconds, "first": first}), flush=True)
+found = {"tokens": tokens, "seconds": seconds, "first": first}
+if load["profile"]:
+    from torch.profiler import ProfilerActivity, profile
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        found["profiled_s"] = run(asked, load["profile"])[1]
+    found["kernels_us"] = {one.key[:120]: one.self_device_time_total for one in seen.key_averages()}
+print("RAN " + json.dumps(found), flush=True)
 """
+ATTENTION_KERNELS = ("attn", "attention", "flash", "fmha", "merge")
 
 
 def arm(name: str, options: Any, model: Path, vocabulary: int) -> dict[str, Any]:
@@ -66,9 +75,11 @@ def arm(name: str, options: Any, model: Path, vocabulary: int) -> dict[str, Any]
         "gpu_memory_utilization": 0.9,
         **({ATTENTION.replace("-", "_"): FREE_PLACE} if shared else {}),
     }
-    sizes = {key: getattr(options, key) for key in ("groups", "attempts", "prompt", "output")}
+    sizes = {key: getattr(options, key) for key in ("groups", "attempts", "prompt", "output", "profile")}
     load = {"model": str(model), "flags": flags, "vocab": vocabulary, "compared": COMPARED, **sizes}
     env = {**os.environ, **serve_env([os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]])}
+    if options.profile:
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the profiler sees the kernels of its own process
     log = options.out.with_suffix(f".{name}.log")
     with log.open("ab") as errors:
         command = [PYTHON or sys.executable, "-c", ARM, json.dumps(load)]
@@ -82,14 +93,22 @@ def arm(name: str, options: Any, model: Path, vocabulary: int) -> dict[str, Any]
     return found
 
 
-def figures(found: dict[str, dict[str, Any]]) -> list[Figure]:
-    """Rates, and how many first tokens agree where both arms are there."""
+def figures(found: dict[str, dict[str, Any]], steps: int) -> list[Figure]:
+    """Rates, how many first tokens agree where both arms are there, and what took so many profiled steps."""
     rates = {name: one["tokens"] / one["seconds"] for name, one in found.items()}
     rows = [Figure(f"{name}, sampled", rate, "tok/s") for name, rate in rates.items()]
     if len(found) == 2:
         rows.append(at_least("shared / stock", rates["shared"] / rates["stock"], "x", GOAL))
         same = np.equal(found["shared"]["first"], found["stock"]["first"]).mean()
         rows.append(Figure(f"of the first {COMPARED} tokens the same", float(same), "share"))
+    for name, one in found.items():
+        if kernels := one.get("kernels_us"):
+            attention = sum(
+                us for key, us in kernels.items() if any(w in key.lower() for w in ATTENTION_KERNELS)
+            )
+            rows.append(Figure(f"{name}: a step that is profiled", 1e3 * one["profiled_s"] / steps, "ms"))
+            rows.append(Figure(f"{name}: kernels of a step", 1e-3 * sum(kernels.values()) / steps, "ms"))
+            rows.append(Figure(f"{name}: of them attention", 1e-3 * attention / steps, "ms"))
     return rows
 
 
@@ -103,7 +122,7 @@ def main() -> int:
     sizes = {key: getattr(options, key) for key in ("size", "groups", "attempts", "prompt", "output")}
     card = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     settings = {"card": card, "vllm": installed_version(PYTHON), "torch": torch.__version__, **sizes}
-    return min(report("gpu_groups", figures(found), settings, options.out), 1)
+    return min(report("gpu_groups", figures(found, options.profile), settings, options.out), 1)
 
 
 if __name__ == "__main__":

@@ -49,9 +49,41 @@ SHAPES = {
     "hybrid": Shape(32, 2560, 9216, 16, 4, 256, True, 248_320),
     # The decoder of Gemma-3-4B: five layers of six look back 1,024 tokens.
     "windows": Shape(34, 2560, 10_240, 8, 4, 256, True, 262_208),
+    "llama": Shape(16, 2048, 8192, 32, 8, 64, True, 128_256),
+    "mistral": Shape(8, 4096, 14_336, 32, 8, 128, False, 32_000),
+    "caps": Shape(26, 2304, 9216, 8, 4, 256, True, 256_000),
+    "sinks": Shape(4, 2880, 2880, 64, 8, 64, False, 201_088),
+    "latent": Shape(6, 2048, 10_944, 16, 16, 64, False, 102_400),
 }
 TINY_LAYERS = {"hybrid": 4, "windows": 6}
 """So that each kind of layer is there."""
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}),
+    "mistral": ("Mistral", {"sliding_window": 512}),  # shorter than the texts
+    "caps": ("Gemma2", {"sliding_window": 512, "query_pre_attn_scalar": 256}),
+    "sinks": ("GptOss", {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}),
+    "latent": (
+        "DeepseekV3",
+        {
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 6,
+            "n_shared_experts": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 1408,
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "num_nextn_predict_layers": 0,
+            "topk_method": "noaux_tc",  # by which vLLM knows that the router has a bias
+        },
+    ),
+}
+"""Llama 3.2 1B, eight layers of Mistral 7B, Gemma 2 2B, four layers of gpt-oss-20b in bfloat16, and six
+layers of DeepSeek V3's architecture with the widths of DeepSeek-V2-Lite."""
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
 SIGHT = {
     "depth": 24,
@@ -71,6 +103,19 @@ TINY: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 16,
     },
     "windows": {"sliding_window": 32, "query_pre_attn_scalar": 32},
+    "mistral": {"sliding_window": 32},
+    "caps": {"sliding_window": 32, "query_pre_attn_scalar": 32},
+    "sinks": {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 32},
+    "latent": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+        "num_key_value_heads": 4,
+    },
 }
 TINY_SIGHT = {
     "depth": 1,
@@ -92,6 +137,8 @@ def model_config(size: str, tiny: bool = False) -> Any:
         return _hybrid(shape, more, TINY_SIGHT if tiny else {})
     if size == "windows":
         return _windows(shape, more)
+    if size in FAMILIES:
+        return _of_family(*FAMILIES[size], shape, more)
     experts = size == "experts"
     kind, name = (Qwen3MoeConfig, "Qwen3Moe") if experts else (Qwen3Config, "Qwen3")
     return kind(
@@ -138,6 +185,14 @@ def _windows(shape: Shape, more: dict[str, Any]) -> Any:
         architectures=["Gemma3ForCausalLM"],
         **{"sliding_window": 1024, "query_pre_attn_scalar": 256, **shape.sizes, **more},
     )
+
+
+def _of_family(family: str, own: dict[str, Any], shape: Shape, more: dict[str, Any]) -> Any:
+    import transformers
+
+    kind = getattr(transformers, f"{family}Config")
+    sizes = {"max_position_embeddings": 8192, **shape.sizes, **own, **more}
+    return kind(architectures=[f"{family}ForCausalLM"], **sizes)
 
 
 def make_model(what: tuple[str, bool], folder: Path) -> None:

@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, machine, report, write_json
 from benchmarks.gpu import runs
 from benchmarks.gpu.runs import LimitedRun
-from benchmarks.gpu.shapes import make_model
+from benchmarks.gpu.shapes import FAMILIES, make_model
 from benchmarks.gpu.steady import numbers
 from benchmarks.gpu.trl import made_once, on_loopback
 from pipelinerl.observe.history import read_metrics
@@ -57,6 +57,7 @@ class Arm:
 REPLAYED, WIDTH = "experts replayed", "experts' width, dense"
 """The log ratio of the first is to be no larger than that of the second."""
 TEXT_ONLY = ("+vllm_config.vllm_kwargs.language-model-only=true",)
+ON_ONE = ("world.share_device=true",)
 TEN_STEPS = {"mfu": 30, "pause": 100, "steps": 10}
 ARMS = {
     "8B on four": Arm("8B", 4, 192, {"mfu": 42, "pause": 60, "first": 200}),
@@ -69,7 +70,8 @@ ARMS = {
         "hybrid", 2, 64, {}, ("finetune.share_prefixes=false",), on_cards=TEXT_ONLY
     ),
     "Gemma-3-4B's shape on two cards": Arm("windows", 2, 64, TEN_STEPS),
-    "4B shared": Arm("4B", 1, 64, {}, on_cards=("world.share_device=true",)),
+    "4B shared": Arm("4B", 1, 64, {}, on_cards=ON_ONE),
+    **{f"{name} on one": Arm(name, 1, 64, {}, on_cards=ON_ONE) for name in FAMILIES},
     "1.7B on two": Arm("1.7B", 2, 128, {"pause": 60, "first": 100}),
     "1.7B on four": Arm("1.7B", 4, 256, {"pause": 60}),
 }

@@ -75,13 +75,14 @@ class WorkerPool:
         env = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         options = {"--worker": index, "--fd": theirs.fileno(), "--parent": os.getpid()}
         argv = [*self._argv, *(str(word) for option in options.items() for word in option)]
+        # Before the start: a worker's first beat, however early, is not one of an earlier start.
+        self._beats.append(BeatWatch(heartbeat_path(self._output_dir, worker_role(index)), INTERVAL_S))
         # Not on a thread: the kernel ends a child that asked for it with the thread that started it.
         self._processes.append(subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=env))  # noqa: ASYNC220
         # Only the worker holds its end now: when it dies, our end is closed, and that is how we notice.
         theirs.close()
         self.channels.append(await Channel.open(ours))
         self._heard.append(time.monotonic())
-        self._beats.append(BeatWatch(heartbeat_path(self._output_dir, worker_role(index)), INTERVAL_S))
         self._readers.append(asyncio.create_task(self._read(index), name=f"messages of worker {index}"))
 
     async def _read(self, index: int) -> None:

@@ -11,14 +11,13 @@ import hashlib
 import os
 import shutil
 import stat
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from pipelinerl.base.threads import in_thread
 
@@ -168,7 +167,7 @@ def remove_abandoned(dry_run: bool = False) -> dict[Path, int]:
 
 
 def parameter_checksum(data: bytes | bytearray | memoryview) -> str:
-    """`xxh3:XXXXXXXXXXXXXXXX` of the bytes of one parameter."""
+    """`xxh3:XXXXXXXXXXXXXXXX` of these bytes, such as those of one parameter."""
     return f"xxh3:{xxh3_64_hexdigest(data)}"
 
 
@@ -187,7 +186,7 @@ def write_version(path: Path, data: memoryview, used: Path | None = None) -> str
         file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
         def write(start: int, stop: int) -> int:
-            found, at = zlib.crc32(data[start:stop]), start
+            found, at = xxh3_64_intdigest(data[start:stop]), start
             while at < stop:
                 at += os.pwrite(file, data[at:stop], at)
             return found
@@ -222,7 +221,7 @@ def read_checked(path: Path, size: int, expected: str, memory: Callable[[], memo
                 if not (count := os.preadv(file.fileno(), [data[at:stop]], at)):
                     raise ValueError(f"{path} ends at {at} bytes, {size} were announced")
                 at += count
-            return zlib.crc32(data[start:stop])
+            return xxh3_64_intdigest(data[start:stop])
 
         sum_read = _combined(_by_pieces(read, size))
     if sum_read != expected:
@@ -243,9 +242,9 @@ def _by_pieces(work: Callable[[int, int], int], size: int) -> list[int]:
 
 
 def _combined(pieces: list[int]) -> str:
-    """`crc32:XXXXXXXX` of the CRCs of all pieces, each little-endian in four bytes."""
-    # Damage has to be found, not an attack: sha256 would take several times as long.
-    return f"crc32:{zlib.crc32(b''.join(one.to_bytes(4, 'little') for one in pieces)):08x}"
+    """The checksum of the checksums of all pieces, each little-endian in eight bytes."""
+    # Damage has to be found, not an attack: sha256 would take many times as long.
+    return parameter_checksum(b"".join(one.to_bytes(8, "little") for one in pieces))
 
 
 def read_mark(path: Path, reader: str, rank: int) -> Path:

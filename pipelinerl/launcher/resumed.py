@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pipelinerl.launcher.folder import RunFolder
 
 _MODELS = ("model_path", "finetune.config_name")
 """Compared as folders, not as texts."""
-_DECIDE = (
+_DECIDE = {
     "actor.difficulty",
     "actor.difficulty_aware_penalty",
     "actor.discount_factor",
@@ -54,7 +54,7 @@ _DECIDE = (
     "teacher",
     "test_dataset_names",
     "test_llm",
-)
+}
 """Keys, and sections of keys, that decide the objective, its schedules, or what is sampled and evaluated. The
 rest say where and how fast a run computes, how long it waits, and what it leaves for people."""
 _LONGEST = 60
@@ -117,11 +117,8 @@ def _deciding(cfg: Config, secret: Collection[str]) -> Iterator[tuple[str, Any]]
     given = dict(kept(cfg))
     yield from ((key, value) for key, value in given.items() if key in secret)
     for key, value in leaves_of(cfg.model_dump(mode="json", by_alias=True)):
-        if (
-            value != {}
-            and key not in given
-            and any(key == one or key.startswith(f"{one}.") for one in _DECIDE)
-        ):
+        above = accumulate(key.split("."), "{}.{}".format)
+        if value != {} and key not in given and not _DECIDE.isdisjoint(above):
             yield key, value
 
 

@@ -9,12 +9,38 @@ from collections.abc import Iterable
 
 TRAINED = ("full_attention", "sliding_attention")
 """As `layer_types` of a configuration names them. A sliding window is cut inside of each sample."""
-OTHER_ATTENTION = {
-    "afmoe": "a result that is read in a layout of its own",
-    "doge": "masks that its layers compute for each token",
-    "mimo_v2_flash": "sinks beside values that are narrower than keys",
+_REFUSED = {
+    "attention with a result that is read in a layout of its own": ("afmoe", "jetmoe"),
+    "attention with masks that its layers compute for each token": ("doge",),
+    "attention with sinks beside values that are narrower than keys": ("mimo_v2_flash",),
+    "attention that cannot be replaced": (
+        *("big_bird", "bloom", "codegen", "cpmant", "falcon", "gpt_neo", "gpt_neox_japanese", "gptj"),
+        *("megatron-bert", "moshi", "mpt", "mvp", "openai-gpt", "prophetnet", "reformer", "rembert"),
+        *("roformer", "trocr", "xglm", "xlm", "xlnet"),
+    ),
+    "attention within chunks, or to tokens that an index chooses": (
+        *("axk2", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4", "llama4_text"),
+    ),
+    "positions that are counted over a whole row": (
+        *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus"),
+        *("modernbert-decoder", "plbart"),
+    ),
+    "layers that pass a state from token to token": (
+        *("bamba", "falcon_h1", "falcon_mamba", "inkling_text", "jamba", "kimi_linear", "mamba", "mamba2"),
+        *("minimax", "nemotron_h", "olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"),
+        "zaya",
+    ),
+    "layers that run several times for a token": ("hrm_text",),
+    "an output head of several layers": (
+        *("bert", "camembert", "data2vec-text", "electra", "ernie", "roberta", "roberta-prelayernorm"),
+        *("roc_bert", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    ),
 }
-"""By model type, what attention of a known kind has there that rows of samples cannot be given."""
+REFUSED_TYPES = {kind: reason for reason, kinds in _REFUSED.items() for kind in kinds}
+"""What models of a type have that rows of samples cannot be given, whatever the rest of `config.json` says.
+
+Many configurations, above all older ones, do not name the kinds of their layers.
+"""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of configurations for the experts of a layer."""
 _OF_LAYER = re.compile(r"(?:(?:model|language_model|transformer)\.)*(?:layers|h)\.(\d+)\.(.+)")
@@ -35,10 +61,10 @@ def refusal(unknown: Iterable[str]) -> str:
     return f"has layers of {', '.join(unknown)}; only {known} can be trained on packed rows"
 
 
-def attention_refusal(model_type: str) -> str:
-    """What is said of its attention behind the model's name; empty where it can be trained."""
-    found = OTHER_ATTENTION.get(model_type)
-    return f"has attention with {found}; it cannot be trained on packed rows" if found else ""
+def type_refusal(model_type: str) -> str:
+    """What is said of a model of this type behind its name; empty where it may be trained."""
+    found = REFUSED_TYPES.get(model_type)
+    return f"has {found}; it cannot be trained on packed rows" if found else ""
 
 
 def deeper(names: Iterable[str], count: int) -> int | None:

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pipelinerl.modeling.adapters import is_adapter
 from pipelinerl.modeling.attention import ATTENTION_NAME, PER_TEXT_NAME, tell_attention
 from pipelinerl.modeling.capped_attention import capped
 from pipelinerl.modeling.delta_net import delta_nets, use_packed_delta_nets
-from pipelinerl.modeling.layer_kinds import TRAINED, attention_refusal, refusal, unknown_kinds
+from pipelinerl.modeling.layer_kinds import TRAINED, refusal, type_refusal, unknown_kinds
 from pipelinerl.modeling.loading import load_causal_lm
 from pipelinerl.modeling.lora import Exact, merged_name, merged_weight
 from pipelinerl.modeling.segments import Segments
@@ -102,10 +103,13 @@ def _refuse_layers(model: PreTrainedModel, attention: str) -> None:
         others = ["a recurrent kind"]
     if others:
         raise ValueError(f"{name} {refusal(others)}")
-    if said := attention_refusal(config.model_type):
+    if said := type_refusal(config.model_type):
         raise ValueError(f"{name} {said}")
     if config._attn_implementation != attention:  # transformers only warns
         raise ValueError(f"{name} cannot be given another attention, so it cannot be trained on packed rows")
+    # One that counts them itself would go on counting from sample to sample, and run without an error.
+    if "position_ids" not in signature(model.get_decoder().forward).parameters:
+        raise ValueError(f"{name} takes no positions of tokens, so it cannot be trained on packed rows")
 
 
 def _freeze_all_but_text(model: PreTrainedModel) -> None:

@@ -14,6 +14,7 @@ from pipelinerl.base.line_file import LineTail
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.observe.history import metrics_record
+from pipelinerl.weights.transports.base import transport_kind
 
 STEPS, STEPS_S = 10, 10.0
 """The fewest steps that are spoken of, and the seconds that those of a start have to span."""
@@ -48,6 +49,8 @@ class Balance:
     """Of the time of its steps, without updates of engines, checkpoints and compilations."""
     engines_idle: float | None
     """Looks at an engine at which no request was running on it; None if nobody looked."""
+    updates: float = 0.0
+    """Of the time of its steps and of updates: what the trainer spent on putting versions into engines."""
 
     @property
     def enough(self) -> bool:
@@ -66,6 +69,8 @@ class Balance:
         shares = [f"the trainer waited for samples {self.trainer_waits:.0%} of the time"]
         if self.engines_idle is not None:
             shares.append(f"engines without requests {self.engines_idle:.0%}")
+        if self.updates >= NOTABLE:
+            shares.append(f"updates of the engines held the trainer {self.updates:.0%}")
         return f"{_SENTENCES[self.side]} ({', '.join(shares)})"
 
 
@@ -74,16 +79,17 @@ def balance(finetune: Sequence[dict[str, Any]], actor: Sequence[dict[str, Any]])
 
     The first step itself is left out: its samples were waited for while engines started.
     """
-    steps, waited, total = 0, 0.0, 0.0
+    steps, waited, total, updates = 0, 0.0, 0.0, 0.0
     for before, after in pairwise(record for record in finetune if _is_step(record)):
         more = int(after["stats/completed_steps"] - before["stats/completed_steps"])
         if more > 0:  # not a step that is made again after a resume
             steps += more
             waited += after["stats/time_waiting_for_data"] - before["stats/time_waiting_for_data"]
             total += after["throughput/sec_per_step"] * more
+            updates += after.get("weights/total_s", 0.0)
     if total <= 0:
         return None
-    return Balance(steps, min(1.0, max(0.0, waited / total)), _idle(actor))
+    return Balance(steps, min(1.0, max(0.0, waited / total)), _idle(actor), updates / (total + updates))
 
 
 def _is_step(record: dict[str, Any]) -> bool:
@@ -134,11 +140,16 @@ def lag_binds(cfg: Config, actor: Sequence[dict[str, Any]]) -> bool:
     return 2 * sum(held) > len(held)
 
 
-def remedies(cfg: Config, side: Side, actor: Sequence[dict[str, Any]] = ()) -> list[str]:
+def remedies(
+    cfg: Config, side: Side, actor: Sequence[dict[str, Any]] = (), updates: float = 0.0
+) -> list[str]:
     """Keys, with a value or a word, that would help the side that limits in this run.
 
-    `actor` are its records, without which only the configuration says whether `max_lag` binds.
+    `actor` are its records, without which only the configuration says whether `max_lag` binds; `updates` is
+    the share of `Balance`.
     """
+    if side in ("trainer", "both") and updates >= NOTABLE:
+        return [*transport_kind(cfg).remedies(cfg), *_for_the_trainer(cfg)]
     if side == "trainer":
         return list(_for_the_trainer(cfg)) or list(_less_or_more(cfg))
     held = lag_binds(cfg, actor)
@@ -166,7 +177,7 @@ def _for_the_trainer(cfg: Config) -> Iterator[str]:
         yield "finetune.gradient_checkpointing=auto"
     if tune.compile is False and tune.load_as_bf16 and tune.use_flash_attention:
         yield "finetune.compile=auto"
-    if len(engines) > 1:
+    if len({(job.node_rank, *job.gpus) for job in engines}) > 1:  # several may be on one card
         yield f"a larger world.finetune_fraction ({cfg.world.fractions[2]})"
     elif cfg.hardware.devices:
         yield f"more GPUs for the trainer, hardware.devices ({cfg.hardware.devices})"
@@ -229,7 +240,7 @@ class BalanceWatch:
             return None
         self._said = True
         self._records.clear()
-        advice = remedies(self._cfg, found.side, actor)
+        advice = remedies(self._cfg, found.side, actor, found.updates)
         change = f"; to change: {', or '.join(advice)}" if advice else ""
         return f"after {steps[-1]['stats/completed_steps']:.0f} steps: {found}{change}"
 

@@ -1,9 +1,10 @@
-"""The text domains with upstream's names train end to end, all processes real, from their bundled models."""
+"""The text domains with upstream's names train end to end from their bundled models."""
 
 import pytest
 
 from tests.pipeline.conftest import Start
 
+pytestmark = pytest.mark.usefixtures("forked")
 SIZES = ["finetune.max_train_steps=1", "finetune.gradient_accumulation_passes=16", "max_lag=64"]
 SERVED = "{ifeval: {_target_: pipelinerl.domains.ifeval.IFEvalEnvironment}}"
 PUZZLES = "{logic: {_target_: pipelinerl.domains.logic.LogicEnvironment}}"

@@ -17,6 +17,7 @@ from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, read_stream
 from tests.support import tiny_model
 from tests.support.fake_engine import FakeEngine
+from tests.support.forked import Forked
 from tests.support.processes import DEADLINE_S, bound, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,16 +63,23 @@ def write_config(output_dir: Path, model: Path, engines: list[FakeEngine], **cha
 class ActorRun:
     """The actor of `output_dir` as a process; its trainer goes on from `version`, which it announces.
 
-    With `announces=False` the test does that.
+    With `announces=False` the test does that. `start=Popen`: actor and workers in interpreters of their own.
     """
 
-    def __init__(self, output_dir: Path, job: int = 1, version: int = 0, announces: bool = True):
+    def __init__(
+        self,
+        output_dir: Path,
+        job: int = 1,
+        version: int = 0,
+        announces: bool = True,
+        start: type[subprocess.Popen[str]] = Forked,
+    ):
         self.output_dir = output_dir
         ResumePoint(version=version, step=version // 4).write(output_dir)
         self.trainer = TrainerAnnouncements(output_dir)
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "pipelinerl.actor", str(output_dir), "--job", str(job)]
-        self.process = subprocess.Popen(bound(*argv), env=env, stderr=subprocess.PIPE, text=True)
+        self.process = start(bound(*argv), env=env, stderr=subprocess.PIPE, text=True)
         if announces:
             self.trainer.weight_update_success(version)
 

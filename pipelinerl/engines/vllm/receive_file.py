@@ -6,12 +6,14 @@ vLLM's workers import this module when an engine is started with `--weight-trans
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -19,6 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info, make_online_process_loader
 
 from pipelinerl.engines.version_file import HostMemory, read_tensors
 from pipelinerl.engines.vllm.receive_adapters import AdapterVersion, TakesAdapters
@@ -27,6 +30,9 @@ from pipelinerl.engines.wire import PermanentUpdateError, lacks_memory
 # What vLLM's loaders raise for a name or a shape that the model does not have; the same tensors are refused
 # again. Errors of CUDA and NCCL are RuntimeErrors, and a new process may do better.
 UNFIT = (KeyError, AssertionError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError)
+
+COPIES_ITSELF = ("GptOssForCausalLM",)
+"""Models of vLLM whose loaders copy tensors into parameters without the parameters' `weight_loader`."""
 
 
 @dataclass
@@ -114,11 +120,16 @@ def reload_layerwise(engine: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -
     with _refused_for_good(model):
         if device.type == "cpu":
             forget_expert_kernels(model)
+        _name_loaders(model)
+        constants = _constants(model)
         initialize_layerwise_reload(model)
         # In the order of the layers: vLLM keeps what it has of a layer until it has all of it.
         in_order = sorted(tensors, key=lambda one: _layer_order(one[0]))
-        model.load_weights((name, tensor.to(device, non_blocking=True)) for name, tensor in in_order)
+        with _DirectCopies(model) if type(model).__name__ in COPIES_ITSELF else nullcontext():
+            model.load_weights((name, tensor.to(device, non_blocking=True)) for name, tensor in in_order)
         finalize_layerwise_reload(model, engine.model_config)
+        for buffer, value in constants:
+            buffer.copy_(value)
         _restore_tie(model)
     if device.type != "cpu":
         torch.accelerator.synchronize()
@@ -132,6 +143,68 @@ def forget_expert_kernels(model: torch.nn.Module) -> None:
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
+
+
+def _name_loaders(model: torch.nn.Module) -> None:
+    """vLLM's reload (0.32) asks loaders of weights for names, which MiniMax M2's partial functions lack."""
+    for parameter in model.parameters():
+        loader: Any = getattr(parameter, "weight_loader", None)
+        if isinstance(loader, partial) and not hasattr(loader, "__name__"):
+            loader.__name__ = "weight_loader"  # type: ignore[attr-defined]
+
+
+def _constants(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Buffers that no version has, in layers of which it has something, and copies of them.
+
+    vLLM (0.32) leaves such a buffer uninitialised: of Apertus' activation the two constants, beside the two
+    parameters. Layers with a `quant_method` may derive their buffers from weights, so these stay as they are.
+    """
+    return [
+        (buffer, buffer.clone())
+        for layer in model.modules()
+        if getattr(layer, "quant_method", None) is None and any(True for _ in layer.parameters(recurse=False))
+        for buffer in layer.buffers(recurse=False)
+    ]
+
+
+class _DirectCopies(TorchDispatchMode):
+    """Hands to vLLM's layer-wise reload what a model's loader copies into parameters itself.
+
+    Parameters are on the meta device while a version is loaded. A copy to them is lost without an error,
+    unless it goes through their `weight_loader`: gpt-oss would keep its first experts and sinks.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._owners = {
+            tensor.untyped_storage()._cdata: (layer, name)
+            for layer in model.modules()
+            for name, tensor in layer.named_parameters(recurse=False)
+            if tensor.is_meta
+        }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called for every operation on tensors; it changes only copies of a version's tensors."""
+        if func is torch.ops.aten.copy_.default and args[0].is_meta and not args[1].is_meta:
+            owner = self._owners.get(args[0].untyped_storage()._cdata)
+            if owner is not None and not self._within_loader(*owner):
+                layer, name = owner
+                parameter = getattr(layer, name)
+                parameter.weight_loader = _copied
+                make_online_process_loader(layer, name)(parameter, args[1])
+                return args[0]
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _within_loader(layer: torch.nn.Module, name: str) -> bool:
+        """vLLM notes a call before it asks the parameter's loader how much it would copy."""
+        noted = get_layerwise_info(layer).loaded_weights
+        return bool(noted) and noted[-1][0] == name
+
+
+def _copied(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    """A `weight_loader` for a tensor that is the whole parameter."""
+    param.data.copy_(loaded_weight)
 
 
 @contextmanager
@@ -167,8 +240,9 @@ def _restore_tie(model: torch.nn.Module) -> None:
         return
     # No tensor is loaded for such a head, so a layer-wise reload leaves it as it was: what a CPU build has
     # packed for its matrix product would stay that of the old weights, 3 to 5 nats off without an error.
-    for embedding in (one for one in model.modules() if type(one) is VocabParallelEmbedding):
-        if head is not embedding:
-            head.weight = embedding.weight
+    # A head is a class below the embedding's, and so is an embedding with a scale (VaultGemma).
+    for one in model.modules():
+        if isinstance(one, VocabParallelEmbedding) and not isinstance(one, type(head)):
+            head.weight = one.weight
             head.quant_method.process_weights_after_loading(head)
-        return
+            return

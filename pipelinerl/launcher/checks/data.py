@@ -15,7 +15,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.checks.dotted import dotted, signature_problem
 from pipelinerl.launcher.checks.imports import calls
-from pipelinerl.modeling.layer_kinds import attention_refusal, cut_short, deeper, refusal, unknown_kinds
+from pipelinerl.modeling.layer_kinds import cut_short, deeper, refusal, type_refusal, unknown_kinds
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
 MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
@@ -184,12 +184,12 @@ def _no_end(cfg: Config, path: Path, config: dict[str, Any]) -> Iterator[str]:
 
 
 def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
-    """Kinds of layers that the trainer refuses once it has loaded the model; not every file has them."""
+    """Kinds of layers and types of models that the trainer refuses; not every file names its layers."""
     kinds = _of_text(config).get("layer_types")
     types = {_of_text(config).get("model_type"), config.get("model_type")}
     if others := unknown_kinds(kinds if isinstance(kinds, list) else (), bool(types & {*WITH_STATES})):
         yield f"model_path={path}: {refusal(others)}; give a model without such layers"
-    elif said := attention_refusal(str(_of_text(config).get("model_type"))):
+    elif said := type_refusal(str(_of_text(config).get("model_type"))):
         yield f"model_path={path}: {said}; give another model"
 
 

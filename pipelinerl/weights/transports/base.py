@@ -125,6 +125,10 @@ class TransportKind(Variant):
             return f"weights.transport={self.name}"
         return self.into_several_cards if cards > 1 else None
 
+    def remedies(self, cfg: Config) -> Iterator[str]:
+        """Keys by which updates of the engines would take less of the trainer's time."""
+        yield f"a larger finetune.weight_update_interval ({cfg.finetune.weight_update_interval})"
+
     def host_bytes(self, cfg: Config, version: float, readers: int) -> float:
         """Bytes of the trainer's host for versions of so many; `readers` processes receive ahead on it."""
         return 0.0

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelinerl.base import guard
 from pipelinerl.config.tree import Config
+from pipelinerl.engines.kind import engine_kind
 from pipelinerl.engines.wire import (
     COPIES,
     OF_A_RUN,
@@ -203,6 +204,12 @@ class File(TransportKind):
     name = "file"
     ahead = True
     ignores: Mapping[str, str] = {"world.actor_group_port": "weights travel through files"}
+
+    def remedies(self, cfg: Config) -> Iterator[str]:
+        if cfg.trainer_on_gpu and not cfg.world.share_device and "nccl" in engine_kind(cfg).transports:
+            alone = ", engine.per_card=1" if cfg.engine.per_card > 1 else ""
+            yield f"weights.transport=nccl{alone}"
+        yield from super().remedies(cfg)
 
     def host_bytes(self, cfg: Config, version: float, readers: int) -> float:
         kept = COPIES if cfg.weights.directory is None else 0  # in shared memory

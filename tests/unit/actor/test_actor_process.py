@@ -1,6 +1,7 @@
 """The actor as a process, with workers, against engines that misbehave."""
 
 import asyncio
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -120,12 +121,12 @@ def test_a_first_group_that_never_ends_holds_up_no_other_and_is_named(tmp_path: 
 def test_a_rollout_that_holds_the_interpreter_is_named_at_once_and_again_when_it_ends_the_run(
     tmp_path: Path, model, answer
 ):
-    """No thread of its worker runs, and none could say so."""
+    """No thread of its worker runs, and none could say so. Its own interpreter had shown life before."""
     holds = {"rollout_policy": "tests.support.toy_domain.hold_the_interpreter"}
     watch, deadline = BlockWatch(tmp_path), {"silent_deadline_s": 20}
     with FakeEngine(answer) as engine:
         write_config(tmp_path, model, [engine], eval_every_n_versions=0, actor=holds, watchdog=deadline)
-        with ActorRun(tmp_path) as run:
+        with ActorRun(tmp_path, start=subprocess.Popen) as run:
             (line,) = run.until(lambda: list(watch.lines()))
             assert line.startswith("rollout worker 0 is blocked for 1") and "no thread of it runs" in line
             assert "by rollout 0-000000/1 at " in line and " hold_the_interpreter < " in line

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from pipelinerl.base.tokenizing import render_chat
 from pipelinerl.config.bootstrap import BootstrapConfig, PhaseConfig, ShapeConfig
@@ -136,11 +137,15 @@ def test_gates_measure_the_fixed_beginning_of_an_answer_that_ends_freely(tokeniz
     assert labels == [fast.encode("store").ids, fast.encode("store growth" + END).ids]
 
 
-def test_a_run_trains_measures_and_saves(tmp_path):
+def test_a_run_trains_measures_and_saves(tmp_path, monkeypatch):
+    """Its workers are forks, which import nothing; above they are started as users' are."""
     from transformers import AutoModelForCausalLM
 
+    from pipelinerl.extras.bootstrap import packs
     from pipelinerl.extras.bootstrap.recipe import run
 
+    forked = {"multiprocessing_context": "fork"}
+    monkeypatch.setattr(packs, "DataLoader", lambda *own, **how: DataLoader(*own, **how | forked))
     recipe = BootstrapConfig(
         vocab_size=380,
         tokenizer_texts=200,

@@ -30,6 +30,8 @@ from pipelinerl.weights.version_update import WeightUpdateError
 from tests.support.engine_harness import reference, running_engine, until
 from tests.support.processes import bound
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 def test_the_default_length_is_one_that_the_model_has(tmp_path: Path) -> None:
     for config, length in (

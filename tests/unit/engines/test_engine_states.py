@@ -125,8 +125,9 @@ async def test_an_update_in_flight_keeps_the_state_or_computes_it_again(
         ids, first = ids_of(one), one.versions[0][2]
         assert 0 < first < len(one.token_ids) and one.versions[1][0] == 1
         cut = len(one.prompt_ids) + first
+        ids = ids if recompute else ids[: cut + 60]  # token by token by transformers takes longer
         expected = full_logprobs(new, ids)[cut - 1 :] if recompute else continued(old, new, ids, cut)
-        assert np.abs(one.logprobs[first:] - expected).max() <= TOLERANCE
+        assert np.abs(one.logprobs[first : len(ids) - len(one.prompt_ids)] - expected).max() <= TOLERANCE
 
 
 async def test_in_bfloat16_the_engine_is_near_the_same_weights_in_float32(tmp_path: Path) -> None:

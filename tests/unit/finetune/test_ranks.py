@@ -1,11 +1,10 @@
 """Two ranks do what one does: same gradient norm, same weights, same accounting; whole or in shards."""
 
+import inspect
 import json
 import os
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -21,6 +20,7 @@ from pipelinerl.finetune.ranks import LoneRank, Ranks
 from pipelinerl.finetune.step import Learner
 from pipelinerl.run_state.accounting import RolloutLog
 from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
+from tests.support.forked_ranks import run_ranks
 from tests.support.policy import VOCAB, tiny_model
 from tests.support.processes import free_port
 from tests.support.recorder import Recorder
@@ -49,26 +49,24 @@ def start_ranks(
     `apart`: each rank is on a host of its own.
     """
     support = ROOT / "tests/support"
+    variables = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = count, apart, variables, deadline_s, str(support / program), [str(folder), json.dumps(fields)]
+    if not torch.cuda.is_initialized():
+        return run_ranks(*words)
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count)}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    shared |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # what is imported before a fork may ask for cards
-    words = [str(count), "apart" if apart else "together", str(support / program), str(folder)]
-    process = subprocess.Popen(
-        [sys.executable, str(support / "forked_ranks.py"), *words, json.dumps(fields)],
+    shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    shared["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # what is imported before a fork may ask for cards
+    options = dict(zip(inspect.signature(run_ranks).parameters, words, strict=True))
+    done = subprocess.run(
+        [sys.executable, str(support / "forked_ranks.py"), json.dumps(options)],
         env=os.environ | shared,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,
+        timeout=2 * deadline_s,
+        check=True,
     )
-    try:
-        out, _ = process.communicate(timeout=deadline_s)
-        assert process.returncode == 0
-        return [(code, said) for code, said in json.loads(out.splitlines()[-1])]
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    return [(code, said) for code, said in json.loads(done.stdout.splitlines()[-1])]
 
 
 def test_a_rank_takes_the_card_of_its_number_on_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:

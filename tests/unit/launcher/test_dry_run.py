@@ -316,12 +316,23 @@ def test_layers_that_mix_texts_are_refused_before_an_engine_starts(
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_attention_that_takes_no_rows_is_refused_before_an_engine_starts(
-    refused: Refused, model: Path, nested: bool
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("doge", "attention with masks that its layers compute for each token"),
+        ("falcon", "attention that cannot be replaced"),
+        ("bloom", "attention that cannot be replaced"),
+        ("bart", "positions that are counted over a whole row"),
+        ("jamba", "layers that pass a state from token to token"),
+        ("roberta", "an output head of several layers"),
+    ],
+)
+def test_a_type_that_takes_no_rows_is_refused_before_an_engine_starts(
+    refused: Refused, model: Path, kind: str, said: str, nested: bool
 ) -> None:
-    text = {"model_type": "doge"}
+    text = {"model_type": kind}
     (model / "config.json").write_text(json.dumps({"text_config": text} if nested else text))
-    assert "has attention with masks that its layers compute for each token; it cannot" in refused()
+    assert f"has {said}; it cannot be trained on packed rows; give another model" in refused()
 
 
 def test_a_model_with_quantised_weights_is_refused_where_it_would_be_trained(

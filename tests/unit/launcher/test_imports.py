@@ -22,6 +22,7 @@ ROLES = [
     ("pipelinerl.launch", ["torch", "vllm", "transformers", "ray"]),
     ("pipelinerl.launcher.validate", ["torch", "vllm", "transformers"]),
     ("pipelinerl.launcher.supervision", ["torch", "vllm", "transformers"]),
+    ("pipelinerl.launcher.environment_server", ["torch", "vllm", "transformers", "domains"]),
     ("pipelinerl.streams", ["torch", "transformers"]),
     ("pipelinerl.run_state.announcements", ["torch", "transformers"]),
     ("pipelinerl.run_state.accounting", ["torch", "transformers"]),
@@ -60,7 +61,9 @@ SHARED = (
 What these import themselves is found in every role.
 """
 CHECK = """
-import importlib, json, multiprocessing, sys
+import gc, importlib, json, multiprocessing, sys
+
+gc.disable()
 
 def import_all(names):
     for name in names.split():

@@ -20,6 +20,8 @@ from tests.support.one_line import check_one_line
 from tests.support.rehearsals import imported_here, looked_here
 from tests.unit.launcher.conftest import ROOT
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 COUNTING = ROOT / "domains/counting/checkpoint"
 GUESSING = ROOT / "domains/guessing/checkpoint"
 PLAY = """

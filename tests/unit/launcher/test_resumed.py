@@ -89,7 +89,7 @@ def test_a_named_service_may_move_where_its_world_is_compared(
     dry_run: DryRun, tmp_path: Path, here: str
 ) -> None:
     """Of a world that is only served nothing is here to compare: another address may be another world."""
-    world = generate(world_config(seed=3), tmp_path / "made")
+    world = generate(world_config("tiny", seed=3), tmp_path / "made")
     words = ["+domain=privacy_hopqa", "hardware=cpu"]
     words += [f"{key}={value}" for key, value in world_paths(world).items() if "chains" in str(value)]
     words += [f"privacy_hopqa.task_data_root={world / 'tasks'}"] if here == "texts" else []

@@ -8,6 +8,8 @@ import pytest
 
 from tests.unit.launcher.conftest import ROOT, Validate
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 SOUND = """
 def load(names, count=3):
     return [{"number": index} for index in range(count)]

@@ -26,7 +26,7 @@ EXTRAS = [
     "verifiers",
 ]
 DRY_RUNS = """
-import importlib, os, sys
+import gc, importlib, os, sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -40,6 +40,8 @@ import pipelinerl
 from pipelinerl.config import load
 from pipelinerl.launch import main
 
+gc.freeze()  # of what was imported nothing goes
+gc.set_threshold(10_000, 20, 20)
 site = Path(pipelinerl.__file__).parents[1]
 assert site == Path(sys.argv[1]), site
 print("validate", main(["+domain=guessing", "validate=true"]), file=sys.stderr)

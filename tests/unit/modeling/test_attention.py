@@ -105,7 +105,12 @@ SSM: dict[str, Any] = {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups
         ),
         ("Mamba2", SSM, "layers of linear_attention"),
         ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "layers of conv"),
-        ("Bloom", {"n_head": 2}, "cannot be given another attention"),
+        ("Bloom", {"n_head": 2}, "attention that cannot be replaced"),
+        (
+            "Bart",
+            {"decoder_attention_heads": 2, "d_model": 16},
+            "positions that are counted over a whole row",
+        ),
         ("Doge", {}, "masks that its layers compute"),
         ("MiMoV2Flash", {}, "sinks beside values"),
         ("Afmoe", {}, "a result that is read in a layout of its own"),
@@ -115,4 +120,16 @@ def test_layers_that_would_mix_texts_are_refused(family: str, fields: dict[str, 
     named = {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config")
     config = getattr(transformers, named)(**SMALL | fields)
     with pytest.raises(ValueError, match=f"^{family}ForCausalLM .*{said}.* packed rows$"):
+        prepare_model(getattr(transformers, f"{family}ForCausalLM")(config))
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [("Bloom", "cannot be given another attention"), ("Bart", "takes no positions of tokens")],
+)
+def test_a_type_that_nobody_listed_is_refused_by_what_it_cannot_do(family: str, said: str) -> None:
+    """Bart's decoder would run, and count its positions on from sample to sample."""
+    config = getattr(transformers, f"{family}Config")(**SMALL | {"n_head": 2, "d_model": 16})
+    config.model_type = "unlisted"
+    with pytest.raises(ValueError, match=f"^{family}ForCausalLM {said}, .* packed rows$"):
         prepare_model(getattr(transformers, f"{family}ForCausalLM")(config))

@@ -147,6 +147,42 @@ def test_only_keys_that_would_help_this_run_are_named(
     assert found == expected
 
 
+ON_ONE_CARD = {"jobs": [Job(kind="actor_llm", idx=3, gpus=[0]), *TREE["jobs"]], "engine": {"per_card": 2}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            ON_ONE_CARD,
+            "weights.transport=nccl, engine.per_card=1, a larger finetune.weight_update_interval (1)",
+        ),
+        ({}, "weights.transport=nccl, a larger finetune.weight_update_interval (1)"),
+        ({"world": {"share_device": True}}, "a larger finetune.weight_update_interval (1)"),
+        (CPU, "a larger finetune.weight_update_interval (1)"),
+    ],
+)
+def test_updates_that_hold_the_trainer_are_told_with_what_makes_them_shorter(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], expected: str
+) -> None:
+    """A step of 3 s, of which the trainer waited for nothing, and an update of 2 s behind each of them."""
+    monkeypatch.setattr(module, "_cores", lambda: 2)
+    cfg = config(**changes, weights={"transport": "file"})
+    steps = [{**record, "weights/total_s": 2.0} for record in trained(10, 0.0, worked=3.0)]
+    for idle, side in ((0.43, "trainer"), (0.1, "both")):
+        found = balance(steps, list(looked(idle)))
+        assert found is not None and found.side == side
+        assert found.updates == pytest.approx(2 / (3 + 2))
+        assert str(found).endswith(", updates of the engines held the trainer 40%)")
+        assert ", ".join(remedies(cfg, side, (), found.updates)) == expected
+    few = balance([{**record, "weights/total_s": 0.7} for record in steps], list(looked(0.43)))
+    assert few is not None and "updates" not in str(few)  # 19 %
+
+
+def test_two_engines_on_a_card_leave_no_card_for_the_trainer() -> None:
+    assert "world.finetune_fraction" not in ", ".join(remedies(config(**ON_ONE_CARD), "trainer"))
+
+
 @pytest.mark.parametrize("side", ["trainer", "engines"])
 def test_a_small_machine_whose_keys_are_all_set_is_told_what_is_left(
     monkeypatch: pytest.MonkeyPatch, side: Any

@@ -28,6 +28,8 @@ from retrieval_server.store import Store
 from retrieval_server.workers import listeners
 from tests.support.processes import DEADLINE_S, alive, bound, free_port, until
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 WEB, LOCAL = "/browsecomp/search", "/local/search"
 
 

@@ -178,10 +178,10 @@ def test_others_work_while_a_text_is_encoded(model: Path) -> None:
     served._tokenizer = load_tokenizer(str(model))
     served.__dict__["_settings"] = SimpleNamespace(max_model_len=10**9)
     served.__dict__["_longest_token"] = None
-    text, counted, ended = "a b c " * 300_000, [0], threading.Event()
+    text, counted, ended = "a b c " * 100_000, [0], threading.Event()
 
     def count() -> None:
-        while not ended.is_set():
+        while not ended.wait(0.001):
             counted[0] += 1
 
     held = []
@@ -194,7 +194,7 @@ def test_others_work_while_a_text_is_encoded(model: Path) -> None:
         held.append(counted[0] - before)
         ended.set()
         thread.join()
-    assert held[1] > 100 * held[0] + 100, "encode keeps the interpreter; encoded does not"
+    assert held[1] > 10 * held[0] + 10, "encode keeps the interpreter; encoded does not"
 
 
 def test_a_bound_is_never_below_what_fits(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

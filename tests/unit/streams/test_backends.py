@@ -30,7 +30,7 @@ from pipelinerl.streams import (
 from tests.support.redis_server import DEADLINE_S
 from tests.unit.streams.conftest import Choose, content, fill, print_stream
 
-pytestmark = pytest.mark.usefixtures("choose")
+pytestmark = pytest.mark.usefixtures("choose", "forked")
 LONG_S = 200.0
 
 

@@ -19,6 +19,7 @@ from pipelinerl import clean
 from pipelinerl.engines import wire
 from pipelinerl.launcher import run
 from pipelinerl.weights.transports.file import FileTransport
+from tests.support.forked import Forked
 from tests.support.version_sums import checksum
 
 
@@ -106,7 +107,7 @@ def test_what_a_killed_run_left_in_shared_memory_is_removed_by_the_next(
     monkeypatch.setattr(wire, "SHARED_MEMORY", tmp_path)
     living, killed, stranger = (tmp_path / f"pipelinerl-{name}" for name in ("living", "killed", "stranger"))
     command = [sys.executable, "-c", OWNER]
-    owners = [subprocess.Popen([*command, str(one)], stdout=subprocess.PIPE) for one in (living, killed)]
+    owners = [Forked([*command, str(one)], stdout=subprocess.PIPE) for one in (living, killed)]
     stranger.mkdir()
     try:
         for process in owners:
@@ -250,9 +251,7 @@ ENDS = ("killed", "killed while its guard is stopped", "closed")
 def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sender]]:
     """Processes that hold weights, by how they are to end: their file, their guard and their number."""
     runs = {str(tmp_path_factory.mktemp("run")): end for end in ENDS}
-    with subprocess.Popen(
-        [sys.executable, "-c", SENDERS, *runs], stdout=subprocess.PIPE, text=True
-    ) as parent:
+    with Forked([sys.executable, "-c", SENDERS, *runs], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         said = [parent.stdout.readline().split() for _ in ENDS]
         yield {

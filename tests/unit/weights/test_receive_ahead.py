@@ -7,6 +7,7 @@ import types
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +56,10 @@ STUBS: dict[str, dict[str, Any]] = {
     "vllm.model_executor.model_loader.reload": {
         "initialize_layerwise_reload": None,
         "finalize_layerwise_reload": None,
+    },
+    "vllm.model_executor.model_loader.reload.layerwise": {
+        "get_layerwise_info": None,
+        "make_online_process_loader": None,
     },
 }
 
@@ -303,6 +308,120 @@ def test_a_cpu_build_packs_the_experts_of_each_version_and_a_gpu_keeps_its_kerne
         assert torch.equal(experts.weight, version.flip(0) if device == "cpu" else version)
     # Graphs of a GPU were recorded with the kernel, whose experts are not packed there.
     assert (experts.quant_method.moe_kernel is first) == (device == "cuda")
+
+
+class Head(nn.Embedding):
+    """Packs its weights once they are loaded, as a CPU build of vLLM does."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.quant_method = SimpleNamespace(process_weights_after_loading=self._pack)
+
+    def _pack(self, layer: nn.Module) -> None:
+        self.packed = self.weight.detach().clone()
+
+
+class ScaledEmbedding(nn.Embedding):
+    """What vLLM makes of VaultGemma's."""
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, ScaledEmbedding])
+def test_a_tied_head_is_packed_again_from_the_embedding_of_each_version(
+    transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Embedding]
+) -> None:
+    files, model = sys.modules[FILES], nn.Module()
+    for name in ("initialize_layerwise_reload", "finalize_layerwise_reload"):
+        monkeypatch.setattr(files, name, lambda *_: None)
+    vars(model)["config"] = SimpleNamespace(tie_word_embeddings=True)
+    model.lm_head, model.embed = Head(), kind(3, 2)
+
+    @torch.no_grad()
+    def load_weights(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            model.get_parameter(name).copy_(tensor)
+
+    monkeypatch.setattr(model, "load_weights", load_weights, raising=False)
+    engine = SimpleNamespace(model=model, model_config=None, device=torch.device("cpu"))
+    for version in (torch.ones(3, 2), torch.zeros(3, 2)):
+        files.reload_layerwise(engine, [("embed.weight", version)])
+        assert torch.equal(model.lm_head.packed, version)
+
+
+class LayerwiseReload:
+    """vLLM's: parameters are on the meta device until their loaders have been called; the rest comes back."""
+
+    def __init__(self, files: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._infos: dict[nn.Module, SimpleNamespace] = {}
+        for name, function in (
+            ("initialize_layerwise_reload", self._begin),
+            ("finalize_layerwise_reload", self._end),
+            ("get_layerwise_info", self._infos.__getitem__),
+            ("make_online_process_loader", self._loader),
+        ):
+            monkeypatch.setattr(files, name, function)
+
+    def _begin(self, model: nn.Module) -> None:
+        for layer in model.modules():
+            old = dict(layer.named_parameters(recurse=False))
+            for tensor in old.values():
+                assert getattr(tensor, "weight_loader", print).__name__, "vLLM asks for it"
+            self._infos[layer] = SimpleNamespace(loaded_weights=[], old=old)
+            for name, tensor in old.items():
+                setattr(layer, name, nn.Parameter(tensor.detach().to("meta")))
+
+    def _loader(self, layer: nn.Module, name: str) -> Any:
+        def load(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+            self._infos[layer].loaded_weights.append((name, loaded_weight))
+            param.weight_loader(param, loaded_weight)  # which counts what it would copy
+
+        return load
+
+    @torch.no_grad()
+    def _end(self, model: nn.Module, config: None) -> None:
+        for layer, info in self._infos.items():
+            for name, old in info.old.items():
+                setattr(layer, name, old)
+            for name, tensor in info.loaded_weights:
+                info.old[name].copy_(tensor)
+            for buffer in layer.buffers(recurse=False) if info.loaded_weights else ():
+                buffer.fill_(torch.nan)  # it was on the meta device, too
+
+
+class Copying(nn.Module):
+    """A layer whose tensors vLLM's gpt-oss copies into parameters itself, with a constant beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts, self.sinks = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2))
+        self.experts.weight_loader = partial(print)  # type: ignore[attr-defined]  # MiniMax M2 has such
+        self.register_buffer("beta", torch.tensor(0.5))
+
+
+class GptOssForCausalLM(nn.Sequential):
+    """Called as vLLM's class."""
+
+    @torch.no_grad()
+    def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            parameter = self.get_parameter(name)
+            if "sinks" in name:
+                parameter.data.copy_(tensor)
+            else:
+                parameter.copy_(tensor)
+
+
+def test_what_a_loader_copies_into_parameters_itself_arrives_and_constants_stay(
+    transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy to the meta device does nothing, and a buffer that no version has comes back uninitialised."""
+    files, layer = sys.modules[FILES], Copying()
+    LayerwiseReload(files, monkeypatch)
+    engine = SimpleNamespace(model=GptOssForCausalLM(layer), model_config=None, device=torch.device("cpu"))
+    for number in (1.0, 2.0):
+        sent = {"0.experts": torch.full((2, 3), number), "0.sinks": torch.full((2,), -number)}
+        files.reload_layerwise(engine, sent.items())
+        assert torch.equal(layer.experts, sent["0.experts"]) and torch.equal(layer.sinks, sent["0.sinks"])
+        assert float(layer.beta) == 0.5
 
 
 def test_what_an_engine_has_no_memory_for_or_does_not_know_is_refused_for_good(

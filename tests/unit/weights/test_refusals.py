@@ -113,7 +113,7 @@ def test_what_no_restart_mends_is_told_without_what_vllm_wraps_it_in(
         "NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
         "start_weight_update called while a weight update is already active.",
         "NCCL weight transfer not initialized. Call init_transfer_engine() first.",
-        "/dev/shm/x/weights-00000064.safetensors has checksum crc32:0, crc32:1 was announced",
+        "/dev/shm/x/weights-00000064.safetensors has checksum xxh3:0, xxh3:1 was announced",
         "CUDA error: an illegal memory access was encountered",
         "the version has not arrived 60 s after its finish",
         "'spawn'",
@@ -157,7 +157,7 @@ def test_an_error_of_the_trainer_itself_is_told_as_it_is() -> None:
 
 def test_the_same_words_with_other_numbers_are_the_same() -> None:
     assert same_words(
-        "weights-00000016 has checksum crc32:0a1b2c3d", "weights-00000032 has checksum crc32:99ffaa01"
+        "weights-00000016 has checksum xxh3:0a1b2c3d", "weights-00000032 has checksum xxh3:99ffaa01"
     )
     assert same_words("12.5 GiB are free", "7 GiB are free")
     assert not same_words("no memory", "no room") and not same_words("", "no room")

@@ -4,7 +4,6 @@ import os
 import struct
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from pipelinerl.engines import wire
 from pipelinerl.engines.version_file import HostMemory, read_tensors
@@ -84,8 +84,8 @@ def test_what_is_no_safetensors_file_is_said_to_be_none(tmp_path: Path, content:
 def test_a_checksum_is_that_of_the_checksums_of_4_mib(tmp_path: Path) -> None:
     data = np.random.default_rng(0).bytes(2 * 4 * 2**20 + 5)
     pieces = (data[: 4 * 2**20], data[4 * 2**20 : 8 * 2**20], data[8 * 2**20 :])
-    expected = zlib.crc32(struct.pack("<3I", *(zlib.crc32(one) for one in pieces)))
-    assert wire.write_version(tmp_path / "version", memoryview(data)) == f"crc32:{expected:08x}"
+    expected = xxh3_64_hexdigest(struct.pack("<3Q", *(xxh3_64_intdigest(one) for one in pieces)))
+    assert wire.write_version(tmp_path / "version", memoryview(data)) == f"xxh3:{expected}"
 
 
 def test_damage_in_any_piece_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
