@@ -5,6 +5,7 @@ configurations start them; where a run has none, rollouts call the judge in thei
 `{"error": {"message"}}`.
 """
 
+import asyncio
 import inspect
 import json
 import logging
@@ -24,10 +25,13 @@ from pipelinerl.utils import get_environment_jobs
 
 MAX_BODY_BYTES = 4 << 20
 ROUTE = "/verify_answer"
+BODY_DEADLINE_S = 30.0
 DEADLINE_S = 60.0
 
 Judge = Callable[..., Any]
-"""Its keyword arguments are the body's keys; returns what is answered, or awaits it. ValueError is a 400."""
+"""Its keyword arguments are the body's keys; returns what is answered, or awaits it. ValueError is a 400.
+
+One that is no coroutine function is called in several threads at once."""
 
 
 def make_app(
@@ -37,17 +41,26 @@ def make_app(
 
     `pool` lives as long as the server, and `/health` says its counts.
     """
+    is_async = inspect.iscoroutinefunction(judge)
 
     async def verify(request: web.Request) -> web.Response:
         try:
-            body = read(await request.read())
-            inspect.signature(judge).bind(**body)
-            found = judge(**body)
-            return web.json_response(await found if inspect.isawaitable(found) else found)
+            async with asyncio.timeout(BODY_DEADLINE_S):
+                sent = await request.read()
+        except TimeoutError:
+            return _error(408, f"the body did not arrive within {BODY_DEADLINE_S:g} s; send it again")
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         except BODY_ERRORS:
             return _error(400, BAD_BODY)
+        try:
+            body = read(sent)
+            inspect.signature(judge).bind(**body)
+            # Beside the loop: a text of megabytes takes seconds, in which health and other answers go on.
+            found = judge(**body) if is_async else await asyncio.to_thread(judge, **body)
+            return web.json_response(await found if inspect.isawaitable(found) else found)
+        except KeyError as error:
+            return _error(400, f"the body lacks {' '.join(str(error).split())[:200]}")
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             return _error(400, " ".join(str(error).split())[:200])
 

@@ -25,7 +25,7 @@ from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.compose import Composition, compose
 from pipelinerl.config.reference import explained
-from pipelinerl.config.secrets import shown_tree
+from pipelinerl.config.secrets import mask_in_texts, secrets_of, shown_tree
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import HOST_BACKENDS
 from pipelinerl.domain import Domain, load_domain
@@ -135,7 +135,9 @@ def launch(argv: Sequence[str]) -> int:
         return COMPLETED
     if (fault := faults.problem()) is not None:
         raise ConfigError(fault)
+    mask_in_texts({})  # variables of the environment, which an error of composing can quote
     composition = compose(arguments.overrides, arguments.config_name, arguments.config_dir)
+    mask_in_texts(secrets_of(composition.tree))
     if arguments.show:
         print(OmegaConf.to_yaml(shown_tree(composition.tree)), end="")
         return COMPLETED

@@ -3,6 +3,7 @@
 Answer files of a task are never read, and links that leave a task's folder are never followed.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -94,6 +95,12 @@ def find_tasks(root: Path) -> dict[str, Path]:
         raise CorpusError(f"the task folder {str(root)!r} is not a directory; pass the folder of task trees")
     found = sorted(path for path in root.iterdir() if (path / "files").is_dir())
     tasks = {path.name: path for path in found if TASK_ID.fullmatch(path.name)}
+    if unnamed := [path.name for path in found if path.name not in tasks]:
+        logger.warning(
+            "%s: %d folders have files/ but no name of a task (1 to 64 of A-Z, a-z, 0-9, _ and -) and are "
+            "not served, first %r",
+            *(root, len(unnamed), unnamed[0]),
+        )
     _check_separate(tasks)
     return tasks
 
@@ -122,7 +129,7 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
     """
     files = folder / "files"
     boundary = files.resolve()
-    found, named = sorted(files.rglob("*")), set[str]()
+    found, named = _below(files), set[str]()
     # Links in a circle lead nowhere; `Path.resolve` raises for them before Python 3.13.
     places = {path: Path(os.path.realpath(path)) for path in found}
     paths = [path for path in found if places[path].is_relative_to(boundary)]
@@ -144,18 +151,18 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
         text = _read_text(path)
         if text.startswith(_POINTER):
             raise CorpusError(f"{path} is a pointer of git LFS and not the text; run git lfs pull")
-        if text.strip() and _bare(text) not in copies:
-            rest = relative.as_posix()
+        if text.strip() and not copies & _forms(text):
+            rest = replaced(relative.as_posix())  # it reaches a prompt, which takes no half of a pair
             yield LocalDocument(task_id, rest, text, originals.get(strip_extensions(rest).lower()))
     if unread := [
         path for path in (files, *paths) if path.is_dir() and not os.access(path, os.R_OK | os.X_OK)
     ]:
         raise CorpusError(f"{unread[0]} cannot be read (its permissions); let the server read it")
-    if lone := [path for path in paths if _is_original(path, files) and _stem(path, files) not in named]:
+    if lone := [path for path in paths if _is_no_text(path, files) and _stem(path, files) not in named]:
         logger.warning(
             "%s: %d files of other formats have no text beside them (.md, .txt or .csv of the same name) and "
             "are not served, first %s",
-            *(files, len(lone), lone[0].relative_to(files)),
+            *(files, len(lone), replaced(lone[0].relative_to(files).as_posix())),
         )
     outside = [path for path in found if path not in inside or not os.path.exists(path)]
     _say_outward(files, [p for p in outside if p.suffix.lower() in TEXT_SUFFIXES or p.is_dir()], kept)
@@ -177,18 +184,35 @@ def _say_outward(files: Path, outward: Sequence[Path], kept: int) -> None:
 
 def _answer_files(folder: Path) -> tuple[set[tuple[int, int]], set[str]]:
     """Of the task's answer files: device and number, by which a hard link to one is known, and the text."""
-    named = [path for path in folder.rglob("*") if holds_answers(path.relative_to(folder)) and path.is_file()]
+    named = [path for path in _below(folder) if holds_answers(path.relative_to(folder)) and path.is_file()]
     numbers = {(status.st_dev, status.st_ino) for status in (path.stat() for path in named)}
-    return numbers, {_bare(_read_text(path, "replace")) for path in named}
+    return numbers, {form for path in named for form in _forms(_read_text(path, "replace"))}
 
 
-def _is_original(path: Path, files: Path) -> bool:
-    known = path.suffix.lower() in ORIGINAL_SUFFIXES
-    return known and not holds_answers(path.relative_to(files)) and path.is_file()
+def _below(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.rglob("*"))
+    except RecursionError:
+        raise CorpusError(f"{folder} has folders in folders a thousand deep; make it flatter") from None
+
+
+def _is_no_text(path: Path, files: Path) -> bool:
+    """Whether it is there, and neither a folder, a text, an answer file nor hidden."""
+    if path.name.startswith(".") or holds_answers(path.relative_to(files)) or path.is_dir():
+        return False
+    return path.exists() and (path.suffix.lower() not in TEXT_SUFFIXES or not path.is_file())
 
 
 def _stem(path: Path, files: Path) -> str:
     return strip_extensions(path.relative_to(files).as_posix()).lower()
+
+
+def _forms(text: str) -> set[str]:
+    """By what a copy is known: the bare text, and that of its JSON in any order of keys, with any escapes."""
+    found = {_bare(text)}
+    with contextlib.suppress(ValueError, RecursionError):
+        found.add(_bare(json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False)))
+    return found
 
 
 def _bare(text: str) -> str:
@@ -232,6 +256,8 @@ def path_in_files(source: str) -> str:
 
 def parse_web_line(line: bytes, where: str) -> WebDocument:
     """One line of the web corpus, without halves of surrogate pairs. Raises `CorpusError` naming `where`."""
+    if line.startswith(_POINTER.encode()):
+        raise CorpusError(f"{where}: the file is a pointer of git LFS and not the pages; run git lfs pull")
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:

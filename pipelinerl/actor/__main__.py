@@ -10,7 +10,7 @@ from pipelinerl.actor.retries import reason_of
 from pipelinerl.actor.run import run_actor
 from pipelinerl.actor.scheduler import RunFailed
 from pipelinerl.base import faults
-from pipelinerl.base.errors import CommandParser
+from pipelinerl.base.errors import CommandParser, printable
 from pipelinerl.base.heartbeat import start_heartbeat
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired
@@ -38,7 +38,7 @@ def main() -> int:
         logging.getLogger(__name__).info("the actor ends", exc_info=error)
         # These say what is wrong in their own words; of any other error the type is half of the message.
         text = str(error) if isinstance(error, MEANT_FOR_PEOPLE) else reason_of(error)
-        print(f"actor: {text}", file=sys.stderr, flush=True)
+        print(printable(f"actor: {text}"), file=sys.stderr, flush=True)
         return 1
     return 0
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import aiohttp
 
+from pipelinerl.base.masking import without_secrets
 from pipelinerl.engines.client import AbortedCompletion, EngineUnavailable
 from pipelinerl.observe.blocked import of_rollouts
 
@@ -72,5 +73,5 @@ def reason_of(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """A reason on one line, at most `LONGEST` characters that any file can hold."""
-    return " ".join(text.split()).encode("utf-8", "backslashreplace").decode()[:LONGEST]
+    """A reason on one line, at most `LONGEST` characters that any file can hold, without secrets."""
+    return " ".join(without_secrets(text).split()).encode("utf-8", "backslashreplace").decode()[:LONGEST]

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
+from pipelinerl.base.masking import without_secrets
+
 _STEERS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff]"
 )
@@ -30,9 +32,10 @@ class ConfigError(ValueError):
 def printable(text: str, form: str = "\\x{:02x}") -> str:
     """A text as a terminal and a page may show it: what would steer them is written out, as `\\x1b`.
 
-    Lines stay lines. Texts of programs, models and servers reach people in reasons and last words.
+    Lines stay lines. Texts of programs, models and servers reach people in reasons and last words; secrets
+    that they quote are masked.
     """
-    return _STEERS.sub(lambda found: form.format(ord(found[0])), text)
+    return _STEERS.sub(lambda found: form.format(ord(found[0])), without_secrets(text))
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -43,9 +46,14 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The valid spelling closest to `name`, or None if nothing comes near."""
-    found = difflib.get_close_matches(name, [str(v) for v in valid], n=1, cutoff=cutoff)
-    return found[0] if found else None
+    """The valid spelling closest to `name`, or None if nothing comes near.
+
+    Of equally close ones it is one that begins alike.
+    """
+    found = difflib.get_close_matches(name, [str(v) for v in valid], n=3, cutoff=cutoff)
+    ratios = [difflib.SequenceMatcher(None, one, name).ratio() for one in found]
+    equal = [one for one, ratio in zip(found, ratios, strict=True) if ratio == ratios[0]]
+    return max(equal, key=lambda one: one[:2] == name[:2], default=None)
 
 
 def suggestion(name: str, valid: Iterable[str], prefix: str = "") -> str:

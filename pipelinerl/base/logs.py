@@ -11,12 +11,20 @@ from pathlib import Path
 import msgspec
 
 from pipelinerl.base.line_file import LineFile
+from pipelinerl.base.masking import without_secrets
 
 REMARK = {"remark": True}
 """`extra` of a record that the launcher prints."""
 REMARKS = "remarks.jsonl"
 """File of a role's remarks, one JSON string a line."""
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _Format(logging.Formatter):
+    """Messages and stacks without the run's secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_secrets(super().format(record))
 
 
 class _LogFile(logging.FileHandler):
@@ -47,7 +55,7 @@ class _Remarks(logging.Handler):
             return
         try:
             with LineFile(self._path) as file:
-                file.append(msgspec.json.encode(record.getMessage()))
+                file.append(msgspec.json.encode(without_secrets(record.getMessage())))
         except OSError:
             self.handleError(record)
 
@@ -68,8 +76,10 @@ def setup_logging(output_dir: Path, role: str, process: str = "") -> Path:
     console = logging.StreamHandler(sys.stderr)
     console.setLevel(logging.WARNING)
     handlers: list[logging.Handler] = [_LogFile(path), console, _Remarks(path.with_name(REMARKS))]
+    for handler in handlers:
+        handler.setFormatter(_Format(_FORMAT))
     # `force` drops what an earlier call or the parent process has set up.
-    logging.basicConfig(format=_FORMAT, level=logging.INFO, handlers=handlers, force=True)
+    logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
     # One line per request or per file would bury everything else.
     for noisy in ("aiohttp.access", "asyncio", "urllib3", "matplotlib", "wandb"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

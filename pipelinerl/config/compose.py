@@ -22,7 +22,7 @@ from pipelinerl.config.detect import visible_devices
 from pipelinerl.config.hydra_files import check_aliases, file_order, files, in_one_line, in_subfolder
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_bundled
 from pipelinerl.config.keys import apply, brought_keys, check_interpolations, leaves
-from pipelinerl.config.legacy import not_yaml, settle, whole_tree
+from pipelinerl.config.legacy import leave_out_unread, not_yaml, settle, whole_tree
 from pipelinerl.config.origins import Layer, file_name, layer, origin
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import HOST_BACKENDS
@@ -88,7 +88,7 @@ def compose(
     domain_file = _config_file(roots, "domain", domain) if domain else None
     brought = brought_keys(_load(domain_file), domain_file) if domain_file else []
     asked = _Asked(config_name, f"hardware={hardware}", groups, layers, [o.key_or_group for o in values])
-    tree, of_file, notices, written = _from_files(roots, asked)
+    tree, of_file, notices, written, foreign = _from_files(roots, asked)
     brought += [key for key in of_file if key not in brought]
     if config_name != asked_for:
         notices.append(
@@ -102,6 +102,8 @@ def compose(
         tree.domain_name = tree.get("domain_name") or domain
         tree.domain_keys = brought
         named = _name_datasets(tree)
+        if foreign:
+            notices += leave_out_unread(tree, asked.given)
         if not OmegaConf.is_missing(tree, "model_path") and isinstance(tree.model_path, str):
             tree.model_path = resolve_bundled(tree.model_path)
         taught = OmegaConf.select(tree, "teacher.model_path")
@@ -133,11 +135,14 @@ class _Asked:
     """Keys that the command line sets."""
 
 
-_Read = tuple[DictConfig, list[str], list[str], list[Layer]]
+_Read = tuple[DictConfig, list[str], list[str], list[Layer], bool]
 
 
 def _from_files(roots: Sequence[Path], asked: _Asked) -> _Read:
-    """The tree of all files, the keys that the user's own brings as a domain, what is left out, the files."""
+    """The tree of all files, the keys that the user's own brings as a domain, what is left out, the files.
+
+    Last, whether they are a whole tree of upstream's.
+    """
     name, choices = asked.config_name, [asked.hardware, *asked.groups, *asked.layers]
     primary = _config_file(roots, "", name)
     own = None if primary is None or primary.is_relative_to(conf_dir()) else primary
@@ -154,7 +159,7 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> _Read:
                 *_layers(below, replace(asked, config_name=BASE), choices, None),
                 layer(own.name, whole),
             ]
-            return tree, brought_keys(whole, own), notices, layers
+            return tree, brought_keys(whole, own), notices, layers, True
     tree = _compose(roots, name, choices)
     if asked.groups:  # hydra puts hardware and domain over them
         for key, value in leaves(_written(roots, asked)).items():
@@ -165,7 +170,7 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> _Read:
         for key in ("dataset_loader", "actor.rollout_policy")
     )
     brought = brought_keys(tree, own) if own is not None and named else []
-    return tree, brought, notices, _layers(roots, asked, choices, own)
+    return tree, brought, notices, _layers(roots, asked, choices, own), False
 
 
 def _layers(roots: Sequence[Path], asked: _Asked, choices: list[str], own: Path | None) -> list[Layer]:

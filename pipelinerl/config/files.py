@@ -17,7 +17,15 @@ from pydantic import ValidationError
 
 from pipelinerl.base.errors import ConfigError, explain
 from pipelinerl.base.files import write_whole
-from pipelinerl.config.secrets import Place, masked, masked_places, secrets_of, unmasked, written
+from pipelinerl.config.secrets import (
+    Place,
+    mask_in_texts,
+    masked,
+    masked_places,
+    secrets_of,
+    unmasked,
+    written,
+)
 from pipelinerl.config.tree import Config
 
 _TRUTH = {
@@ -184,8 +192,11 @@ def with_secrets(tree: DictConfig, path: Path) -> DictConfig:
     """
     container: Any = OmegaConf.to_container(tree, resolve=False)
     if not masked_places(container):
+        mask_in_texts({})
         return tree
-    container = unmasked(container, _secrets(path))
+    secrets = _secrets(path)
+    mask_in_texts(secrets)
+    container = unmasked(container, secrets)
     if left := masked_places(container):
         keys = ", ".join(map(written, left))
         raise ConfigError(

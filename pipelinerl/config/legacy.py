@@ -17,8 +17,9 @@ from yaml import YAMLError
 from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.config.base import Section
 from pipelinerl.config.files import with_secrets
-from pipelinerl.config.finetune import LoraConfig, MemoryDebugConfig
+from pipelinerl.config.finetune import LoraConfig, MemoryDebugConfig, RLConfig
 from pipelinerl.config.roles import DifficultyPenaltyConfig
+from pipelinerl.domain import resolve_dotted
 
 # Without `_self_` in its list of defaults a file lies over them, in every hydra that is supported here.
 warnings.filterwarnings("ignore", r"In '.*': Defaults list is missing `_self_`", UserWarning)
@@ -110,6 +111,9 @@ REMOVED: dict[str, Gone] = {
     "fp32_lm_head": _FP32_HEAD,
     "vllm_config.vllm_kwargs.num-scheduler-steps": Gone(why="is no flag of vLLM 0.26 or newer"),
     "vllm_config.vllm_kwargs.disable-log-requests": Gone(why="is no flag of vLLM 0.26 or newer"),
+    "use_fast_llm": Gone(why="Fast-LLM is not here; finetune.* says how this trainer trains", usual=False),
+    "fast_llm": Gone(why="only Fast-LLM reads it; say in finetune.* what differs, such as learning_rate"),
+    "weight_broadcast": Gone(why="no longer exists; weights.transport says how weights reach the engines"),
     "vllm_config.quantization": Gone(
         why=_GONE, instead="+vllm_config.vllm_kwargs.quantization={value}", matters=True
     ),
@@ -182,6 +186,30 @@ def settle(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
             problems.append(f"{key}={value}: {gone.remedy(value)}")
     if problems:
         raise ConfigError(problems)
+    return notices
+
+
+def leave_out_unread(tree: DictConfig, given: Collection[str]) -> list[str]:
+    """Take out what upstream's files set for every loss and every domain, and this run does not read.
+
+    One line each. What the command line gives stays, and is refused.
+    """
+    notices = []
+    loss = str(OmegaConf.select(tree, "finetune.rl.policy_loss"))
+    declared, plain = resolve_dotted("pipelinerl.finetune.rl.losses.declared", "legacy"), RLConfig()
+    for name in declared(loss).ignores:
+        key, usual = f"finetune.rl.{name}", getattr(plain, name)
+        value = OmegaConf.select(tree, key)
+        if key not in given and value not in (None, usual):
+            OmegaConf.update(tree, key, usual)
+            notices.append(f"{key}={_written(value)}: left out, policy_loss={loss} does not read it")
+    entries = [*(tree.train_dataset_names or ()), *(tree.test_dataset_names or ())]
+    used = {entry.partition("::")[0] for entry in map(str, entries) if "::" in entry}
+    policies = OmegaConf.select(tree, "actor.domain_rollouts")
+    for name in [str(name) for name in policies or () if used and str(name) not in used]:
+        if not any(key in ("actor.domain_rollouts", f"actor.domain_rollouts.{name}") for key in given):
+            del policies[name]
+            notices.append(f"actor.domain_rollouts.{name}: left out, no dataset is of that domain")
     return notices
 
 

@@ -1,24 +1,26 @@
 """Which values of a configuration are secret, and a tree in which they are masked.
 
 A run's tree is read by people and shared: `files.save` writes it masked, with the values beside it in a file
-that is its owner's alone. Secret is what comes from the environment (`${oc.env:NAME}`), what a key names as a
-token, key, password or secret, a text with one in it (an address, a header, an option of a command), and
-what refers to one of these.
+that is its owner's alone. Texts that quote them are masked too (`base/masking.py`). Secret is what comes from
+the environment (`${oc.env:NAME}`), what a key names as a token, key, password or secret, a text with one in
+it (an address, a header, an option of a command), and what refers to one of these.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
+from urllib.parse import quote, unquote
 
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.base.errors import fields_at
+from pipelinerl.base.masking import MASK, keep_secret
 from pipelinerl.config.tree import Config
 
-MASK = "(masked)"
 Place = tuple[str | int, ...]
 """Keys and indices from the root of the tree."""
 _ALWAYS = {
@@ -50,6 +52,10 @@ _IN_ADDRESS = re.compile(
     r"://[^/\s@]*:[^/\s@]+@|\bhttps?://[^/\s@]+@|[?&#;](sig|[\w-]*(token|key|secret|password|pwd|signature)[\w-]*)=",
     re.IGNORECASE,
 )
+_PASSWORD = re.compile(r"://(?:[^/\s@:]*:)?([^/\s@:]+)@")
+_QUERY = re.compile(r"[?&#;]([\w-]+)=([^&#;\s'\"]+)")
+_SIGNATURES = {"sig", "signature"}
+_AFTER_SCHEME = re.compile(r"\b(?:bearer|basic)\s+(\S+)", re.IGNORECASE)
 _IN_HEADER = re.compile(r"\bauthorization:\s*\S|^\s*(?:bearer|basic)\s+\S{6,}\s*$", re.IGNORECASE)
 _IN_COMMAND = re.compile(r"(?:^|\s)(?:--?([A-Za-z][\w-]*)(?:=|\s+(?!-))|([A-Z][A-Z0-9_]*)=)(?=\S*[A-Za-z])")
 """An option or a variable with its value, as commands have them; one of a number counts something."""
@@ -134,10 +140,53 @@ def masked_places(container: Any) -> list[Place]:
 
 def hidden(text: str, secrets: Mapping[Place, Any]) -> str:
     """`text` without the secret values that are long enough to be recognised in it, the longest first."""
-    values = {str(value) for value in secrets.values()}
+    values = {part for value in secrets.values() for part in (str(value), *_parts(str(value)))}
     for value in sorted((one for one in values if len(one) >= _LEAST_REPEATED), key=len, reverse=True):
         text = text.replace(value, MASK)
     return text
+
+
+def mask_in_texts(secrets: Mapping[Place, Any]) -> None:
+    """Keep these values, their parts and variables that are named like a secret out of texts for people.
+
+    A value that only comes from the environment may be a folder or a word, which texts go on to show; it is
+    kept out if it looks made by a machine.
+    """
+    named = {str(value) for place, value in secrets.items() if _is_secret(place, value, None)}
+    others = set(map(str, secrets.values())) - named
+    variables = {value for name, value in os.environ.items() if names_secret(name)}
+    whole = named | {one for one in others if "/" not in one and _is_made(one)}
+    whole |= {one for one in variables if not one.startswith(("/", "~", ".")) and _is_made(one)}
+    values = {*whole, *(part for one in (*named, *others, *variables) for part in _parts(one))}
+    forms = {form for value in values for form in _forms(value)}
+    keep_secret(one for one in forms if len(one) >= _LEAST_REPEATED and (len(one) > 8 or not one.isdecimal()))
+
+
+def _forms(value: str) -> tuple[str, ...]:
+    """As itself, as an address has it, and in JSON."""
+    return value, quote(value, safe=""), unquote(value), json.dumps(value)[1:-1]
+
+
+def _is_made(text: str) -> bool:
+    """Whether a text looks like one that a machine made: no words, no number."""
+    return len(text.split()) == 1 and _LOOKS_MADE.match(text) is not None
+
+
+def _parts(text: str) -> Iterator[str]:
+    """What is secret in a longer text: a client quotes an address without its password, or the key alone."""
+    yield from _PASSWORD.findall(text)
+    yield from _AFTER_SCHEME.findall(text)
+    for name, value in _QUERY.findall(text):
+        if names_secret(name) or name.lower() in _SIGNATURES:
+            yield value
+    for found in _IN_COMMAND.finditer(text):
+        if names_secret(found[1] or found[2]):
+            yield text[found.end() :].split(maxsplit=1)[0].strip("'\"")
+    for found in _IN_WORDS.finditer(text):
+        if names_secret(found[1]):
+            yield re.split(r"[\s'\",;&]", text[found.end() - 6 :], maxsplit=1)[0]
+    for found in _MADE.finditer(text):
+        yield re.split(r"[^\w.-]", text[found.start() :], maxsplit=1)[0].rstrip(".")
 
 
 def shown_tree(tree: DictConfig) -> DictConfig:

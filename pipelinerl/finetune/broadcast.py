@@ -10,16 +10,20 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from pipelinerl.base.errors import ConfigError
 from pipelinerl.base.waits import ENGINES_READY, Wait
 from pipelinerl.config import Config
 from pipelinerl.engines.kind import eight_bits, engine_kind
+from pipelinerl.finetune.rl.losses import declared
 from pipelinerl.finetune.step import Learner
 from pipelinerl.run_state.lost_engines import LostEngines
 from pipelinerl.run_state.replacements import ask_for_replacement
+from pipelinerl.weights.engine_update import PublishDeadlines
 from pipelinerl.weights.parity import ParityLimits, check_loaded, check_parity, mean_limit
-from pipelinerl.weights.publisher import RENDEZVOUS, Publisher
+from pipelinerl.weights.publisher import RENDEZVOUS, Publisher, prompt_logprobs
 from pipelinerl.weights.refusals import Failure, same_words
 from pipelinerl.weights.transports.base import transport_kind
 from pipelinerl.weights.version_update import UpdateReport, WeightUpdateError
@@ -50,16 +54,44 @@ class Broadcaster:
         """Let the engines go."""
 
 
+class UnchangedEngines(Broadcaster):
+    """Engines that ran before this run and are sent nothing: they need the weights that training begins with.
+
+    Nothing else would tell: their samples have the model's token ids, and the log-probabilities of another
+    policy.
+    """
+
+    def __init__(self, learner: Learner, cfg: Config) -> None:
+        self._learner, self._cfg = learner, cfg
+        self._urls = [job.url for job in cfg.jobs_of("actor_llm")]
+
+    def publish(self, version: int) -> dict[str, float]:
+        """Compare at version 0; a later one has been trained away from what the engines have."""
+        if version > 0:
+            return {}
+        learner, limits = self._learner, _limits(self._learner, self._cfg)
+        ids = learner.probe_ids()
+        expected, deadline_s = learner.score_rows(ids), PublishDeadlines().parity_s
+        rows = [prompt_logprobs(self._urls, row, deadline_s) for row in ids]
+        for url in self._urls:
+            apart = np.abs(np.stack([row[url] for row in rows]).astype(np.float64) - expected)
+            if not limits.hold(float(apart.max()), float(apart.mean())):
+                raise ConfigError(
+                    f"debug.use_existing_llms=true: engine {url} has other weights than model_path="
+                    f"{self._cfg.model_path} (log-probabilities differ by {apart.mean():.2g} nats on average)"
+                    " and is sent none; start an engine with this model there, or have its weights updated "
+                    "(debug.mode='', finetune.send_weight_updates=true)"
+                )
+        return {}
+
+
 class EngineBroadcaster(Broadcaster):
     """Publishes the learner's parameters through `Publisher`, and compares log-probabilities now and then."""
 
     def __init__(self, learner: Learner, cfg: Config) -> None:
         self._learner, self._cfg = learner, cfg
         self._output_dir, self._deadline_s = Path(str(cfg.output_dir)), cfg.engine.start_deadline_s
-        self._dtype = torch.bfloat16 if engine_kind(cfg).dtype(cfg) == "bfloat16" else torch.float32
-        same_bits = not cfg.finetune.load_as_bf16 and eight_bits(cfg) is None
-        self._exact = self._dtype == torch.float32 and same_bits
-        transport = transport_kind(cfg).sender(cfg, learner.elements, self._dtype, learner.device)
+        transport = transport_kind(cfg).sender(cfg, learner.elements, _dtype(cfg), learner.device)
         urls = [job.url for job in cfg.jobs_of("actor_llm")]
         lost = LostEngines(self._output_dir).take
         self._publisher = Publisher(urls, transport, cfg.weights.kv, lost=lost)
@@ -142,12 +174,8 @@ class EngineBroadcaster(Broadcaster):
         if not self._unchecked and not (every and self._updates % every == 0) and not asked.exists():
             return {}
         asked.unlink(missing_ok=True)  # before the comparison: one that fails is not repeated for ever
-        weights, learner = self._cfg.weights, self._learner
-        # Only float32 on both sides can be compared token by token; fewer bits round each token differently.
-        if self._exact:
-            limits = ParityLimits(weights.parity_max_abs, None)
-        else:
-            limits = ParityLimits(None, weights.parity_mean_abs or mean_limit(learner.probe_rounding()))
+        learner = self._learner
+        limits = _limits(learner, self._cfg)
         check_loaded(self._publisher)
         results = check_parity(self._publisher, learner.probe_ids(), learner.score_rows, limits)
         self._unchecked = max(0, self._unchecked - 1)
@@ -159,6 +187,29 @@ class EngineBroadcaster(Broadcaster):
         limit = limits.max_abs if limits.mean_abs is None else limits.mean_abs
         found = {"weights/parity_max_abs": worst, "weights/parity_mean_abs": mean}
         return found if limit is None else found | {"weights/parity_limit": limit}
+
+
+def broadcaster_of(learner: Learner, cfg: Config) -> Broadcaster:
+    """The main rank's, by what the run's engines are sent."""
+    if not cfg.jobs_of("actor_llm"):
+        return Broadcaster()
+    if cfg.updates_engines:
+        return EngineBroadcaster(learner, cfg)
+    compares = declared(cfg.finetune.rl.policy_loss).compares  # who imitates may imitate another model
+    return UnchangedEngines(learner, cfg) if cfg.debug.use_existing_llms and compares else Broadcaster()
+
+
+def _dtype(cfg: Config) -> torch.dtype:
+    """Of the engines' weights."""
+    return torch.bfloat16 if engine_kind(cfg).dtype(cfg) == "bfloat16" else torch.float32
+
+
+def _limits(learner: Learner, cfg: Config) -> ParityLimits:
+    """Only float32 on both sides is compared token by token; fewer bits round each token differently."""
+    weights, same_bits = cfg.weights, not cfg.finetune.load_as_bf16 and eight_bits(cfg) is None
+    if _dtype(cfg) == torch.float32 and same_bits:
+        return ParityLimits(weights.parity_max_abs, None)
+    return ParityLimits(None, weights.parity_mean_abs or mean_limit(learner.probe_rounding()))
 
 
 def _report_metrics(report: UpdateReport) -> dict[str, float]:

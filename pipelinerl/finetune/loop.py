@@ -18,7 +18,7 @@ import torch
 from pipelinerl.base.files import write_whole
 from pipelinerl.base.logs import REMARK
 from pipelinerl.config import Config
-from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster
+from pipelinerl.finetune.broadcast import Broadcaster, broadcaster_of
 from pipelinerl.finetune.build import build_learner
 from pipelinerl.finetune.checkpoints import load_state, resume_step, save_checkpoint
 from pipelinerl.finetune.collect import (
@@ -88,8 +88,7 @@ class Trainer:
         if ranks.is_main and self.finetune.learning_rate == 0:
             log.warning("finetune.learning_rate=0: no step changes the weights", extra=REMARK)
         if broadcaster is None:
-            engines = cfg.updates_engines and cfg.jobs_of("actor_llm") and ranks.is_main
-            broadcaster = EngineBroadcaster(self.learner, cfg) if engines else Broadcaster()
+            broadcaster = broadcaster_of(self.learner, cfg) if ranks.is_main else Broadcaster()
         self._broadcaster = broadcaster
         self._compilation = LaterCompilation(self.learner, cfg)
         self._memory = MemoryDebug(cfg.finetune.memory_debug, self.learner.device)

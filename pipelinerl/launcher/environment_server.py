@@ -13,7 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelinerl.base import faults
-from pipelinerl.base.errors import CommandParser, first_line
+from pipelinerl.base.errors import CommandParser, first_line, printable
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.config import ConfigError, load_tree
 from pipelinerl.config.environments import OWN_KEYS, environment_specs
@@ -47,7 +47,8 @@ def main() -> int:
         setup_logging(arguments.output_dir, str(job.name))
         make_environment(cfg, str(job.environment_key)).launch(int(job.port))
     except Exception as error:
-        print(f"environment: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        said = " ".join(str(error).split())
+        print(printable(f"environment: {type(error).__name__}: {said}"), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1  # 2: the supervisor does not start it again
     return 0
 

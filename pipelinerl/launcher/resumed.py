@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipelinerl.base.errors import ConfigError, first_line, printable
 from pipelinerl.config.base import KEPT, Section, leaves_of
 from pipelinerl.config.files import read_started, typed
-from pipelinerl.config.secrets import hidden, secrets_of
+from pipelinerl.config.secrets import hidden, secrets_of, written
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.folder import RunFolder
 
@@ -94,7 +94,8 @@ def changes(tree: DictConfig) -> list[str]:
     cfg = typed(tree)
     if (before := _begun(cfg)) is None:
         return []
-    old, new = dict(_deciding(before)), dict(_deciding(cfg))
+    secret = _secret_keys(cfg, before)
+    old, new = dict(_deciding(before, secret)), dict(_deciding(cfg, secret))
     filled = before.derived_.filled if before.derived_ is not None else {}
     secrets = [secrets_of(tree), secrets_of(OmegaConf.create(before.model_dump(mode="json", by_alias=True)))]
 
@@ -112,8 +113,9 @@ def changes(tree: DictConfig) -> list[str]:
     ]
 
 
-def _deciding(cfg: Config) -> Iterator[tuple[str, Any]]:
+def _deciding(cfg: Config, secret: Collection[str]) -> Iterator[tuple[str, Any]]:
     given = dict(kept(cfg))
+    yield from ((key, value) for key, value in given.items() if key in secret)
     for key, value in leaves_of(cfg.model_dump(mode="json", by_alias=True)):
         above = accumulate(key.split("."), "{}.{}".format)
         if value != {} and key not in given and not _DECIDE.isdisjoint(above):
@@ -141,16 +143,25 @@ def _another_model(cfg: Config, before: Config, folder: Path) -> Iterator[str]:
 
 
 def _other_keys(cfg: Config, before: Config, may_move: Collection[str]) -> Iterator[str]:
-    began = dict(kept(before))
+    began, secret = dict(kept(before)), _secret_keys(cfg, before)
     given = before.derived_.filled if before.derived_ is not None else {}
     for key, value in kept(cfg):
-        if key in may_move:
+        if key in may_move or key in secret:  # a token that was renewed opens the same door
             continue
         if key in began and key not in _MODELS and value not in (began[key], given.get(key, began[key])):
             yield (
                 f"{key}={value}: this folder's run began with {began[key]}, which a resume keeps; "
                 "give that, another output_dir, or force_restart=true"
             )
+
+
+def _secret_keys(*configurations: Config) -> set[str]:
+    """Keys of the domain that hold a secret in one of these; of a list, the list's."""
+    found = set[str]()
+    for cfg in configurations:
+        for place in secrets_of(OmegaConf.create(cfg.model_dump(mode="json", by_alias=True))):
+            found.add(written(tuple(takewhile(lambda part: isinstance(part, str), place))))
+    return found
 
 
 def kept(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:

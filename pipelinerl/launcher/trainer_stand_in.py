@@ -7,7 +7,7 @@ is done when a whole run's samples have come, or at once where there is only an 
 import sys
 from pathlib import Path
 
-from pipelinerl.base.errors import CommandParser
+from pipelinerl.base.errors import CommandParser, printable
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.config import Config, load
 from pipelinerl.run_state.announcements import TrainerAnnouncements
@@ -69,7 +69,8 @@ def main() -> int:
         set_streams_backend(**stream_settings(cfg.streams))
         stand_in(cfg, arguments.output_dir)
     except Exception as error:
-        print(f"{NAME}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        said = " ".join(str(error).split())
+        print(printable(f"{NAME}: {type(error).__name__}: {said}"), file=sys.stderr)
         return 1
     return 0
 

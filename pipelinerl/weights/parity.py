@@ -38,6 +38,11 @@ class ParityLimits:
     max_abs: float | None
     mean_abs: float | None
 
+    def hold(self, max_abs: float, mean_abs: float) -> bool:
+        """Whether differences are within; NaN is not."""
+        pairs = ((max_abs, self.max_abs), (mean_abs, self.mean_abs))
+        return all(limit is None or value <= limit for value, limit in pairs)
+
 
 @dataclass(frozen=True, slots=True)
 class ParityResult:
@@ -99,9 +104,7 @@ def check_parity(
         difference = np.abs(found.astype(np.float64) - expected)
         result = ParityResult(engine, float(difference.max()), float(difference.mean()))
         results.append(result)
-        pairs = ((result.max_abs, limits.max_abs), (result.mean_abs, limits.mean_abs))
-        # Not `value > limit`: NaN must be outside.
-        if not all(limit is None or value <= limit for value, limit in pairs):
+        if not limits.hold(result.max_abs, result.mean_abs):
             publisher.mark_broken(engine)
             found_text = f"{result.max_abs:.2g} at most and {result.mean_abs:.2g} on average"
             allowed = f"allowed: max {limits.max_abs}, mean {limits.mean_abs}"

@@ -152,17 +152,8 @@ class Publisher:
 
     def prompt_logprobs(self, token_ids: np.ndarray) -> dict[str, np.ndarray]:
         """For each participating engine, float32 [P - 1]: log-probabilities of prompt tokens 1 … P - 1."""
-        prompt = np.asarray(token_ids, dtype=np.int32)
-        path, deadline_s, body = "/inference/v1/generate", self._deadlines.parity_s, scoring_body(prompt)
         urls = [one.url for one in self.engines.values() if one.joined is not None]
-        answers = {url: in_thread(call, "POST", url, path, deadline_s, body) for url in urls}
-        scores = {}
-        for url, answer in answers.items():
-            try:
-                scores[url] = read_prompt_logprobs(answer.result(), prompt)
-            except (CallFailed, ValueError) as error:
-                raise WeightUpdateError([Failure(url, "parity", error)]) from error
-        return scores
+        return prompt_logprobs(urls, token_ids, self._deadlines.parity_s)
 
     def sent_tensors(self) -> Mapping[str, torch.Tensor] | None:
         """The tensors of the last version as they were sent; None where the transport keeps none."""
@@ -259,3 +250,20 @@ class Publisher:
         if changed := {name for name, _ in self._layout.items() ^ staged.layout.items()}:
             names = ", ".join(sorted(changed)[:5])
             raise ValueError(f"names, shapes or dtypes changed since the first update: {names}")
+
+
+def prompt_logprobs(urls: Iterable[str], token_ids: np.ndarray, deadline_s: float) -> dict[str, np.ndarray]:
+    """For each engine, float32 [P - 1]: log-probabilities of prompt tokens 1 … P - 1.
+
+    Raises WeightUpdateError for one that does not answer.
+    """
+    prompt = np.asarray(token_ids, dtype=np.int32)
+    path, body = "/inference/v1/generate", scoring_body(prompt)
+    answers = {url: in_thread(call, "POST", url, path, deadline_s, body) for url in urls}
+    scores = {}
+    for url, answer in answers.items():
+        try:
+            scores[url] = read_prompt_logprobs(answer.result(), prompt)
+        except (CallFailed, ValueError) as error:
+            raise WeightUpdateError([Failure(url, "parity", error)]) from error
+    return scores

@@ -19,15 +19,30 @@ INPUT = "first\nsecond\n"
 HONEST = """
     import sys, time
     print('begun', flush=True)
-    import fcntl, os
+    import ctypes, fcntl, os, threading
     library = open(os.__file__)  # which every program reads: a lock on it would be a signal to the others
     for locked in (lambda: fcntl.flock(library, fcntl.LOCK_EX), lambda: fcntl.lockf(library, fcntl.LOCK_SH)):
         try: locked()
         except OSError: pass
+    for name in ('/dev/null', '/dev/zero', '/dev/urandom'):  # which every program may write to
+        try: fcntl.lockf(os.open(name, os.O_RDWR), fcntl.LOCK_EX)
+        except OSError: pass
+    SHARED_WORD
+    def wait():
+        time_s = (ctypes.c_long * 2)(5, 0)
+        if libc.syscall(202, word, 0, value, ctypes.byref(time_s), None, 0) == 0: print('woken', flush=True)
+    threading.Thread(target=wait).start()
     ended = time.monotonic() + 6
     while time.monotonic() < ended: time.sleep(0.05)
     print(sys.stdin.read(), end='')
     print('ended')"""
+SHARED_WORD = """
+    # Futexes of a file are known by the file's page, however it is mapped.
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    word = ctypes.c_void_p(libc.mmap(None, 4096, 1, 2, os.open(os.__file__, os.O_RDONLY), ctypes.c_long(0)))
+    value = ctypes.c_uint32.from_address(word.value).value
+"""
 ATTACKER = """
     import ctypes, fcntl, mmap, os, resource, signal, socket, struct, time
     me, reached = os.getpid(), []
@@ -82,6 +97,14 @@ ATTACKER = """
     wanted = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)
     held = lambda: struct.unpack('hh', fcntl.fcntl(library, fcntl.F_GETLK, wanted)[:4])[0] != fcntl.F_UNLCK
     attempt('lock of a part', lambda: held() or None)
+    for name in ('/dev/null', '/dev/zero', '/dev/urandom'):
+        try: fcntl.lockf(os.open(name, os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError: reached.append('lock of a device')
+        except OSError: pass
+    SHARED_WORD
+    for command in (1, 3, 4, 10):  # wake, requeue, compare and requeue, wake those of some bits
+        others = (100, ctypes.c_long(100), word, value)
+        attempt('futex', lambda: libc.syscall(202, word, command, *others) or None)
     attempt('shared memory', lambda: libc.syscall(29, 4711, 4096, 0o1777))
     attempt('queue', lambda: libc.syscall(68, 4711, 0o1777))
     attempt('semaphore', lambda: libc.syscall(64, 4711, 1, 0o1777))
@@ -95,7 +118,8 @@ ATTACKER = """
 
 
 async def beside_each_other() -> dict[str, Any]:
-    honest, attacker = textwrap.dedent(HONEST), textwrap.dedent(ATTACKER)
+    shared = SHARED_WORD.strip()
+    honest, attacker = (textwrap.dedent(one.replace("SHARED_WORD", shared)) for one in (HONEST, ATTACKER))
     async with Sandbox(LIMITS, at_once=3) as box:
         works = [asyncio.create_task(box.run(honest, INPUT)) for _ in range(2)]
         await asyncio.sleep(1)

@@ -138,7 +138,7 @@ class EngineServer:
         return json_response(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
-        return card(name, self._served.name, self.settings.max_model_len, self._created)
+        return card(name, str(self.settings.model), self.settings.max_model_len, self._created)
 
     async def world_size(self, _: web.Request) -> web.Response:
         """One process holds the whole model."""

@@ -74,7 +74,6 @@ SIMPLE = {
     "mremap": 25,
     "madvise": 28,
     "brk": 12,
-    "futex": 202,
     "set_robust_list": 273,
     "rseq": 334,
     "membarrier": 324,
@@ -130,11 +129,18 @@ SIMPLE = {
     "getsockname": 51,
 }
 _CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT64, _FCNTL, _IOCTL, _SOCKETPAIR = 56, 435, 62, 234, 302, 72, 16, 53
+_FUTEX = 202
 _OPEN, _OPENAT = 2, 257
 _CLONE_THREAD = 0x00010000
-_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 6, 7, 1030)
-"""Duplicates, flags and locks. Not F_SETOWN, which sends signals, nor F_GETLK, which like `flock` tells of
-locks that other programs hold on files of the interpreter, which all of them read."""
+_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)
+"""Duplicates and flags. Not F_SETOWN, which sends signals, nor F_GETLK, which like `flock` tells of locks
+that other programs hold on files and devices which all of them open."""
+_FCNTL_LOCKS = (6, 7)
+"""F_SETLK and F_SETLKW succeed without a lock: a process has no conflict with its own, and one on `/dev/null`
+would be seen by the other programs."""
+_FUTEX_COMMAND, _FUTEX_PRIVATE, _FUTEX_WAITS = 0x7F, 0x80, (0, 9)
+"""FUTEX_WAIT and FUTEX_WAIT_BITSET. A futex that is not private is known by its file: programs that map the
+same library would wake each other."""
 _IOCTL_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 _AF_UNIX, _SOCK_STREAM = 1, 1
@@ -179,6 +185,18 @@ def _opened(flags: int) -> list[Instruction]:
     return [_argument(flags), (_AND, 0, 0, _O_TRUNC | _O_ACCMODE), *steps, _answer(_ALLOW)]
 
 
+def _woken() -> list[Instruction]:
+    """Private futexes. Of others only waits, as for a thread that is joined; the kernel wakes those."""
+    private = [_argument(1), (_JUMP_SET, 0, 1, _FUTEX_PRIVATE), _answer(_ALLOW)]
+    return [*private, (_AND, 0, 0, _FUTEX_COMMAND), *_one_of(_FUTEX_WAITS)]
+
+
+def _controlled() -> list[Instruction]:
+    """Commands of fcntl."""
+    unlocked = [step for one in _FCNTL_LOCKS for step in ((_JUMP_EQ, 0, 1, one), _answer(_ERRNO))]
+    return [_argument(1), *unlocked, *_one_of(_FCNTL_COMMANDS)]
+
+
 def _special(own_pid: int) -> dict[int, list[Instruction]]:
     """Calls that depend on their arguments."""
     refused = _answer(_ERRNO | errno.EPERM)
@@ -190,7 +208,8 @@ def _special(own_pid: int) -> dict[int, list[Instruction]]:
         _KILL: [_argument(0), *_one_of((own_pid,))],
         _TGKILL: [_argument(0), *_one_of((own_pid,))],
         _PRLIMIT64: [_argument(0), *_one_of((0,))],
-        _FCNTL: [_argument(1), *_one_of(_FCNTL_COMMANDS)],
+        _FCNTL: _controlled(),
+        _FUTEX: _woken(),
         _IOCTL: [_argument(1), *_one_of(_IOCTL_COMMANDS)],
         _SOCKETPAIR: [
             *(_argument(0), (_JUMP_EQ, 1, 0, _AF_UNIX), refused),

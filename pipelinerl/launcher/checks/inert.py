@@ -161,7 +161,14 @@ CONDITIONAL = (  # what belongs to a variant is declared there
         "actor.difficulty_aware_penalty.enabled", "set actor.difficulty_aware_penalty.enabled=true"
     ),
     _switched_off("finetune.lora.enabled", "all weights are trained; set finetune.lora.enabled=true"),
-    Inert("test_llm", lambda c: not c.evaluates, "nothing is evaluated; name test_dataset_names"),
+    Inert(
+        "test_llm",
+        lambda c: not c.evaluates,
+        lambda c: (
+            "nothing is evaluated; "
+            + ("set eval_at_end=true" if c.test_dataset_names else "name test_dataset_names")
+        ),
+    ),
     Inert("eval_at_end", lambda c: not c.test_dataset_names, "nothing is evaluated; name test_dataset_names"),
     Inert(
         "eval_every_n_versions",

@@ -1,8 +1,10 @@
 """Partial runs: which keys of `debug` a mode reads, and what it cannot do."""
 
+import json
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -14,7 +16,8 @@ from pipelinerl.config.files import config_path, read_started
 from pipelinerl.config.machine import ROLES_OF_MODE
 from pipelinerl.config.staleness import Staleness
 from pipelinerl.config.tree import Config
-from pipelinerl.launcher.checks.same_ids import other_tokens, other_vocabulary, posting
+from pipelinerl.finetune.rl.losses import declared
+from pipelinerl.launcher.checks.same_ids import DEADLINE_S, other_tokens, other_vocabulary, posting
 from pipelinerl.observe.history import read_evaluations
 from pipelinerl.streams.kind import streams_kind
 
@@ -88,6 +91,8 @@ def of_another_model(cfg: Config, engines: int) -> Iterator[str]:
         with closing(Connection(url)) as connection:
             try:
                 other = other_tokens(posting(connection), policy)
+                if other is None and _needs_the_weights(cfg):
+                    other = _other_weights(connection, cfg.model_path)
             except CallFailed as error:
                 other = None if error.status in (404, 405) else f"does not answer ({first_line(error)})"
             except ValueError as error:
@@ -97,6 +102,39 @@ def of_another_model(cfg: Config, engines: int) -> Iterator[str]:
                 f"debug.use_existing_llms=true: engine {url}: {other}; start there an engine with "
                 f"model_path={cfg.model_path}, or set engine.port"
             )
+
+
+def _needs_the_weights(cfg: Config) -> bool:
+    """Whether what running engines sample is taken for the model's; who imitates may imitate another one."""
+    imitates = not declared(cfg.finetune.rl.policy_loss).compares and not cfg.debug.evaluates_only
+    return not cfg.updates_engines and not imitates
+
+
+def _other_weights(connection: Connection, model_path: str) -> str | None:
+    """What an engine that is sent no weights says of its own, where these are not the model's.
+
+    Raises CallFailed or ValueError for an answer that cannot be read. A trainer also compares what both
+    compute.
+    """
+
+    def said(route: str) -> Any:
+        try:
+            return json.loads(connection.call("GET", route, DEADLINE_S))
+        except CallFailed as error:
+            if error.status in (404, 405):
+                return None
+            raise
+
+    info, models = said("/weight_info"), said("/v1/models")
+    version = info.get("weight_version") if isinstance(info, dict) else None
+    if isinstance(version, str) and version.isdecimal() and int(version) > 0:
+        return f"has weights of version {version} of another run"
+    cards = models.get("data") if isinstance(models, dict) else None
+    root = cards[0].get("root") if isinstance(cards, list) and cards and isinstance(cards[0], dict) else None
+    here, there = Path(model_path), Path(str(root))
+    if root is not None and here.is_dir() and there.is_dir() and not here.samefile(there):
+        return f"has the model of {root}"
+    return None
 
 
 def remarks(cfg: Config) -> Iterator[str]:

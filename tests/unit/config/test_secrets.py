@@ -1,5 +1,7 @@
 """Secrets of a configuration stand in one file that is its owner's alone, and masked everywhere else."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +85,7 @@ actor: {rollout_policy: tests.support.toy_domain.play}
 ENVIRONMENT = {
     "FAKE_HUB_TOKEN": "hf_environment-8888",
     "FAKE_ENDPOINT": "environment-9999",
+    "FAKE_FOLDER": "/data/environment-free",
     "FAKE_MAPPING": "{user: environment-1010, port: 60606}",
 }
 SECRETS = [f"written-{n}" for n in (1111, 2222, 3333, 4444, 5555, 6666, 7777)]
@@ -144,6 +147,62 @@ def test_a_stored_tree_is_masked_and_processes_read_what_is_meant(
     meant = OmegaConf.to_container(tree, resolve=True)
     assert OmegaConf.to_container(load_tree(run), resolve=True) == meant
     assert read_shown(run).tools[0].timeout == 30 and read_shown(run).absent_token is None
+
+
+QUOTED = [
+    "401: key written-1111-search",
+    "cannot connect to host as user:written-4444-part",
+    "GET /search?q=1&api_key=written-5555-query",
+    "Bearer written-3333-head was refused",
+    "password written-4141-dsn",
+    "judge said: written-3939-apart",
+    "quoted as written-2323%2Fpem%2B%22",
+    r'{"key": "written-2323/pem+\""}',
+    "the hub has hf_environment-8888",
+    "of a variable: environment-7171-mine",
+]
+SCRIPT = """
+import logging, sys
+from pathlib import Path
+from pipelinerl.actor.retries import reason_of
+from pipelinerl.base.logs import REMARK, setup_logging
+from pipelinerl.base.role import run_role
+from pipelinerl.config.files import read_tree
+
+def run(folder):
+    read_tree(folder)
+    setup_logging(folder, "role")
+    text = sys.stdin.read()
+    for line in text.splitlines():
+        logging.getLogger("client").warning("%s", line, extra=REMARK)
+        print(reason_of(RuntimeError(line)))
+    print("of a folder: /data/environment-free, max 60606")
+    raise ValueError(text)
+
+sys.argv = ["role", sys.argv[1]]
+run_role("role", None, run, beats=False)
+"""
+
+
+def test_texts_that_quote_a_secret_are_masked(made: Callable[..., Composition], tmp_path: Path) -> None:
+    """Logs, stacks, remarks, reasons and last words, whoever wrote the text."""
+    run, given = tmp_path / "run", 'more.private_key_pem="written-2323/pem+\\""'
+    save(made(given, "+dataset_loader_params.folder=${oc.env:FAKE_FOLDER}").tree, run)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "script.py", run],
+        input="\n".join([*QUOTED, "of a folder: /data/environment-free, max 60606"]),
+        env=os.environ | {"MY_API_KEY": "environment-7171-mine", "MAX_TOKENS": "60606"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    kept = [path for path in run.rglob("*") if path.is_file() and path.parent.name == "role"]
+    texts = [ended.stdout, ended.stderr, *(path.read_text() for path in kept)]
+    assert len(kept) == 2 and all(text.count("(masked)") >= len(QUOTED) for text in texts), texts
+    assert [secret_parts(text.replace("60606", "")) for text in texts] == [[], [], [], []]
+    assert all("7171" not in text and "2323" not in text for text in texts)
+    assert all("/data/environment-free, max 60606" in text for text in texts), "folders and numbers stay"
 
 
 def test_a_tree_without_secrets_has_no_such_file(made: Callable[..., Composition], tmp_path: Path) -> None:

@@ -217,6 +217,62 @@ def test_what_hardware_upstreams_base_does_not_fit_is_said(composed: Compose, co
         check(made)
 
 
+SEVERAL = """
+defaults: [base, _self_]
+use_fast_llm: true
+fast_llm: {optimizer: {learning_rate: {base: 1.0e-05}}}
+weight_broadcast: true
+finetune: {rl: {policy_loss: reinforce, epsilon_low: 0.2, epsilon_high: 0.2}}
+llm: {parameters: {max_tokens: 50}}
+test_llm: {parameters: {max_tokens: 50}}
+dataset_loader: pipelinerl.domains.multidomain.loader.load_datasets
+train_dataset_names: ["guessing::train"]
+test_dataset_names: ["counting::test"]
+actor:
+  rollout_policy: pipelinerl.domains.dispatcher.generate_multidomain_rollout
+  domain_rollouts: {guessing: pipelinerl.domains.guessing.generate_guessing_rollout,
+    counting: pipelinerl.domains.counting.generate_counting_rollout,
+    miniwob: pipelinerl.domains.miniwob.rollouts.generate_miniwob_rollout,
+    chartqa: pipelinerl.domains.chartqa.generate_chartqa_rollout}
+"""
+
+
+def test_what_upstreams_folder_has_for_every_run_is_left_out_with_a_line(
+    composed: Compose, conf: Path, model: Path
+) -> None:
+    """Its base has a clip for losses that clip, and its domains are those of every mixture."""
+    (conf / "several.yaml").write_text(SEVERAL)
+    small = ("use_deepspeed=false", "finetune.load_as_bf16=false", f"model_path={model}")
+    options = {"config_dir": conf, "config_name": "several"}
+    made = composed("hardware=cpu", *small, **options)
+    check(made)
+    left = {notice.partition(": left out")[0].partition("=")[0] for notice in made.notices}
+    unread = {"use_fast_llm", "fast_llm", "weight_broadcast", "finetune.rl.epsilon_low"}
+    unread |= {f"actor.domain_rollouts.{name}" for name in ("miniwob", "chartqa")}
+    assert unread <= left and sorted(made.tree.actor.domain_rollouts) == ["counting", "guessing"]
+    rl = made.tree.finetune.rl
+    assert (rl.epsilon_low, rl.epsilon_high) == (0.02, 0.2), "reinforce has an upper bound only"
+
+    made = composed("hardware=cpu", *small, "finetune.rl.policy_loss=ppo", **options)
+    check(made)
+    assert made.tree.finetune.rl.epsilon_low == 0.2, "a loss that clips reads it"
+    given = "actor.domain_rollouts.miniwob=domains.guessing.stepwise.generate_guessing_rollout"
+    for key, said_of_it in (
+        ("finetune.rl.epsilon_low=0.3", "epsilon_low=0.3: has no effect with policy_loss=reinforce"),
+        (given, "actor.domain_rollouts.miniwob: no dataset is of that domain"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said_of_it)):
+            check(composed("hardware=cpu", *small, key, **options), key.partition("=")[0])
+
+
+def test_a_name_with_two_equally_near_ones_is_not_sent_to_its_opposite(composed: Compose, conf: Path) -> None:
+    """OpenAI's name of the largest number is as near to that of the smallest."""
+    tree = composed("hardware=cpu", config_dir=conf, config_name="guessing").tree
+    OmegaConf.update(tree, "llm.parameters.max_completion_tokens", 5, force_add=True)
+    with pytest.raises(ConfigError, match=r"did you mean llm.parameters.max_tokens\?"):
+        typed(tree)
+
+
 def test_a_group_of_upstreams_folder_and_one_of_ours_are_chosen(composed: Compose, conf: Path) -> None:
     (conf / "finetune/mine.yaml").write_text("defaults: [base]\nlearning_rate: 0.25\n")
     options = {"config_dir": conf, "config_name": "guessing"}

@@ -1,5 +1,6 @@
 """When engine and trainer are compared, what is counted, and which transport a configuration means."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,15 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from pipelinerl.config import Config, Job
+from pipelinerl.config import Config, ConfigError, Job
 from pipelinerl.finetune import broadcast
-from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster
+from pipelinerl.finetune.broadcast import (
+    PARITY_REQUEST,
+    Broadcaster,
+    EngineBroadcaster,
+    UnchangedEngines,
+    broadcaster_of,
+)
 from pipelinerl.run_state.lost_engines import tell_lost
 from pipelinerl.weights.parity import ParityLimits, ParityResult
 from pipelinerl.weights.transports.base import transport_kind
 from pipelinerl.weights.transports.file import FileTransport
 from pipelinerl.weights.transports.nccl import NcclTransport
 from pipelinerl.weights.version_update import UpdateReport
+from tests.support.engine_harness import build_model, reference, running_engine
 
 OPTIONS: dict[str, Any] = {
     "transport": "file",
@@ -165,7 +173,10 @@ def test_in_bfloat16_the_limit_is_what_rounding_explains_unless_it_is_set(
 
     monkeypatch.setattr(broadcast, "check_parity", check_parity)
     monkeypatch.setattr(broadcast, "check_loaded", lambda publisher: None)
-    made._exact, made._cfg = False, config(tmp_path, parity_mean_abs=given)
+    exact = config(tmp_path, parity_mean_abs=given)
+    made._cfg = exact.model_copy(
+        update={"finetune": exact.finetune.model_copy(update={"load_as_bf16": True})}
+    )
     made._learner.probe_rounding = lambda: rounding  # type: ignore[method-assign]
     assert made.publish(0)["weights/parity_limit"] == pytest.approx(allowed)
     assert limits == [ParityLimits(None, pytest.approx(allowed))]
@@ -178,6 +189,49 @@ def test_an_update_reports_what_it_cost(parts: Parts) -> None:
     assert found["weights/pause_s"] == 0.01 and found["weights/bytes"] == 10.0
     assert found["weights/parity_max_abs"] == 2e-5 and found["weights/parity_mean_abs"] == 1e-6
     assert found["weights/parity_limit"] == 1e-4
+
+
+async def test_an_engine_that_is_sent_nothing_has_the_weights_that_training_begins_with(
+    tmp_path: Path,
+) -> None:
+    """Scored by transformers: it decides which of two models an engine has."""
+    folders = [build_model(tmp_path / name, tied=True, seed=seed) for seed, name in enumerate("ab")]
+    ids = np.random.default_rng(3).integers(0, 96, (2, 12), dtype=np.int32)
+
+    def learner(folder: Path) -> Any:
+        model = reference(folder)
+
+        def score(rows: np.ndarray) -> np.ndarray:
+            with torch.no_grad():
+                logprobs = model(torch.as_tensor(rows, dtype=torch.int64)).logits.log_softmax(-1)
+            wanted = torch.as_tensor(rows[:, 1:], dtype=torch.int64)[..., None]
+            return logprobs[:, :-1].gather(-1, wanted)[..., 0].numpy()
+
+        return SimpleNamespace(probe_ids=lambda: ids, score_rows=score)
+
+    async with running_engine(folders[0], max_model_len=64) as engine:
+        job = Job(kind="actor_llm", idx=0, name="actor_vllm_0", url=engine.url)
+        base = config(tmp_path)
+        given = {"jobs": (job,), "model_path": "theirs"}
+        imitating = base.finetune.rl.model_copy(update={"policy_loss": "sft"})
+        for debug, finetune, kind in (
+            ({"use_existing_llms": True}, {"send_weight_updates": False}, UnchangedEngines),
+            ({"use_existing_llms": True, "mode": "open_loop"}, {}, UnchangedEngines),
+            ({}, {"send_weight_updates": False}, Broadcaster),
+            ({"use_existing_llms": True}, {"send_weight_updates": False, "rl": imitating}, Broadcaster),
+        ):
+            sections = {
+                "debug": base.debug.model_copy(update=debug),
+                "finetune": base.finetune.model_copy(update=finetune),
+            }
+            cfg = base.model_copy(update=given | sections)
+            same, other = (broadcaster_of(learner(folder), cfg) for folder in folders)
+            assert type(same) is type(other) is kind
+            assert await asyncio.to_thread(same.publish, 0) == {}
+            if kind is UnchangedEngines:
+                with pytest.raises(ConfigError, match=f"engine {engine.url} has other weights than "):
+                    await asyncio.to_thread(other.publish, 0)
+            assert await asyncio.to_thread(other.publish, 64) == {}, "training has moved the trainer's"
 
 
 def test_the_transport_is_the_configured_one(tmp_path: Path) -> None:

@@ -100,6 +100,10 @@ INERT: list[tuple[list[str], str]] = [
     (["world.ray_address=x"], "world.ray_address=x"),
     (["world.actor_hosts=1"], "world.actor_hosts=1"),
     (["world.interface=eth0"], "world.interface=eth0"),
+    (
+        ["eval_at_end=false", "eval_every_n_versions=0", "test_llm.parameters.max_tokens=8"],
+        "test_llm.parameters.max_tokens=8: has no effect here: nothing is evaluated; set eval_at_end=true",
+    ),
     (["debug.use_existing_llms=true", "engine.min_alive=2"], "engine.min_alive=2: has no effect here: no"),
     (["fsdp.reduce_dtype=bf16"], "fsdp.reduce_dtype=bf16: has no effect here: nothing is sharded"),
     (["deepspeed_config=deepspeed_stage2_bf16"], "deepspeed_config=deepspeed_stage2_bf16"),

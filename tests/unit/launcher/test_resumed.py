@@ -252,6 +252,31 @@ def test_what_a_resume_changes_is_said_without_secrets_and_on_one_line(
     assert len(line) < 250
 
 
+def test_a_resume_may_have_other_secrets_of_the_domain(
+    dry_run: DryRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token is renewed while a run stands still; it opens the door to the same data."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_text(
+        "defaults: [base, _self_]\ndataset_loader: domains.guessing.stepwise.load_problems\n"
+        "actor: {rollout_policy: domains.guessing.stepwise.generate_guessing_rollout}\n"
+        "hub_token: ${oc.env:TOKEN, null}\n"
+        "judge: {url: 'http://host/a', keys: ['${oc.env:TOKEN, none}']}\n"
+    )
+    words = ("--config-dir", str(tmp_path / "conf"), "--config-name", "mine", *GUESSING[1:])
+    words = (*words, "test_llm.parameters.max_tokens=16")
+    monkeypatch.setenv("TOKEN", "old-token-1111")
+    run_with_checkpoint(dry_run, tmp_path, domain=words)
+    for token in ("new-token-2222", None):
+        monkeypatch.setenv("TOKEN", token) if token else monkeypatch.delenv("TOKEN")
+        status, out, err = dry_run(*words)
+        (line,) = [line for line in out.splitlines() if line.startswith("launcher: this resume changes")]
+        assert (status, err) == (0, "") and "hub_token (masked) -> " in line and "judge.keys" in line
+        assert "1111" not in out and "2222" not in out
+    status, _, err = dry_run(*words, "judge.url=http://host/b")
+    assert status == 2 and "judge.url=http://host/b: this folder's run began with http://host/a" in err
+
+
 def test_a_resume_that_cannot_be_compared_says_so(begun: Path, dry_run: DryRun) -> None:
     path = config_path(begun)
     path.write_text(path.read_text().replace("learning_rate: 0.0002", "learning_rate: many"))

@@ -119,6 +119,33 @@ async def test_running_engines_have_the_policys_tokenizer_or_are_refused(
     assert "does not answer" in line and f"model_path={policy}" in line
 
 
+async def test_running_engines_that_are_sent_nothing_have_the_models_weights_or_are_refused(
+    policy: Path, tmp_path: Path
+) -> None:
+    """Its tokenizer is the same. Where the trainer sends weights, it does not matter which there were."""
+    other = shutil.copytree(policy, tmp_path / "other")
+
+    def found(model: Path, port: int, mode: str = "evaluate", loss: str = "ppo") -> list[str]:
+        debug, engine = {"mode": mode, "use_existing_llms": True}, {"port": port}
+        given = {"model_path": str(model), "debug": debug, "engine": engine}
+        cfg = Config.model_validate(given | {"finetune": {"rl": {"policy_loss": loss}}})
+        return list(partial.of_another_model(cfg, 1))
+
+    async with running_engine(policy, max_model_len=4096) as engine:
+        port = int(engine.url.rpartition(":")[2])
+        for mode in ("evaluate", "actor", "open_loop"):
+            assert await asyncio.to_thread(found, policy, port, mode) == []
+            (line,) = await asyncio.to_thread(found, other, port, mode)
+            assert f"has the model of {policy}; start there an engine with model_path={other}" in line
+        assert await asyncio.to_thread(found, other, port, "") == []
+        assert await asyncio.to_thread(found, other, port, "open_loop", "sft") == [], "it may imitate another"
+        for version, problems in (("0", 0), ("512", 1)):
+            await engine.post("/update_weight_version", {"weight_version": version})
+            lines = await asyncio.to_thread(found, policy, port)
+            assert len(lines) == problems and all("version 512 of another run" in one for one in lines)
+        assert await asyncio.to_thread(found, policy, port, "") == []
+
+
 async def test_an_engine_without_text_is_refused(policy: Path, tmp_path: Path) -> None:
     async with running_engine(build_model(tmp_path, tied=True)) as engine:
         (line,) = await asked(policy, engine.url)

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -171,6 +172,7 @@ def test_documents_in_memory_give_the_same_hits(store: Store, data: Path) -> Non
         (["{"], r"web\.jsonl:1: not a JSON object"),
         (['{"docid":"1"}'], "needs docid, url and text"),
         (['{"docid":null,"text":"a"}'], "docid None"),
+        (["version https://git-lfs.github.com/spec/v1", "size 12"], "pointer of git LFS .* git lfs pull"),
     ],
 )
 def test_broken_web_files_name_file_and_line(tmp_path: Path, lines: list[str], message: str) -> None:
@@ -252,6 +254,17 @@ def test_a_copy_of_an_answer_file_is_one_however_it_is_spaced(copy: str, tmp_pat
     assert [one.rest for one in read_task("DR1", folder)] == ["more.md", "report.md"]
 
 
+@pytest.mark.parametrize("escaped", [False, True])
+def test_a_copy_of_an_answer_file_is_one_however_its_json_is_written(escaped: bool, tmp_path: Path) -> None:
+    """As a program writes it that has read it: other order of keys, other escapes."""
+    folder = task_of(tmp_path / "DR1")
+    (folder / "qa_dict.json").write_text('{"q": "wie hei\u00dft es?", "a": ["caf\u00e9", 1]}')
+    copy = {"a": ["café", 1], "q": "wie heißt es?"}
+    (folder / "files" / "notes.md").write_text(json.dumps(copy, ensure_ascii=escaped, indent=3))
+    (folder / "files" / "other.md").write_text(json.dumps(copy | {"a": ["café", 2]}))
+    assert [one.rest for one in read_task("DR1", folder)] == ["other.md", "report.md"]
+
+
 def test_a_copy_of_an_answer_file_is_one_whatever_its_typography(tmp_path: Path) -> None:
     """As a word processor writes it; one word more or another number is another document."""
     folder = task_of(tmp_path / "DR1")
@@ -263,11 +276,12 @@ def test_a_copy_of_an_answer_file_is_one_whatever_its_typography(tmp_path: Path)
 
 def test_a_file_without_a_text_beside_it_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = task_of(tmp_path / "DR1")
-    for name in ("report.pdf", "plan.PDF", "deep.xlsx", "qa_dict.jsonl"):
+    for name in ("report.pdf", "plan.PDF", "deep.xlsx", "qa_dict.jsonl", ".DS_Store", "mail.eml", "notes"):
         (folder / "files" / name).write_text("binary")
+    os.mkfifo(folder / "files" / "pipe.md")
     assert [one.rest for one in read_task("DR1", folder)] == ["report.md"]
     (line,) = [record.getMessage() for record in caplog.records if "other formats" in record.getMessage()]
-    assert "2 files of other formats have no text beside them" in line and "first deep.xlsx" in line
+    assert "5 files of other formats have no text beside them" in line and "first deep.xlsx" in line
 
 
 def test_a_text_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -298,6 +312,30 @@ def test_links_in_a_circle_lead_nowhere(tmp_path: Path) -> None:
     assert [one.rest for one in read_task("DR1", folder)] == ["report.md"]
 
 
+def test_a_name_that_is_no_utf8_is_shown_as_one(tmp_path: Path) -> None:
+    """Halves of surrogate pairs stand for its bytes, and no tokenizer takes them."""
+    folder = task_of(tmp_path / "DR1")
+    os.rename(folder / "files" / "report.md", os.fsencode(folder / "files") + b"/caf\xe9.md")
+    (document,) = read_task("DR1", folder)
+    assert document.rest == "caf\ufffd.md" and document.metadata()["title"] == "caf\ufffd"
+
+
+def test_folders_without_end_are_refused(tmp_path: Path) -> None:
+    folder = task_of(tmp_path / "DR1")
+    here = os.open(folder / "files", os.O_DIRECTORY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=here)
+        deeper = os.open("d", os.O_DIRECTORY, dir_fd=here)
+        os.close(here)
+        here = deeper
+    os.close(here)
+    try:
+        with pytest.raises(CorpusError, match="folders in folders a thousand deep"):
+            list(read_task("DR1", folder))
+    finally:
+        subprocess.run(["rm", "-rf", folder], check=True)  # Python's own way down is not deep enough either
+
+
 def test_a_task_without_texts_stays_one(tmp_path: Path) -> None:
     (tmp_path / "DR1" / "files").mkdir(parents=True)
     assert list(read_task("DR1", tmp_path / "DR1")) == []
@@ -317,5 +355,8 @@ def test_a_folder_without_tasks_is_refused_and_a_task_without_documents_is_told(
     for task_id in ("DR2", "DR3"):
         (tmp_path / task_id / "files").mkdir(parents=True)
     (tmp_path / "DR3" / "files" / "a.md").write_text("text")
+    (tmp_path / "DR 4" / "files").mkdir(parents=True)
     assert Store.load(tmp_path, None).task_ids == ["DR2", "DR3"]
-    assert caplog.messages == ["1 of 2 tasks have no document to find, first: DR2"]
+    unnamed, empty = caplog.messages
+    assert "1 folders have files/ but no name of a task" in unnamed and "first 'DR 4'" in unnamed
+    assert empty == "1 of 2 tasks have no document to find, first: DR2"

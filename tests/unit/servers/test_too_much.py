@@ -17,6 +17,7 @@ import pytest
 import yarl
 from aiohttp.test_utils import TestServer
 
+from domains import verdict_server
 from domains.privacy_hopqa.scorer.app import ScoringService, build_app
 from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
 from domains.privacy_hopqa.scorer.protocol import MAX_FACT_CHARS, MAX_QUERY_CHARS, parse_request
@@ -266,7 +267,48 @@ def test_a_query_that_nobody_sends_is_refused_before_it_is_scored() -> None:
     assert len(parse_request(json.dumps({"examples": [kept]}).encode())) == 1
 
 
-@pytest.mark.parametrize("name", ["retrieval", "scorer"])
+async def test_a_judge_that_takes_its_time_holds_up_no_other_request() -> None:
+    """The judges of `ifeval` and `fn_calling` are plain functions, and take seconds for megabytes of text."""
+    release, under_way = threading.Event(), threading.Event()
+
+    def judge(prediction: str, reward_context: dict[str, Any]) -> dict[str, Any]:
+        if prediction == "long":
+            under_way.set()
+            assert release.wait(100)
+        return {"answer_status": prediction, "of": reward_context["task"]}
+
+    async with TestServer(verdict_server.make_app(judge)) as server, aiohttp.ClientSession() as session:
+
+        async def ask(prediction: str, **context: str) -> tuple[int, Any]:
+            body = {"prediction": prediction, "reward_context": context}
+            async with session.post(server.make_url("/verify_answer"), json=body) as answer:
+                return answer.status, await answer.json()
+
+        async with asyncio.timeout(50):
+            long = asyncio.create_task(ask("long", task="one"))
+            await asyncio.to_thread(under_way.wait, 50)
+            async with session.get(server.make_url("/health")) as health:
+                assert health.status == 200
+            assert await ask("short", task="two") == (200, {"answer_status": "short", "of": "two"})
+            assert await ask("short") == (400, {"error": {"message": "the body lacks 'task'"}})
+            assert not long.done()
+            release.set()
+            assert await long == (200, {"answer_status": "long", "of": "one"})
+
+
+async def test_half_a_request_of_a_judge_is_answered_after_a_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verdict_server, "BODY_DEADLINE_S", 0.3)
+    app = verdict_server.make_app(lambda: {"answer_status": "x"})
+    async with TestServer(app) as server, asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"POST /verify_answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{")
+        assert b" 408 " in await reader.readline()
+        writer.close()
+
+
+@pytest.mark.parametrize("name", ["retrieval", "scorer", "verdict"])
 async def test_a_client_that_hangs_up_in_its_body_leaves_nothing_in_the_log(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,6 +317,8 @@ async def test_a_client_that_hangs_up_in_its_body_leaves_nothing_in_the_log(
         make_task(tmp_path / "tasks/one")
         app = retrieval_app(RetrievalService(Store.load(tmp_path / "tasks", tmp_path / "web.jsonl")))
         path = "/browsecomp/search"
+    elif name == "verdict":
+        app, path = verdict_server.make_app(lambda query: {"answer_status": query}), "/verify_answer"
     else:
         app, path = build_app(ScoringService(RulesClassifier())), "/score"
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n"
