@@ -137,9 +137,9 @@ def main() -> int:
     for one in [BY_NAME[name] for name in arguments.words] or ARCHITECTURES:
         row = {**measured(one, python), "vllm": version}
         print(json.dumps(row), flush=True)
-        kept = json.loads(RECORD.read_text())["rows"] if RECORD.exists() else []
-        rows = {each["name"]: each for each in [*kept, row]}
-        write_json(RECORD, {"rows": [rows[name] for name in BY_NAME if name in rows]})
+        kept = json.loads(RECORD.read_text()) if RECORD.exists() else {"rows": []}
+        rows = {each["name"]: each for each in [*kept["rows"], row]}
+        write_json(RECORD, kept | {"rows": [rows[name] for name in BY_NAME if name in rows]})
     stale(write=True)
     return 0
 
