@@ -8,10 +8,7 @@ have `w1`, `w2` and `w3`. Granite's own loop knows the names of its checkpoint o
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any
 
 Endings = Mapping[str, str]
 _STACKED: Endings = {
@@ -53,9 +50,7 @@ ENDINGS: Mapping[str, Endings] = {
 """By model type: what a name ends with in the trainer, and in a version for vLLM. Shapes stay."""
 
 
-def vllm_names(
-    model_type: str, tensors: "Iterable[tuple[str, torch.Tensor]]"
-) -> "Iterator[tuple[str, torch.Tensor]]":
+def vllm_names(model_type: str, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """The tensors of a version under the names that vLLM's model of this type loads; some are views.
 
     Raises ValueError for experts of a type in the table that have a name it does not know.
@@ -71,7 +66,7 @@ def vllm_names(
         yield (name if old is None else name.removesuffix(old) + endings[old]), tensor
 
 
-def _single(name: str, tensor: "torch.Tensor") -> "Iterator[tuple[str, torch.Tensor]]":
+def _single(name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
     """Views of the experts of a layer, `[experts, 2 * width, hidden]` or `[experts, hidden, width]`."""
     start, _, part = name.rpartition(".")
     for number, expert in enumerate(tensor):

@@ -155,7 +155,7 @@ def rollouts(said: str) -> bool:
     """Whole games of guessing, whose policies judge inside."""
 
     async def generate(*_: object) -> Any:
-        return SimpleNamespace(output=SimpleNamespace(content=said))
+        return SimpleNamespace(completion=said)
 
     def made(*_: object) -> Any:
         return SimpleNamespace(reward=0.0)
