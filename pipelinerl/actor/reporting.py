@@ -14,6 +14,7 @@ from pipelinerl.actor.stats import (
     REWARD,
     SUCCESS,
     GroupStats,
+    InfiniteWatch,
     LoopLagStats,
     RecentGroups,
     Throughput,
@@ -63,9 +64,9 @@ class Reporter:
     def __init__(self, output_dir: Path, cfg: Config, version: int):
         self.start_s = time.monotonic()
         self._stats, self._recent, self._lags = GroupStats(), RecentGroups(), LoopLagStats()
-        self._unsolved = UnsolvedWatch()
-        by_difficulty = cfg.actor.sampling == "difficulty"
-        self._unrated = UnratedWatch(cfg.actor.difficulty.metric) if by_difficulty else None
+        self._watches: list[UnsolvedWatch | UnratedWatch | InfiniteWatch] = [UnsolvedWatch(), InfiniteWatch()]
+        if cfg.actor.sampling == "difficulty":
+            self._watches.append(UnratedWatch(cfg.actor.difficulty.metric))
         self.test_digest = ""
         """Of the test problems, beside the values of each."""
         self._throughput = Throughput(cfg.actor.throughput_window_size, self.start_s)
@@ -82,13 +83,9 @@ class Reporter:
         self._stats.add_group(group.finished.values())
         self._recent.add_group(group.finished.values())
         self._status.set(**self._recent.means())
-        if (line := self._unsolved.add_group(group.finished.values())) is not None:
-            log.warning(line, extra=REMARK)
-        if (
-            self._unrated is not None
-            and (line := self._unrated.add_group(group.finished.values())) is not None
-        ):
-            log.warning(line, extra=REMARK)
+        for watch in self._watches:
+            if (line := watch.add_group(group.finished.values())) is not None:
+                log.warning(line, extra=REMARK)
         self._throughput.add_group(group.finished.values(), time.monotonic())
         self._streams["stats_rollouts"].write(measured(group))
 

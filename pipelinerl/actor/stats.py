@@ -229,6 +229,29 @@ class UnratedWatch:
         )
 
 
+class InfiniteWatch:
+    """Metrics of rollouts that are infinite: each is told once, because means leave such values out."""
+
+    def __init__(self) -> None:
+        self._said = set[str]()
+
+    def add_group(self, rollouts: Iterable[FinishedRollout]) -> str | None:
+        """What to say behind this group; NaN says that nothing was measured, and is no fault."""
+        found = {
+            name
+            for rollout in rollouts
+            for name, value in rollout.metrics.items()
+            if any(map(math.isinf, value if isinstance(value, list) else [value]))
+        }
+        if not (new := sorted(found - self._said)):
+            return None
+        self._said |= found
+        return (
+            f"metrics of rollouts are infinite ({', '.join(new)}), and means leave such values out; let the "
+            "domain bound them, or give NaN where there is nothing to measure"
+        )
+
+
 class Throughput:
     """Rates over the last `window` groups."""
 

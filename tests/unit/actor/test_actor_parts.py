@@ -28,6 +28,7 @@ from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.stats import (
     LAGS_KEPT,
     GroupStats,
+    InfiniteWatch,
     LoopLagStats,
     RecentGroups,
     Throughput,
@@ -176,6 +177,15 @@ def test_what_is_no_number_takes_no_part_in_a_record():
     assert record["sometimes_success"] == 1.0 and all(map(math.isfinite, record.values()))
     assert watch.add_group([unmeasured, unsolved]) is None
     assert "no success in 2 groups" in (watch.add_group([unmeasured, unsolved]) or "")
+
+
+def test_metrics_that_are_infinite_are_told_once_each():
+    watch, infinite, nan = InfiniteWatch(), float("inf"), float("nan")
+    assert watch.add_group([rollout(1.0, ratio=nan, many=[0.5, nan])]) is None
+    first = watch.add_group([rollout(1.0), rollout(1.0, ratio=-infinite, many=[0.5, infinite])])
+    assert first is not None and "infinite (many, ratio)" in first
+    assert watch.add_group([rollout(1.0, ratio=infinite)]) is None
+    assert "infinite (reward)" in (watch.add_group([rollout(infinite, ratio=infinite)]) or "")
 
 
 def test_rates_are_over_the_window():
