@@ -67,8 +67,8 @@ def type_refusal(model_type: str) -> str:
     return f"has {found}; it cannot be trained on packed rows" if found else ""
 
 
-def deeper(names: Iterable[str], count: int) -> int | None:
-    """How many layers the tensors of these names are of, where they are of a decoder of more than `count`.
+def other_depth(names: Iterable[str], count: int) -> int | None:
+    """How many layers the tensors of these names are of, where they are of a decoder of other than `count`.
 
     A layer behind the last one is the decoder's where it has the tensors of an earlier one. Predictors of
     further tokens, which stand there too, have others, and are none.
@@ -79,7 +79,10 @@ def deeper(names: Iterable[str], count: int) -> int | None:
             layers[int(found[1])].add(found[2])
     known = [tensors for index, tensors in layers.items() if index < count]
     surplus = [index for index, tensors in layers.items() if index >= count and tensors in known]
-    return max(surplus) + 1 if surplus else None
+    if surplus:
+        return max(surplus) + 1
+    last = max(layers, default=count)
+    return last + 1 if last + 1 < count else None
 
 
 def cut_short(found: int, count: int) -> str:

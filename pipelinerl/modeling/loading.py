@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils import cached_file
 
 from pipelinerl.base.errors import printable
-from pipelinerl.modeling.layer_kinds import cut_short, deeper
+from pipelinerl.modeling.layer_kinds import cut_short, other_depth
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def _refuse(path: str | Path, info: dict[str, Any], model: PreTrainedModel) -> N
         )
     unused = sorted(info["unexpected_keys"])
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    if count is not None and (found := deeper([*unused, *model.state_dict()], count)) is not None:
+    if count is not None and (found := other_depth([*unused, *model.state_dict()], count)) is not None:
         raise DamagedModel(f"{path}: {cut_short(found, count)}")
     if unused:
         log.warning("%s: %d tensors are not used, first %s", path, len(unused), unused[0])

@@ -16,7 +16,7 @@ from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.checks.dotted import dotted, signature_problem
 from pipelinerl.launcher.checks.imports import calls
 from pipelinerl.modeling.decoder_defaults import decoder_config
-from pipelinerl.modeling.layer_kinds import cut_short, deeper, refusal, type_refusal, unknown_kinds
+from pipelinerl.modeling.layer_kinds import cut_short, other_depth, refusal, type_refusal, unknown_kinds
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
 MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
@@ -238,10 +238,10 @@ def _embedding(path: Path, config: dict[str, Any], headers: Headers) -> Iterator
 
 
 def _depth(path: Path, config: dict[str, Any], headers: Headers) -> Iterator[str]:
-    """Weights of a deeper model, whose further layers would be left out."""
+    """Weights of a other_depth model, whose further layers would be left out."""
     count = _of_text(config).get("num_hidden_layers")
     names = chain.from_iterable(headers.values())
-    if isinstance(count, int) and (found := deeper(names, count)) is not None:
+    if isinstance(count, int) and (found := other_depth(names, count)) is not None:
         yield f"model_path={path}: {cut_short(found, count)}"
 
 

@@ -122,6 +122,10 @@ LAUNCHER: dict[str, tuple[Spoil, str]] = {
         entries("config.json", num_hidden_layers=1, layer_types=None),
         "its weights are of 2 layers, config.json says num_hidden_layers=1",
     ),
+    "more layers than the weights": (
+        entries("config.json", num_hidden_layers=3, layer_types=None),
+        "its weights are of 2 layers, config.json says num_hidden_layers=3; set 2 there",
+    ),
 }
 
 LOADED: dict[str, tuple[Spoil, str]] = {
