@@ -20,12 +20,11 @@ from omegaconf import DictConfig
 
 from domains.pool import JudgePool
 from pipelinerl.base.malformed import BAD_BODY, BODY_ERRORS, log_one_line
-from pipelinerl.base.web_pages import no_web_pages
+from pipelinerl.base.web_pages import no_web_pages, whole_body
 from pipelinerl.utils import get_environment_jobs
 
 MAX_BODY_BYTES = 4 << 20
 ROUTE = "/verify_answer"
-BODY_DEADLINE_S = 30.0
 DEADLINE_S = 60.0
 
 Judge = Callable[..., Any]
@@ -45,10 +44,9 @@ def make_app(
 
     async def verify(request: web.Request) -> web.Response:
         try:
-            async with asyncio.timeout(BODY_DEADLINE_S):
-                sent = await request.read()
-        except TimeoutError:
-            return _error(408, f"the body did not arrive within {BODY_DEADLINE_S:g} s; send it again")
+            sent = await whole_body(request)
+        except web.HTTPRequestTimeout as late:
+            return _error(late.status, late.reason)
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         except BODY_ERRORS:

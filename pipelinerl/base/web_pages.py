@@ -1,10 +1,14 @@
-"""An aiohttp middleware that refuses what a web page in somebody's browser asks."""
+"""What every aiohttp server here guards against: web pages in somebody's browser, and half a body."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from pipelinerl.base.access import own_names, refusal
+
+BODY_DEADLINE_S = 30.0
+"""From the headers of a request to the end of its body; half a body would hold its connection for ever."""
 
 
 @web.middleware
@@ -15,3 +19,13 @@ async def no_web_pages(
     if (reason := refusal(request.headers, own_names())) is not None:
         return web.json_response({"error": {"message": reason}}, status=403)
     return await handler(request)
+
+
+async def whole_body(http: web.Request) -> bytes:
+    """The body of a request. Raises HTTPRequestTimeout (408) where it does not arrive."""
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            return await http.read()
+    except TimeoutError:
+        late = f"the body did not arrive within {BODY_DEADLINE_S:g} s; send it whole"
+        raise web.HTTPRequestTimeout(reason=late) from None

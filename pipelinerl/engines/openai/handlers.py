@@ -4,7 +4,6 @@ Called by the server of engines (`engines/serving`) and the recording endpoint (
 what was sampled and by which model.
 """
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
@@ -22,8 +21,6 @@ from pipelinerl.engines.openai.protocol import BadRequest, error_body, parse
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # aiohttp allows 1 MiB unless told otherwise, too little for many long prompts in one request.
 MAX_BODY_BYTES = 64 * 2**20
-BODY_DEADLINE_S = 30.0
-"""From the headers of a request to the end of its body; half a body would hold its connection for ever."""
 
 
 class _Checked(Protocol):
@@ -32,16 +29,6 @@ class _Checked(Protocol):
 
 
 F = TypeVar("F", bound=_Checked)
-
-
-async def whole_body(http: web.Request) -> bytes:
-    """The body of a request. Raises HTTPRequestTimeout (408) where it does not arrive."""
-    try:
-        async with asyncio.timeout(BODY_DEADLINE_S):
-            return await http.read()
-    except TimeoutError:
-        late = f"the body did not arrive within {BODY_DEADLINE_S:g} s; send it whole"
-        raise web.HTTPRequestTimeout(reason=late) from None
 
 
 def read(body: bytes, kind: type[F]) -> F:

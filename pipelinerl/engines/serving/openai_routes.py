@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from pipelinerl.base.thoughts import opened_by
+from pipelinerl.base.web_pages import whole_body
 from pipelinerl.engines.openai.answers import ChatWriter, CompletionWriter, Writer
 from pipelinerl.engines.openai.chat import prompt_text
 from pipelinerl.engines.openai.fields import (
@@ -21,7 +22,7 @@ from pipelinerl.engines.openai.fields import (
     CompletionFields,
     SharedFields,
 )
-from pipelinerl.engines.openai.handlers import Answer, json_response, read, streamed, whole_body
+from pipelinerl.engines.openai.handlers import Answer, json_response, read, streamed
 from pipelinerl.engines.openai.protocol import TokenizeFields, parse
 from pipelinerl.engines.serving.pending import PendingRequests, RequestFailed
 from pipelinerl.engines.serving.sequence import Request, usage_of

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from pipelinerl.base.access import control_refusal, control_token, own_names, refusal
 from pipelinerl.base.malformed import log_one_line
+from pipelinerl.base.web_pages import whole_body
 from pipelinerl.engines.openai import protocol
 from pipelinerl.engines.openai.handlers import (
     MAX_BODY_BYTES,
@@ -27,7 +28,6 @@ from pipelinerl.engines.openai.handlers import (
     streamed,
     token_answer,
     token_chunk,
-    whole_body,
 )
 from pipelinerl.engines.openai.protocol import BadRequest, UnknownModel
 from pipelinerl.engines.received import RECEIVED, Announced

@@ -23,7 +23,7 @@ from jinja2 import TemplateError
 from pipelinerl.base.access import is_loopback
 from pipelinerl.base.malformed import log_one_line
 from pipelinerl.base.waits import wait_for
-from pipelinerl.base.web_pages import no_web_pages
+from pipelinerl.base.web_pages import no_web_pages, whole_body
 from pipelinerl.engines.errors import EngineRequestError
 from pipelinerl.engines.llm_engine import EngineLLM
 from pipelinerl.engines.openai.handlers import (
@@ -32,7 +32,6 @@ from pipelinerl.engines.openai.handlers import (
     errors_as_json,
     json_response,
     streamed,
-    whole_body,
 )
 from pipelinerl.extras.recorder import routes
 from pipelinerl.extras.recorder.asked import Changed

@@ -238,7 +238,7 @@ def _embedding(path: Path, config: dict[str, Any], headers: Headers) -> Iterator
 
 
 def _depth(path: Path, config: dict[str, Any], headers: Headers) -> Iterator[str]:
-    """Weights of a other_depth model, whose further layers would be left out."""
+    """Weights of a deeper model, whose further layers would be left out, or of one with too few layers."""
     count = _of_text(config).get("num_hidden_layers")
     names = chain.from_iterable(headers.values())
     if isinstance(count, int) and (found := other_depth(names, count)) is not None:

@@ -22,9 +22,8 @@ from domains.privacy_hopqa.scorer.app import ScoringService, build_app
 from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
 from domains.privacy_hopqa.scorer.protocol import MAX_FACT_CHARS, MAX_QUERY_CHARS, parse_request
 from domains.privacy_hopqa.scorer.rules import Fact, score
-from pipelinerl.base import tokenizing
+from pipelinerl.base import tokenizing, web_pages
 from pipelinerl.base.tokenizing import encode_within, load_tokenizer
-from pipelinerl.engines.openai import handlers
 from pipelinerl.engines.openai.protocol import BadRequest
 from pipelinerl.engines.serving.served import Served
 from pipelinerl.extras import recorder
@@ -152,7 +151,7 @@ async def test_a_recorded_dialogue_is_continued_beside_the_loop_and_within_the_c
 async def test_half_a_request_is_answered_after_a_deadline(
     model: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(handlers, "BODY_DEADLINE_S", 0.3)
+    monkeypatch.setattr(web_pages, "BODY_DEADLINE_S", 0.3)
     async with (
         running_engine(model) as engine,
         recorder.session(TrainableLLM(model_name=str(model), base_url=engine.url)) as session,
@@ -299,7 +298,7 @@ async def test_a_judge_that_takes_its_time_holds_up_no_other_request() -> None:
 async def test_half_a_request_of_a_judge_is_answered_after_a_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(verdict_server, "BODY_DEADLINE_S", 0.3)
+    monkeypatch.setattr(web_pages, "BODY_DEADLINE_S", 0.3)
     app = verdict_server.make_app(lambda: {"answer_status": "x"})
     async with TestServer(app) as server, asyncio.timeout(60):
         reader, writer = await asyncio.open_connection(server.host, server.port)
