@@ -121,7 +121,7 @@ def _check_separate(tasks: Mapping[str, Path]) -> None:
 
 
 def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
-    """The text documents of one task in path order; empty ones are skipped.
+    """The text documents of one task in path order, without empty and hidden ones (`.git/x.txt`).
 
     A binary original (`x.pdf`) is not read; the text of the same folder and stem (`x.md`) stands for it. What
     a link leads to counts by its own name too, and a copy of an answer file is one. Raises
@@ -129,7 +129,8 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
     """
     files = folder / "files"
     boundary = files.resolve()
-    found, named = _below(files), set[str]()
+    below, named = _below(files), set[str]()
+    found = [path for path in below if not _is_hidden(path.relative_to(files))]
     # Links in a circle lead nowhere; `Path.resolve` raises for them before Python 3.13.
     places = {path: Path(os.path.realpath(path)) for path in found}
     paths = [path for path in found if places[path].is_relative_to(boundary)]
@@ -151,6 +152,8 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
         text = _read_text(path)
         if text.startswith(_POINTER):
             raise CorpusError(f"{path} is a pointer of git LFS and not the text; run git lfs pull")
+        if 4 * text.count("\0") > len(text):
+            raise CorpusError(f"{path} is not UTF-8 (every other byte is 0, as in UTF-16); convert it")
         if text.strip() and not copies & _forms(text):
             rest = replaced(relative.as_posix())  # it reaches a prompt, which takes no half of a pair
             yield LocalDocument(task_id, rest, text, originals.get(strip_extensions(rest).lower()))
@@ -163,6 +166,12 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
             "%s: %d files of other formats have no text beside them (.md, .txt or .csv of the same name) and "
             "are not served, first %s",
             *(files, len(lone), replaced(lone[0].relative_to(files).as_posix())),
+        )
+    shown = set(found)
+    if hidden := [path for path in below if path not in shown and path.suffix.lower() in TEXT_SUFFIXES]:
+        logger.warning(
+            "%s: %d texts are hidden and not served, first %s",
+            *(files, len(hidden), replaced(hidden[0].relative_to(files).as_posix())),
         )
     outside = [path for path in found if path not in inside or not os.path.exists(path)]
     _say_outward(files, [p for p in outside if p.suffix.lower() in TEXT_SUFFIXES or p.is_dir()], kept)
@@ -196,9 +205,14 @@ def _below(folder: Path) -> list[Path]:
         raise CorpusError(f"{folder} has folders in folders a thousand deep; make it flatter") from None
 
 
+def _is_hidden(relative: PurePath) -> bool:
+    """Whether a program put it there, as versions of a file, a copy to go back to or what was thrown away."""
+    return any(part.startswith(".") for part in relative.parts)
+
+
 def _is_no_text(path: Path, files: Path) -> bool:
-    """Whether it is there, and neither a folder, a text, an answer file nor hidden."""
-    if path.name.startswith(".") or holds_answers(path.relative_to(files)) or path.is_dir():
+    """Whether it is there, and neither a folder, a text nor an answer file."""
+    if holds_answers(path.relative_to(files)) or path.is_dir():
         return False
     return path.exists() and (path.suffix.lower() not in TEXT_SUFFIXES or not path.is_file())
 

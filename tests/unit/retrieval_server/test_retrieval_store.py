@@ -201,6 +201,26 @@ def test_text_that_is_not_utf8_is_named(data: Path) -> None:
         Store.load(data / "tasks", None)
 
 
+def test_utf16_without_a_mark_is_no_text_but_a_stray_zero_is_none(tmp_path: Path) -> None:
+    """As UTF-8 it reads as letters with zeros between them, which no query finds."""
+    folder = task_of(tmp_path / "DR1")
+    (folder / "files" / "more.md").write_bytes(b"the next\0 quarter")
+    assert [one.rest for one in read_task("DR1", folder)] == ["more.md", "report.md"]
+    (folder / "files" / "more.md").write_bytes("the next quarter".encode("utf-16-le"))
+    with pytest.raises(CorpusError, match=r"more\.md is not UTF-8 .* UTF-16"):
+        list(read_task("DR1", folder))
+
+
+@pytest.mark.parametrize("name", [".git/info.txt", ".Trash-0/files/old.md", "__MACOSX/._a.md", ".notes.md"])
+def test_what_is_hidden_is_no_document(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = task_of(tmp_path / "DR1")
+    hidden = folder / "files" / name
+    hidden.parent.mkdir(parents=True, exist_ok=True)
+    hidden.write_bytes(b"\0\5\x16\7\xff" if "MACOSX" in name else b"the quarter before")
+    assert [one.rest for one in read_task("DR1", folder)] == ["report.md"]
+    assert f"1 texts are hidden and not served, first {name}" in caplog.text
+
+
 def task_of(folder: Path) -> Path:
     (folder / "files" / "deep").mkdir(parents=True)
     (folder / "files" / "report.md").write_text("the quarter")
