@@ -68,7 +68,8 @@ _MADE = re.compile(
     r"|npm_\w{20}|gsk_\w{16}|r8_\w{20}|dop_v1_\w{20}|[rs]k_(?:live|test)_\w{16}|SG\.[\w-]{16,80}\.[\w-]{16}"
     r"|(?:pypi|nvapi|pplx|tvly|xai|xapp|csk)-[\w-]{16}|\d{8,12}:AA[\w-]{30}"
     r"|wandb_v\d{1,3}_\w{20}|local-[0-9a-f]{40}\b|(?:lsv2_\w\w|api_org)_\w{20}|dapi[0-9a-f]{32}|hvs\.[\w-]{20}"
-    r"|dp\.(?:pt|st|ct|sa)\.[\w-]{20}|fw_\w{20}"
+    r"|dp\.(?:pt|st|ct|sa)\.[\w-]{20}|fw_\w{20}|dckr_pat_\w{20}|shp(?:at|ca|pa|ss)_\w{20}|lin_api_\w{20}"
+    r"|(?:tskey|figd|ATATT3)[\w-]{20}|ya29\.[\w-]{20}|AGE-SECRET-KEY-1\w{20}"
     r"|xox[a-z]-[\w-]{10}|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30}|eyJ[\w-]{8,}\.[\w-]{2,}\.)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|\bhooks\.slack\.com/services/\w|/api/webhooks/\d+/\w"
 )
