@@ -106,7 +106,7 @@ class Scheduler:
             for number, problem, *weight in state["under_way"]
         )
         known = len(self.sampler.problems)
-        largest = max((draw.problem for _, draw in self._again), default=0)
+        largest = max((draw.problem for _, draw in self._again), default=-1)  # an evaluation has none
         if largest >= known:
             raise ValueError(
                 f"the run has a group of problem {largest} under way, and there are {known} problems now; "

@@ -1,6 +1,7 @@
 """Parts of the pipeline on their own: each debug mode runs, ends and leaves what it should."""
 
 import shutil
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -66,6 +67,22 @@ def test_an_evaluation_alone_plays_each_test_problem_once_and_is_reported(launch
     assert (counts.started, counts.eval_started, counts[Outcome.EVAL_DONE]) == (0, 70, 70)
     assert "Evaluation on test problems" in run.out and f"{sum(right) / 70:.2f} [" in run.out
     assert not (run.output_dir / "launcher/completed.json").exists()
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_was_stopped_is_made_again_by_the_same_command(launch: Start) -> None:
+    with FakeEngine(said("42"), version="default", delay_s=1.0) as engine:
+        port = engine.url.rpartition(":")[2]
+        given = ("debug.mode=evaluate", "debug.use_existing_llms=true", f"engine.port={port}")
+        stopped = launch(*given)
+        stopped.until(partial(engine.counts.__contains__, "requests"), "its first request")
+        stopped.send(signal.SIGINT)
+        assert stopped.wait() == 130 and "the same command resumes" in stopped.err
+        engine.delay_s = 0.0
+        again = launch(*given)
+        assert again.wait() == 0, again.err
+    (found,) = records_of(again.output_dir, "stats_test")
+    assert len(found["values"]["success"]) == 6 and None not in found["values"]["success"]
 
 
 @pytest.mark.slow

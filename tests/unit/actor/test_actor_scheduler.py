@@ -133,6 +133,14 @@ def test_a_resume_with_fewer_problems_than_are_under_way_is_refused_in_one_line(
         other.scheduler.load_state_dict(saved)
 
 
+def test_an_evaluation_without_training_problems_is_resumed(tmp_path):
+    saved = World(tmp_path / "first").scheduler.state_dict()
+    other = World(tmp_path / "second")
+    other.scheduler.sampler.problems = []
+    other.scheduler.load_state_dict(saved)
+    assert other.scheduler.state_dict()["under_way"] == []
+
+
 def test_a_group_counts_for_the_domain_of_its_problem_whoever_ends_first(tmp_path):
     """A rollout that raised has told nobody its domain, and is the first to end."""
     world = World(tmp_path)
