@@ -256,7 +256,7 @@ def _supervised(plan: RunPlan, folder: RunFolder, backend: Backend, plain: bool,
         finally:
             for line in remarks.lines():  # of the last seconds
                 say(line)
-            if loaded and model_digest(model) != loaded:
+            if loaded and _is_another(model, loaded):
                 say(_OVERWRITTEN.format(model))
         folder.check_unchanged()
 
@@ -265,6 +265,13 @@ _OVERWRITTEN = (
     "model_path={}: was overwritten or removed during the run, so that its engines may have sampled with "
     "other weights than those at its start; run it again with a copy that nobody writes to"
 )
+
+
+def _is_another(model: Path, digest: str) -> bool:
+    try:
+        return model_digest(model) != digest
+    except OSError:  # somebody is writing there now
+        return True
 
 
 def _report(output_dir: Path, domain: Domain) -> None:

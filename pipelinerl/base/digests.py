@@ -61,7 +61,9 @@ def last_written(folder: Path) -> tuple[float, str]:
 
 
 def _files_of_model(folder: Path) -> list[Path]:
-    return sorted({path for name in (*_OF_MODEL, *_OF_WEIGHTS) for path in folder.glob(name)})
+    """Files alone: a link that leads nowhere has nothing to read, and a pipe would be waited for."""
+    found = {path for name in (*_OF_MODEL, *_OF_WEIGHTS) for path in folder.glob(name)}
+    return sorted(path for path in found if path.is_file())
 
 
 def _digest(path: Path) -> str:

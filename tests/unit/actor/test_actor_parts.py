@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import logging
 import math
+import os
 import random
 import signal
 import subprocess
@@ -692,6 +693,8 @@ def test_another_model_under_the_same_name_is_remarked(tmp_path, caplog):
     for _ in range(2):
         _remark_model(tmp_path, str(model))
     (model / "README.md").write_text("what nobody loads")
+    (model / "tokenizer.old").symlink_to("nowhere")
+    os.mkfifo(model / "vocab.pipe")
     _remark_model(tmp_path, str(model))
     assert not caplog.records
     for name, changed in (
