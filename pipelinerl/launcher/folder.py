@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Self
 
@@ -179,14 +179,18 @@ class RunFolder(Closing):
         if streams.is_dir():
             streams.rename(self.path / f"streams_{attempt - 1}")
 
+    def made(self, also: Iterable[str]) -> Iterator[Path]:
+        """What runs made here, with the domain's folders `also`."""
+        for pattern in (*MADE_BY_A_RUN, *also):
+            yield from self.path.glob(pattern)
+
     def start_over(self, also: Iterable[str]) -> None:
         """Remove what runs made here, with the domain's folders `also`, and nothing else."""
-        for pattern in (*MADE_BY_A_RUN, *also):
-            for path in self.path.glob(pattern):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+        for path in list(self.made(also)):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     @property
     def checkpoint(self) -> Path | None:

@@ -76,6 +76,30 @@ def check(cfg: Config, may_move: Collection[str] = ()) -> Iterator[str]:
             yield from _other_keys(cfg, before, may_move)
 
 
+def lost_inputs(tree: DictConfig, folders: Collection[str]) -> Iterator[str]:
+    """Paths that the run is to read and that starting over would remove first, such as its own trained model.
+
+    `folders` are the domain's of a run's folder.
+    """
+    if not tree.force_restart or tree.output_dir is None:
+        return
+    removed = [path.resolve() for path in RunFolder(Path(str(tree.output_dir))).made(folders)]
+    plain: Any = OmegaConf.to_container(tree, resolve=True)
+    said = set[str]()
+    for key, value in sorted(leaves_of(plain), key=lambda leaf: leaf[0].count(".")):  # its copies come behind
+        for text in value if isinstance(value, list) else [value]:
+            if not isinstance(text, str) or "/" not in text or text in said or key == "weights.directory":
+                continue
+            with suppress(OSError, ValueError):  # no path at all
+                place = Path(text).resolve()
+                if place.exists() and any(place.is_relative_to(path) for path in removed):
+                    said.add(text)
+                    yield (
+                        f"{key}={text}: force_restart=true would remove it before it is read; copy it "
+                        "elsewhere, or give another output_dir"
+                    )
+
+
 def compared(tree: DictConfig) -> tuple[tuple[str, ...], list[str]]:
     """What a resume changes, and at most one line that says so, or why it is not known."""
     try:

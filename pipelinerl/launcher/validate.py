@@ -54,6 +54,7 @@ def checked(
     cfg = typed(tree)
     found = [*problems(cfg, hosts, dry_run), *domain_problems(tree, domain)]
     found += resumed.check(cfg, _compared_addresses(tree, domain))
+    found += resumed.lost_inputs(tree, domain.folders)
     found += inert.check(cfg, given, domain)
     if not found and not dry_run:  # it asks engines, which a wrong configuration need not have
         found += partial.of_another_model(cfg, len(layout(cfg, hosts).engines))

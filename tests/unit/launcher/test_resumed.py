@@ -176,6 +176,23 @@ def test_a_start_forgets_what_a_dry_run_had_kept(
     assert {path.name for path in (begun / "conf").iterdir()} == {"accelerate.yaml", "exp_config.yaml"}
 
 
+def test_starting_over_does_not_remove_what_the_run_reads(begun: Path, dry_run: DryRun, model: Path) -> None:
+    """A further run from a run's own model, or an evaluation of it, in the run's folder."""
+    trained = begun / "finetune/current"
+    shutil.copytree(model, trained, dirs_exist_ok=True)
+    (begun / "data").mkdir()
+    for more in ((), ("debug.mode=evaluate",)):
+        status, _, err = dry_run(*GUESSING, f"model_path={trained}", "force_restart=true", *more)
+        check_one_line(err, f"launcher: model_path={trained}: force_restart=true would remove it before")
+        assert status == 2
+    link = begun.parent / "mine"
+    link.symlink_to(trained)
+    given = (f"model_path={link}", "force_restart=true")
+    assert "would remove it" in dry_run(*GUESSING, *given)[2], "another way to the same folder"
+    trained.rename(begun / "data/model")
+    assert dry_run(*GUESSING, f"model_path={begun / 'data/model'}", "force_restart=true")[0] == 0
+
+
 def test_the_same_model_may_be_given_in_another_way(
     begun: Path, dry_run: DryRun, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
