@@ -40,6 +40,9 @@ def main(argv: list[str]) -> int:
         assert cfg.domain_hooks is not None
         if cfg.bootstrap.start is not None and not Path(cfg.bootstrap.start).is_dir():
             raise ConfigError(f"bootstrap.start={cfg.bootstrap.start}: no such folder; give that of a model")
+        out = Path(cfg.bootstrap_out)
+        if (out / "config.json").is_file() and not (out / "recipe.json").is_file():
+            raise ConfigError(f"bootstrap.out={out}: holds a model that no recipe made; give another folder")
         plain = cast(dict[str, Any], OmegaConf.to_container(tree, resolve=True))
         if problems := load_domain(cfg.domain_hooks).validate_recipe(OmegaConf.create(plain)):
             raise ConfigError(problems)
@@ -49,7 +52,6 @@ def main(argv: list[str]) -> int:
         for problem in error.problems:
             print(f"bootstrap: {problem}", file=sys.stderr)
         return 2
-    out = Path(cfg.bootstrap_out)
     if cfg.validate_:
         print(f"the recipe is valid; bootstrap.out={out}")
         return 0

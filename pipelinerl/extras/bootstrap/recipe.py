@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -61,13 +62,16 @@ def run(
     another recipe has left, DamagedModel for a model that cannot be gone on from.
     """
     started = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
-    pupil = _new(recipe, added_tokens, source, out, log) if recipe.start is None else _pretrained(recipe, out)
+    # Beside an earlier model, whose weights would else have another tokenizer if this one never ends.
+    beside = out / "unfinished"
+    beside.mkdir(parents=True, exist_ok=True)
+    new = recipe.start is None
+    pupil = _new(recipe, added_tokens, source, beside, log) if new else _pretrained(recipe, beside)
     model = pupil.model
     log(f"model: {sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters on {device}")
     asked = recipe.model_dump(mode="json", exclude={"out", "budget", "workers"})
     resumable = Resumable(out / STATE, recipe.checkpoint_steps, asked)
-    last = _train(recipe, source, pupil, out / "tokenizer.json", device, log, resumable)
+    last = _train(recipe, source, pupil, beside / "tokenizer.json", device, log, resumable)
     with torch.no_grad():
         for parameter in model.parameters():  # measure what will be saved, not what was trained
             parameter.copy_(parameter.to(torch.bfloat16))
@@ -79,7 +83,9 @@ def run(
     record = recipe.model_dump(exclude={"out", "budget", "checkpoint_steps"})
     record["shape"]["rope_theta"] = ROPE_THETA
     record |= {"added_tokens": list(added_tokens), "warmup_fraction": WARMUP_FRACTION}
+    copy_tokenizer(beside, out)
     _save(model, out, record, results, last, time.monotonic() - started)
+    shutil.rmtree(beside)
     resumable.path.unlink(missing_ok=True)
     return results
 

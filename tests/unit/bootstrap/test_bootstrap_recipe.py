@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
+import pipelinerl.extras.bootstrap.__main__ as bootstrap
 from pipelinerl.base.tokenizing import render_chat
 from pipelinerl.config.bootstrap import BootstrapConfig, PhaseConfig, ShapeConfig
 from pipelinerl.extras.bootstrap.demonstrations import Demonstration, Encoded, encode, shuffled
@@ -17,6 +18,7 @@ from pipelinerl.extras.bootstrap.gates import measured
 from pipelinerl.extras.bootstrap.packs import PackStream, loader, pack
 from pipelinerl.extras.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.rollouts import MASKED_TOKEN_ID as MASKED
+from tests.support.one_line import check_one_line
 from tests.support.toy_demonstrations import broken, deadly, toy
 
 SKELETON = ('{"answer":"', '"}', "d1", "d2")
@@ -142,7 +144,7 @@ def test_a_run_trains_measures_and_saves(tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM
 
     from pipelinerl.extras.bootstrap import packs
-    from pipelinerl.extras.bootstrap.recipe import run
+    from pipelinerl.extras.bootstrap.recipe import TOKENIZER_SEED, run
 
     forked = {"multiprocessing_context": "fork"}
     monkeypatch.setattr(packs, "DataLoader", lambda *own, **how: DataLoader(*own, **how | forked))
@@ -181,7 +183,29 @@ def test_a_run_trains_measures_and_saves(tmp_path, monkeypatch):
     assert results["echo"].accuracy > 0.8  # so it did begin with these weights
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (out / name).read_bytes() == (tmp_path / name).read_bytes()
-    assert not (out / "training.pt").exists()
+    assert not (out / "training.pt").exists() and not (out / "unfinished").exists()
+
+    def stopped(seed, phase):
+        if seed < TOKENIZER_SEED:
+            raise ValueError("stopped")
+        yield from toy(seed, phase)
+
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    other = recipe.model_copy(update={"vocab_size": 330})
+    with pytest.raises(ValueError, match="stopped"):
+        run(other, SKELETON, stopped, out, log=lambda line: None)
+    now = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    assert now == before, "the earlier model keeps its tokenizer"
+
+
+def test_a_recipe_does_not_overwrite_a_model_that_none_made(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    given = ["+domain=guessing", "hardware=cpu", f"bootstrap.out={tmp_path}", "validate=true"]
+    assert bootstrap.main(given) == 2
+    said = f"bootstrap: bootstrap.out={tmp_path}: holds a model that no recipe made; give another folder"
+    check_one_line(capsys.readouterr().err, said)
+    (tmp_path / "recipe.json").write_text("{}")
+    assert bootstrap.main(given) == 0
 
 
 def test_a_pretrained_models_dialogue_is_what_an_engine_is_sent(tokenizer):
