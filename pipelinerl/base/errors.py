@@ -77,10 +77,14 @@ def show_what_it_can() -> None:
 
     One that was closed before the start (`>&-`) shows nothing.
     """
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    _have_stdout()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
+
+
+def _have_stdout() -> None:
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 def drop_stdout() -> None:
@@ -94,10 +98,10 @@ def leave(command: str, main: Callable[[], int]) -> NoReturn:
 
     A reader that has gone, such as `| head`, has had enough: nothing is said. Ctrl-C is one line and 130.
     """
+    _have_stdout()
     try:
         status = main()
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         status = 130
         print(f"{command}: interrupted", file=sys.stderr)

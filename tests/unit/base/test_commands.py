@@ -9,7 +9,9 @@ import pytest
 
 from pipelinerl.base.errors import leave
 from pipelinerl.extras.bootstrap import __main__ as bootstrap
+from pipelinerl.streams import SingleStreamSpec
 from tests.support.processes import DEADLINE_S
+from tests.unit.streams.conftest import fill
 
 ROOT = Path(__file__).resolve().parents[3]
 OF_THE_LAUNCHER = {
@@ -59,6 +61,13 @@ def test_output_that_cannot_be_written_is_one_line(command: str, status: int, sa
         check=False,
     )
     assert done.returncode == status and re.fullmatch(said, done.stderr), done.stderr
+
+
+def test_streams_are_read_where_nobody_sees_them(tmp_path: Path) -> None:
+    fill(SingleStreamSpec(tmp_path, "stats"), {"a": 1})
+    read = f"exec {sys.executable} -m pipelinerl.streams {tmp_path} stats >&-"
+    done = subprocess.run(["bash", "-c", read], capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_recipe_without_a_place_or_a_tokenizer_is_one_line(
