@@ -32,6 +32,7 @@ PRESETS = {
     "privacy_hopqa_pretrained": "privacy_hopqa",
     "privacy_hopqa_situational": "privacy_hopqa",
     "privacy_hopqa_situational_padded": "privacy_hopqa",
+    "raro_pretrained": "raro",
     "reasoning_gym_small": "reasoning_gym",
     "reputation_hacking_pretrained": "reputation_hacking",
 }
@@ -40,6 +41,7 @@ NEEDED = {"logic": "reasoning_gym"} | {name: name for name in ("reasoning_gym", 
 PRETRAINED = (
     "results/smollm2",
     "results/bootstrap/privacy_hopqa_pretrained",
+    "results/bootstrap/raro_pretrained",
     "results/bootstrap/reputation_hacking_pretrained",
 )
 OF_OTHER_TESTS = ("--config-dir",)
