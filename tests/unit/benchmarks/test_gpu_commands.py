@@ -1,15 +1,17 @@
 """Benchmarks of cards where there is none: one line, and committed results stay as they were."""
 
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks import served_architectures
 from benchmarks._figures import RESULTS
 from benchmarks.gpu import cards, engine, groups, served
 
-SCRIPTS = ("adapters", "engine", "sharded", "shared", "trainer")
+SCRIPTS = ("adapters", "engine", "several_hosts", "sharded", "shared", "sizes", "trainer", "trl")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -35,6 +37,19 @@ def test_groups_without_vllm_say_so_before_they_start_anything(
     with pytest.raises(SystemExit, match=r"has no vLLM$"):
         groups.main()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("python", "said"), [("/no/python", "not a Python interpreter"), (None, "no vLLM")])
+def test_without_vllm_no_architecture_is_recorded(
+    python: str | None, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(served_architectures, "measured", lambda *_: pytest.fail("it measures"))
+    if python is None:
+        monkeypatch.setattr(served_architectures, "installed_version", lambda _: None)
+    monkeypatch.setattr("sys.argv", ["served", "--vllm", python or sys.executable])
+    assert served_architectures.main() == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
 
 
 def test_a_rehearsal_leaves_the_committed_results_alone(tmp_path: Path) -> None:
