@@ -21,8 +21,7 @@ import torch
 
 from benchmarks._figures import RESULTS, Figure, at_least, command_line, report
 from benchmarks._processes import Child
-from benchmarks.gpu.served import PYTHON, model_config, model_folder
-from pipelinerl.engines.vllm.installed import installed_version
+from benchmarks.gpu.served import PYTHON, model_config, model_folder, needed_vllm
 from pipelinerl.engines.vllm.options import ATTENTION, FREE_PLACE, SHARED_PROMPTS, serve_env
 
 GOAL = 3.0
@@ -115,6 +114,7 @@ def figures(found: dict[str, dict[str, Any]], requests: int, steps: int) -> list
 
 def main() -> int:
     options = command_line(__doc__, arms=("stock", "shared"))
+    version = needed_vllm()
     options.out = options.out or RESULTS / "gpu_groups.json"
     options.out.parent.mkdir(parents=True, exist_ok=True)
     config = model_config(options.size)
@@ -122,7 +122,7 @@ def main() -> int:
     found = {name: arm(name, options, model, config.vocab_size) for name in options.arms}
     sizes = {key: getattr(options, key) for key in ("size", "groups", "attempts", "prompt", "output")}
     card = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
-    settings = {"card": card, "vllm": installed_version(PYTHON), "torch": torch.__version__, **sizes}
+    settings = {"card": card, "vllm": version, "torch": torch.__version__, **sizes}
     rows = figures(found, options.groups * options.attempts, options.profile)
     return min(report("gpu_groups", rows, settings, options.out), 1)
 

@@ -176,6 +176,24 @@ def test_the_smallest_change_comes_first_and_fits(model: str, gb: int, count: in
     assert next(smallest_changes(cfg, shape(model), cards, Asked(1024))) == first
 
 
+@pytest.mark.parametrize(("rows", "count"), [((), 2), (("finetune.seq_length=20000",), 3)])
+def test_the_number_of_cards_that_is_named_is_the_smallest_that_a_launch_takes(
+    rows: tuple[str, ...], count: int, model: Path
+) -> None:
+    on_gpus = ["+domain=privacy_hopqa", "hardware=gpu", f"model_path={folder(model, '4B')}", *rows]
+    one = [*on_gpus, "world.share_device=true"]
+
+    def choose(words: list[str], cards: int) -> Chosen:
+        return choose_memory(compose(words), one_host(cards), True, lambda device: card(80), lambda: None)
+
+    with pytest.raises(DoesNotFit, match=rf"hardware\.devices={count} "):
+        choose(one, 1)
+    assert choose(on_gpus, count).memory is not None
+    for fewer in range(2, count):
+        with pytest.raises(DoesNotFit):
+            choose(on_gpus, fewer)
+
+
 def folder(model: Path, name: str) -> Path:
     (model / "config.json").write_text(json.dumps(described(name) | {"max_position_embeddings": 32768}))
     return model
