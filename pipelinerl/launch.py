@@ -19,6 +19,7 @@ from typing import NoReturn
 from omegaconf import OmegaConf
 
 from pipelinerl.base import faults
+from pipelinerl.base.digests import model_digest
 from pipelinerl.base.errors import ConfigError, drop_stdout, printable, show_what_it_can
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.base.logs import setup_logging
@@ -223,6 +224,9 @@ def _supervised(plan: RunPlan, folder: RunFolder, backend: Backend, plain: bool,
         forget_announcements(output_dir)
     balance, blocked, remarks = BalanceWatch(plan.cfg), BlockWatch(output_dir), RemarkWatch(output_dir)
     texts = plan.cfg.total_texts(*trained_before(output_dir))
+    model = Path(plan.cfg.model_path)
+    # An engine that gets no weights goes by these files, also when it is started again.
+    loaded = "" if plan.cfg.updates_engines else model_digest(model)
     with ProgressDisplay(output_dir, texts, plain=plain) as display:
 
         def say(line: str) -> None:
@@ -252,7 +256,15 @@ def _supervised(plan: RunPlan, folder: RunFolder, backend: Backend, plain: bool,
         finally:
             for line in remarks.lines():  # of the last seconds
                 say(line)
+            if loaded and model_digest(model) != loaded:
+                say(_OVERWRITTEN.format(model))
         folder.check_unchanged()
+
+
+_OVERWRITTEN = (
+    "model_path={}: was overwritten or removed during the run, so that its engines may have sampled with "
+    "other weights than those at its start; run it again with a copy that nobody writes to"
+)
 
 
 def _report(output_dir: Path, domain: Domain) -> None:

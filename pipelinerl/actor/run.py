@@ -321,8 +321,8 @@ def _remark_model(output_dir: Path, path: str) -> None:
     now = model_digest(Path(path))
     before = note_digest(output_dir, "model", now)
     if before and now and before != now:
-        line = "model_path=%s holds another model than in the last start: the checkpoint goes on with this "
-        line += "tokenizer and this reference; put the model back, or force_restart=true"
+        line = "model_path=%s holds another model than in the last start, whose checkpoint and evaluations "
+        line += "go on with this tokenizer and this reference; put the model back, or force_restart=true"
         log.warning(line, path, extra=REMARK)
 
 

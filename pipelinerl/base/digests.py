@@ -41,7 +41,7 @@ def model_digest(folder: Path) -> str:
     if not (folder / "config.json").is_file():
         return ""
     whole = xxh3_64()
-    for path in sorted({path for name in (*_OF_MODEL, *_OF_WEIGHTS) for path in folder.glob(name)}):
+    for path in _files_of_model(folder):
         weights = any(path.match(name) for name in _OF_WEIGHTS)
         whole.update(f"\0{path.name} {path.stat().st_size}\0".encode())
         with path.open("rb") as file:
@@ -50,6 +50,18 @@ def model_digest(folder: Path) -> str:
                 file.seek(max(0, path.stat().st_size - _END))
                 whole.update(file.read())
     return whole.hexdigest()
+
+
+def last_written(folder: Path) -> tuple[float, str]:
+    """When a file of a folder's model was last put there, in seconds since 1970, and its name.
+
+    A copy that keeps the time of its source counts as well. A folder without files gives `(0.0, "")`.
+    """
+    return max(((path.stat().st_ctime, path.name) for path in _files_of_model(folder)), default=(0.0, ""))
+
+
+def _files_of_model(folder: Path) -> list[Path]:
+    return sorted({path for name in (*_OF_MODEL, *_OF_WEIGHTS) for path in folder.glob(name)})
 
 
 def _digest(path: Path) -> str:

@@ -18,6 +18,7 @@ from pipelinerl.base.closing import Closing
 from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.base.files import check_files, write_whole
 from pipelinerl.config.files import config_path, read_shown
+from pipelinerl.run_state.snapshots import Snapshots
 
 log = logging.getLogger(__name__)
 
@@ -192,6 +193,14 @@ class RunFolder(Closing):
         """The latest saved model, or None before the first checkpoint."""
         current = self.path / "finetune" / "current"
         return current if (current / "config.json").is_file() else None
+
+    @property
+    def began(self) -> bool:
+        """Whether a start goes on from an earlier one: its checkpoint, or what its actor drew and evaluated.
+
+        Before the first checkpoint a start draws on, and keeps the evaluation of the first weights.
+        """
+        return self.checkpoint is not None or bool(Snapshots(self.path, "actor").versions())
 
     def completed(self, steps: int, epochs: int | None) -> str | None:
         """What the run completed here, if that is as much as is asked for now: `40 steps` or `3 epochs`."""

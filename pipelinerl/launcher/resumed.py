@@ -123,11 +123,15 @@ def _deciding(cfg: Config, secret: Collection[str]) -> Iterator[tuple[str, Any]]
 
 
 def _begun(cfg: Config) -> Config | None:
-    """The configuration of the folder's last start, if this one goes on from a checkpoint of it."""
+    """The configuration of the folder's last start, if this one goes on from it.
+
+    An evaluation on its own has no checkpoint, and one that was stopped begins again.
+    """
     if cfg.output_dir is None or cfg.force_restart:
         return None
-    folder = Path(cfg.output_dir)
-    return typed(read_started(folder)) if RunFolder(folder).checkpoint is not None else None
+    folder = RunFolder(Path(cfg.output_dir))
+    goes_on = folder.checkpoint is not None or (folder.began and not cfg.debug.evaluates_only)
+    return typed(read_started(folder.path)) if goes_on else None
 
 
 def _another_model(cfg: Config, before: Config, folder: Path) -> Iterator[str]:

@@ -123,7 +123,7 @@ def _with_problems(made: RunPlan, deadline_s: float, may_fail: bool = False) -> 
 
 def _write_tree(tree: DictConfig, folder: RunFolder, dry_run: bool) -> None:
     # A dry run may be one of another model; a checkpoint of the run that was started stays that run's.
-    if dry_run and folder.checkpoint is not None:
+    if dry_run and folder.began:
         keep_started(folder.path)
     save(tree, folder.path)
     if not dry_run:

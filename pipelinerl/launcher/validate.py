@@ -14,7 +14,7 @@ from pipelinerl.config.keys import leaves
 from pipelinerl.config.machine import DerivedConfig
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, parts_of
-from pipelinerl.launcher import resumed
+from pipelinerl.launcher import fitting_weights, resumed
 from pipelinerl.launcher.checks import (
     data,
     environments,
@@ -91,6 +91,8 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     except ValueError as error:  # a ConfigError, or a parallel size that is no number
         unplaceable = [str(error)]
     yield from data.check(cfg, dry_run)
+    if "finetune" in cfg.debug.roles:
+        yield from fitting_weights.check(Path(cfg.model_path))
     if not dry_run:
         yield from _not_on_hub(cfg)
     yield from sampling.check(cfg)

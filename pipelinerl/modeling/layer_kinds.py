@@ -43,7 +43,7 @@ Many configurations, above all older ones, do not name the kinds of their layers
 """
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of configurations for the experts of a layer."""
-_OF_LAYER = re.compile(r"(?:(?:model|language_model|transformer)\.)*(?:layers|h)\.(\d+)\.(.+)")
+OF_LAYER = re.compile(r"(?:(?:model|language_model|transformer)\.)*(?:layers|h)\.(\d+)\.(.+)")
 """A tensor of a decoder's layer: which layer, and which tensor of it."""
 
 
@@ -75,7 +75,7 @@ def other_depth(names: Iterable[str], count: int) -> int | None:
     """
     layers = defaultdict[int, set[str]](set)
     for name in names:
-        if found := _OF_LAYER.fullmatch(name):
+        if found := OF_LAYER.fullmatch(name):
             layers[int(found[1])].add(found[2])
     known = [tensors for index, tensors in layers.items() if index < count]
     surplus = [index for index, tensors in layers.items() if index >= count and tensors in known]
@@ -85,9 +85,9 @@ def other_depth(names: Iterable[str], count: int) -> int | None:
     return last + 1 if last + 1 < count else None
 
 
-def cut_short(found: int, count: int) -> str:
+def cut_short(found: int, count: int, key: str = "num_hidden_layers") -> str:
     """What is said of such a folder behind its name."""
     return (
-        f"its weights are of {found} layers, config.json says num_hidden_layers={count}; set {found} there, "
+        f"its weights are of {found} layers, config.json says {key}={count}; set {found} there, "
         f"or save a model of {count} layers"
     )

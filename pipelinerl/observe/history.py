@@ -1,6 +1,6 @@
 """Reading what a run wrote about itself: metrics as series, status files, evaluations."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,18 @@ def metrics_record(line: bytes) -> dict[str, Any]:
 def read_metrics(output_dir: Path, role: str) -> list[dict[str, Any]]:
     """All metric records of a role in order. Raises DamagedLine."""
     return read_lines(Path(output_dir) / role / "metrics.jsonl", metrics_record)
+
+
+def standing(trainer: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The trainer's records without those that a resume undid: a step that came again, and all behind it."""
+    kept, steps = list[dict[str, Any]](), list[tuple[int, int]]()
+    for record in trainer:
+        if (made := record.get("stats/completed_steps")) is not None:
+            while steps and steps[-1][0] >= made:
+                del kept[steps.pop()[1] :]
+            steps.append((made, len(kept)))
+        kept.append(record)
+    return kept
 
 
 @dataclass(frozen=True)
@@ -79,9 +91,13 @@ class Evaluation:
 
 
 def read_evaluations(output_dir: Path) -> list[Evaluation]:
-    """All passes by version, those of earlier starts too; of a version that was evaluated twice the later."""
+    """All passes by version, those of earlier starts too; of a version that was evaluated twice the later.
+
+    A version that was trained before a resume, and not reached again since, is none of the run's.
+    """
     by_version: dict[int, Evaluation] = {}
-    for folder in stream_folders(output_dir):
+    folders = stream_folders(output_dir)
+    for folder in folders:
         spec = StoredStreamSpec(Path(output_dir), "stats_test", folder=folder)
         if spec.directory.is_dir():
             with read_stream(spec) as stream:
@@ -89,4 +105,7 @@ def read_evaluations(output_dir: Path) -> list[Evaluation]:
             for record in records:
                 version = int(record["version"])
                 by_version[version] = Evaluation(version, record["values"], record.get("problems", ""))
+    trained = read_metrics(output_dir, "finetune") if len(folders) > 1 else []
+    if len(stands := standing(trained)) < len(trained):
+        by_version = {at: found for at, found in by_version.items() if at <= stands[-1].get("step", at)}
     return [evaluation for _, evaluation in sorted(by_version.items())]

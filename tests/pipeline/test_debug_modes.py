@@ -1,5 +1,7 @@
 """Parts of the pipeline on their own: each debug mode runs, ends and leaves what it should."""
 
+import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,25 @@ def test_an_evaluation_alone_plays_each_test_problem_once_and_is_reported(launch
     assert (counts.started, counts.eval_started, counts[Outcome.EVAL_DONE]) == (0, 70, 70)
     assert "Evaluation on test problems" in run.out and f"{sum(right) / 70:.2f} [" in run.out
     assert not (run.output_dir / "launcher/completed.json").exists()
+
+
+@pytest.mark.slow
+def test_a_model_that_is_overwritten_during_an_evaluation_is_said(
+    launch: Start, model: Path, tmp_path: Path
+) -> None:
+    """A file that nobody loads is none; an engine that is started again would load the other model."""
+    for changed, told in (("README.md", False), ("config.json", True)):
+        copy = shutil.copytree(model, tmp_path / f"model_{told}")
+        with FakeEngine(said("42"), version="default", delay_s=0.5) as engine:
+            port = engine.url.rpartition(":")[2]
+            existing = ("debug.use_existing_llms=true", f"engine.port={port}", f"model_path={copy}")
+            run = launch("debug.mode=evaluate", *existing, name=f"run_{told}")
+            run.until(partial(engine.counts.__contains__, "requests"), "its first request")
+            with (copy / changed).open("a") as file:
+                file.write(" ")
+            assert run.wait() == 0, run.err
+        words = f"model_path={copy}: was overwritten or removed during the run"
+        assert (words in " ".join(run.out.split())) == told
 
 
 @pytest.mark.slow

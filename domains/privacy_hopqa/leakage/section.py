@@ -11,6 +11,7 @@ from domains.privacy_hopqa.leakage.table import not_finished
 from pipelinerl.base.errors import first_line
 from pipelinerl.config import load_tree
 from pipelinerl.domain import ReportSection
+from pipelinerl.observe.history import read_evaluations
 
 
 def leakage_section(output_dir: Path) -> list[ReportSection]:
@@ -22,7 +23,7 @@ def leakage_section(output_dir: Path) -> list[ReportSection]:
         return []
     except ValueError as error:
         return [ReportSection(title="Leakage", text=f"not known, the audit log is damaged: {error}")]
-    evaluated, unfinished = _evaluations(log.rollouts), _evaluations(log.unfinished)
+    evaluated, unfinished = _standing(_evaluations(log.rollouts), output_dir), _evaluations(log.unfinished)
     if not evaluated:
         text = f"not known: {not_finished(unfinished)}"
         return [ReportSection(title="Leakage", text=text)] if unfinished else []
@@ -35,6 +36,14 @@ def leakage_section(output_dir: Path) -> list[ReportSection]:
         said = error.args[0] if isinstance(error, KeyError) else first_line(error)
         return [ReportSection(title="Leakage", text=f"not known, because of the run's chain files: {said}")]
     return [table(reports, evaluated, [r for r in unfinished if r.model_version in shown])]
+
+
+def _standing(rollouts: Sequence[RolloutLog], output_dir: Path) -> list[RolloutLog]:
+    """Without what a resume undid: versions that the run has no more, and earlier passes of a version."""
+    versions = {evaluation.version for evaluation in read_evaluations(output_dir)}
+    in_order = sorted(rollouts, key=lambda rollout: rollout.started)
+    latest = {(r.model_version, r.split, r.task_id, r.chain_id): r for r in in_order}
+    return [r for r in latest.values() if not versions or r.model_version in versions]
 
 
 def _evaluations(rollouts: Sequence[RolloutLog]) -> list[RolloutLog]:

@@ -9,10 +9,11 @@ one.
 
 import heapq
 import json
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ class ServerSettings:
     """Sequences that may wait for a place; beyond that requests are answered 503."""
     weight_transport: str = DEFAULT
     """How new weights come: a name in `RECEIVED` of `engines/received.py`."""
+    started: float = field(default_factory=time.time)
+    """Seconds since 1970, before the weights are read: what is written later was not loaded."""
 
     def positive(self) -> tuple[str, ...]:
         """Names of the values that must be at least 1."""

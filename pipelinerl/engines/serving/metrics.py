@@ -6,11 +6,15 @@ Names are vLLM's where vLLM has the metric, since the fleet and dashboards read 
 from collections import Counter
 from dataclasses import dataclass, field
 
+from pipelinerl.engines.engine_metrics import STARTED
+
 
 @dataclass(slots=True)
 class EngineMetrics:
     """Written by the engine thread (requests received: by the server), read by `/metrics`."""
 
+    started: float
+    """Seconds since 1970."""
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
@@ -38,6 +42,7 @@ class EngineMetrics:
         """Prometheus exposition format, one sample per line."""
         label = f'model_name="{model_name}"'
         rows: list[tuple[str, str, str, float]] = [
+            (STARTED, "gauge", label, self.started),
             ("vllm:num_requests_running", "gauge", label, self.running),
             ("vllm:num_requests_waiting", "gauge", label, self.waiting),
             ("vllm:kv_cache_usage_perc", "gauge", label, self.kv_usage),

@@ -40,7 +40,7 @@ class Engine:
         on_failed: Callable[[BaseException], None],
     ) -> None:
         """What the engine thread calls: `on_results` after a step or an abort, `on_failed` when it died."""
-        self.metrics = EngineMetrics()
+        self.metrics = EngineMetrics(backend.settings.started)
         self.update = UpdateState()
         # Set when the thread died; the engine serves nothing from then on.
         self.failure: BaseException | None = None

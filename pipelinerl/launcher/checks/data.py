@@ -3,9 +3,8 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,11 @@ from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.checks.dotted import dotted, signature_problem
 from pipelinerl.launcher.checks.imports import calls
 from pipelinerl.modeling.decoder_defaults import decoder_config
-from pipelinerl.modeling.layer_kinds import cut_short, other_depth, refusal, type_refusal, unknown_kinds
+from pipelinerl.modeling.layer_kinds import (
+    refusal,
+    type_refusal,
+    unknown_kinds,
+)
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
 MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
@@ -119,9 +122,6 @@ def model_problems(cfg: Config) -> Iterator[str]:
                 yield from _quantised(path, config)
                 yield from _layers(path, config)
                 yield from _unknown_type(path, config)
-                headers = {file.name: _header(file) for file in sorted(path.glob("*.safetensors"))}
-                yield from _embedding(path, config, headers)
-                yield from _depth(path, config, headers)
                 if "actor_llm" in cfg.debug.roles:
                     said = engine_kind(cfg).model_problems(_of_text(config))
                     yield from (f"model_path={path}: {one}" for one in said)
@@ -163,7 +163,7 @@ def _recipe_command(cfg: Config) -> str:
 
 
 def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
-    limit, key = _of_text(config).get("max_position_embeddings"), engine_kind(cfg).context_key(cfg)
+    limit, key = of_text(config).get("max_position_embeddings"), engine_kind(cfg).context_key(cfg)
     if isinstance(limit, int) and cfg.engine.max_model_len > limit:
         yield (
             f"{key}={cfg.engine.max_model_len}: the model has {limit} positions; "
@@ -172,7 +172,7 @@ def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
 
 
 def _stop_ids(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
-    size = _of_text(config).get("vocab_size")
+    size = of_text(config).get("vocab_size")
     for group in ("llm", "test_llm"):
         ids = getattr(cfg, group).parameters.stop_token_ids
         if isinstance(size, int) and (unknown := [one for one in ids if one >= size]):
@@ -184,7 +184,7 @@ def _no_end(cfg: Config, path: Path, config: dict[str, Any]) -> Iterator[str]:
     given, tokens = cfg.llm.parameters, path / "tokenizer_config.json"
     if "actor_llm" not in cfg.debug.roles or given.stop or given.stop_token_ids or not tokens.is_file():
         return
-    ends = [config.get("eos_token_id"), _of_text(config).get("eos_token_id")]
+    ends = [config.get("eos_token_id"), of_text(config).get("eos_token_id")]
     ends.append(json.loads(tokens.read_bytes()).get("eos_token"))
     if (generation := path / "generation_config.json").is_file():
         ends.append(json.loads(generation.read_bytes()).get("eos_token_id"))
@@ -198,21 +198,20 @@ def _no_end(cfg: Config, path: Path, config: dict[str, Any]) -> Iterator[str]:
 
 def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
     """Kinds of layers and types of models that the trainer refuses; not every file names its layers."""
-    kinds = _of_text(config).get("layer_types")
-    types = {_of_text(config).get("model_type"), config.get("model_type")}
+    kinds = of_text(config).get("layer_types")
+    types = {of_text(config).get("model_type"), config.get("model_type")}
     if others := unknown_kinds(kinds if isinstance(kinds, list) else (), bool(types & {*WITH_STATES})):
         yield f"model_path={path}: {refusal(others)}; give a model without such layers"
-    elif said := type_refusal(str(_of_text(config).get("model_type"))):
+    elif said := type_refusal(str(of_text(config).get("model_type"))):
         yield f"model_path={path}: {said}; give another model"
 
 
 def _unknown_type(path: Path, config: dict[str, Any]) -> Iterator[str]:
     """A `model_type` without a class in transformers, whose text is read: importing it would import torch."""
-    found, kind = find_spec("transformers"), config.get("model_type")
-    tables = [Path(place, "models", "auto") for place in (found and found.submodule_search_locations) or ()]
+    kind = config.get("model_type")
     if not isinstance(kind, str) or "auto_map" in config:
         return
-    files = sorted(file for table in tables for file in table.glob("*.py"))  # an early one names most
+    files = in_transformers("models/auto", "*.py")
     if files and not any(f'"{kind}"' in file.read_text() for file in files):
         yield (
             f"model_path={path}: config.json says model_type={kind}, which is unknown to the installed "
@@ -220,37 +219,16 @@ def _unknown_type(path: Path, config: dict[str, Any]) -> Iterator[str]:
         )
 
 
-Headers = Mapping[str, dict[str, Any]]
-"""By name of a safetensors file, what it says of its tensors."""
-
-
-def _embedding(path: Path, config: dict[str, Any], headers: Headers) -> Iterator[str]:
-    """Weights beside a `config.json` of another size, as far as the table of tokens tells.
-
-    A size that it leaves out is transformers' own for the type.
-    """
-    text = decoder_config(config)
-    wanted = [text.get("vocab_size"), text.get("hidden_size")]
-    for file, header in headers.items() if None not in wanted else ():
-        for name, entry in header.items():
-            if name.endswith("embed_tokens.weight") and entry.get("shape") != wanted:
-                yield (
-                    f"model_path={path}: {name} of {file} has shape {entry.get('shape')}, config.json "
-                    f"wants {wanted}; they belong to different models"
-                )
-
-
-def _depth(path: Path, config: dict[str, Any], headers: Headers) -> Iterator[str]:
-    """Weights of a deeper model, whose further layers would be left out, or of one with too few layers."""
-    count = _of_text(config).get("num_hidden_layers")
-    names = chain.from_iterable(headers.values())
-    if isinstance(count, int) and (found := other_depth(names, count)) is not None:
-        yield f"model_path={path}: {cut_short(found, count)}"
+def in_transformers(folder: str, pattern: str) -> list[Path]:
+    """Files of the installed package; an early one of `auto` names most types."""
+    found = find_spec("transformers")
+    places = (found and found.submodule_search_locations) or ()
+    return sorted(file for place in places for file in Path(place, folder).glob(pattern))
 
 
 def _quantised(path: Path, config: dict[str, Any]) -> Iterator[str]:
     """Weights in a few bits, such as gpt-oss has in MXFP4: an engine would load no trained version."""
-    given = config.get("quantization_config") or _of_text(config).get("quantization_config")
+    given = config.get("quantization_config") or of_text(config).get("quantization_config")
     if given:
         method = given.get("quant_method", "an unknown way") if isinstance(given, dict) else given
         yield (
@@ -259,7 +237,7 @@ def _quantised(path: Path, config: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _of_text(config: dict[str, Any]) -> dict[str, Any]:
+def of_text(config: dict[str, Any]) -> dict[str, Any]:
     """A model of text and images has what is of its text in a section of its own."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
@@ -319,7 +297,7 @@ def safetensors_problem(path: Path) -> str | None:
     return f"has {size} of {expected} bytes" if size != expected else None
 
 
-def _header(path: Path) -> dict[str, Any]:
+def header(path: Path) -> dict[str, Any]:
     """What a whole safetensors file says of its tensors."""
     with path.open("rb") as file:
         header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))

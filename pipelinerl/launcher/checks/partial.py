@@ -1,6 +1,8 @@
 """Partial runs: which keys of `debug` a mode reads, and what it cannot do."""
 
 import json
+import math
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from pipelinerl.base.digests import last_written
 from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.base.http import CallFailed, Connection
 from pipelinerl.base.ports import LOOPBACK
@@ -16,6 +19,7 @@ from pipelinerl.config.files import config_path, read_started
 from pipelinerl.config.machine import ROLES_OF_MODE
 from pipelinerl.config.staleness import Staleness
 from pipelinerl.config.tree import Config
+from pipelinerl.engines.engine_metrics import STARTED, parse_prometheus
 from pipelinerl.finetune.rl.losses import declared
 from pipelinerl.launcher.checks.same_ids import DEADLINE_S, other_tokens, other_vocabulary, posting
 from pipelinerl.observe.history import read_evaluations
@@ -134,7 +138,17 @@ def _other_weights(connection: Connection, model_path: str) -> str | None:
     here, there = Path(model_path), Path(str(root))
     if root is not None and here.is_dir() and there.is_dir() and not here.samefile(there):
         return f"has the model of {root}"
+    if not here.is_dir() or not (root is None or there.is_dir()):  # of a hub, say
+        return None
+    counters = parse_prometheus(connection.call("GET", "/metrics", DEADLINE_S).decode())
+    started, (written, name) = counters.get(STARTED, math.inf), last_written(here)
+    if written > started:
+        return f"has started at {_clock(started)}, and {name} of its model was written at {_clock(written)}"
     return None
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S on %d %b", time.localtime(seconds))
 
 
 def remarks(cfg: Config) -> Iterator[str]:

@@ -126,6 +126,30 @@ LAUNCHER: dict[str, tuple[Spoil, str]] = {
         entries("config.json", num_hidden_layers=3, layer_types=None),
         "its weights are of 2 layers, config.json says num_hidden_layers=3; set 2 there",
     ),
+    "no number of layers": (
+        entries("config.json", num_hidden_layers=None, layer_types=None),
+        "of 2 layers, config.json has no num_hidden_layers, and transformers takes 32; set 2 there",
+    ),
+    "a number of layers in quotes": (
+        entries("config.json", num_hidden_layers="2"),
+        "config.json says num_hidden_layers='2', which is no whole number",
+    ),
+    "kinds of layers for another number": (
+        entries("config.json", layer_types=["full_attention"] * 3),
+        "config.json has 3 layer_types for num_hidden_layers=2; correct one",
+    ),
+    "an MLP of another width": (
+        entries("config.json", intermediate_size=8),
+        "layers.0.mlp.down_proj.weight of model.safetensors has shape [16, 32], config.json wants [16, 8]",
+    ),
+    "another number of heads": (
+        entries("config.json", num_attention_heads=4, num_key_value_heads=4, head_dim=8),
+        "self_attn.k_proj.weight of model.safetensors has shape [8, 16], config.json wants [32, 16]",
+    ),
+    "a head that the weights lack": (
+        entries("config.json", tie_word_embeddings=False),
+        "no lm_head.weight in its weights, config.json says tie_word_embeddings=false",
+    ),
 }
 
 LOADED: dict[str, tuple[Spoil, str]] = {

@@ -1,5 +1,6 @@
 """Sizes read from a model's `config.json` are those of the model that transformers builds from it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, has_experts
 from pipelinerl.launcher.engine_memory import EngineWork, decode_reads, request_bytes
+from pipelinerl.launcher.fitting_weights import misfits
 from pipelinerl.modeling.decoder_defaults import DEFAULTS, TEXT_PART
 from tests.unit.launcher.hub_configs import HUB
 
@@ -218,6 +220,32 @@ def test_sizes_of_published_configurations_are_those_of_the_model(name: str) -> 
     assert shape.policy_parameters == shape.served_parameters == pytest.approx(found, rel=0.005)
 
 
+def misfits_of(model: torch.nn.Module, config: dict[str, Any]) -> list[str]:
+    headers = {"model.safetensors": {k: {"shape": list(v.shape)} for k, v in model.state_dict().items()}}
+    return list(misfits(Path("MODEL"), config, headers))
+
+
+@pytest.mark.parametrize(
+    ("family", "wanted", "layers"),
+    [("llama", "num_hidden_layers", 32), ("gpt_neo", "num_layers", 24), ("qwen3", "num_hidden_layers", 32)],
+)
+def test_layers_that_a_configuration_does_not_count_are_those_of_its_type(
+    family: str, wanted: str, layers: int
+) -> None:
+    """A model with so many fits, one with a layer less does not."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family))
+    given = {"model_type": family}
+    assert misfits_of(model, given) == []
+    short = {k: v for k, v in model.state_dict().items() if f".{layers - 1}." not in k}
+    headers = {"model.safetensors": {k: {"shape": list(v.shape)} for k, v in short.items()}}
+    (line,) = misfits(Path("MODEL"), given, headers)
+    assert f"weights are of {layers - 1} layers, config.json has no {wanted}, and" in line
+    assert f"transformers takes {layers}; set {layers - 1} there" in line
+    (line,) = misfits(Path("MODEL"), given | {wanted: layers + 2}, headers)
+    assert f"are of {layers - 1} layers, config.json says {wanted}={layers + 2}; set" in line
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 def test_no_type_of_transformers_has_a_wrong_shape(family: str) -> None:
@@ -232,6 +260,10 @@ def test_no_type_of_transformers_has_a_wrong_shape(family: str) -> None:
         pytest.skip(f"{family} cannot be built from its defaults: {error}")
     if shape is not None and model is not None:
         assert shape.policy_parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.005)
+        if family == "mllama":  # attends to pictures, and its table has eight ids for them
+            return
+        for given in (config.to_dict(), config.to_diff_dict(), {"model_type": family}):
+            assert misfits_of(model, {"model_type": family, **given}) == []
 
 
 @pytest.mark.parametrize("family", DEFAULTS)

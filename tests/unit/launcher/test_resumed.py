@@ -15,6 +15,7 @@ from pipelinerl.config.compose import compose
 from pipelinerl.config.files import config_path, load, save, typed
 from pipelinerl.config.reference import groups
 from pipelinerl.launcher.resumed import changes, kept
+from pipelinerl.run_state.snapshots import Snapshots
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import DryRun
 
@@ -119,6 +120,33 @@ def test_a_service_that_moved_is_asked_for_its_world_before_anything_starts(
     monkeypatch.setenv("DRY_RUN", "0")
     status, _, err = dry_run(*words, "privacy_hopqa.helper_service_url=http://10.0.0.1:9000")
     assert (status, asked) == (2, ["http://10.0.0.1:9000"]) and "serves another world" in err
+
+
+def test_another_model_is_refused_before_the_first_checkpoint_too(
+    dry_run: DryRun, model: Path, tmp_path: Path
+) -> None:
+    """The evaluation of the first weights stands, and is what the end is compared with."""
+    other = shutil.copytree(model, tmp_path / "other")
+    assert dry_run(*GUESSING)[0] == 0
+    Snapshots(tmp_path / "run", "actor").save(0, {"evaluated": 0})
+    for _ in range(2):  # the first writes its own tree beside that of the start
+        assert dry_run(*GUESSING, f"model_path={other}", "force_restart=true")[0] == 0
+    for key in (f"model_path={other}", "seed=7"):
+        status, _, err = dry_run(*GUESSING, key)
+        check_one_line(err, f"launcher: {key}: this folder's run began with ")
+        assert status == 2
+    status, out, _ = dry_run(*GUESSING, "test_llm.parameters.temperature=0.5")
+    assert status == 0 and "this resume changes test_llm.parameters.temperature 1.0 -> 0.5" in out
+
+
+def test_a_stopped_evaluation_may_begin_again_with_another_model(
+    dry_run: DryRun, model: Path, tmp_path: Path
+) -> None:
+    alone = (*GUESSING, "debug.mode=evaluate")
+    assert dry_run(*alone)[0] == 0
+    Snapshots(tmp_path / "run", "actor").save(0, {})
+    other = shutil.copytree(model, tmp_path / "other")
+    assert dry_run(*alone, f"model_path={other}")[0] == 0
 
 
 def test_a_dry_run_of_another_model_leaves_the_checkpoint_to_its_own(

@@ -146,6 +146,26 @@ async def test_running_engines_that_are_sent_nothing_have_the_models_weights_or_
         assert await asyncio.to_thread(found, policy, port, "") == []
 
 
+async def test_running_engines_whose_model_was_overwritten_are_refused(policy: Path, tmp_path: Path) -> None:
+    """Also by a copy that keeps the time of its source; other files of the folder do not matter."""
+    model = shutil.copytree(policy, tmp_path / "model")
+
+    def found(port: int, mode: str = "evaluate") -> list[str]:
+        debug, engine = {"mode": mode, "use_existing_llms": True}, {"port": port}
+        cfg = Config.model_validate({"model_path": str(model), "debug": debug, "engine": engine})
+        return list(partial.of_another_model(cfg, 1))
+
+    async with running_engine(model, max_model_len=4096) as engine:
+        port = int(engine.url.rpartition(":")[2])
+        await asyncio.sleep(0.1)  # the kernel's clock of files goes in steps
+        (model / "README.md").write_text("what nobody loads")
+        assert await asyncio.to_thread(found, port) == []
+        shutil.copy2(policy / "model.safetensors", model)
+        (line,) = await asyncio.to_thread(found, port)
+        assert "has started at" in line and "and model.safetensors of its model was written at" in line
+        assert await asyncio.to_thread(found, port, "") == [], "the trainer sends its own"
+
+
 async def test_an_engine_without_text_is_refused(policy: Path, tmp_path: Path) -> None:
     async with running_engine(build_model(tmp_path, tied=True)) as engine:
         (line,) = await asked(policy, engine.url)

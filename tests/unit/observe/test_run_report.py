@@ -352,6 +352,23 @@ def test_passes_before_a_resume_count_and_the_later_of_a_version_wins(tmp_path: 
     ]
 
 
+def test_what_a_resume_undid_is_none_of_the_run(tmp_path: Path) -> None:
+    """Three steps of 8 samples were trained and evaluated; a resume made the first one again and ended."""
+    for folder, passes in (("streams_0", [(0, 0.0), (8, 0.2), (24, 0.9)]), ("streams", [(8, 0.5)])):
+        records = ({"version": version, "values": {"success": [value]}} for version, value in passes)
+        fill(StoredStreamSpec(tmp_path, "stats_test", folder=folder), *records)
+    writer = MetricsWriter(tmp_path, "finetune")
+    for made in (1, 2, 3):
+        step = {"stats/completed_steps": made, "stats/samples": 8 * made, "stats/lag": 100.0 * made}
+        writer.log(step, step=8 * made)
+    assert [e.version for e in read_evaluations(tmp_path)] == [0, 8, 24], "the resume has made no step yet"
+    writer.log({"stats/completed_steps": 1, "stats/samples": 8, "stats/lag": 7.0}, step=8)
+    writer.close()
+    found = summarise(tmp_path)
+    assert found.versions == [0, 8] and found.comparisons["success"].after.mean == 0.5
+    assert (found.rates["optimizer_steps"], found.rates["lag_mean_texts"]) == (1, 7.0)
+
+
 def test_series_take_the_later_record_of_a_step_after_a_resume() -> None:
     records = [{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0}, {"step": 2, "a": 5.0}, {"a": 9.0}, {"step": 3}]
     found = series(records, "a")
