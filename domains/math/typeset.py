@@ -54,6 +54,8 @@ _WRITTEN = (
     ),
     (re.compile(r"\\(?:textrm|textsf|texttt|textsc|emph|mathsf|mathtt)(?=\s*\{)"), r"\\text"),
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
+    (re.compile(r"\^\s*\{\s*\\prime\s*\\prime\s*\}"), "''"),
+    (re.compile(r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))"), "'"),
     (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),
     (re.compile(r"\\mathbb\s+([A-Za-z])"), r"\\mathbb{\1}"),
     (re.compile(r"\\[dt]?binom\s*(\d)\s*(\d)"), r"\\binom{\1}{\2}"),

@@ -207,6 +207,33 @@ TABLE = [
     ("x", r"\boldsymbol{y}", "wrong"),
     ("(1,2)", r"\bigl(1,2\bigr)", "correct"),
     ("blue", r"\textcolor{red}{\text{blue}}", "correct"),
+    # Numbers below a millionth are no zeros.
+    (r"1.6 \times 10^{-19}", r"9.1 \times 10^{-31}", "wrong"),
+    (r"1.6 \times 10^{-19}", r"16 \times 10^{-20} \text{ C}", "correct"),
+    ("0.0000001", "0.0000002", "wrong"),
+    ("0.0000001", r"\frac{1}{10^7}", "correct"),
+    ("0.0000001, 0.0000002", "0.0000001, 0.0000003", "wrong"),
+    (r"\frac{1}{13983816}", "0.0000001", "wrong"),
+    (r"\frac{1}{7776}", "0.000129", "correct"),
+    ("e^{-10}", "0.0000454", "correct"),
+    ("0.333333", r"\frac{1}{3}", "correct"),
+    # Primes, transposes and derivatives; `and` is not `or`.
+    ("y'", "y''", "wrong"),
+    ("y'", "y", "wrong"),
+    ("f'(x)", r"f^{\prime}(x)", "correct"),
+    ("f''(x)", r"f^{\prime\prime}(x)", "correct"),
+    ("f'(x) = 2x", "2x", "correct"),
+    ("2x", "f'(x) = 2x", "correct"),
+    ("5", "5'", "correct"),
+    ("y", "'y'", "correct"),
+    ("A^T", "A", "wrong"),
+    ("A^T", "A^{T}", "correct"),
+    (r"\frac{dy}{dx}", r"\frac{dx}{dy}", "wrong"),
+    (r"\frac{dy}{dx}", r"\dfrac{dy}{dx}", "correct"),
+    (r"\frac{d}{d+1}", r"1-\frac{1}{d+1}", "correct"),
+    (r"x<1 \text{ or } x>2", r"x<1 \text{ and } x>2", "wrong"),
+    (r"x<1 \text{ or } x>2", r"x>2 \text{ or } x<1", "correct"),
+    (r"x<1 \text{ or } x>2", "x<1, x>2", "correct"),
 ]
 
 
