@@ -153,7 +153,8 @@ def _compared(wanted: str, given: str, strict: bool) -> AnswerStatus:
 
 def _more_places(gold: Sequence[Any]) -> int:
     """Places beyond `PLACES` in which numbers are compared, so that a small gold answer has three digits."""
-    values = [one for item in gold if not isinstance(item, str) for one in (item, *item.args)]
+    parts = [(item, *getattr(item, "args", ())) for item in gold]  # of texts and of matrices nothing is told
+    values = [one for part in parts for one in part]
     sizes = [abs(one.evalf(3)) for one in values if getattr(one, "is_number", False)]
     small = [float(size) for size in sizes if 0 < size < 1]
     return max(0, 2 - PLACES - floor(log10(min(small)))) if small and min(small) > 0 else 0

@@ -217,6 +217,8 @@ TABLE = [
     (r"\frac{1}{7776}", "0.000129", "correct"),
     ("e^{-10}", "0.0000454", "correct"),
     ("0.333333", r"\frac{1}{3}", "correct"),
+    (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix} 1&2\\3&4\end{bmatrix}", "correct"),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 2 \\ 1 \end{pmatrix}", "wrong"),
     # Primes, transposes and derivatives; `and` is not `or`.
     ("y'", "y''", "wrong"),
     ("y'", "y", "wrong"),
