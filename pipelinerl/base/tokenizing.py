@@ -133,8 +133,8 @@ def _marks(tokenizer: "PreTrainedTokenizerFast") -> dict[int, str]:
     }
 
 
-_NAME_IDS = 16
-"""Ids that are read of the name of a channel."""
+_NAME_IDS, _CALLED = 32, " to="
+"""Ids that are read of the header of a channel, and what stands in that of a call."""
 
 
 def thought_marks(tokenizer: "PreTrainedTokenizerFast", ids: np.ndarray) -> list[tuple[int, int, str]]:
@@ -153,10 +153,14 @@ def thought_marks(tokenizer: "PreTrainedTokenizerFast", ids: np.ndarray) -> list
         elif name == CHANNEL:
             behind = bisect_right(messages, at)
             end = messages[behind] if behind < len(messages) else len(ids)
-            channel = decode(tokenizer, ids[at + 1 : min(end, at + 1 + _NAME_IDS)], skip_special=True).split()
-            tag = CLOSE if channel[:1] == [FINAL] else OPEN
             begins = max(start if before == START else at, found[-1][1] if found else 0)
-            found.append((begins, max(begins, min(end + 1, len(ids))), tag))
+            header = decode(tokenizer, ids[begins : min(end, at + _NAME_IDS)], skip_special=True)
+            if _CALLED in header:  # a call, which no text before the answer is; its header says so
+                found.append((begins, min(begins + 1, len(ids)), CLOSE))
+            else:
+                channel = decode(tokenizer, ids[at + 1 : min(end, at + _NAME_IDS)], skip_special=True).split()
+                tag = CLOSE if channel[:1] == [FINAL] else OPEN
+                found.append((begins, max(begins, min(end + 1, len(ids))), tag))
         before, start = name, at
     return found
 
