@@ -27,6 +27,14 @@ ARITHMETIC_PROBLEMS = 1000
 GSM8K_MARK = "####"
 _MISSING = frozenset({"nan", "<na>", "null", "n/a", "n.a", "#n/a", "tbd", "notfound", "proof"})
 """What tables, and NuminaMath with the last two, write for a missing value; `None` may be an answer."""
+_TOLD_ELSEWHERE = re.compile(
+    r"\(?see\s+(?:the\s+)?(?:solution|explanation|figure|diagram|graph|proof|answer|above|below|attached)\b.*"
+    r"|answers?\s+(?:may\s+|will\s+)?vary.*|(?:left|proof)\s+(?:as\s+an\s+exercise|omitted).*|q\.?\s*e\.?\s*d\.?"
+    r"|not\s+(?:provided|available|given)|omitted|placeholder|to\s*do|#(?:ref|value|name|num|div/0)[!?]"
+    r"|[\[<{]+(?:the\s+)?(?:final\s+)?answer[\]>}]+",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What stands for an answer that the data set does not hold."""
 _OPTIONS = ("choices", "options")
 _SEVERAL = re.compile(r"\S\s*\n\s*\S|[a-z)\d]\.\s+[A-Z][a-z]+ ")
 """Lines, or a sentence behind another one."""
@@ -40,7 +48,7 @@ _SAID = re.compile(
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _MARKUP = re.compile(
     r"<\|\w+\|>|</\w+>|<br\s*/?>|<(?:pad|unk|img)\b|&(?:[lg]t|amp|nbsp|quot|#\d+);"
-    r"|\[asy\]|\\includegraphics\b|\\begin\{tikzpicture\}|!\[[^][]*\]\(|\bhttps?://"
+    r"|\ufffd|\[asy\]|\\includegraphics\b|\\begin\{tikzpicture\}|!\[[^][]*\]\(|\bhttps?://"
 )
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _SOLUTION_WORDS = 6
@@ -131,7 +139,8 @@ def _text(value: Any, what: str) -> str:
 
 
 def _refuse_missing(text: str, what: str) -> None:
-    if text.strip().casefold() in _MISSING:
+    said = text.strip()
+    if said.casefold() in _MISSING or (what == "answer" and _TOLD_ELSEWHERE.fullmatch(said)):
         raise ValueError(f"{what} {text[:60]!r}: is missing in the data; leave the row out")
 
 
