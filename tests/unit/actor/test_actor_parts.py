@@ -359,23 +359,25 @@ async def test_a_group_of_errors_is_named_by_its_first():
     assert reason == f"ValueError: no gold (actor/test_actor_parts.py:{fail.__code__.co_firstlineno + 1})"
 
 
-async def test_an_error_that_shows_no_place_has_that_of_its_group_or_cause():
-    """A group that was built by hand, and the StopIteration that Python turns into another error."""
+def test_an_error_that_shows_no_place_has_that_of_its_group_or_cause():
+    """A group that was built by hand, and what Python makes of a StopIteration within a coroutine."""
 
-    async def built() -> None:
+    def built() -> None:
         raise ExceptionGroup("both", [ValueError("no gold"), KeyError("b")])
 
-    async def ended() -> None:
+    def ended() -> None:
         next(iter(()))
 
-    for fail, said in (
-        (built, "ValueError: no gold"),
-        (ended, "RuntimeError: coroutine raised StopIteration"),
-    ):
-        with pytest.raises(Exception, match=r".") as caught:
-            await fail()
-        line = fail.__code__.co_firstlineno + 1
-        assert reason_of(caught.value) == f"{said} (actor/test_actor_parts.py:{line})"
+    with pytest.raises(ExceptionGroup) as group:
+        built()
+    place = f"(actor/test_actor_parts.py:{built.__code__.co_firstlineno + 1})"
+    assert reason_of(group.value) == f"ValueError: no gold {place}"
+    with pytest.raises(StopIteration) as stop:
+        ended()
+    outer = RuntimeError("coroutine raised StopIteration")
+    outer.__cause__ = stop.value
+    place = f"(actor/test_actor_parts.py:{ended.__code__.co_firstlineno + 1})"
+    assert reason_of(outer) == f"RuntimeError: coroutine raised StopIteration {place}"
 
 
 def test_an_error_without_a_text_still_has_a_reason():
