@@ -13,7 +13,7 @@ from typing import Any
 
 from domains.math.rewards import AnswerStatus
 from domains.math.texts import in_base, long_enough, measured, other_case, other_marks, product, words
-from domains.math.typeset import number, typeset, with_point
+from domains.math.typeset import hundredth, number, typeset, with_point
 from pipelinerl.base.thoughts import answer_part
 
 BOXED = "\\boxed"
@@ -130,8 +130,7 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
     try:
         status = _compared(ours, theirs, strict)
         if status == "wrong" and wanted.percent != given.percent:
-            hundredth = f"\\frac{{{ours if wanted.percent else theirs}}}{{100}}"
-            pair = (hundredth, theirs) if wanted.percent else (ours, hundredth)
+            pair = (hundredth(ours), theirs) if wanted.percent else (ours, hundredth(theirs))
             status = _compared(*pair, strict)
     except (Exception, RecursionError, MemoryError):  # whatever a hostile expression brings down
         return "unparsable"

@@ -219,6 +219,18 @@ TABLE = [
     ("0.333333", r"\frac{1}{3}", "correct"),
     (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix} 1&2\\3&4\end{bmatrix}", "correct"),
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 2 \\ 1 \end{pmatrix}", "wrong"),
+    # Numbers are exact, whatever they are written in.
+    ("243", r"2.43 \times 10^{2}", "correct"),
+    (r"2.43 \times 10^2 \text{ kPa}", "243", "correct"),
+    ("57", r"0.57 \cdot 10^2", "correct"),
+    ("57", r"0.58 \cdot 10^2", "wrong"),
+    ("-0.0029", "-2.9e-3", "correct"),
+    ("1.6e-19", r"1.6 \cdot 10^{-19} \text{ C}", "correct"),
+    ("0.238%", r"\frac{119}{50000}", "correct"),
+    ("193", r"\mathbf{193}", "correct"),
+    (".721", r"\text{0.721}", "correct"),
+    ("193", r"\mathbf{194}", "wrong"),
+    (r"x_{12}", r"x_{\text{12}}", "correct"),
     # Primes, transposes and derivatives; `and` is not `or`.
     ("y'", "y''", "wrong"),
     ("y'", "y", "wrong"),
