@@ -45,6 +45,11 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
+    """All but launches and recipes, which `test_launch_commands.py` tries, on both kinds of hardware."""
+    return [one for one in shown() if rule_of(split(one)[1]) not in (_launch, _bootstrap)]
+
+
+def shown() -> list[str]:
     lines = "\n".join(blocks("sh")).replace("\\\n", " ").splitlines()
     return list(dict.fromkeys(" ".join(line.split()) for line in lines if line.strip()))
 
@@ -254,7 +259,7 @@ def test_the_example_domain_trains_and_its_run_can_be_looked_at(
 
     Its counts add up, its metrics have the documented names, it leaves nothing behind and is not repeated.
     """
-    (launch,) = [command for command in commands() if "--config-dir" in command]
+    (launch,) = [command for command in shown() if "--config-dir" in command]
     done = shell(f"{launch} {' '.join(SMOKE)}", folder)
     assert done.returncode == 0, done.stderr
     assert re.search(r"rollouts: [1-9]\d* started = [1-9]\d* trained", done.stdout), done.stdout

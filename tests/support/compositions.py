@@ -22,7 +22,7 @@ Set = Callable[[Any, str, Any], None]
 
 
 def quick(put: Set) -> dict[str, Any]:
-    """Puts all of this in place by `put`, which is `setattr` or pytest's; returns omegaconf's own functions."""
+    """Puts all of this in place by `put`, which is `setattr` or pytest's; returns what omegaconf had."""
     put(_utils, "get_yaml_loader", loader := with_libyaml(_utils.get_yaml_loader))
     put(basecontainer, "get_yaml_loader", loader)
     put(OverridesParser, "parse_rule", parsed_once(OverridesParser.parse_rule))
