@@ -186,7 +186,7 @@ def test_the_number_of_cards_that_is_named_is_the_smallest_that_a_launch_takes(
     def choose(words: list[str], cards: int) -> Chosen:
         return choose_memory(compose(words), one_host(cards), True, lambda device: card(80), lambda: None)
 
-    with pytest.raises(DoesNotFit, match=rf"hardware\.devices={count} "):
+    with pytest.raises(DoesNotFit, match=rf"world\.share_device=false hardware\.devices={count} "):
         choose(one, 1)
     assert choose(on_gpus, count).memory is not None
     for fewer in range(2, count):
