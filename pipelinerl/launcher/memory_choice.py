@@ -236,7 +236,7 @@ def smallest_changes(cfg: Config, shape: DecoderShape, cards: Sequence[Card], as
             yield key
     for count in range(len(cards) + 1, MOST_CARDS + 1) if asked.one_host else ():
         if _fits(cfg, shorter if asked.rows_open else {}, shape, [cards[0]] * count, asked):
-            alone = "world.share_device=false " if cfg.world.share_device else ""
+            alone = "world.share_device=false " if cfg.world.share_device and len(cards) == 1 else ""
             yield f"{alone}hardware.devices={count} (more cards)"
             break
     for key, change in (

@@ -105,6 +105,8 @@ def test_a_command_of_a_page_is_accepted(
     if main is launch and {"+domain=coding", "+domain=tir"} & {*words}:
         need_a_sandbox()
     options = [f"hardware={kind}", *(word for word in words if not word.startswith("hardware="))]
+    if "world.share_device=true" in words:  # a command for the only card of its machine
+        options.append("hardware.devices=1")
     shows = "--cfg" in words or "validate=true" in words
     status = main([*options, *([] if shows else ["validate=true"])])
     assert status == 0, capsys.readouterr().err

@@ -168,7 +168,7 @@ def test_an_engine_is_divided_where_one_card_cannot_hold_it() -> None:
     [
         ("3B", 48, 2, "finetune.optim=adamw_8bit"),
         ("8B", 80, 2, "hardware.devices=4 (more cards)"),
-        ("8B", 80, 1, "hardware.devices=4 (more cards)"),
+        ("8B", 80, 1, "world.share_device=false hardware.devices=4 (more cards)"),
     ],
 )
 def test_the_smallest_change_comes_first_and_fits(model: str, gb: int, count: int, first: str) -> None:
