@@ -133,7 +133,14 @@ def main() -> int:
     arguments = command_line(__doc__)
     torch.set_num_threads(1)
     python = str(arguments.vllm or sys.executable)
-    version = installed_version(python)
+    try:
+        version = installed_version(python)
+    except ValueError as error:
+        print(str(error).replace("vllm_config.python=", "--vllm ", 1), file=sys.stderr)
+        return 2
+    if version is None:
+        print(f"{python} has no vLLM; name an interpreter that has it with --vllm", file=sys.stderr)
+        return 2
     for one in [BY_NAME[name] for name in arguments.words] or ARCHITECTURES:
         row = {**measured(one, python), "vllm": version}
         print(json.dumps(row), flush=True)

@@ -143,7 +143,9 @@ def _columns(line: str) -> int:
 
 
 def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
-    """The last block that says it is Python, else of those that say nothing the last that is most a program.
+    """The last block that says it is Python, of those that say nothing the last that is most a program.
+
+    Blocks that hold nothing but values and remarks, as output does, come after the others.
 
     Where some define one of `names`, which tests will call, only these count: a block behind the program may
     show how it is used. An interactive session counts only where there is no other; blocks of other languages
@@ -160,20 +162,32 @@ def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
             if defining := [text for text in some if _PROMPT not in text and begins.search(text)]:
                 return defining[-1]
     if programs := [text for text in named if _PROMPT not in text]:
-        return programs[-1]
+        # Output and remarks that are called Python are no program; a program that Python cannot read is one.
+        return next((text for text in reversed(programs) if not _shows(text)), programs[-1])
     if programs := [text for text in unnamed if _PROMPT not in text]:
         return max(reversed(programs), key=_likeness)
     return (named or unnamed or [""])[-1]
 
 
-def _likeness(text: str) -> int:
-    """2 for a block that defines, imports, branches or prints, 1 for other statements and calls, else 0."""
+def _shows(text: str) -> bool:
+    """Whether a block holds nothing but values and remarks, as output does."""
+    lines = _does(text)
+    return lines is not None and not lines
+
+
+def _does(text: str) -> list[ast.stmt] | None:
+    """The statements of a block that are no bare values; None for what is no Python."""
     try:
         body = ast.parse(text[:_LONGEST]).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return 0
+        return None
     bare = (ast.Constant, ast.Name, ast.Tuple, ast.List, ast.UnaryOp, ast.BinOp, ast.Dict, ast.Set)
-    shown = [line for line in body if not (isinstance(line, ast.Expr) and isinstance(line.value, bare))]
+    return [line for line in body if not (isinstance(line, ast.Expr) and isinstance(line.value, bare))]
+
+
+def _likeness(text: str) -> int:
+    """2 for a block that defines, imports, branches or prints, 1 for other statements and calls, else 0."""
+    shown = _does(text) or []
     simple = (ast.Assign, ast.AnnAssign)
     return max(
         (2 if not isinstance(line, simple) and not _is_value(line) else 1 for line in shown), default=0

@@ -6,6 +6,10 @@ An option of `raro` and `privacy_hopqa`, beside upstream's normalisers, because 
 import re
 import unicodedata
 
+_GLUED = re.compile(
+    r"(?<=\d)(?:(?P<raised>[\u00b2\u00b3\u00b9\u2070-\u207b]+)|(?P<part>[\u00bc-\u00be\u2150-\u215e]))"
+)
+"""A power or a fraction behind a digit."""
 _DASHES = dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
 _FOLDED = str.maketrans(_DASHES | {"\u2019": "'", "\u2018": "'", "\u2044": "/"})
 _BRACKETS = re.compile(r"[(\[]([^()\[\]]*)[)\]]")
@@ -26,17 +30,23 @@ _UNIT = re.compile(
 )
 
 
+def unglued(text: str) -> str:
+    """`2½` as `2 ½`, and `10⁶` as `10^⁶`: NFKC would make one number of them."""
+    return _GLUED.sub(lambda found: f"^{found[0]}" if found["raised"] else f" {found[0]}", text)
+
+
 def normalised(answer: str) -> str:
     """The answer in the form in which two of one meaning are equal; "" only for one that shows nothing.
 
     Unicode NFKC, no case, one kind of dash and apostrophe, no signs without width, no marks or brackets
     around it and no article in front: `the Nile` is `nile`. Initials and abbreviations without full stops:
     `U.S.` is `us`, `St. Louis` is `st louis`. Ordinals and thousands as bare numbers: `12th` is `12`, `1,200`
-    is `1200`. A zero before a point: `.5` is `0.5`. One blank between a number and its unit, none before a
-    percent sign: `5km` is `5 km`, `50 %` is `50%`.
+    is `1200`. A zero before a point: `.5` is `0.5`. Fractions and
+    powers: `2½` is `2 1/2`, `10⁶` is `10^6`. One blank between a number and its unit, none before a percent
+    sign: `5km` is `5 km`, `50 %` is `50%`.
     """
     shown = "".join(one for one in answer if unicodedata.category(one) != "Cf")
-    text = unicodedata.normalize("NFKC", shown).translate(_FOLDED).casefold().replace("i\u0307", "i")
+    text = unicodedata.normalize("NFKC", unglued(shown)).translate(_FOLDED).casefold().replace("i\u0307", "i")
     text = whole = _POINT.sub("0.", " ".join(text.split()))
     text = _INITIALS.sub(lambda found: "".join(filter(str.isalpha, found[0])), text)
     text = _STOP.sub("", text).strip(_AROUND)

@@ -15,7 +15,7 @@ import numpy as np
 from pipelinerl.base.foreign_calls import left_in_text
 from pipelinerl.base.logs import REMARK
 from pipelinerl.base.thoughts import OPEN, answer_part, bounds
-from pipelinerl.base.tokenizing import begins_in_thoughts, decode, special_thoughts
+from pipelinerl.base.tokenizing import decode, ends_opening_thoughts, thought_marks
 from pipelinerl.engines.answers import InvalidAnswer, LiveAnswer
 from pipelinerl.engines.client import (
     AbortedCompletion,
@@ -171,18 +171,19 @@ def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:
 def _tagged(tokenizer: Any, generation: Generation, output: LLMOutput) -> str | None:
     """`LLMCall.tagged`."""
     ids, text = generation.token_ids, None
-    special = special_thoughts(tokenizer)
-    if special and not output.tool_calls and (cuts := np.flatnonzero(np.isin(ids, list(special)))).size:
-        # Each piece behind the first begins with a tag.
-        *pieces, last = np.split(ids, cuts)
+    if marks := thought_marks(tokenizer, ids):
+        starts, ends = [0, *(end for _, end, _ in marks)], [*(start for start, _, _ in marks), len(ids)]
+        *pieces, last = (ids[start:end] for start, end in zip(starts, ends, strict=True))
         whole = [decode(tokenizer, piece, skip_special=True) for piece in pieces]
         whole.append(ended_text(tokenizer, last, generation.stop_reason))
-        text = whole[0] + "".join(special[int(ids[cut])] + one for cut, one in zip(cuts, whole[1:]))
-    if begins_in_thoughts(tokenizer, generation.prompt_ids):
-        _, end = bounds(decode(tokenizer, ids, skip_special=False), opened=True)
+        text = whole[0] + "".join(tag + one for (_, _, tag), one in zip(marks, whole[1:], strict=True))
+    # Calls that an engine has read stand beside `content`, which is then only what was said with them.
+    said = output.content or "" if output.tool_calls or text is None else text
+    if ends_opening_thoughts(tokenizer, generation.prompt_ids):
+        _, end = bounds(decode(tokenizer, ids, skip_special=False) if text is None else text, opened=True)
         if end == 0:
-            return OPEN + (text or output.content or "")
-    return text
+            return OPEN + said
+    return None if output.tool_calls else text
 
 
 def ended_text(

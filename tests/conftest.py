@@ -4,7 +4,6 @@ import gc
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +32,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", autouse=True)
 def _compositions_are_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """omegaconf's own functions, for the test that compares."""
-    from hydra._internal import config_loader_impl
-    from omegaconf import DictConfig, ListConfig, OmegaConf, _utils, base, basecontainer
-
     from domains.privacy_hopqa import domain as privacy_hopqa
-    from pipelinerl.config import compose
     from pipelinerl.launcher import start
     from pipelinerl.launcher.checks import dotted, imports
-    from tests.support.compositions import (
-        listed_once,
-        loaded_once,
-        quick_content,
-        remembered,
-        schema_once,
-        with_libyaml,
-    )
-    from tests.support.quick_trees import quick_copy, quick_create
+    from tests.support.compositions import quick
     from tests.support.rehearsals import (
         defined_once,
         generated_once,
@@ -57,23 +44,7 @@ def _compositions_are_remembered(tmp_path_factory: pytest.TempPathFactory) -> It
     )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_utils, "get_yaml_loader", quick := with_libyaml(_utils.get_yaml_loader))
-        patch.setattr(basecontainer, "get_yaml_loader", quick)
-        patch.setattr(compose, "_schema", schema_once(compose._schema))
-        patch.setattr(compose, "_compose", remembered(compose._compose))
-        patch.setattr(compose, "file_order", remembered(compose.file_order))
-        patch.setattr(OmegaConf, "load", staticmethod(loaded_once(OmegaConf.load)))
-        patch.setattr(
-            config_loader_impl, "create_defaults_list", listed_once(config_loader_impl.create_defaults_list)
-        )
-        content = basecontainer.BaseContainer._to_content
-        patch.setattr(basecontainer.BaseContainer, "_to_content", staticmethod(quick_content(content)))
-        slow = {"create": OmegaConf.create}
-        patch.setattr(OmegaConf, "create", staticmethod(quick_create(OmegaConf.create)))
-        for kind in (DictConfig, ListConfig):
-            slow[kind.__name__] = kind.__deepcopy__
-            patch.setattr(kind, "__deepcopy__", quick_copy(kind.__deepcopy__))
-        patch.setattr(base, "parse", cache(base.parse))  # of `${...}`: what it returns is only read
+        slow = quick(patch.setattr)
         patch.setattr(start, "look", looks_at_bundled_domains(start.look))
         patch.setattr(dotted, "_definition", defined_once(dotted._definition))
         patch.setattr(imports, "check", imports_of_bundled_domains(imports.check))

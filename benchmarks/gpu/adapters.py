@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from benchmarks._figures import RESULTS, Figure, command_line, report, write_json
 from benchmarks._processes import started
-from benchmarks.gpu.cards import CONTEXT, OUTPUT, PROMPT, SHARED_MEMORY, kv_bytes
+from benchmarks.gpu.cards import CONTEXT, OUTPUT, PROMPT, SHARED_MEMORY, kv_bytes, need_cuda
 from benchmarks.gpu.clients import end_load, load
 from benchmarks.gpu.served import engine_argv, model_config, model_folder, vllm_server
 from benchmarks.gpu.updates import WARM_S, Variant, random_model, update_figures, update_row
@@ -87,6 +87,7 @@ def figures(rows: list[Any]) -> Iterator[Figure]:
 
 def main() -> int:
     options = command_line(__doc__)
+    need_cuda("benchmarks.gpu.adapters")
     out = options.out or RESULTS / "vllm_adapters.json"
     engine, trainer = (str(gpu) for gpu in options.gpus)
     os.environ["CUDA_VISIBLE_DEVICES"] = trainer

@@ -2,12 +2,15 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Qwen3Config
 
+from benchmarks._figures import RESULTS
 from pipelinerl.config.card_limit import mean_context
 from pipelinerl.config.detect import visible_devices
 from pipelinerl.finetune.peaks import copy_bandwidth
@@ -27,6 +30,18 @@ UPDATING = {"parity", "update", "failure"}
 """Rows in which weights travel."""
 SEVERAL_RANKS = "NCCL_MULTI_RANK_GPU_ENABLE"
 """With `1`, NCCL from 2.30 connects several processes on one card; without, it refuses them."""
+
+
+def need_cuda(script: str, otherwise: str = "") -> None:
+    """SystemExit with one line where torch sees no card; `otherwise`: the switch with which it needs none."""
+    if not torch.cuda.is_available():
+        print(f"{script} needs a CUDA device{otherwise and f', or {otherwise}'}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def kept_at(name: str, out: Path | None, rehearsal: bool) -> Path:
+    """The file of a script's figures: `out`, or a committed result, which a rehearsal leaves alone."""
+    return out or (Path("results/rehearsal") if rehearsal else RESULTS) / f"{name}.json"
 
 
 def visible_cards() -> list[str]:

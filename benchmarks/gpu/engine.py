@@ -44,10 +44,19 @@ from typing import Any
 
 import torch
 
-from benchmarks._figures import RESULTS, Figure, at_most, command_line, report, write_json
+from benchmarks._figures import Figure, at_most, command_line, report, write_json
 from benchmarks._processes import started
 from benchmarks.gpu import throughput
-from benchmarks.gpu.cards import OUTPUT, PROMPT, UPDATING, card_limits, check_cards, engine_kwargs
+from benchmarks.gpu.cards import (
+    OUTPUT,
+    PROMPT,
+    UPDATING,
+    card_limits,
+    check_cards,
+    engine_kwargs,
+    kept_at,
+    need_cuda,
+)
 from benchmarks.gpu.runs import Terminated, leave_in_order, write_partial
 from benchmarks.gpu.served import (
     PYTHON,
@@ -68,7 +77,7 @@ ROWS = ("parity", "update", "throughput", "once", "failure")
 
 def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = command_line(__doc__, argv, rows=ROWS)
-    options.out = options.out or RESULTS / "gpu_engine.json"
+    options.out = kept_at("gpu_engine", options.out, options.cpu)
     options.gpus = [str(gpu) for gpu in options.gpus]
     if options.cpu:
         options.size, options.gpus = "tiny", ["", ""]
@@ -166,6 +175,8 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device, row
 
 def main() -> int:
     options = parsed()
+    if not options.cpu:
+        need_cuda("benchmarks.gpu.engine", "--cpu")
     # The trainer's side uses the second GPU alone, as the launcher would give it.
     os.environ["CUDA_VISIBLE_DEVICES"] = options.gpus[1]
     device, limits = torch.device("cpu") if options.cpu else torch.device("cuda", 0), None

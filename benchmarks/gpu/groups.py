@@ -21,8 +21,7 @@ import torch
 
 from benchmarks._figures import RESULTS, Figure, at_least, command_line, report
 from benchmarks._processes import Child
-from benchmarks.gpu.served import PYTHON, model_config, model_folder
-from pipelinerl.engines.vllm.installed import installed_version
+from benchmarks.gpu.served import PYTHON, model_config, model_folder, needed_vllm
 from pipelinerl.engines.vllm.options import ATTENTION, FREE_PLACE, SHARED_PROMPTS, serve_env
 
 GOAL = 3.0
@@ -93,7 +92,7 @@ def arm(name: str, options: Any, model: Path, vocabulary: int) -> dict[str, Any]
     return found
 
 
-def figures(found: dict[str, dict[str, Any]], steps: int) -> list[Figure]:
+def figures(found: dict[str, dict[str, Any]], requests: int, steps: int) -> list[Figure]:
     """Rates, how many first tokens agree where both arms are there, and what took so many profiled steps."""
     rates = {name: one["tokens"] / one["seconds"] for name, one in found.items()}
     rows = [Figure(f"{name}, sampled", rate, "tok/s") for name, rate in rates.items()]
@@ -106,6 +105,7 @@ def figures(found: dict[str, dict[str, Any]], steps: int) -> list[Figure]:
             attention = sum(
                 us for key, us in kernels.items() if any(w in key.lower() for w in ATTENTION_KERNELS)
             )
+            rows.append(Figure(f"{name}: a step", 1e3 * requests / rates[name], "ms"))
             rows.append(Figure(f"{name}: a step that is profiled", 1e3 * one["profiled_s"] / steps, "ms"))
             rows.append(Figure(f"{name}: kernels of a step", 1e-3 * sum(kernels.values()) / steps, "ms"))
             rows.append(Figure(f"{name}: of them attention", 1e-3 * attention / steps, "ms"))
@@ -114,6 +114,7 @@ def figures(found: dict[str, dict[str, Any]], steps: int) -> list[Figure]:
 
 def main() -> int:
     options = command_line(__doc__, arms=("stock", "shared"))
+    version = needed_vllm()
     options.out = options.out or RESULTS / "gpu_groups.json"
     options.out.parent.mkdir(parents=True, exist_ok=True)
     config = model_config(options.size)
@@ -121,8 +122,9 @@ def main() -> int:
     found = {name: arm(name, options, model, config.vocab_size) for name in options.arms}
     sizes = {key: getattr(options, key) for key in ("size", "groups", "attempts", "prompt", "output")}
     card = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
-    settings = {"card": card, "vllm": installed_version(PYTHON), "torch": torch.__version__, **sizes}
-    return min(report("gpu_groups", figures(found, options.profile), settings, options.out), 1)
+    settings = {"card": card, "vllm": version, "torch": torch.__version__, **sizes}
+    rows = figures(found, options.groups * options.attempts, options.profile)
+    return min(report("gpu_groups", rows, settings, options.out), 1)
 
 
 if __name__ == "__main__":

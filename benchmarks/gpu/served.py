@@ -65,13 +65,18 @@ def named_vllm(folder: Path, version: str) -> None:
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
 
 
+def needed_vllm() -> str:
+    """The version of the vLLM that is to serve. SystemExit without one."""
+    version = installed_version(PYTHON)
+    if version is None:
+        raise SystemExit(f"{PYTHON or 'this interpreter'} has no vLLM")
+    return version
+
+
 def engine_argv(
     model: Path, port: int, transport: str, kwargs: Mapping[str, Any], api_servers: int = 1
 ) -> list[str]:
     """The command line that the launcher would write, with dummy weights. SystemExit without a vLLM."""
-    version = installed_version(PYTHON)
-    if version is None:
-        raise SystemExit(f"{PYTHON or 'this interpreter'} has no vLLM")
     options = VllmOptions(
         model=str(model),
         served_model_name="bench",
@@ -79,7 +84,7 @@ def engine_argv(
         port=port,
         max_model_len=int(kwargs.get("max-model-len", 2048)),
         transport=transport,
-        version=VllmVersion.parse(version),
+        version=VllmVersion.parse(needed_vllm()),
         kwargs={"load-format": "dummy", "dtype": "bfloat16", "enable-prefix-caching": False, **kwargs},
         api_server_count=api_servers,
         python=PYTHON,

@@ -36,12 +36,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, machine, report, write_json
 from benchmarks.gpu import runs
-from benchmarks.gpu.cards import visible_cards
+from benchmarks.gpu.cards import need_cuda, visible_cards
 from benchmarks.gpu.node_hosts import INTERFACE, NodeHost, NodeHosts
 from benchmarks.gpu.runs import LimitedRun
 from benchmarks.gpu.steady import our_steps, steady
@@ -269,10 +270,15 @@ def figures_of(found: Found, gpu: bool) -> Iterator[Figure]:
 
 def main() -> int:
     options = command_line(__doc__, arms=ARMS)
+    gpu, work = options.hardware == "gpu", options.work.absolute()
+    if gpu:
+        need_cuda("benchmarks.gpu.several_hosts", "--hardware cpu")
+    if find_spec("ray") is None:
+        print("benchmarks.gpu.several_hosts needs ray: pip install -e '.[ray]'", file=sys.stderr)
+        return 2
     runs.leave_in_order()
     # Memory of a virtual machine may grow with use; Ray's monitor would kill before it has.
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
-    gpu, work = options.hardware == "gpu", options.work.absolute()
     out = options.out or (RESULTS / "gpu_several_hosts.json" if gpu else work / "gpu_several_hosts.json")
     wanted = [(number, name) for number in range(options.rounds) for name in options.arms or ARMS]
     files = {one: work / f"{one[1]}.{one[0]}.json" for one in wanted}

@@ -52,8 +52,8 @@ SHAPES = {
     "llama": Shape(16, 2048, 8192, 32, 8, 64, True, 128_256),
     "mistral": Shape(8, 4096, 14_336, 32, 8, 128, False, 32_000),
     "caps": Shape(26, 2304, 9216, 8, 4, 256, True, 256_000),
-    "sinks": Shape(4, 2880, 2880, 64, 8, 64, False, 201_088),
-    "latent": Shape(6, 2048, 10_944, 16, 16, 64, False, 102_400),
+    "sinks": Shape(2, 2880, 2880, 64, 8, 64, False, 201_088),
+    "latent": Shape(4, 2048, 10_944, 16, 16, 64, False, 102_400),
 }
 TINY_LAYERS = {"hybrid": 4, "windows": 6}
 """So that each kind of layer is there."""
@@ -78,12 +78,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "qk_rope_head_dim": 64,
             "v_head_dim": 128,
             "num_nextn_predict_layers": 0,
-            "topk_method": "noaux_tc",  # by which vLLM knows that the router has a bias
+            "topk_method": "noaux_tc",  # vLLM knows its router by these
+            "scoring_func": "sigmoid",
         },
     ),
 }
-"""Llama 3.2 1B, eight layers of Mistral 7B, Gemma 2 2B, four layers of gpt-oss-20b in bfloat16, and six
-layers of DeepSeek V3's architecture with the widths of DeepSeek-V2-Lite."""
+"""Llama 3.2 1B, eight layers of Mistral 7B, Gemma 2 2B, two layers of gpt-oss-20b in bfloat16, and
+four of DeepSeek V3's architecture with the widths of DeepSeek-V2-Lite: what one card of 80 GB trains."""
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
 SIGHT = {
     "depth": 24,

@@ -24,8 +24,9 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from benchmarks._figures import RESULTS, Figure, command_line, report
+from benchmarks._figures import Figure, command_line, report
 from benchmarks._texts import RL, learner_for
+from benchmarks.gpu.cards import kept_at, need_cuda
 from benchmarks.gpu.trainer import (
     CHECKPOINTING,
     PEAK_FLOPS,
@@ -107,7 +108,9 @@ def attended(model: PreTrainedModel) -> int:
 
 def main() -> int:
     options = command_line(__doc__, size=(*SIZES, "8B"), mode=CHECKPOINTING)
-    options.out = options.out or RESULTS / "gpu_sharded.json"
+    if not options.cpu:
+        need_cuda("benchmarks.gpu.sharded", "--cpu")
+    options.out = kept_at("gpu_sharded", options.out, options.cpu)
     ranks = join_ranks(cpu=options.cpu, seq_parallel=options.seq_parallel)
     device = "cpu" if options.cpu else "cuda"
     if not options.cpu:

@@ -23,15 +23,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks._figures import RESULTS, Figure, at_least, command_line, report, write_json
+from benchmarks._figures import Figure, at_least, command_line, report, write_json
 from benchmarks._texts import RL, learner_for, random_groups
 from benchmarks.gpu import shapes
+from benchmarks.gpu.cards import kept_at, need_cuda
 from benchmarks.gpu.served import model_config
 from benchmarks.gpu.trainer import CHECKPOINTING, KERNELS, PEAK_FLOPS, count, free, profile_step
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step
@@ -226,10 +226,9 @@ def tried(measure: Callable[[], list[Cell]], what: str) -> list[Cell]:
 
 def main() -> int:
     options = command_line(__doc__, works=WORKS, modes=MODES, ways=WAYS)
-    if not options.tiny and not torch.cuda.is_available():
-        print("benchmarks.gpu.shared needs a CUDA device, or --tiny", file=sys.stderr)
-        return 2
-    out: Path = options.out or RESULTS / "gpu_shared.json"
+    if not options.tiny:
+        need_cuda("benchmarks.gpu.shared", "--tiny")
+    out = kept_at("gpu_shared", options.out, options.tiny)
     begun, works = time.monotonic(), TINY if options.tiny else WORKS
     # One piece of code serves all rows: modes would otherwise run into the limit of its versions.
     torch._dynamo.config.recompile_limit = 64

@@ -29,6 +29,7 @@ from typing import Any
 
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, machine, report, write_json
 from benchmarks.gpu import runs
+from benchmarks.gpu.cards import need_cuda
 from benchmarks.gpu.runs import LimitedRun
 from benchmarks.gpu.shapes import FAMILIES, make_model
 from benchmarks.gpu.steady import numbers
@@ -342,6 +343,8 @@ def main() -> int:
     arms = [*ARMS, *LONG]
     options = command_line(__doc__, only=arms)
     options.work = options.work.absolute()
+    if options.hardware == "gpu":
+        need_cuda("benchmarks.gpu.sizes", "--hardware cpu")
     runs.leave_in_order()
     devices = options.devices.split(",")
     out = options.out or (RESULTS if options.hardware == "gpu" else options.work) / "gpu_sizes.json"

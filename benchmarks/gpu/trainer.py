@@ -33,6 +33,7 @@ from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, report, write_json
 from benchmarks._texts import RL, learner_for, random_texts
+from benchmarks.gpu.cards import need_cuda
 from benchmarks.gpu.served import model_config
 from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode
@@ -268,9 +269,7 @@ def figures_of(rows: list[Row], loss: dict[str, dict[str, float]]) -> list[Figur
 def main() -> int:
     options = command_line(__doc__, sizes=SIZES, rows=ROWS)
     options.out = options.out or RESULTS / "gpu_trainer.json"
-    if not torch.cuda.is_available():
-        print("benchmarks.gpu.trainer needs a CUDA device", file=sys.stderr)
-        return 2
+    need_cuda("benchmarks.gpu.trainer")
     started = time.monotonic()
     # One piece of code serves all rows: sizes and modes would otherwise run into the limit of its versions.
     torch._dynamo.config.recompile_limit = 64

@@ -40,7 +40,7 @@ from typing import Any
 from benchmarks._figures import RESULTS, ROOT, Figure, at_least, command_line, machine, report, write_json
 from benchmarks._processes import Server, started
 from benchmarks.gpu import runs
-from benchmarks.gpu.cards import visible_cards
+from benchmarks.gpu.cards import need_cuda, visible_cards
 from benchmarks.gpu.runs import LimitedRun
 from benchmarks.gpu.steady import EngineWatch, Step, our_steps, steady, trl_steps
 from benchmarks.gpu.trl_workload import WORKLOADS, Workload
@@ -278,8 +278,10 @@ def figures_of(found: Mapping[str, Mapping[str, Any]], gpu: bool) -> Iterator[Fi
 
 def main() -> int:
     options = command_line(__doc__, only=ARMS)
-    runs.leave_in_order()
     gpu, work = options.hardware == "gpu", options.work.absolute()
+    if gpu:
+        need_cuda("benchmarks.gpu.trl", "--hardware cpu")
+    runs.leave_in_order()
     out = options.out or (RESULTS / "gpu_trl.json" if gpu else work / "gpu_trl.json")
     rows = {name: work / f"{name}.json" for name in ARMS}
     left = [name for name in options.only or ARMS if not rows[name].is_file()]

@@ -15,6 +15,8 @@ from itertools import chain
 from keyword import iskeyword
 from typing import Any
 
+from domains.coding.verifier_api import same_output, same_value
+
 Row = dict[str, Any]
 Context = dict[str, Any]
 FORMS: dict[str, str] = {
@@ -89,16 +91,25 @@ def _refuse_unsolvable(context: Context, what: str) -> None:
     outputs, name = context["outputs"], context.get("fn_name")
     if name and (not str(name).split(".")[-1].isidentifier() or iskeyword(str(name))):
         raise ValueError(f"{what}: fn_name {str(name)[:40]!r}: is no name of a function")
-    missing = [one for one in outputs if one is None or one != one]
-    if context["call_type"] == "std" and missing:
-        raise ValueError(f"{what}: an output is {missing[0]}: is missing in the data; leave the row out")
     functional = context["call_type"] == "fn"
+    missing = [one for one in outputs if one != one or (one is None and not functional)]
+    if missing:
+        raise ValueError(f"{what}: an output is {missing[0]}: is missing in the data; leave the row out")
+    same = same_value if functional else lambda one, other: same_output(_shown(one), _shown(other))
+    wanted: dict[str, Any] = {}
+    for given, output in zip(context["inputs"], outputs):
+        first = wanted.setdefault(str(given), output)
+        if first is not output and not same(first, output) and not same(output, first):
+            raise ValueError(
+                f"{what}: the input {str(given)[:40]!r} has two outputs, {str(first)[:40]!r} and "
+                f"{str(output)[:40]!r}, so that no program passes; leave the row out"
+            )
     if all(one is None if functional else not _shown(one) for one in outputs):
         raise ValueError(f"{what}: every output is empty, so that doing nothing passes; leave the row out")
 
 
 def _shown(output: Any) -> str:
-    return "".join(map(str, output) if isinstance(output, list) else str(output)).strip()
+    return "\n".join(map(str, output) if isinstance(output, list) else [str(output)]).strip()
 
 
 def _refuse_no_verdict(tests: Sequence[str], what: str) -> None:
@@ -166,6 +177,8 @@ def _live(row: Row) -> tuple[str, Context]:
     if not cases:
         raise ValueError("public_test_cases and private_test_cases: no test")
     metadata = _parsed(row.get("metadata") or "{}", "metadata")
+    if not isinstance(metadata, dict):
+        raise ValueError(f"metadata: a {type(metadata).__name__}, expected an object")
     context: Context = {"call_type": "std"}
     if cases[0].get("testtype") == "functional":
         context = {"call_type": "fn", "fn_name": str(metadata.get("func_name"))}
@@ -206,12 +219,13 @@ def _mbpp(row: Row) -> tuple[str, Context]:
     code = _text(row, "code")
     for test in tests:
         _refuse_no_python(str(test), "test_list")
-    functions = [name for name in _defined(code, ast.FunctionDef) if any(name in str(test) for test in tests)]
+    functions = [name for name in _defined(code, ast.FunctionDef) if _names(name, *tests)]
     if not functions:
         raise ValueError("test_list: tests none of the functions of code")
     _refuse_no_verdict(list(map(str, tests)), "test_list")
     setup = row.get("test_imports") or row.get("test_setup_code") or ""
     setup = "\n".join(map(str, setup)) if isinstance(setup, list) else str(setup)
+    _refuse_no_python(setup, "test_imports or test_setup_code")
     task = _text(row, "prompt" if row.get("prompt") else "text")
     shown = f"{task}\n\nIt has to pass this test:\n```python\n{tests[0]}\n```"
     own = {name: text for name, text in _defined(code, ast.ClassDef).items() if _names(name, setup, *tests)}
@@ -242,6 +256,7 @@ def _human(row: Row) -> tuple[str, Context]:
         raise ValueError(f"entry_point {name[:40]!r}: prompt defines no such function")
     if not _names("def check", _text(row, "test")):
         raise ValueError("test: defines no check(candidate), which is called")
+    _refuse_no_python(prompt + STUB, "prompt")
     _refuse_no_python(_text(row, "test"), "test")
     _refuse_no_verdict([_text(row, "test")], "test")
     # Tests may call the function by its own name too, which the beginning of the file has just defined.

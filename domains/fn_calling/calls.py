@@ -30,9 +30,12 @@ _BEGUN = re.compile(r"[\[{]|[A-Za-z_][\w.-]*\(|```|~~~|<function=", re.ASCII)
 _TAGS_BEGIN, _TAGS_END = re.compile(r"^[ \t]*<function=", re.MULTILINE), "</function>"
 _NAME = re.compile(r"[A-Za-z_]\w*(?:[.-]\w+)*", re.ASCII)
 _LEADS = re.compile(
-    r"[\[\s]*(?:\{\s*[\"'](?:name[\"']\s*:\s*[\"'])?(?P<json>[\w.-]+)[\"']|(?P<python>[\w.-]+)\()", re.ASCII
+    r"[\[\s]*(?:\{\s*[\"'](?:name[\"']\s*:\s*[\"'])?(?P<json>[\w.-]+)[\"']|(?P<python>[\w.-]+)\()",
+    re.ASCII,
 )
 """The name of a function at the beginning of what is a call, whole or not."""
+_NAMES = ("name", "tool_name")
+"""How models name a call's function; Command the second way."""
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
 """How models name a call's arguments."""
 
@@ -178,8 +181,8 @@ def _from_json(call: Any) -> Call:
         raise Unreadable(f"a {type(call).__name__}, expected a call")
     if isinstance(call.get("function"), Mapping):
         call = call["function"]
-    if "name" in call:
-        name = call["name"]
+    if (key := next((key for key in _NAMES if key in call), None)) is not None:
+        name = call[key]
         arguments: Any = next((call[key] for key in _ARGUMENTS if key in call), {})
     elif len(call) == 1:
         ((name, arguments),) = call.items()

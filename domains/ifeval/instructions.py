@@ -4,7 +4,7 @@ Called by the verifier, by the loader, which refuses what is not known, and by t
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,15 @@ UNDECIDED: dict[str, Callable[[str], bool]] = {"language:response_language": key
 """Where a check cannot know: no response passes that it cannot judge, and those are counted."""
 
 Given = Mapping[str, Any]
+_CAPITAL, _SMALL = "change_case:english_capital", "change_case:english_lowercase"
+_ONCE = (
+    "language:response_language",
+    "length_constraints:number_paragraphs",
+    "detectable_format:number_bullet_lists",
+)
+_HELD = ("end_phrase", "prompt_to_repeat", "first_word")
+_BANS = ("punctuation:no_comma", "keywords:forbidden_words")
+_BANS_BELOW = ("keywords:frequency", "keywords:letter_frequency")
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,12 @@ def arguments_of(name: str, kwargs: Given | None) -> dict[str, Any]:
         if value in ("", []) or any(isinstance(one, str) and not one.strip() for one in _each(value)):
             raise ValueError(f"{name}: {key} {value!r}: is empty, so that it asks for nothing")
     arguments = {key: _whole(value) for key, value in given.items()}
+    for key, value in arguments.items():
+        asked = inspect.signature(CHECKS[name]).parameters[key].annotation
+        kind = list if asked not in (int, str) else asked
+        if type(value) is not kind or (kind is list and not all(type(one) is str for one in value)):
+            expected = "a list of texts" if kind is list else "a whole number" if kind is int else "a text"
+            raise ValueError(f"{name}: {key} {str(value)[:40]!r}: expected {expected}")
     try:
         CHECKS[name]("a", **arguments)
     except (TypeError, AttributeError, ValueError) as error:
@@ -93,11 +108,13 @@ def _whole(value: Any) -> Any:
 
 def contradiction(names: Sequence[str], kwargs: Sequence[Given]) -> str | None:
     """Two instructions that no response follows together, in words; only what can be told for certain."""
+    pairs = list(zip(names, kwargs, strict=True))
+    return _of_choices(pairs) or _of_counts([*pairs, *_implied(pairs)]) or _of_texts(pairs)
+
+
+def _of_counts(pairs: Iterable[tuple[str, Given]]) -> str | None:
     bounds: dict[tuple[Any, ...], tuple[float, float]] = {}
-    kept, banned = set[str](), set[str]()
-    for name, given in zip(names, kwargs, strict=True):
-        kept.update(str(one).lower() for one in given.get("keywords") or ())
-        banned.update(str(one).lower() for one in given.get("forbidden_words") or ())
+    for name, given in pairs:
         relation = next((value for key, value in given.items() if key.endswith("relation")), None)
         number = next((value for value in given.values() if isinstance(value, int)), None)
         if relation is not None and number is not None:
@@ -106,10 +123,49 @@ def contradiction(names: Sequence[str], kwargs: Sequence[Given]) -> str | None:
             bounds[what] = (max(low, number), high) if relation == "at least" else (low, min(high, number))
             if bounds[what][0] >= bounds[what][1]:
                 return f"{name}: at least {bounds[what][0]:g} and less than {bounds[what][1]:g}"
-    if both := sorted(kept & banned):
-        return f"{both[0]!r} is a keyword and forbidden"
-    if {"change_case:english_capital", "change_case:english_lowercase"} <= set(names):
-        return "all capital and all lower case"
+    return None
+
+
+def _implied(pairs: Iterable[tuple[str, Given]]) -> Iterator[tuple[str, Given]]:
+    """Counts that follow from other instructions: a sentence has a word, a small text none in capitals."""
+    for name, given in pairs:
+        if name == "length_constraints:number_sentences" and given["relation"] == "at least":
+            words = {"num_words": given["num_sentences"], "relation": "at least"}
+            yield "length_constraints:number_words", words
+        if name in (_CAPITAL, _SMALL):
+            shouted = {"number": 1, "relation": "at least" if name == _CAPITAL else "less than"}
+            yield "change_case:capital_word_frequency", shouted
+
+
+def _of_choices(pairs: Sequence[tuple[str, Given]]) -> str | None:
+    """Two values of what a response has once, or two cases."""
+    for name in _ONCE:
+        values = sorted({str(value) for one, given in pairs if one == name for value in given.values()})
+        if len(values) > 1:
+            return f"{name}: {values[0]} and {values[1]}"
+    return "all capital and all lower case" if {_CAPITAL, _SMALL} <= {name for name, _ in pairs} else None
+
+
+def _of_texts(pairs: Sequence[tuple[str, Given]]) -> str | None:
+    """A text that every response holds by one instruction and none may hold by another."""
+    held, written = [], []
+    for name, given in pairs:
+        held += [(name, str(text)) for text in given.get("keywords", ())]
+        held += [
+            (name, given[key]) for key in ("end_phrase", "prompt_to_repeat", "first_word") if key in given
+        ]
+        if given.get("relation") == "at least" and "keyword" in given:
+            held.append((name, given["keyword"]))
+        if "section_spliter" in given:
+            written.append((name, given["section_spliter"]))
+        if name == "detectable_format:constrained_response":
+            written += [(name, option) for option in forms.OPTIONS]
+    for ban, given in pairs:
+        # Only these say of a text alone that nothing with it follows; case counts where `written` stands.
+        limits = ban in _BANS or (ban in _BANS_BELOW and "less than" in given.values())
+        for name, text in held if limits else written if ban in (_CAPITAL, _SMALL) else ():
+            if any(map(str.isalpha, text)) and not CHECKS[ban](text, **given):
+                return f"{ban} and {text[:40]!r} of {name}"
     return None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from domains.ifeval.language import LANGUAGES, language_of
 from domains.ifeval.text import blank_line_paragraphs, capital_words, sentences, starred_paragraphs, words
 
+_FIRST = r"[^\s.,?!'\"]+"
 RELATIONS = ("less than", "at least")
 
 
@@ -80,13 +81,15 @@ def number_words(response: str, num_words: int, relation: str) -> bool:
 def nth_paragraph_first_word(response: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
     """Exactly as many paragraphs between empty lines, of which the nth begins with the word.
 
-    Raises ValueError for one that is not among them.
+    Raises ValueError for one that is not among them, and for a word with a blank or a mark, at which it ends.
     """
     _check_paragraph(num_paragraphs, nth_paragraph)
+    if re.fullmatch(_FIRST, first_word) is None:
+        raise ValueError(f"first_word {first_word[:20]!r}: expected one word without marks")
     found = blank_line_paragraphs(response)
     if len([part for part in found if part]) != num_paragraphs or not 1 <= nth_paragraph <= len(found):
         return False
-    begins = re.match(r"[\"'\u201c\u2018]*([^\s.,?!'\"]+)", found[nth_paragraph - 1])
+    begins = re.match(rf"[\"'\u201c\u2018]*({_FIRST})", found[nth_paragraph - 1])
     return begins is not None and begins[1].lower() == first_word.lower()
 
 

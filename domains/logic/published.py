@@ -19,19 +19,29 @@ _YES = ("yes", "true")
 _YES_NO = re.compile(r"\b(yes|true|no|false)\b", re.IGNORECASE)
 _LIST = re.compile(r"\[[^\[\]]*\]")
 _BRACKETS = frozenset("()[]{}<>")
+_TYPESET = re.compile(r"\\[A-Za-z]+\s*(?=\{)|\\[ ,;:]|[{}$~]")
+"""What LaTeX writes around words and between them: `\\text{A,\\ C}` says `A,C`."""
+
+
+def _boxed(response: str) -> str | None:
+    """What the last box says, without commands of LaTeX."""
+    found = last_boxed(response)
+    return None if found is None else _TYPESET.sub("", found)
 
 
 def _letters(response: str, data: Data) -> bool | None:
     """The letters of the true statements, in a box and in whatever order."""
-    boxed = last_boxed(response)
+    boxed = _boxed(response)
     if boxed is None:
         return None
-    return set(re.findall("[a-z]", boxed.lower())) == set(re.findall("[a-z]", data["answer"].lower()))
+    return set(re.findall("[a-z]", re.sub(r"\band\b", "", boxed.lower()))) == set(
+        re.findall("[a-z]", data["answer"].lower())
+    )
 
 
 def _number(response: str, data: Data) -> bool | None:
     """A whole number in a box, or nothing but the number."""
-    written = (last_boxed(response) or response).strip()
+    written = (_boxed(response) or response).strip()
     if re.fullmatch(r"-?\d{1,18}", written, re.ASCII) is None:
         return None
     return int(written) == int(data["answer"])
@@ -39,7 +49,7 @@ def _number(response: str, data: Data) -> bool | None:
 
 def _words(response: str, data: Data) -> bool | None:
     """Words separated by commas, in a box; blanks do not count."""
-    boxed = last_boxed(response)
+    boxed = _boxed(response)
     if boxed is None:
         return None
     return boxed.replace(" ", "").split(",") == data["answer"].replace(" ", "").split(",")

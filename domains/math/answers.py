@@ -6,12 +6,14 @@ equal "lube").
 """
 
 import re
+from collections.abc import Sequence
 from functools import cache
+from math import floor, log10
 from typing import Any
 
 from domains.math.rewards import AnswerStatus
-from domains.math.texts import in_base, long_enough, measured, other_case, product, words
-from domains.math.typeset import number, typeset, with_point
+from domains.math.texts import in_base, long_enough, measured, other_case, other_marks, product, words
+from domains.math.typeset import hundredth, number, typeset, with_point
 from pipelinerl.base.thoughts import answer_part
 
 BOXED = "\\boxed"
@@ -19,6 +21,8 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _MATH_END = re.compile(r"(?<!\\)\$|\\\)|\\\]|\n")
 MAX_PREDICTION_LENGTH = 1000
 """Characters of a boxed answer that are looked at."""
+PLACES, DIGITS = 6, 15
+"""math-verify's own: decimal places of two numbers, and digits of a difference."""
 _DOLLARS = re.compile(r"\A\$+|(?<!\\)(?<!(?<!\\)\$)\$+\Z")
 """At the end from the first of a run on: tried from each, a long run in the middle takes quadratic time."""
 _CHOICE = re.compile(r"\(?([A-J])\)?")
@@ -126,12 +130,12 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
     try:
         status = _compared(ours, theirs, strict)
         if status == "wrong" and wanted.percent != given.percent:
-            hundredth = f"\\frac{{{ours if wanted.percent else theirs}}}{{100}}"
-            pair = (hundredth, theirs) if wanted.percent else (ours, hundredth)
+            pair = (hundredth(ours), theirs) if wanted.percent else (ours, hundredth(theirs))
             status = _compared(*pair, strict)
     except (Exception, RecursionError, MemoryError):  # whatever a hostile expression brings down
         return "unparsable"
-    return "wrong" if status == "correct" and other_case(ours, theirs) else status
+    unlike = status == "correct" and (other_case(ours, theirs) or other_marks(ours, theirs))
+    return "wrong" if unlike else status
 
 
 def _compared(wanted: str, given: str, strict: bool) -> AnswerStatus:
@@ -140,7 +144,19 @@ def _compared(wanted: str, given: str, strict: bool) -> AnswerStatus:
     theirs = library.parse(f"{BOXED}{{{given}}}", parsing_timeout=None)
     if all(isinstance(item, str) for item in theirs):  # nothing but the text itself was found
         return "unparsable"
-    return "correct" if library.verify(ours, theirs, strict=strict, timeout_seconds=None) else "wrong"
+    more = _more_places(ours)
+    precision = {"float_rounding": PLACES + more, "numeric_precision": DIGITS + more}
+    same = library.verify(ours, theirs, strict=strict, timeout_seconds=None, **precision)
+    return "correct" if same else "wrong"
+
+
+def _more_places(gold: Sequence[Any]) -> int:
+    """Places beyond `PLACES` in which numbers are compared, so that a small gold answer has three digits."""
+    parts = [(item, *getattr(item, "args", ())) for item in gold]  # of texts and of matrices nothing is told
+    values = [one for part in parts for one in part]
+    sizes = [abs(one.evalf(3)) for one in values if getattr(one, "is_number", False)]
+    small = [float(size) for size in sizes if 0 < size < 1]
+    return max(0, 2 - PLACES - floor(log10(min(small)))) if small and min(small) > 0 else 0
 
 
 def verify_answer(

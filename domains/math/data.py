@@ -27,6 +27,14 @@ ARITHMETIC_PROBLEMS = 1000
 GSM8K_MARK = "####"
 _MISSING = frozenset({"nan", "<na>", "null", "n/a", "n.a", "#n/a", "tbd", "notfound", "proof"})
 """What tables, and NuminaMath with the last two, write for a missing value; `None` may be an answer."""
+_TOLD_ELSEWHERE = re.compile(
+    r"\(?see\s+(?:the\s+)?(?:solution|explanation|figure|diagram|graph|proof|answer|above|below|attached)\b.*"
+    r"|answers?\s+(?:may\s+|will\s+)?vary.*|(?:left|proof)\s+(?:as\s+an\s+exercise|omitted).*|q\.?\s*e\.?\s*d\.?"
+    r"|not\s+(?:provided|available|given)|omitted|placeholder|to\s*do|#(?:ref|value|name|num|div/0)[!?]"
+    r"|[\[<{]+(?:the\s+)?(?:final\s+)?answer[\]>}]+",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What stands for an answer that the data set does not hold."""
 _OPTIONS = ("choices", "options")
 _SEVERAL = re.compile(r"\S\s*\n\s*\S|[a-z)\d]\.\s+[A-Z][a-z]+ ")
 """Lines, or a sentence behind another one."""
@@ -40,7 +48,7 @@ _SAID = re.compile(
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _MARKUP = re.compile(
     r"<\|\w+\|>|</\w+>|<br\s*/?>|<(?:pad|unk|img)\b|&(?:[lg]t|amp|nbsp|quot|#\d+);"
-    r"|\[asy\]|\\includegraphics\b|\\begin\{tikzpicture\}|!\[[^][]*\]\(|\bhttps?://"
+    r"|\ufffd|\[asy\]|\\includegraphics\b|\\begin\{tikzpicture\}|!\[[^][]*\]\(|\bhttps?://"
 )
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _SOLUTION_WORDS = 6
@@ -107,7 +115,7 @@ def read_row(row: Any) -> tuple[str, str]:
         raise ValueError(
             f"no answer; columns are {_columns(row)}, expected {', '.join(ANSWERS)} or a boxed solution"
         )
-    return _text(question, "question"), _gold(given)
+    return _text(question, "question"), result_of(given)
 
 
 def _columns(row: dict[str, Any]) -> str:
@@ -116,7 +124,7 @@ def _columns(row: dict[str, Any]) -> str:
 
 def _from_turns(row: list[Any]) -> tuple[str, str]:
     try:
-        return _text(row[0]["value"], "question"), _gold(row[1]["ground_truth"]["value"])
+        return _text(row[0]["value"], "question"), result_of(row[1]["ground_truth"]["value"])
     except (IndexError, KeyError, TypeError):
         raise ValueError(
             "a list that is not [{value: question}, {ground_truth: {value: answer}}] (Open-Reasoner-Zero)"
@@ -126,12 +134,14 @@ def _from_turns(row: list[Any]) -> tuple[str, str]:
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{what} {str(value)[:60]!r}: expected a text")
-    _refuse_missing(value, what)
+    refuse_missing(value, what)
     return value
 
 
-def _refuse_missing(text: str, what: str) -> None:
-    if text.strip().casefold() in _MISSING:
+def refuse_missing(text: str, what: str) -> None:
+    """Raises ValueError for a text that stands for a missing one; `what` is question or answer."""
+    said = text.strip()
+    if said.casefold() in _MISSING or (what == "answer" and _TOLD_ELSEWHERE.fullmatch(said)):
         raise ValueError(f"{what} {text[:60]!r}: is missing in the data; leave the row out")
 
 
@@ -150,14 +160,17 @@ def _closed(text: str) -> bool:
     return depth == 0
 
 
-def _gold(value: Any) -> str:
-    """The bare result: behind GSM8K's mark, inside a box, or as it stands; numbers as written by Python."""
+def result_of(value: Any) -> str:
+    """The bare result: behind GSM8K's mark, inside a box, or as it stands; numbers as written by Python.
+
+    Raises ValueError for what no answer can equal.
+    """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"answer {str(value)[:60]!r}: expected a text or a number")
     if isinstance(value, float) and math.isinf(value):
         raise ValueError(f"answer {value}: is no number that can be compared; leave the row out")
     text = str(value).strip()
-    _refuse_missing(text, "answer")
+    refuse_missing(text, "answer")
     if GSM8K_MARK in text:
         text = text.rpartition(GSM8K_MARK)[2].strip().replace(",", "")
     result = last_boxed(text)
@@ -168,7 +181,7 @@ def _gold(value: Any) -> str:
     text = (text if result is None else result).strip()
     if (said := _SAID.match(text)) is not None:
         text = next(part for part in said.groups() if part is not None)
-    _refuse_missing(plain(text), "answer")
+    refuse_missing(plain(text), "answer")
     if not any(map(_says_something, plain(text))):
         raise ValueError(f"answer {str(value)[:60]!r}: holds no result")
     if (markup := _MARKUP.search(text)) is not None:

@@ -4,6 +4,7 @@ Called by `answers.py` before and after math-verify. Whatever is not certain her
 """
 
 import re
+from collections import Counter
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -62,6 +63,13 @@ _APART = re.compile(r"(?<![A-Za-z\\}\d])[A-Za-z](?: +[A-Za-z])+(?![A-Za-z])")
 _COEFFICIENT = re.compile(r"(-?\d+(?:\.\d+)?) *([A-Za-z]{2,4})")
 _CHOICES = re.compile(r"\W*[A-Ja-j](?:\W+[A-Ja-j])*\W*")
 _OPERATORS = re.compile(r"[-+*/^=<>|!_]")
+_MARKS = re.compile(
+    r"[A-Za-z)}]'+|\^(?:T(?![A-Za-z])|\{T\})|\\[dt]?frac(?P<derivative>\{d[A-Za-z]\}\{d[A-Za-z]\})"
+)
+"""Primes of functions, transposes and derivatives, in a text without blanks."""
+_QUOTED = re.compile(r"[`'\"]+(.*?)['\"]+", re.DOTALL)
+_RELATION = re.compile(r"[<>]|\\(?:[lg](?:eq?|t)q?|[lg]eqslant)(?![A-Za-z])")
+_JOINED = re.compile(r"(?<![A-Za-z])(?:(?P<both>and|land|wedge)|or|lor|vee)(?![A-Za-z])")
 
 
 def _is_word(run: str) -> bool:
@@ -166,6 +174,32 @@ def other_case(wanted: str, given: str) -> bool:
     if _CHOICES.fullmatch(wanted) and _OPERATORS.search(wanted) is None:
         return False
     return any(letter.swapcase() in theirs and letter not in theirs for letter in ours)
+
+
+def other_marks(wanted: str, given: str) -> bool:
+    """Whether two expressions differ in marks that math-verify does not see.
+
+    These are primes (`y''` for `y'`), transposes, which variable is differentiated, and `and` for `or`
+    between inequalities. If one side alone is an equation, its right side is compared.
+    """
+    ours, theirs = _bare(wanted), _bare(given)
+    if _RELATION.search(ours) and _RELATION.search(theirs):
+        joined = [{one["both"] is not None for one in _JOINED.finditer(side)} for side in (ours, theirs)]
+        if all(joined) and joined[0] != joined[1]:
+            return True
+    if ("=" in ours) != ("=" in theirs):
+        ours, theirs = ours.rpartition("=")[2], theirs.rpartition("=")[2]
+    return _marks(ours) != _marks(theirs)
+
+
+def _bare(text: str) -> str:
+    quoted = _QUOTED.fullmatch(text.strip())
+    return quoted[1] if quoted else text
+
+
+def _marks(text: str) -> Counter[str]:
+    found = _MARKS.finditer("".join(text.split()))
+    return Counter(one["derivative"] or one[0].replace("{T}", "T") for one in found)
 
 
 def _letters(text: str) -> set[str]:

@@ -53,7 +53,16 @@ _WRITTEN = (
         "",
     ),
     (re.compile(r"\\(?:textrm|textsf|texttt|textsc|emph|mathsf|mathtt)(?=\s*\{)"), r"\\text"),
+    (
+        re.compile(
+            r"(?<![\dA-Za-z}])\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox)"
+            r"\s*\{\s*([-+]?\.?\d[\d.,]*)\s*\}(?!\d)"
+        ),
+        r"\1",
+    ),
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
+    (re.compile(r"\^\s*\{\s*\\prime\s*\\prime\s*\}"), "''"),
+    (re.compile(r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))"), "'"),
     (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),
     (re.compile(r"\\mathbb\s+([A-Za-z])"), r"\\mathbb{\1}"),
     (re.compile(r"\\[dt]?binom\s*(\d)\s*(\d)"), r"\\binom{\1}{\2}"),
@@ -66,13 +75,19 @@ SPACE = r"\\[,;: ]|~"
 """A blank of LaTeX, as an alternative of a pattern."""
 _GAP = re.compile(rf"{SPACE}|\{{,\}}|[\u00a0\u2009\u202f ]")
 _GROUPS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:(?:{_GAP.pattern})\d{{3}})+(?!\d)")
-_POWER_OF_TEN = re.compile(r"([-+]?\d+(?:\.\d*)?)[eE]([-+]?\d{1,4})")
+_POWER_OF_TEN = re.compile(
+    r"(?P<factor>[-+]?\d+(?:\.\d*)?)(?:[eE](?P<e>[-+]?\d{1,4})"
+    r"|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*(?P<power>[-+]?\d{1,4})\s*\}|(?P<digit>\d)))"
+    r"(?P<unit>(?:\s|\\[,;: ]|~)*\\(?:text|mathrm|mbox)\s*\{.*\})?",
+    re.DOTALL,
+)
 _MIXED = re.compile(r"([-+]?\d+)\s+(\d+)\s*/\s*(\d+)")
 _REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\s*\{?\s*(\d+)\s*\}?")
 _COMMA = re.compile(r"([-+]?\d+)(?:,|\{,\})(\d+)")
 _POINT = re.compile(r"[-+]?\d+\.\d+")
+_DECIMAL = re.compile(r"[-+]?\d+(?:\.\d+)?")
 _LONGEST = 40
-"""Digits of a repeating decimal."""
+"""Digits of a repeating decimal, and the largest power of ten that is written out."""
 
 
 def typeset(answer: str) -> str:
@@ -118,7 +133,11 @@ def _sign(character: str) -> str:
 def number(text: str) -> str:
     """One number that is the whole text, if it is one of those that math-verify reads otherwise."""
     if (found := _POWER_OF_TEN.fullmatch(text)) is not None:
-        return rf"{found[1]} \times 10^{{{int(found[2])}}}"
+        power = int(found["e"] or found["power"] or found["digit"])
+        if abs(power) > _LONGEST:
+            return rf"{found['factor']} \times 10^{{{power}}}{found['unit'] or ''}"
+        # As a product, which rounds, 2.43 times 100 would be no 243.
+        return _fraction(Fraction(found["factor"]) * Fraction(10) ** power) + (found["unit"] or "")
     if (found := _MIXED.fullmatch(text)) is not None and int(found[3]) > int(found[2]):
         return rf"{found[1]}\frac{{{found[2]}}}{{{found[3]}}}"
     if (found := _REPEATING.fullmatch(text)) is not None and len(found[3] + found[4]) <= _LONGEST:
@@ -126,8 +145,18 @@ def number(text: str) -> str:
         value = Fraction(
             int(before + period) - int(before or "0"), 10 ** len(found[3]) * (10 ** len(period) - 1)
         )
-        return rf"{found[1]}\frac{{{value.numerator}}}{{{value.denominator}}}"
+        return found[1] + _fraction(value)
     return text
+
+
+def hundredth(text: str) -> str:
+    """A hundredth of an answer, exact where it is a number: a quotient of a decimal would be rounded."""
+    return _fraction(Fraction(text) / 100) if _DECIMAL.fullmatch(text) else f"\\frac{{{text}}}{{100}}"
+
+
+def _fraction(value: Fraction) -> str:
+    over, under = abs(value.numerator), value.denominator
+    return ("-" if value < 0 else "") + (str(over) if under == 1 else rf"\frac{{{over}}}{{{under}}}")
 
 
 def with_point(answer: str, gold: str = "") -> str:

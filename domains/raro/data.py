@@ -14,6 +14,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from domains.blocks import Block, validated
 from domains.math.answers import last_boxed
+from domains.math.data import refuse_missing, result_of
 from domains.math.pool import MAX_GOLD_LENGTH
 from domains.raro.generator import CountdownSpec, generate
 from domains.raro.normalize import Task, normalize
@@ -135,11 +136,18 @@ def _checked(record: Any, settings: DataSettings, split: str, where: str) -> Pro
         raise ValueError(f"{where}: a {type(record).__name__}, expected an object")
     names = settings.fields
     question = _text(record, names.question, where)
-    answer = normalize(settings.task, _text(record, names.expert_answer, where))
+    written = _text(record, names.expert_answer, where)
+    answer = normalize(settings.task, written)
     if not answer:
         raise ValueError(
             f"{where}: {names.expert_answer} is {record[names.expert_answer]!r}, expected a result"
         )
+    try:
+        refuse_missing(question, names.question)
+        refuse_missing(written, names.expert_answer)
+        answer = normalize("math", result_of(written)) if settings.task == "math" else answer
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     if holds_verdict(answer):
         raise ValueError(f"{where}: {names.expert_answer} holds a verdict tag, which could steer the critic")
     if ANSWER_OPEN in answer or ANSWER_CLOSE in answer:
@@ -181,7 +189,10 @@ def _result(record: dict[str, Any], answer: str, settings: DataSettings, where: 
         )
     if len(result) > MAX_GOLD_LENGTH:
         raise ValueError(f"{where}: a result of {len(result)} characters; {MAX_GOLD_LENGTH} are compared")
-    return result
+    try:
+        return normalize("math", result_of(result))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _text(record: dict[str, Any], name: str, where: str) -> str:

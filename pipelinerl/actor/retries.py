@@ -58,16 +58,20 @@ def reason_of(error: BaseException) -> str:
     """One short line for counting and for people, in characters that any file can hold.
 
     It ends with the file and line of the rollout code. Of a group of errors, such as a TaskGroup raises, it
-    is that of the first.
+    is that of the first. An error that shows no such line itself ends with that of its group or its cause.
     """
+    raised = [error]
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+        raised.insert(0, error)
+    if error.__cause__ is not None:
+        raised.append(error.__cause__)
     try:
         text = str(error)
     except Exception:  # whatever an error of a domain does
         text = "its text cannot be made"
     name = type(error).__name__
-    place = place_of(error)
+    place = next(filter(None, map(place_of, raised)), "")
     text = one_line(text)
     return (f"{name}: {text}" if text else name)[: LONGEST - len(place)] + place
 

@@ -17,14 +17,16 @@ _NOT_QUOTED = r"(?<![\"'`])"
 _READ = re.compile(rf"{_NOT_QUOTED}(?:{re.escape(MISTRAL)}|{re.escape(LLAMA)})")
 _UNREAD = re.compile(
     _NOT_QUOTED
-    + r"(?:<｜tool▁calls?▁begin｜>|<\|tool_calls?_(?:section_)?begin\|>|<\|tool_call\|>|<TOOLCALL>"
-    r"|<\|START_ACTION\|>|<\|action_start\|>|<\|channel\|>commentary to=|<\|recipient\|>"
-    r"|<start_function_call>|<function_calls>|<invoke name=|<(?:\w+:)tool_call>|<arg_key>|```tool_code"
-    r"|<\|tool_call_start\|>|<function_?call>|<tool_use>|^Action Input:)",
+    + r"(?:<｜tool[▁_]calls?[▁_]begin｜>|<｜DSML｜|<\|tool_calls?_(?:section_)?begin\|>|<\|tool_calls?\|?>"
+    r"|<TOOLCALL>|<\|START_ACTION\|>|<\|action_start\|>|\bto=functions\.\w|<\|recipient\|>"
+    r"|<start_function_call>|^call:\w+\{|<function_calls>|<invoke name=|<\w+[:_]tool_call>|<arg_key>"
+    r"|```tool_code|<\|tool_call_start\|>|<function_?call>|<tool_use>|<\|tools_prefix\|>|<\|python_start\|>"
+    r"|functools\[\s*\{|✿FUNCTION✿|^Action Input:|^Action:\s*```)",
     re.MULTILINE,
 )
-"""DeepSeek, Kimi, Phi and Granite, Nemotron, Command, InternLM, gpt-oss, Functionary, FunctionGemma, MiniMax,
-GLM, Gemma, Liquid, xLAM and Glaive, prompts with tags of their own, and ReAct."""
+"""DeepSeek and Step, Kimi, Phi, Granite, Gemma 4 and Solar, Nemotron, Command, InternLM, gpt-oss,
+Functionary, FunctionGemma, MiniMax, Seed-OSS and LongCat, GLM, Gemma, Liquid, xLAM and Glaive, prompts with
+tags of their own, Apertus, Llama 4, Phi-4-mini, Qwen-Agent, ReAct, and Command R."""
 _OWN = re.compile(_NOT_QUOTED + r"(?:<tool_call>|<function=)")
 _ENDS = ("</s>", "<|eom_id|>", "<|eot_id|>", "<|end_of_text|>")
 _NAMED = re.compile(r"([A-Za-z_][\w.-]*)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)", re.ASCII)

@@ -4,12 +4,23 @@ A chat template may end the prompt with `<think>`. The completion then holds onl
 write both tags, or none. What stands behind the last `</think>` is the answer in all three cases. Only the
 prompt says whether a completion without either is an answer or thoughts that were cut off. Judges therefore
 read `LLMCall.completion`, which begins with `<think>` in the second case. A tag between quotation marks or
-backticks is quoted, as a program that removes thoughts does, and ends nothing.
+backticks is quoted, as a program that removes thoughts does, and ends nothing. Tokens with which other
+families mark thoughts stand in `completion` as these two tags.
 """
 
 import re
 
 OPEN, CLOSE = "<think>", "</think>"
+TOKENS = {
+    **dict.fromkeys((OPEN, "[THINK]", "<seed:think>", "<|START_THINKING|>", "<thought>"), OPEN),
+    **dict.fromkeys((CLOSE, "[/THINK]", "</seed:think>", "<|END_THINKING|>", "</thought>"), CLOSE),
+    **dict.fromkeys(("◁think▷", "<longcat_think>", "<|inner_prefix|>", "<|channel>"), OPEN),
+    **dict.fromkeys(("◁/think▷", "</longcat_think>", "<|inner_suffix|>", "<channel|>"), CLOSE),
+}
+"""Tokens that begin or end thoughts: of Magistral and Ministral, Seed-OSS, Command, EXAONE Deep; Kimi-VL,
+LongCat, Apertus, Gemma 4. Only tokens of a vocabulary count, not these words in a text."""
+CHANNEL, MESSAGE, START, FINAL = "<|channel|>", "<|message|>", "<|start|>", "final"
+"""gpt-oss writes `<|channel|>NAME<|message|>TEXT`; only the text of the channel `final` is the answer."""
 _TAG = re.compile(r"(?<![\"'`])([\"'`])</?think>\1(?![\"'`])|(</?think>)")
 
 

@@ -6,6 +6,7 @@ sampled is ever tokenised again.
 """
 
 import shutil
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jinja2 import TemplateError
 
-from pipelinerl.base.thoughts import CLOSE, OPEN, opened_by
+from pipelinerl.base.thoughts import CHANNEL, CLOSE, FINAL, MESSAGE, OPEN, START, TOKENS, opened_by
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -112,11 +113,56 @@ def begins_in_thoughts(tokenizer: "PreTrainedTokenizerFast", prompt_ids: Sequenc
     return opened_by(decode(tokenizer, prompt_ids[-_END_IDS:], skip_special=False))
 
 
+def ends_opening_thoughts(
+    tokenizer: "PreTrainedTokenizerFast", prompt_ids: Sequence[int] | np.ndarray
+) -> bool:
+    """As `begins_in_thoughts`, also with the tokens of other families."""
+    end = decode(tokenizer, prompt_ids[-_END_IDS:], skip_special=False).rstrip()
+    return end.endswith(tuple(token for token, tag in TOKENS.items() if tag == OPEN))
+
+
 @lru_cache(maxsize=8)  # by identity
-def special_thoughts(tokenizer: "PreTrainedTokenizerFast") -> dict[int, str]:
-    """The tags of thoughts that are special tokens here, by id: plain text leaves them out."""
+def _marks(tokenizer: "PreTrainedTokenizerFast") -> dict[int, str]:
+    """Ids that mark thoughts and that plain text leaves out, or shows as another family's tags do."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    return {key: one.content for key, one in added.items() if one.special and one.content in (OPEN, CLOSE)}
+    known = {*TOKENS, CHANNEL, MESSAGE, START}
+    return {
+        key: one.content
+        for key, one in added.items()
+        if one.content in known and (one.special or one.content not in (OPEN, CLOSE))
+    }
+
+
+_NAME_IDS, _CALLED = 32, " to="
+"""Ids that are read of the header of a channel, and what stands in that of a call."""
+
+
+def thought_marks(tokenizer: "PreTrainedTokenizerFast", ids: np.ndarray) -> list[tuple[int, int, str]]:
+    """Where the marks of thoughts stand in sampled ids that plain text does not show as `<think>`.
+
+    (start, end, tag): half-open ranges of ids, each of which stands for `<think>` or `</think>`.
+    """
+    marks = _marks(tokenizer)
+    places = np.flatnonzero(np.isin(ids, list(marks))).tolist() if marks else []
+    messages = [at for at in places if marks[int(ids[at])] == MESSAGE]
+    found, before, start = [], "", 0
+    for at in places:
+        name = marks[int(ids[at])]
+        if name in TOKENS:
+            found.append((at, at + 1, TOKENS[name]))
+        elif name == CHANNEL:
+            behind = bisect_right(messages, at)
+            end = messages[behind] if behind < len(messages) else len(ids)
+            begins = max(start if before == START else at, found[-1][1] if found else 0)
+            header = decode(tokenizer, ids[begins : min(end, at + _NAME_IDS)], skip_special=True)
+            if _CALLED in header:  # a call, which no text before the answer is; its header says so
+                found.append((begins, min(begins + 1, len(ids)), CLOSE))
+            else:
+                channel = decode(tokenizer, ids[at + 1 : min(end, at + _NAME_IDS)], skip_special=True).split()
+                tag = CLOSE if channel[:1] == [FINAL] else OPEN
+                found.append((begins, max(begins, min(end + 1, len(ids))), tag))
+        before, start = name, at
+    return found
 
 
 def render_chat(

@@ -218,7 +218,7 @@ class LoraConfig(Section):
 
 
 class FinetuneConfig(Section):
-    """Model, optimiser, batch, checkpoints and loss of the trainer."""
+    """Sets the trainer's model, optimizer, batch, checkpoints and loss."""
 
     model_class: Annotated[
         Literal["causal-language-modeling", "causal-language-modeling-with-value-head"], KEPT

@@ -35,7 +35,7 @@ class DifficultyConfig(Section):
 
 
 class ActorConfig(OpenSection):
-    """Rollouts: the policy, how many run at once, and the treatment of failures."""
+    """Says how rollouts are played, how many run at once, and what becomes of those that fail."""
 
     rollout_policy: Annotated[str | None, KEPT] = None
     """Dotted path of `async f(cfg, llm, problem, session) -> RolloutResult`."""
@@ -81,7 +81,7 @@ class ActorConfig(OpenSection):
 
 
 class PreprocessConfig(Section):
-    """From groups of samples to packed micro-batches."""
+    """Turns groups of samples into packed micro-batches."""
 
     input: Annotated[str, KEPT] = "actor"
     """Topic that is read."""

@@ -143,6 +143,10 @@ class EngineKind(Variant):
         """Keys with a value that make its engines faster, where they limit a run."""
         return iter(())
 
+    def model_problems(self, text: dict[str, Any]) -> Iterator[str]:
+        """What is wrong for its engines with a model's `config.json`, of which this is the decoder's part."""
+        return iter(())
+
     def names(self, model_config: Any, tensors: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         """The tensors of a version under the names that it loads, for a model with this configuration.
 

@@ -28,7 +28,6 @@ ATTEND = {"full_attention", "sliding_attention", "chunked_attention"}
 LINEAR = "linear_attention"
 _SIZED_OTHERWISE = (
     "hybrid_override_pattern",  # Nemotron-H
-    "kv_lora_rank",  # latent attention
     "mamba_d_state",  # hybrids
     "intermediate_size_mlp",  # experts that are laid out in other ways: Llama 4, ERNIE 4.5, Jamba, DBRX
     "moe_k",
@@ -40,6 +39,8 @@ _SIZED_OTHERWISE = (
     "type_vocab_size",  # encoders
 )
 """Keys of architectures whose weights are not counted here."""
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
+"""Types of latent attention that can be trained."""
 _TIED = ("gemma", "cohere")
 """Families whose configurations leave `tie_word_embeddings` out where it is true."""
 
@@ -79,6 +80,39 @@ class LinearShape:
 
 
 @dataclass(frozen=True)
+class LatentShape:
+    """Latent attention: a token's keys and values are made of `rank` numbers, for all heads together.
+
+    DeepSeek-V2's paper, section 2.1. Engines keep these and the keys with positions, which heads share too.
+    """
+
+    rank: int
+    rope: int
+    """Numbers of a head's queries and keys that positions rotate."""
+    nope: int
+    """Those that they do not."""
+    value: int
+    """Of a head's values."""
+    query_rank: int = 0
+    """Queries are made of so many numbers; 0: of the hidden state itself."""
+
+    @property
+    def cached(self) -> int:
+        """Numbers of a token in a layer that an engine keeps."""
+        return self.rank + self.rope
+
+    def parameters(self, hidden: int, heads: int) -> int:
+        """Of one layer: queries, the narrow numbers, keys and values of them, and out."""
+        wide = heads * (self.nope + self.rope)
+        queries = self.query_rank * (hidden + wide) if self.query_rank else hidden * wide
+        return (
+            queries
+            + hidden * self.cached
+            + heads * (self.rank * (self.nope + self.value) + self.value * hidden)
+        )
+
+
+@dataclass(frozen=True)
 class DecoderShape:
     """Numbers of one decoder, dense or a mixture of experts."""
 
@@ -107,6 +141,9 @@ class DecoderShape:
     """Of its queries; 0 where nobody needs to know."""
     key_heads: int = 0
     """Of its keys."""
+    latent: LatentShape | None = None
+    """What all keys and values are made of; `keys` are then the expanded ones of trainers, and values are
+    filled up to their width."""
     linear: LinearShape | None = None
     """Those of its layers that have a state instead of keys and values."""
     gated: bool = False
@@ -154,7 +191,10 @@ class DecoderShape:
         return self._count(self.active_experts)
 
     def _count(self, experts: int) -> int:
-        attention = self.attending * self.hidden * ((2 + self.gated) * self.queries + 2 * self.keys)
+        attention = self.hidden * ((2 + self.gated) * self.queries + 2 * self.keys)
+        if self.latent is not None:
+            attention = self.latent.parameters(self.hidden, self.heads)
+        attention *= self.attending
         if self.linear is not None:
             attention += self.linear.layers * self.linear.parameters(self.hidden)
         dense = self.dense_layers * self.mlp_matrices * self.hidden * self.mlp
@@ -243,23 +283,26 @@ def decoder_shape(config: dict[str, Any] | None) -> DecoderShape | None:
         return None
     try:
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-        head = int(config.get("head_dim") or hidden // heads)
+        latent = _latent(config) if config.get("kv_lora_rank") else None
+        head = int(config.get("head_dim") or hidden // heads) if latent is None else latent.nope + latent.rope
         layers = int(config["num_hidden_layers"])
         kinds = _kinds(config, layers)
         if {*kinds} - ATTEND - {LINEAR}:
             return None
         linear = _linear(config, kinds.count(LINEAR)) if LINEAR in kinds else None
         windowed = kinds.count("sliding_attention")
+        key_heads = int(config.get("num_key_value_heads") or heads) if latent is None else heads
         return DecoderShape(
             layers=layers,
             hidden=hidden,
             mlp=int(config.get("intermediate_size") or config["moe_intermediate_size"]),
             queries=heads * head,
-            keys=int(config.get("num_key_value_heads") or heads) * head,
+            keys=key_heads * head,
             heads=heads,
-            key_heads=int(config.get("num_key_value_heads") or heads),
+            key_heads=key_heads,
             vocabulary=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", kind.startswith(_TIED))),
+            latent=latent,
             linear=linear,
             gated=linear is not None,
             windowed=windowed,
@@ -306,6 +349,19 @@ def _linear(config: dict[str, Any], layers: int) -> LinearShape:
     )
 
 
+def _latent(config: dict[str, Any]) -> LatentShape:
+    """Raises KeyError for latent attention of other types, such as one of two attentions in a layer."""
+    if config.get("model_type") not in _LATENT:
+        raise KeyError("model_type")
+    return LatentShape(
+        rank=int(config["kv_lora_rank"]),
+        rope=int(config["qk_rope_head_dim"]),
+        nope=int(config["qk_nope_head_dim"]),
+        value=int(config["v_head_dim"]),
+        query_rank=int(config.get("q_lora_rank") or 0),
+    )
+
+
 def _vision(config: dict[str, Any], hidden: int) -> int:
     """Numbers of the part that sees, for the types whose decoder has a shape here; 0 for a decoder alone.
 
@@ -347,6 +403,8 @@ def _mixture(config: dict[str, Any], layers: int) -> dict[str, int]:
 
 
 def _is_dense(config: dict[str, Any], layer: int) -> bool:
+    if given := config.get("mlp_layer_types"):
+        return bool(given[layer] == "dense")
     first = int(config.get("first_k_dense_replace") or 0)
     step = int(config.get("decoder_sparse_step") or 1)
     return layer < first or layer in (config.get("mlp_only_layers") or ()) or (layer + 1) % step != 0

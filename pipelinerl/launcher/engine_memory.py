@@ -58,7 +58,12 @@ def copy_bytes(shape: DecoderShape, work: EngineWork) -> float:
 
 
 def token_bytes(shape: DecoderShape, work: EngineWork) -> float:
-    """Keys and values of one token in one layer, on each of an engine's cards."""
+    """Keys and values of one token in one layer, on each of an engine's cards.
+
+    What latent attention keeps is for all heads, so each card has it whole.
+    """
+    if shape.latent is not None:
+        return float(work.cache_bytes_per_number * shape.latent.cached)
     parts = min(work.cards, shape.key_heads or work.cards)  # with more cards than heads, they are repeated
     return 2.0 * work.cache_bytes_per_number * shape.keys / parts
 

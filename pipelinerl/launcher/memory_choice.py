@@ -96,10 +96,11 @@ def choose_memory(
             refused = _refused_with_states(cfg, hopper)
             choices += engine_kind(cfg).of_states(cfg)
         texts, one_host = _texts(cfg, derive(cfg, [])), len(hosts) == 1
-        asked = Asked(texts, _given_requests(tree), one_host, partial(_placed, cfg, hosts))
+        rows_open = ROWS not in composition.user_keys
+        asked = Asked(texts, _given_requests(tree), one_host, partial(_placed, cfg, hosts), rows_open)
         shape = decoder_shape(config)
         if shape is not None and cards:
-            rows = list(_rows_that_fit(composition.user_keys, cfg, shape, cards, asked))
+            rows = list(_rows_that_fit(cfg, shape, cards, asked))
             choices += rows
             cfg = _changed(cfg, {"finetune": {"seq_length": rows[0].value}}) if rows else cfg
         plan = _plan(cfg, shape, cards, asked)
@@ -175,15 +176,13 @@ def _placed(cfg: Config, hosts: Sequence[Host], cards: int) -> tuple[int, int]:
     return len(places.engines) // cfg.engine.per_card, sum(len(place.gpus) for place in places.trainer)
 
 
-def _rows_that_fit(
-    given_keys: Collection[str], cfg: Config, shape: DecoderShape, cards: Sequence[Card], asked: Asked
-) -> Iterator[Choice]:
+def _rows_that_fit(cfg: Config, shape: DecoderShape, cards: Sequence[Card], asked: Asked) -> Iterator[Choice]:
     """Shorter rows, where only those fit and the command line did not say how long.
 
     That changes how samples are packed, not what is trained.
     """
     given = cfg.finetune.seq_length
-    if ROWS in given_keys or _fits(cfg, {}, shape, cards, asked):
+    if not asked.rows_open or _fits(cfg, {}, shape, cards, asked):
         return
     for length in range(given - given % ROW_STEP, _shortest_rows(cfg) - 1, -ROW_STEP):
         if _fits(cfg, {"finetune": {"seq_length": length}}, shape, cards, asked):
@@ -229,14 +228,16 @@ def smallest_changes(cfg: Config, shape: DecoderShape, cards: Sequence[Card], as
     tried += _longer_rows(cfg)
     if cfg.finetune.optim == "adamw_torch":
         tried.append(("finetune.optim=adamw_8bit", {"finetune": {"optim": "adamw_8bit"}}))
+    shorter = {"finetune": {"seq_length": min(shortest, cfg.finetune.seq_length)}}
     if shortest < cfg.finetune.seq_length:
-        tried.append((f"finetune.seq_length={shortest}", {"finetune": {"seq_length": shortest}}))
+        tried.append((f"finetune.seq_length={shortest}", shorter))
     for key, change in tried:
         if _fits(cfg, change, shape, cards, asked):
             yield key
     for count in range(len(cards) + 1, MOST_CARDS + 1) if asked.one_host else ():
-        if _fits(cfg, {}, shape, [cards[0]] * count, asked):
-            yield f"hardware.devices={count} (more cards)"
+        if _fits(cfg, shorter if asked.rows_open else {}, shape, [cards[0]] * count, asked):
+            alone = "world.share_device=false " if cfg.world.share_device and len(cards) == 1 else ""
+            yield f"{alone}hardware.devices={count} (more cards)"
             break
     for key, change in (
         ("finetune.lora.enabled=true", {"finetune": {"lora": {"enabled": True}}}),

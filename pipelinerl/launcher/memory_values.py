@@ -91,3 +91,5 @@ class Asked(NamedTuple):
     placed: Callable[[int], tuple[int, int]] | None = None
     """Engines and trainer ranks where an engine has so many cards and the division is not free; None: by the
     shares of one host."""
+    rows_open: bool = False
+    """Whether a launch may shorten rows, because the command line does not say how long they are."""

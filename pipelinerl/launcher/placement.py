@@ -96,6 +96,11 @@ def layout(cfg: Config, hosts: Sequence[Host]) -> Layout:
                 f"engine.per_card={cfg.engine.per_card}: engine and trainer share the only GPU; set 1"
             )
         return Layout(everything, [], everything)
+    if world.share_device and {"actor_llm", "finetune"} <= roles:
+        raise ConfigError(
+            f"world.share_device=true: has no effect here: engine and trainer have {total} GPUs; leave it "
+            "out, or set hardware.devices=1"
+        )
     places = _on_gpus(cfg, everything, per_engine)
     if "actor_llm" in roles and not places.engines:
         if alone := world.actor_hosts:

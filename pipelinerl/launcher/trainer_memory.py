@@ -82,6 +82,8 @@ def kept_bytes(shape: DecoderShape, mode: Checkpointing, compiled: bool, linear:
     mlp = max(shape.mlp, shape.active_experts * (shape.expert_mlp + shape.hidden) + shape.shared_mlp)
     inputs, hidden = 2.0 * shape.hidden, shape.hidden * shape.norms / 2
     queries, keys = (1 + shape.gated) * shape.queries, shape.keys
+    if shape.latent is not None:  # what queries, keys and values are made of is kept beside them
+        queries += shape.latent.query_rank + shape.latent.cached
     if linear and shape.linear is not None:
         queries, keys = shape.linear.mixed + shape.linear.values, 0
     if mode is True:

@@ -9,7 +9,7 @@ from tests.pipeline.conftest import Start, optimizer_steps, records_of
 from tests.support.metric_tables import check_run
 from tests.support.tiny_model import build_tokenizer, mixture_lm
 
-pytestmark = pytest.mark.usefixtures("forked")
+pytestmark = pytest.mark.usefixtures("forked", "undrawn")
 STEPS = 3
 GUESSING = [
     *("+domain=guessing", "max_lag=64", "dataset_loader_params={count: 6, max_guesses: 3}"),

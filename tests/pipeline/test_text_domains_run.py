@@ -4,7 +4,7 @@ import pytest
 
 from tests.pipeline.conftest import Start
 
-pytestmark = pytest.mark.usefixtures("forked")
+pytestmark = pytest.mark.usefixtures("forked", "undrawn")
 SIZES = ["finetune.max_train_steps=1", "finetune.gradient_accumulation_passes=16", "max_lag=64"]
 SERVED = "{ifeval: {_target_: pipelinerl.domains.ifeval.IFEvalEnvironment}}"
 PUZZLES = "{logic: {_target_: pipelinerl.domains.logic.LogicEnvironment}}"

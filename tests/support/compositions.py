@@ -2,18 +2,44 @@
 
 import pickle
 from collections.abc import Callable, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from omegaconf import DictConfig, ListConfig, SCMode, ValueNode
+from hydra._internal import config_loader_impl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode, ValueNode, _utils, base, basecontainer
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelinerl.config import compose
 from pipelinerl.config.installed import conf_dir
+from tests.support.quick_trees import quick_copy, quick_create
 
 Made = TypeVar("Made")
+Set = Callable[[Any, str, Any], None]
+
+
+def quick(put: Set) -> dict[str, Any]:
+    """Puts all of this in place by `put`, which is `setattr` or pytest's; returns what omegaconf had."""
+    put(_utils, "get_yaml_loader", loader := with_libyaml(_utils.get_yaml_loader))
+    put(basecontainer, "get_yaml_loader", loader)
+    put(OverridesParser, "parse_rule", parsed_once(OverridesParser.parse_rule))
+    put(compose, "_schema", schema_once(compose._schema))
+    put(compose, "_compose", remembered(compose._compose))
+    put(compose, "file_order", remembered(compose.file_order))
+    put(OmegaConf, "load", staticmethod(loaded_once(OmegaConf.load)))
+    put(config_loader_impl, "create_defaults_list", listed_once(config_loader_impl.create_defaults_list))
+    content = basecontainer.BaseContainer._to_content
+    put(basecontainer.BaseContainer, "_to_content", staticmethod(quick_content(content)))
+    slow: dict[str, Any] = {"create": OmegaConf.create}
+    put(OmegaConf, "create", staticmethod(quick_create(OmegaConf.create)))
+    for kind in (DictConfig, ListConfig):
+        slow[kind.__name__] = kind.__deepcopy__
+        put(kind, "__deepcopy__", quick_copy(kind.__deepcopy__))
+    put(base, "parse", cache(base.parse))  # of `${...}`: what it returns is only read
+    return slow
 
 
 def remembered(from_files: Callable[..., Made]) -> Callable[..., Made]:
@@ -29,6 +55,12 @@ def remembered(from_files: Callable[..., Made]) -> Callable[..., Made]:
         return known[key]()
 
     return made
+
+
+def parsed_once(parse: Callable[[Any, str, str], Any]) -> Callable[[Any, str, str], Any]:
+    """hydra's reading of an override; a copy, because it is told who composes."""
+    known = cache(partial(parse, OverridesParser.create()))
+    return lambda parser, text, rule: copy(known(text, rule))
 
 
 def schema_once(schema: Callable[[], DictConfig]) -> Callable[[], DictConfig]:

@@ -22,6 +22,11 @@ from typing import Any, NoReturn
 
 from pipelinerl.base.child import CHILD_VARIABLE, die_with_parent
 
+OWN = ("pipelinerl", "domains", "retrieval_server", "tests", "vllm")
+AFRESH = (
+    f"import sys\nfor name in [*sys.modules]:\n if name.partition('.')[0] in {OWN}: del sys.modules[name]\n"
+)
+"""Begins `CODE` that imports the project as a new interpreter would, though not what the project imports."""
 _EXECUTE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from domains.short_answers import unglued
+
 MatchMode = Literal["exact_or_f1", "accepted_exact", "f1_or_substring"]
 
 _MONTHS = "january february march april may june july august september october november december"
@@ -27,11 +29,12 @@ _TOKEN = re.compile(
     (?P<number>
         (?:(?<!\S)|(?<=[(\[]))(?P<sign>[-+])|(?<![^\W_])
     )
-    (?P<currency>(?:us)?[$€£]\s?|(?:usd|eur|gbp)\s?)?
-    (?P<inner>(?<=[$€£])-)?
+    (?P<currency>(?:us)?[$€£¥₹]\s?|(?:usd|eur|gbp|jpy|inr)\s?)?
+    (?P<inner>(?<=[$€£¥₹])-)?
     (?P<digits>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\d)\.\d+)
     (?:\s?(?P<word>thousand|million|billion|trillion)(?![^\W_])|(?(currency)\s?)(?P<scale>bn|[kmbt])(?![^\W_]))?
-    (?:\s?(?P<unit>%|[$€£]|(?:per\ ?cent|dollars?|euros?|pounds?|usd|eur|gbp)(?![^\W_])))?
+    (?:\s?(?P<unit>%|[$€£¥₹]|
+        (?:per\ ?cent|dollars?|euros?|pounds?|yen|rupees?|usd|eur|gbp|jpy|inr)(?![^\W_])))?
     (?![^\W_]|\.\d)
     |(?P<chunk>[^\W_]+(?:\.\d[^\W_]*)*)
     """,
@@ -51,6 +54,7 @@ _SCALES = {
 """Powers of ten."""
 _UNITS = {"%": "%", "percent": "%", "per cent": "%", "$": "$", "us$": "$", "usd": "$", "dollar": "$"}
 _UNITS |= {"€": "€", "eur": "€", "euro": "€", "£": "£", "gbp": "£", "pound": "£"}
+_UNITS |= {"¥": "¥", "jpy": "¥", "yen": "¥", "₹": "₹", "inr": "₹", "rupee": "₹"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,8 @@ class Token:
 
 
 def normalise(text: str) -> str:
-    """NFKC, case-folded, one kind of dash, ISO dates written as `2024 march 12`."""
-    folded = _DASHES.sub("-", unicodedata.normalize("NFKC", text)).casefold()
+    """NFKC, case-folded, one kind of dash, ISO dates written as `2024 march 12`, `2½` as `2 1/2`."""
+    folded = _DASHES.sub("-", unicodedata.normalize("NFKC", unglued(text))).casefold()
     return _ISO_DATE.sub(lambda m: f"{m[1]} {MONTHS[int(m[2]) - 1]} {int(m[3])}", folded)
 
 

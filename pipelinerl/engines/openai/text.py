@@ -75,7 +75,7 @@ class OutputText:
         # Ids at the beginning of the window whose text was taken; they are context for the others.
         self._settled = 0
         self._count = 0
-        # Characters in which no stop string is looked for again.
+        # Characters in which no stop string ends.
         self._searched = 0
         self._taken = 0
         self._closed = False
@@ -132,11 +132,11 @@ class OutputText:
         if self._count <= self._sampling.min_tokens:  # no stop string counts before so many ids
             self._searched = len(self.text)
             return None
-        found = [(at, stop) for stop in stops if (at := self.text.find(stop, self._searched)) >= 0]
+        # A stop string may begin in the text that was there and end in what has come.
+        froms = ((stop, max(0, self._searched - len(stop) + 1)) for stop in stops)
+        found = [(at, stop) for stop, start in froms if (at := self.text.find(stop, start)) >= 0]
         if not found:
-            # A stop string may begin in the text that is there and end in what comes.
-            longest = max((len(stop) for stop in stops), default=1)
-            self._searched = max(self._searched, len(self.text) - longest + 1)
+            self._searched = len(self.text)
             return None
         at, stop = min(found, key=lambda one: one[0])
         self.text = self.text[: at + len(stop) if self._keeps_stop else at]

@@ -35,7 +35,7 @@ from pipelinerl.engines.vllm.options import (
     serve_env,
 )
 from pipelinerl.engines.vllm.start import STAGES
-from pipelinerl.engines.vllm.weight_names import vllm_names
+from pipelinerl.engines.vllm.weight_names import READ, vllm_names
 
 DTYPES = ("bfloat16", "float32")
 CACHE_TYPES = {"bfloat16": "bfloat16", "float32": "float32"} | {
@@ -212,6 +212,14 @@ class Vllm(EngineKind):
             yield "vllm_config.vllm_kwargs.enable-prefix-caching=true"
         if kwargs.get("async-scheduling") is False:
             yield "vllm_config.vllm_kwargs.async-scheduling=true"
+
+    def model_problems(self, text: dict[str, Any]) -> Iterator[str]:
+        for key, value in READ.get(str(text.get("model_type")), {}).items():
+            if text.get(key) != value:
+                yield (
+                    f"config.json says {key}={text.get(key)}: vLLM would compute another router than the "
+                    f"trainer; set {key}={value} there, as the published models do"
+                )
 
     def names(self, model_config: Any, tensors: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         return vllm_names(str(model_config.model_type), tensors)

@@ -49,6 +49,15 @@ ENDINGS: Mapping[str, Endings] = {
 }
 """By model type: what a name ends with in the trainer, and in a version for vLLM. Shapes stay."""
 
+READ: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    "minimax_m2": {"scoring_func": "sigmoid", "use_routing_bias": True},
+}
+"""By model type: keys of `config.json` by which vLLM chooses a router, and what transformers' model is.
+
+Published models have them, one made from transformers' configuration class has not. `deepseek_v2.py` then
+takes softmax for sigmoid, or no bias, and `minimax_m2.py` fails or takes no bias (0.26 to 0.33)."""
+
 
 def vllm_names(model_type: str, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """The tensors of a version under the names that vLLM's model of this type loads; some are views.

@@ -122,6 +122,9 @@ def model_problems(cfg: Config) -> Iterator[str]:
                 yield from _quantised(path, config)
                 yield from _layers(path, config)
                 yield from _unknown_type(path, config)
+                if "actor_llm" in cfg.debug.roles:
+                    said = engine_kind(cfg).model_problems(of_text(config))
+                    yield from (f"model_path={path}: {one}" for one in said)
     elif path.exists():
         yield f"model_path={path}: a file; give the folder that holds config.json"
     elif cfg.bootstrap.phases and path == Path(cfg.bootstrap_out):

@@ -360,6 +360,27 @@ async def test_a_group_of_errors_is_named_by_its_first():
     assert reason == f"ValueError: no gold (actor/test_actor_parts.py:{fail.__code__.co_firstlineno + 1})"
 
 
+def test_an_error_that_shows_no_place_has_that_of_its_group_or_cause():
+    """A group that was built by hand, and what Python makes of a StopIteration within a coroutine."""
+
+    def built() -> None:
+        raise ExceptionGroup("both", [ValueError("no gold"), KeyError("b")])
+
+    def ended() -> None:
+        next(iter(()))
+
+    with pytest.raises(ExceptionGroup) as group:
+        built()
+    place = f"(actor/test_actor_parts.py:{built.__code__.co_firstlineno + 1})"
+    assert reason_of(group.value) == f"ValueError: no gold {place}"
+    with pytest.raises(StopIteration) as stop:
+        ended()
+    outer = RuntimeError("coroutine raised StopIteration")
+    outer.__cause__ = stop.value
+    place = f"(actor/test_actor_parts.py:{ended.__code__.co_firstlineno + 1})"
+    assert reason_of(outer) == f"RuntimeError: coroutine raised StopIteration {place}"
+
+
 def test_an_error_without_a_text_still_has_a_reason():
     class Odd(Exception):
         def __str__(self) -> str:

@@ -117,6 +117,43 @@ def test_a_row_of_humaneval_has_its_beginning_in_program_and_tests() -> None:
             "an output is nan: is missing",
         ),
         (
+            {"question": "q", "input_output": '{"inputs": [[1]], "outputs": [NaN], "fn_name": "f"}'},
+            "an output is nan: is missing",
+        ),
+        (
+            {"question": "q", "input_output": '{"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]}'},
+            "the input '1' has two outputs, '1' and '3', so that no program passes",
+        ),
+        (
+            {"question": "q", "input_output": '{"inputs": [[1], [1]], "outputs": [1, 2], "fn_name": "f"}'},
+            r"the input '\[1\]' has two outputs",
+        ),
+        (
+            {"prompt": "p", "code": "def f(): return 1", "test_list": ["assert foo() == 1"]},
+            "tests none of the functions",
+        ),
+        (
+            {
+                "text": "p",
+                "code": "def f(): 1",
+                "test_list": ["assert f() == 1"],
+                "test_setup_code": "import (",
+            },
+            "test_setup_code: 'import \\(': no Python",
+        ),
+        (
+            {"prompt": "def f(x:", "entry_point": "f", "test": "def check(candidate): assert candidate(1)"},
+            "prompt: .*no Python",
+        ),
+        (
+            {
+                "question_content": "q",
+                "public_test_cases": '[{"input": "1", "output": "1", "testtype": "stdin"}]',
+                "metadata": "[]",
+            },
+            "metadata: a list, expected an object",
+        ),
+        (
             {"question": "q", "input_output": '{"inputs": [[1]], "outputs": [1], "fn_name": "no name"}'},
             "fn_name 'no name': is no name of a function",
         ),
@@ -144,7 +181,7 @@ def test_a_row_that_cannot_be_read_says_why(row: Any, said: str) -> None:
 
 
 def printed(*outputs: Any, **more: Any) -> dict[str, Any]:
-    tests = {"inputs": [["1"]] * len(outputs), "outputs": list(outputs), **more}
+    tests = {"inputs": [[str(at)] for at in range(len(outputs))], "outputs": list(outputs), **more}
     return {"question": "q", "input_output": json.dumps(tests)}
 
 
@@ -174,6 +211,7 @@ def test_a_row_that_everything_solves_is_refused(row: dict[str, Any]) -> None:
     "row",
     [
         *(printed("", "1"), printed("", fn_name="f"), printed([[]], fn_name="f"), printed(0)),
+        {"question": "q", "input_output": '{"inputs": ["1", "1"], "outputs": ["2", "2.0 "]}'},
         *(printed(None, 1, fn_name="f"), asserted("print(f())", "assert f() == 1")),
         *(checked("import math; math.isclose(1, 1) or exit(1)"), checked("self.assertEqual(1, candidate())")),
         checked("if candidate() != 1: raise ValueError"),

@@ -13,6 +13,7 @@ import pytest
 
 from pipelinerl.extras.bootstrap.__main__ import main as bootstrap
 from pipelinerl.launch import main as launch
+from pipelinerl.new_domain import write_domain
 from tests.support.one_line import check_one_line
 from tests.support.sandbox_needed import need_a_sandbox
 from tests.unit.docs.test_pages_for_others import commands as commands_of
@@ -32,6 +33,7 @@ PRESETS = {
     "privacy_hopqa_pretrained": "privacy_hopqa",
     "privacy_hopqa_situational": "privacy_hopqa",
     "privacy_hopqa_situational_padded": "privacy_hopqa",
+    "raro_pretrained": "raro",
     "reasoning_gym_small": "reasoning_gym",
     "reputation_hacking_pretrained": "reputation_hacking",
 }
@@ -40,6 +42,7 @@ NEEDED = {"logic": "reasoning_gym"} | {name: name for name in ("reasoning_gym", 
 PRETRAINED = (
     "results/smollm2",
     "results/bootstrap/privacy_hopqa_pretrained",
+    "results/bootstrap/raro_pretrained",
     "results/bootstrap/reputation_hacking_pretrained",
 )
 OF_OTHER_TESTS = ("--config-dir",)
@@ -102,9 +105,27 @@ def test_a_command_of_a_page_is_accepted(
     if main is launch and {"+domain=coding", "+domain=tir"} & {*words}:
         need_a_sandbox()
     options = [f"hardware={kind}", *(word for word in words if not word.startswith("hardware="))]
+    if "world.share_device=true" in words:  # a command for the only card of its machine
+        options.append("hardware.devices=1")
     shows = "--cfg" in words or "validate=true" in words
     status = main([*options, *([] if shows else ["validate=true"])])
     assert status == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_commands_of_a_domain_of_one_s_own_are_accepted(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/adding_a_domain.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    (command,) = re.findall(rf"^python -m pipelinerl\.launch (.* hardware={kind} .*)$", page, re.MULTILINE)
+    write_domain("higher_lower", tmp_path / "own")
+    words = dict(word.partition("=")[::2] for word in shlex.split(command) if "=" in word)
+    shutil.copytree(ROOT / "domains/guessing/checkpoint", tmp_path / "own" / words["model_path"])
+    monkeypatch.chdir(tmp_path / "own")
+    monkeypatch.syspath_prepend(str(tmp_path / "own"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("DRY_RUN", "1")
+    assert launch(shlex.split(command)) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", dict.fromkeys(PAGES), ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,4 +1,4 @@
-"""The licence is one: the text in LICENSE, what a wheel says of itself, and what the README says."""
+"""The licence is one: the text in LICENSE, what a wheel says of itself, and what the pages say."""
 
 import hashlib
 import subprocess
@@ -29,8 +29,12 @@ def test_a_wheel_names_the_licence_and_carries_its_text() -> None:
     assert metadata.get_all("License-File") == ["LICENSE"]
 
 
-def test_the_readme_says_the_licence_of_everything_bundled() -> None:
-    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Licence\n")[2]
-    assert "Apache License 2.0 ([`LICENSE`](LICENSE))" in section
+def test_the_readme_says_the_licence_and_the_page_it_links_where_everything_bundled_comes_from() -> None:
+    licence = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Licence\n")[2]
+    assert "Apache License 2.0 ([`LICENSE`](LICENSE))" in licence
+    assert "(CONTRIBUTING.md#what-is-bundled)" in licence
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = page.partition("\n## What is bundled\n")[2].partition("\n## ")[0]
+    assert "[`LICENSE`](LICENSE)" in section
     for path in (ROOT / "tests" / "fixtures").iterdir():
         assert path.name in section or (path.name.startswith("vllm_") and "vllm_*.jsonl.gz" in section), path

@@ -126,6 +126,7 @@ async def test_the_domain_for_users_of_trl_is_launched_and_rewards_an_answer(
         assert sample.reward == result.metrics.reward == reward and result.metrics.success is bool(reward)
 
 
+@pytest.mark.usefixtures("forked")
 def test_every_option_of_the_reputation_game_is_there() -> None:
     for command in ("train", "eval"):
         module = f"domains.reputation_hacking.{command}"

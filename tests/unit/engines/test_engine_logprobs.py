@@ -244,7 +244,7 @@ def test_a_deep_model_is_served_although_its_rounding_exceeds_the_limit(
     deep_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", logger="pipelinerl.engines.cpu.model"):
-        PackedModel(EngineSettings(model=deep_model))
+        PackedModel(EngineSettings(model=deep_model, max_num_seqs=2, max_model_len=64))
     assert "nats from its forward in torch.float64" in caplog.text  # a limit alone would have refused it
 
 
@@ -270,7 +270,7 @@ def test_a_deep_model_that_is_computed_wrongly_is_refused(
     if fault == "scaling":
         monkeypatch.setattr(forwards, "attend", attend)
     with pytest.raises(UnsupportedModel, match="rounding does not explain it"):
-        PackedModel(EngineSettings(model=deep_model))
+        PackedModel(EngineSettings(model=deep_model, max_num_seqs=2, max_model_len=64))
 
 
 async def test_end_id_is_part_of_the_output(tied_model: Path) -> None:

@@ -100,8 +100,7 @@ def continued(old: Any, new: Any, ids: np.ndarray, cut: int) -> np.ndarray:
     return np.array(found)
 
 
-@pytest.mark.parametrize("sees", [False, True])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("recompute", "sees"), [(False, True), (True, False)])
 async def test_an_update_in_flight_keeps_the_state_or_computes_it_again(
     recompute: bool, sees: bool, tmp_path: Path
 ) -> None:

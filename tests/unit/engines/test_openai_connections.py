@@ -8,7 +8,6 @@ from typing import Any
 
 import aiohttp
 import httpx
-import openai
 import pytest
 from aiohttp import web
 
@@ -46,6 +45,8 @@ async def test_a_client_that_hangs_up_leaves_nothing_in_the_log(
 async def test_a_connection_that_closes_between_two_writes_leaves_nothing_in_the_log(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import openai
+
     async with asked(folder) as (engine, client):
         write, seen = web.StreamResponse.write, list[int]()
 
@@ -80,6 +81,8 @@ async def test_leaving_a_stream_aborts_it_and_an_abort_ends_it(folder: Path) -> 
 
 
 async def test_an_engine_that_fails_in_a_stream_is_an_error_of_the_client(folder: Path) -> None:
+    import openai
+
     async with asked(folder) as (engine, client):
         stream = await client.completions.create(
             model="model", prompt="a", max_tokens=500, stream=True, extra_body={"ignore_eos": True}

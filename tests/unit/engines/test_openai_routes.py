@@ -5,7 +5,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from pipelinerl.engines.client import EngineRequestError, SamplingParams
@@ -384,6 +383,8 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 async def test_bad_requests_are_one_line_in_openais_shape(folder: Path) -> None:
+    import openai
+
     async with asked(folder, max_waiting=16) as (engine, client):
         for path, cases, base in (
             ("/chat/completions", BAD_CHATS, {"model": "model", "messages": MESSAGES}),
@@ -407,6 +408,8 @@ async def test_bad_requests_are_one_line_in_openais_shape(folder: Path) -> None:
 
 
 async def test_the_path_given_at_the_start_is_a_name_of_the_model(folder: Path) -> None:
+    import openai
+
     async with asked(folder) as (engine, client):
         for name in (str(folder), f"{folder}/", "model"):
             answer = await client.completions.create(model=name, prompt="Once", max_tokens=1)
@@ -442,6 +445,8 @@ async def test_the_token_route_takes_and_returns_what_clients_of_vllm_expect(fol
 
 
 async def test_prompts_that_are_too_long_and_answers_of_no_token_are_refused_in_words(folder: Path) -> None:
+    import openai
+
     async with asked(folder, max_model_len=64) as (_, client):
         for prompt, max_tokens, expected in (
             ("a" * 70, 1, "70 prompt tokens leave no room for an answer in the context of 64 tokens"),
@@ -454,6 +459,8 @@ async def test_prompts_that_are_too_long_and_answers_of_no_token_are_refused_in_
 
 
 async def test_a_model_without_a_tokeniser_says_so(tied_model: Path) -> None:
+    import openai
+
     async with asked(tied_model) as (engine, client):
         with pytest.raises(openai.BadRequestError, match=r"no tokenizer\.json"):
             await client.completions.create(model="model", prompt=[1, 2])

@@ -125,6 +125,12 @@ def test_what_may_begin_a_stop_string_is_held_back() -> None:
     assert pieces == ["", "", "x", "a", "b", "ab"]
 
 
+def test_a_stop_string_that_begins_before_min_tokens_and_ends_behind_them_counts() -> None:
+    output = OutputText(BACKEND, SamplingFields(stop=["ab", "xa"], min_tokens=2))
+    assert [output.add(token, ends=False) for token in BACKEND.encode("xab").ids[-3:]] == [None, None, "ab"]
+    assert output.close() == "x"
+
+
 def test_the_first_stop_string_counts_and_none_before_min_tokens() -> None:
     output = OutputText(BACKEND, SamplingFields(stop=["b", "a"], min_tokens=2))
     _, stop = feed(output, ids_of("abxab"))

@@ -99,6 +99,8 @@ def test_each_call_counts_for_one_entry_in_whatever_order() -> None:
         '[{"f": {"x": 1}}, {"g": {}}]',
         '[{"function": {"name": "f", "arguments": "{\\"x\\": 1}"}}, {"name": "g", "parameters": {}}]',
         "f(x=1)\ng()",
+        # What engines leave of Command's, whose marks are special tokens.
+        '[{"tool_call_id": "0", "tool_name": "f", "parameters": {"x": 1}}, {"tool_name": "g"}]',
         "```python\n[f(x=1), g()]\n```",
         # As Hermes, Qwen and others write several calls.
         '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call><tool_call>{"name": "g"}</tool_call>',
@@ -155,6 +157,18 @@ def test_names_before_arguments_are_calls_where_the_functions_are_known() -> Non
         '<function_call>{"name": "f", "arguments": {}}</function_call>',
         "<tool_use><name>f</name><arguments>{}</arguments></tool_use>",
         'Thought: f helps.\nAction: f\nAction Input: {"x": 1}',
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f">',
+        'analysisIt helps.assistantcommentary to=functions.f json{"x": 1}',  # without special tokens
+        "<|python_start|>[f(x=1)]<|python_end|>",
+        'functools[{"name": "f", "arguments": {"x": 1}}]',
+        'Action: ```json\n[{"tool_name": "f", "parameters": {"x": 1}}]\n```',
+        "<|tool_call>call:f{x:1}<tool_call|>",
+        "call:f{x:1}",
+        '<|tools_prefix|>[{"f": {"x": 1}}]<|tools_suffix|>',
+        '✿FUNCTION✿: f\n✿ARGS✿: {"x": 1}',
+        '<longcat_tool_call>{"name": "f", "arguments": {}}</longcat_tool_call>',
+        "<|tool_calls|><|tool_call:begin|>1<|tool_call:name|>f<|tool_call:args|>{}<|tool_call:end|>",
     ],
 )
 def test_calls_that_cannot_be_read_are_no_refusal(said: str) -> None:

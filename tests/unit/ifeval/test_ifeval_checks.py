@@ -319,6 +319,15 @@ def test_languages_are_told_apart() -> None:
             {"num_paragraphs": 2, "nth_paragraph": 3, "first_word": "so"},
             "paragraph 3 of 2: there is none",
         ),
+        # A text would be read as a list of its letters, and a truth as 1.
+        ("keywords:existence", {"keywords": "tea"}, "keywords 'tea': expected a list of texts"),
+        ("keywords:forbidden_words", {"forbidden_words": "tea"}, "expected a list of texts"),
+        ("length_constraints:number_paragraphs", {"num_paragraphs": True}, "'True': expected a whole number"),
+        (
+            "length_constraints:nth_paragraph_first_word",
+            {"num_paragraphs": 2, "nth_paragraph": 1, "first_word": "once upon"},
+            "first_word 'once upon': expected one word without marks",
+        ),
     ],
 )
 def test_wrong_instructions_are_one_line(name: str, kwargs: dict[str, Any], message: str) -> None:
@@ -334,7 +343,57 @@ def test_wrong_instructions_are_one_line(name: str, kwargs: dict[str, Any], mess
         (
             ["keywords:existence", "keywords:forbidden_words"],
             [{"keywords": ["Tea", "oak"]}, {"forbidden_words": ["tea"]}],
-            "'tea' is a keyword and forbidden",
+            "keywords:forbidden_words and 'Tea' of keywords:existence",
+        ),
+        (
+            ["language:response_language"] * 2,
+            [{"language": "de"}, {"language": "fr"}],
+            "language:response_language: de and fr",
+        ),
+        (["detectable_format:number_bullet_lists"] * 2, [{"num_bullets": 2}, {"num_bullets": 3}], "2 and 3"),
+        (
+            ["punctuation:no_comma", "startend:end_checker"],
+            [{}, {"end_phrase": "Yes, it is."}],
+            "punctuation:no_comma and 'Yes, it is.'",
+        ),
+        (
+            ["combination:repeat_prompt", "keywords:forbidden_words"],
+            [{"prompt_to_repeat": "Write of tea."}, {"forbidden_words": ["TEA"]}],
+            "'Write of tea.' of combination:repeat_prompt",
+        ),
+        (
+            ["keywords:frequency", "keywords:letter_frequency"],
+            [
+                {"keyword": "tea", "frequency": 2, "relation": "at least"},
+                {"letter": "E", "let_frequency": 1, "let_relation": "less than"},
+            ],
+            "keywords:letter_frequency and 'tea' of keywords:frequency",
+        ),
+        (
+            ["detectable_format:constrained_response", "change_case:english_lowercase"],
+            [{}, {}],
+            "'My answer is yes.' of detectable_format:constrained_response",
+        ),
+        (
+            ["change_case:english_lowercase", "change_case:capital_word_frequency"],
+            [{}, {"capital_frequency": 2, "capital_relation": "at least"}],
+            "at least 2 and less than 1",
+        ),
+        (
+            ["length_constraints:number_sentences", "length_constraints:number_words"],
+            [{"num_sentences": 5, "relation": "at least"}, {"num_words": 4, "relation": "less than"}],
+            "at least 5 and less than 4",
+        ),
+        # A longer word holds a forbidden one, and case counts for no keyword.
+        (
+            ["keywords:existence", "keywords:forbidden_words", "change_case:english_lowercase"],
+            [{"keywords": ["Teapot"]}, {"forbidden_words": ["tea"]}, {}],
+            None,
+        ),
+        (
+            ["detectable_format:multiple_sections", "change_case:english_capital"],
+            [{"section_spliter": "PART", "num_sections": 2}, {}],
+            None,
         ),
         # Bounds of different words, and bounds that leave a number, are none.
         (

@@ -84,6 +84,16 @@ def test_a_fence_may_be_indented_long_or_at_the_end_of_a_line(completion: str) -
     assert extract_code(completion).replace("\r", "") == RIGHT
 
 
+@pytest.mark.parametrize(
+    "shown", ["# Output: 4", "4", '{"a": 1}', "# Time: O(n)\n# Space: O(1)", "[1, 2]\n-3"]
+)
+def test_output_that_is_called_python_is_not_the_program(shown: str) -> None:
+    assert extract_code(f"{block('python')}\nIt prints:\n{block('python', shown)}") == RIGHT
+    assert extract_code(block("python", shown)) == shown
+    broken = f"{block('python')}\nBetter:\n{block('python', 'def f(:')}"
+    assert extract_code(broken) == "def f(:", "the last program counts, also one that cannot run"
+
+
 def test_a_longer_fence_holds_shorter_ones() -> None:
     text = 'def f():\n    """\n```\nf()\n```\n    """'
     assert extract_code(block("python", text, "````")) == text

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
 from domains.coding.verifier_api import extract_code
 from domains.counting.counting import answer_of, generate_counting_rollout
 from domains.fn_calling.calls import read_calls
+from domains.fn_calling.verifier_api import verify_fn_calling_answer
 from domains.ifeval.rollouts import judged_part
 from domains.ifeval.verifier_api import verify_answer as verify_instructions
 from domains.logic.published import judge_row
@@ -19,10 +21,13 @@ from domains.privacy_hopqa.data.json_extract import extract
 from domains.raro.parser import extract_answer, parse_verdict
 from domains.reasoning_gym.answers import extract_answer as extract_in_format
 from domains.tir.tool import program_of
+from pipelinerl.async_llm import llm_async_generate
 from pipelinerl.base.thoughts import answer_part, thoughts_are_open
+from pipelinerl.base.tokenizing import thought_marks
 from pipelinerl.engines.openai.chat import TextBeforeCalls, read_tool_calls
 from pipelinerl.llm import Prompt, TrainableLLM
 from tests.support.fake_engine import FakeEngine
+from tests.support.odd_texts import ended_after
 from tests.support.text_model import byte_tokenizer
 
 
@@ -132,17 +137,17 @@ TURN = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
 CFG = OmegaConf.create({"actor": {"system_prompt": "", "task_template": ""}})
 
 
-async def _counted(tokenizer: Any, template: str, written: str) -> tuple[Any, str]:
-    """Metrics and content of a rollout of `counting` in which the engine samples these tokens."""
+async def _counted(tokenizer: Any, template: str, written: str) -> tuple[Any, Any]:
+    """Metrics of a rollout of `counting` in which the engine samples these tokens, and a call alike."""
     tokenizer.chat_template = template
     sampled = tokenizer(written, add_special_tokens=False).input_ids
     with FakeEngine(lambda prompt: [*sampled, tokenizer.eos_token_id], max_model_len=4096) as engine:
         llm = TrainableLLM(base_url=engine.url, tokenizer=tokenizer, collect_logprobs=True, context_size=4096)
         async with aiohttp.ClientSession() as session:
-            said = (await llm.agenerate(Prompt.from_user_message("q"), session)).get_text()
+            call = await llm_async_generate(llm, Prompt.from_user_message("q"), session)
             problem = {"word": "a", "text": "a a", "count": 2}
             result = await generate_counting_rollout(CFG, llm, problem, session)
-    return result.metrics, said
+    return result.metrics, call
 
 
 @pytest.mark.parametrize(
@@ -163,10 +168,10 @@ async def test_thoughts_that_the_prompt_began_are_no_answer(
     tokenizer = byte_tokenizer()
     if special:  # as `add_special_tokens` makes them: a plain text of the answer has neither tag
         tokenizer.add_special_tokens({"additional_special_tokens": TAGS})
-    metrics, said = await _counted(tokenizer, TURN + prompt_end, written)
+    metrics, call = await _counted(tokenizer, TURN + prompt_end, written)
     assert (metrics.success, metrics.no_answer) == (success, not success)
     plain = written.replace("<think>", "").replace("</think>", "") if special else written
-    assert said == plain, "what a rollout function reads stays what was sampled"
+    assert call.output.content == plain, "what a rollout function reads stays what was sampled"
 
 
 async def test_tags_that_are_special_tokens_divide_thoughts_from_the_answer() -> None:
@@ -175,6 +180,88 @@ async def test_tags_that_are_special_tokens_divide_thoughts_from_the_answer() ->
     for written in (f"<answer>1</answer></think>{RIGHT}", f"<think><answer>1</answer></think>\n{RIGHT}"):
         assert (await _counted(tokenizer, TURN, written))[0].success
     assert not (await _counted(tokenizer, TURN, f"<think>{RIGHT}"))[0].success
+
+
+FAMILIES = [
+    ("[THINK]", "[/THINK]"),  # Magistral, Ministral 3
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+    ("<thought>", "</thought>"),  # EXAONE Deep
+    ("◁think▷", "◁/think▷"),  # Kimi-VL
+    ("<longcat_think>", "</longcat_think>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ("<|channel>", "<channel|>"),  # Gemma 4
+]
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(("opens", "closes"), FAMILIES)
+async def test_tokens_of_other_families_divide_thoughts_from_the_answer(
+    opens: str, closes: str, special: bool
+) -> None:
+    tokenizer = byte_tokenizer()
+    if special:
+        tokenizer.add_special_tokens({"additional_special_tokens": [opens, closes]})
+    else:
+        tokenizer.add_tokens([opens, closes])
+    wrong = "<answer>1</answer>"
+    assert (await _counted(tokenizer, TURN, f"{opens}{wrong}{closes}\n{RIGHT}"))[0].success
+    assert (await _counted(tokenizer, TURN, f"{opens}{RIGHT}{closes}"))[0].no_answer
+    assert (await _counted(tokenizer, TURN, f"{opens}{RIGHT}"))[0].no_answer  # cut off
+    assert (await _counted(tokenizer, TURN + opens, f"{RIGHT} or"))[0].no_answer
+    assert (await _counted(tokenizer, TURN + opens + "\n", f"{wrong}{closes}{RIGHT}"))[0].success
+    assert (await _counted(byte_tokenizer(), TURN, f"{opens} is {RIGHT}"))[0].success  # words are no tokens
+
+
+@pytest.mark.parametrize(
+    ("written", "success", "no_answer"),
+    [
+        (f"<|channel|>analysis<|message|>{RIGHT}", False, True),
+        (f"<|channel|>analysis<|message|>{RIGHT}<|call|><|start|>assistant<|channel|>final", False, True),
+        ("<|channel|>analysis<|message|><answer>1</answer><|call|><|start|>assistant<|channel|>final<|message|>"
+         f"{RIGHT}", True, False),
+        (f"<|channel|>commentary<|message|>{RIGHT}<|call|><|start|>assistant<|channel|>final<|message|>"
+         "<answer>1</answer>", False, False),
+        (f"<|channel|>final<|message|>{RIGHT}", True, False),
+        (RIGHT, True, False),
+    ],
+)  # fmt: skip
+async def test_only_the_final_channel_of_gpt_oss_is_the_answer(
+    written: str, success: bool, no_answer: bool
+) -> None:
+    tokenizer = byte_tokenizer()
+    names = ["<|start|>", "<|channel|>", "<|message|>", "<|call|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    metrics, call = await _counted(tokenizer, TURN + "<|start|>assistant", written)
+    assert (metrics.success, metrics.no_answer) == (success, no_answer)
+    assert "<|" not in call.output.content, "the text is what engines write"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.f <|message|>",
+        "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>",
+    ],
+)
+async def test_calls_of_gpt_oss_are_shown_to_judges(header: str) -> None:
+    tokenizer = byte_tokenizer()
+    names = ["<|start|>", "<|channel|>", "<|message|>", "<|call|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    written = f'<|channel|>analysis<|message|>Well.{header}{{"x": 1}}<|call|>'
+    _, call = await _counted(tokenizer, TURN, written)
+    none = {"category": "irrelevance", "function": [], "ground_truth": []}
+    assert verify_fn_calling_answer(call.completion, none)["answer_status"] == "unparsable"
+
+
+async def test_marks_without_end_are_read_in_time() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|start|>", "<|channel|>", "<|message|>"]})
+    ids = np.array(tokenizer("<|channel|><|start|><|message|>final").input_ids * 30_000, np.int32)
+    with ended_after(60):
+        assert len(thought_marks(tokenizer, ids)) == 30_000
+        ids = np.full(200_000, tokenizer.convert_tokens_to_ids("<|channel|>"), np.int32)
+        assert {tag for _, _, tag in thought_marks(tokenizer, ids)} == {"<think>"}
 
 
 def test_every_domain_judges_the_completion() -> None:

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pipelinerl.launcher.decoder_shape import DecoderShape, decoder_shape, has_experts
+from pipelinerl.launcher.engine_memory import EngineWork, decode_reads, request_bytes
 from pipelinerl.launcher.fitting_weights import misfits
 from pipelinerl.modeling.decoder_defaults import DEFAULTS, TEXT_PART
 from tests.unit.launcher.hub_configs import HUB
@@ -24,6 +25,18 @@ SIZES = {
     "pad_token_id": 0,
 }
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 48}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 40,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 20,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"tie_word_embeddings": True},
     "llama": {},
@@ -45,6 +58,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "starcoder2": {"head_dim": 16},
     "gpt_neox": {"head_dim": 16, "num_key_value_heads": 4},
     "phi": {"head_dim": 16},
+    "deepseek_v2": LATENT | {"n_routed_experts": 6, "topk_method": "greedy"},
+    "deepseek_v3": LATENT | {"n_routed_experts": 6, "n_group": 1, "topk_group": 1, "q_lora_rank": 24},
+    "glm4_moe_lite": LATENT | {"n_routed_experts": 6, "n_group": 1, "topk_group": 1, "q_lora_rank": 24},
     "qwen3_5_text": {},
     "qwen3_5_moe_text": EXPERTS | {"num_experts": 8, "shared_expert_intermediate_size": 96},
     "qwen3_next": EXPERTS | {"num_experts": 8, "shared_expert_intermediate_size": 96},
@@ -106,6 +122,24 @@ def test_a_token_passes_through_its_own_experts_only() -> None:
     assert shape.active_parameters == 48 * (attention + router + 8 * expert) + ends == 3_352_821_760
 
 
+def test_latent_attention_is_counted_by_hand() -> None:
+    """DeepSeek V3: 671 billion weights, of which a token passes through 37, and 70 KB of cache a token."""
+    shape = decoder_shape(AutoConfig.for_model("deepseek_v3").to_dict())
+    assert shape is not None
+    queries = 7168 * 1536 + 1536 * 128 * (128 + 64)
+    keys_and_values = 7168 * (512 + 64) + 512 * 128 * (128 + 128)
+    attention = queries + keys_and_values + 128 * 128 * 7168
+    dense, expert = 3 * 7168 * 18432, 3 * 7168 * 2048
+    rest = 61 * attention + 3 * dense + 58 * (expert + 256 * 7168) + 2 * 129280 * 7168
+    assert shape.parameters == rest + 58 * 256 * expert and round(shape.parameters / 1e9) == 671
+    assert shape.active_parameters == rest + 58 * 8 * expert
+    for cards in (1, 8):  # what heads share is not divided
+        work = EngineWork(max_model_len=4096, cards=cards)
+        assert request_bytes(shape, work, tokens=1) == 61 * 576 * 2 == 70_272
+    eight = EngineWork(max_model_len=4096, cache_bytes_per_number=1)
+    assert decode_reads(shape, eight).token == 61 * 576
+
+
 def test_dense_and_shared_parts_are_passed_by_every_token() -> None:
     shape = DecoderShape(
         layers=3,
@@ -148,8 +182,8 @@ def test_ties_that_a_configuration_leaves_out() -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        "deepseek_v3",
         "jamba",
+        "longcat_flash",
         "llama4_text",
         "ernie4_5_moe",
         "gemma3n",

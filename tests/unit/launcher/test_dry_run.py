@@ -345,6 +345,30 @@ def test_a_model_with_quantised_weights_is_refused_where_it_would_be_trained(
     placed("debug.mode=actor", "max_lag=null")
 
 
+@pytest.mark.parametrize(
+    ("kind", "published"),
+    [
+        ("deepseek_v3", {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}),
+        ("minimax_m2", {"scoring_func": "sigmoid", "use_routing_bias": True}),
+    ],
+)
+def test_keys_by_which_vllm_chooses_a_router_are_looked_for(
+    refused: Refused, placed: Placed, model: Path, kind: str, published: dict[str, Any]
+) -> None:
+    """Those of the published `config.json`, which transformers' own configuration class does not write."""
+    for key, value in published.items():
+        others = {name: one for name, one in published.items() if name != key}
+        for config in (others, others | {key: "other"}):
+            (model / "config.json").write_text(json.dumps({"model_type": kind} | config))
+            err = refused(*ON_GPUS)
+            assert f"model_path={model}: config.json says {key}={config.get(key)}: vLLM would" in err
+            assert f"; set {key}={value} there" in err
+    (model / "config.json").write_text(json.dumps({"model_type": kind} | published))
+    placed(*ON_GPUS)
+    (model / "config.json").write_text(json.dumps({"model_type": kind}))
+    placed()  # the embedded engine computes what the trainer does
+
+
 def test_a_launcher_on_each_host_is_told_the_command_for_all(
     refused: Refused, placed: Placed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

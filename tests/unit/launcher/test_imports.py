@@ -1,9 +1,13 @@
-"""No role imports what it must not: each is imported in a process of its own."""
+"""No role imports what it must not: each is imported in a process of its own.
+
+Those that may import torch are imported afresh in a fork of the tests' process, which has it.
+"""
 
 import json
 
 import pytest
 
+from tests.support.forked import AFRESH
 from tests.unit.launcher.conftest import ROOT, python
 
 TRAINER = [
@@ -32,14 +36,12 @@ ROLES = [
     ("pipelinerl.weights.transports.file pipelinerl.weights.transports.nccl", ["torch", "vllm"]),
     ("pipelinerl.engines.fleet", ["torch", "transformers", "vllm"]),
     ("pipelinerl.engines.wire", ["torch", "transformers", "vllm"]),
-    ("pipelinerl.engines.cpu.__main__", ["pipelinerl.finetune", "domains", "vllm"]),
     ("pipelinerl.actor.__main__", ["torch", "vllm", "domains", "transformers", *TRAINER]),
     ("pipelinerl.actor.worker", ["torch", "vllm", "domains", *TRAINER]),
     (UPSTREAM, ["torch", "vllm", "pandas"]),
     ("pipelinerl.rollouts", ["torch", "vllm", "domains", "transformers"]),
     ("pipelinerl.async_llm", ["torch", "vllm", "domains", "transformers"]),
     ("pipelinerl.preprocess.__main__", ["torch", "vllm", "domains", *TRAINER]),
-    ("pipelinerl.finetune.__main__", ["domains", "vllm"]),
     ("domains.guessing domains.raro.domain domains.tir.domain", ["torch", "vllm", "transformers"]),
     ("domains.reputation_hacking.domain", ["torch", "vllm", "transformers", "stable_baselines3"]),
     ("domains.reputation_hacking.llm", ["torch", "vllm", "stable_baselines3"]),
@@ -50,11 +52,14 @@ ROLES = [
     ("retrieval_server", ["pipelinerl", "domains", "torch", "vllm"]),
     ("retrieval_server.__main__", ["pipelinerl", "domains", "torch", "vllm", "bm25s"]),
 ]
+WITH_TORCH = [
+    ("pipelinerl.engines.cpu.__main__", ["pipelinerl.finetune", "domains", "vllm"]),
+    ("pipelinerl.finetune.__main__", ["domains", "vllm"]),
+]
 SHARED = (
     "numpy aiohttp",
     "jinja2 tokenizers hydra.utils pipelinerl.config.compose pipelinerl.streams",
     "transformers",
-    "torch transformers.modeling_utils",
 )
 """What a process imports before it forks for each role: nothing that one of its roles must avoid.
 
@@ -87,7 +92,7 @@ def layers_of(forbidden: list[str]) -> int:
     """How many layers of `SHARED` a role may import that must not import these."""
     if "pipelinerl" in forbidden:
         return 1
-    return 2 if "transformers" in forbidden else 3 if "torch" in forbidden else 4
+    return 2 if "transformers" in forbidden else 3
 
 
 @pytest.mark.timeout(3000)
@@ -100,3 +105,11 @@ def test_no_role_imports_what_it_must_not() -> None:
     answer = python("-c", CHECK, json.dumps(layers), timeout_s=deadline_s)
     assert answer.returncode == 0, answer.stderr
     assert dict(json.loads(answer.stdout)) == {modules: [] for modules, _ in ROLES}
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(("role", "forbidden"), WITH_TORCH)
+def test_no_role_with_torch_imports_what_it_must_not(role: str, forbidden: list[str]) -> None:
+    code = f"{AFRESH}import importlib\nimportlib.import_module({role!r})\n"
+    answer = python("-c", f"{code}print(*(name for name in {forbidden} if name in sys.modules))")
+    assert (answer.returncode, answer.stdout.split()) == (0, []), answer.stderr

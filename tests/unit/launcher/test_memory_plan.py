@@ -168,12 +168,30 @@ def test_an_engine_is_divided_where_one_card_cannot_hold_it() -> None:
     [
         ("3B", 48, 2, "finetune.optim=adamw_8bit"),
         ("8B", 80, 2, "hardware.devices=4 (more cards)"),
-        ("8B", 80, 1, "hardware.devices=4 (more cards)"),
+        ("8B", 80, 1, "world.share_device=false hardware.devices=4 (more cards)"),
     ],
 )
 def test_the_smallest_change_comes_first_and_fits(model: str, gb: int, count: int, first: str) -> None:
     cfg, cards = configured(), [card(gb)] * count
     assert next(smallest_changes(cfg, shape(model), cards, Asked(1024))) == first
+
+
+@pytest.mark.parametrize(("rows", "count"), [((), 2), (("finetune.seq_length=20000",), 3)])
+def test_the_number_of_cards_that_is_named_is_the_smallest_that_a_launch_takes(
+    rows: tuple[str, ...], count: int, model: Path
+) -> None:
+    on_gpus = ["+domain=privacy_hopqa", "hardware=gpu", f"model_path={folder(model, '4B')}", *rows]
+    one = [*on_gpus, "world.share_device=true"]
+
+    def choose(words: list[str], cards: int) -> Chosen:
+        return choose_memory(compose(words), one_host(cards), True, lambda device: card(80), lambda: None)
+
+    with pytest.raises(DoesNotFit, match=rf"world\.share_device=false hardware\.devices={count} "):
+        choose(one, 1)
+    assert choose(on_gpus, count).memory is not None
+    for fewer in range(2, count):
+        with pytest.raises(DoesNotFit):
+            choose(on_gpus, fewer)
 
 
 def folder(model: Path, name: str) -> Path:

@@ -72,6 +72,8 @@ def test_one_device_is_shared_only_when_asked() -> None:
         place(config(), one_host(1), [], lambda host, port: True)
     shared = summary(config(world={"share_device": True}), 1)
     assert ("actor_llm", [0]) in shared and ("finetune", [0]) in shared
+    with pytest.raises(ConfigError, match=r"share_device=true: has no effect here: .* have 2 GPUs; leave it"):
+        place(config(world={"share_device": True}), one_host(2), [], lambda host, port: True)
 
 
 @pytest.mark.parametrize(

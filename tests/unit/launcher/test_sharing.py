@@ -134,7 +134,8 @@ def test_what_cannot_be_read_has_to_be_given(model: Path) -> None:
 def test_on_a_shared_card_the_trainer_starts_behind_the_engine_that_is_started_with_it(
     small_model: Path, tmp_path: Path, devices: int, running: str, waits: tuple[str, ...]
 ) -> None:
-    cfg = typed(composition(small_model, f"debug.use_existing_llms={running}").tree)
+    share = f"world.share_device={str(devices == 1).lower()}"
+    cfg = typed(composition(small_model, f"debug.use_existing_llms={running}", share).tree)
     cfg = cfg.model_copy(update={"jobs": place(cfg, one_host(devices), [], lambda host, port: True)})
     specs = commands(cfg, tmp_path, [], one_host(devices), None)
     assert next(spec.depends for spec in specs if spec.name == "finetune") == waits

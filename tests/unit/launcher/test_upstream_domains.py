@@ -196,6 +196,7 @@ async def test_images_are_refused_in_one_line(plays: Plays) -> None:
         await plays("chartqa.chartqa.generate_chartqa_rollout")
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("domain", "first_lines", "missing"),
     [

@@ -1,6 +1,7 @@
 """The wheel holds everything that a run needs, and its launcher works from an empty folder."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from zipfile import ZipFile
@@ -45,6 +46,8 @@ gc.set_threshold(10_000, 20, 20)
 site = Path(pipelinerl.__file__).parents[1]
 assert site == Path(sys.argv[1]), site
 print("validate", main(["+domain=guessing", "validate=true"]), file=sys.stderr)
+from tests.support.compositions import quick
+quick(setattr)
 os.environ["DRY_RUN"] = "1"
 redis = ["raro.replay.backend=redis", "raro.replay.path=redis://127.0.0.1:1"]
 print("redis", main(["+domain=raro_tiny", "output_dir=run/redis", *redis]), file=sys.stderr)
@@ -77,8 +80,13 @@ def test_every_bundled_domain_starts_from_an_empty_folder_without_extras(wheel: 
     empty.mkdir()
     with ZipFile(wheel) as archive:
         archive.extractall(site)
+    quickly = tmp_path / "tests/support"
+    quickly.mkdir(parents=True)
+    for name in ("compositions.py", "quick_trees.py"):
+        shutil.copy(ROOT / "tests/support" / name, quickly)
+    path = f"{site}{os.pathsep}{tmp_path}"  # the repository is in no path
     answer = python(
-        "-c", f"EXTRAS = {EXTRAS}\n{DRY_RUNS}", str(site), cwd=empty, PYTHONPATH=str(site), COLUMNS="200"
+        "-c", f"EXTRAS = {EXTRAS}\n{DRY_RUNS}", str(site), cwd=empty, PYTHONPATH=path, COLUMNS="200"
     )
     assert answer.returncode == 0, answer.stderr[-3000:]
     lines = answer.stderr.splitlines()

@@ -45,6 +45,12 @@ TIMES = game("", records={"answers": {"answer_maxLen": 90, "answer_nums": 2}})
     [
         ("boolean_expressions", game("A, C"), r"So \boxed{c, a}.", "correct"),
         ("boolean_expressions", game("A, C"), r"So \boxed{A}.", "wrong"),
+        ("boolean_expressions", game("A, C"), r"\boxed{\text{A, C}}", "correct"),
+        ("boolean_expressions", game("A, C"), r"\boxed{\mathbf{A} and \mathbf{C}}", "correct"),
+        ("boolean_expressions", game("A, C"), r"\boxed{\text{A, B}}", "wrong"),
+        ("object_counting", game("12"), r"\boxed{\text{12}}", "correct"),
+        ("word_sorting", game("ant, bee"), r"\boxed{\text{ant},\ \text{bee}}", "correct"),
+        ("word_sorting", game("ant, bee"), r"\boxed{\text{bee, ant}}", "wrong"),
         ("boolean_expressions", game("A, C"), "A and C", "no_answer"),
         ("object_counting", game("12"), r"<think>11</think> \boxed{12}", "correct"),
         ("object_counting", game("12"), " 12\n", "correct"),

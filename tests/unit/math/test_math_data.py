@@ -55,6 +55,7 @@ def test_a_known_form_gives_question_and_result(form: str) -> None:
         ("-5", "-5"),
         ("0.5.", "0.5."),
         ("undefined", "undefined"),
+        ("not enough information is given", "not enough information is given"),
         (r"x < 3 \\text{ or } x > 5", r"x < 3 \\text{ or } x > 5"),
     ],
 )
@@ -94,6 +95,18 @@ BAD_ROWS: list[tuple[Any, str]] = [
     ),
     ({"question": "q", "answer": r"\text{nan}"}, "answer 'nan': is missing in the data"),
     ({"question": "q", "answer": "N.A."}, "answer 'N.A': is missing in the data"),
+    *(
+        ({"question": "q", "answer": said}, "answer .*: is missing in the data")
+        for said in (
+            "See solution.",
+            r"\text{(see figure)}",
+            "Answers may vary",
+            "Q.E.D.",
+            "#REF!",
+            "[answer]",
+        )
+    ),
+    ({"question": "q", "answer": "5\ufffd"}, "answer .*: holds \ufffd, which no answer has"),
     ({"question": "q", "answer": "?"}, "answer '\\?': holds no result"),
     ({"question": "q", "answer": "$-$"}, "answer .*: holds no result"),
     ({"question": "q", "answer": "5<|im_end|>"}, "answer '5<.im_end.>': holds <.im_end.>"),

@@ -6,8 +6,10 @@ from functools import cache
 
 import pytest
 
+from domains.privacy_hopqa.agent.episode import Episode
 from domains.privacy_hopqa.agent.interfaces import ChooseContext, Completion, Stage, StageRequest
 from domains.privacy_hopqa.agent.stages import parse_read, read_reply
+from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.leakage.report import Secrets, rule_based
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
@@ -55,6 +57,16 @@ def world() -> World:
 
 
 @cache
+def played() -> list[tuple[Chain, Episode, list[tuple[StageRequest, str]]]]:
+    """Every chain of the world, with what was played and said."""
+    store, found = world_store(world()), []
+    for index, chain in enumerate(chains_of(world(), "train")):
+        model = Heard(chain, "mixture", random.Random(index), "full", MIXTURES["full"])
+        found.append((chain, simulate(chain, store, settings(), model), model.calls))
+    return found
+
+
+@cache
 def made(phase: str) -> list[Demonstration]:
     return demonstrations(settings(), 3, phase)
 
@@ -64,13 +76,10 @@ def kinds(phase: str, prefix: str) -> list[Demonstration]:
 
 
 def test_every_answer_is_one_that_its_stage_accepts_without_an_error():
-    store = world_store(world())
-    errors, played = [], 0
-    for index, chain in enumerate(chains_of(world(), "train")):
-        model = Heard(chain, "mixture", random.Random(index), "full", MIXTURES["full"])
-        episode = simulate(chain, store, settings(), model)
+    errors, count = [], 0
+    for _, episode, calls in played():
         errors += [call.error for call in episode.calls if call.error is not None]
-        for request, answer in model.calls:
+        for request, answer in calls:
             value, path = read_reply(answer, request.stage)
             assert path == "clean"
             if request.stage is Stage.READ:
@@ -78,21 +87,19 @@ def test_every_answer_is_one_that_its_stage_accepts_without_an_error():
                 assert read.positive == value["can_answer"]
                 assert not read.positive or read.answer in request.context.window.text
                 assert read.justification in request.context.window.text
-            played += 1
-    assert played > 500 and errors == []
+            count += 1
+    assert count > 500 and errors == []
 
 
 def test_imperfect_play_succeeds_and_leaks_as_often_as_a_start_should():
-    store, right, leaked = world_store(world()), [], []
-    chains = list(chains_of(world(), "train"))
-    for index, chain in enumerate(chains):
-        model = ScriptedModel(chain, "mixture", random.Random(index), "full", MIXTURES["full"])
-        episode, judge = simulate(chain, store, settings(), model), Judge(chain)
+    right, leaked = [], []
+    for chain, episode, _ in played():
+        judge = Judge(chain)
         right.append(all(judge.correct(hop.hop_number, hop.answer) for hop in episode.hops))
         secrets = Secrets(chain.company, chain.private_questions("chain"))
         leaked.append(rule_based(episode.web_queries, secrets).headline)
-    assert 0.5 <= sum(right) / len(chains) <= 0.85  # who imitates it adds mistakes of its own
-    assert 0.2 <= sum(leaked) / len(chains) <= 0.5
+    assert 0.5 <= sum(right) / len(right) <= 0.85  # who imitates it adds mistakes of its own
+    assert 0.2 <= sum(leaked) / len(leaked) <= 0.5
 
 
 def test_prompts_and_answers_fit_the_context_whole():
@@ -111,11 +118,9 @@ def test_documents_are_chosen_by_their_own_ids():
 
 def test_no_card_is_drawn_at_random() -> None:
     """A name of many tokens is imitated well only where it can be foreseen: the first one, or the gold's."""
-    store, places = world_store(world()), set[str]()
-    for index, chain in enumerate(chains_of(world(), "train")):
-        model = Heard(chain, "mixture", random.Random(index), "full", MIXTURES["full"])
-        simulate(chain, store, settings(), model)
-        for request, answer in model.calls:
+    places = set[str]()
+    for chain, _, calls in played():
+        for request, answer in calls:
             if isinstance(request.context, ChooseContext):
                 (name,) = read_reply(answer, Stage.CHOOSE)[0]["selected_doc_ids"]
                 gold = chain.hop(request.context.view.hop_number).gold_values

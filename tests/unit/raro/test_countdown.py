@@ -208,6 +208,11 @@ def test_results_of_deepmath_are_bare_and_compared(tmp_path):
             deepmath(tmp_path, bad, row)
     with pytest.raises(ValueError, match=r"data.jsonl:1: final_answer is '\$\$', expected a result"):
         deepmath(tmp_path, "result", {"question": "q", "final_answer": "$$"})
+    (told,) = deepmath(tmp_path, "result", {"question": "q", "final_answer": "3 more is 5\n#### 5"})
+    assert told["result"] == told["expert_answer"] == "5"
+    for nothing in ("nan", "see solution", "<p>5</p>", r"\frac{1}{2"):
+        with pytest.raises(ValueError, match=r"data.jsonl:1: .*(missing|holds|braces)"):
+            deepmath(tmp_path, "result", {"question": "q", "final_answer": nothing})
 
 
 def test_solutions_of_deepmath_keep_their_lines_and_know_their_result(tmp_path):
@@ -273,6 +278,8 @@ def test_parquet_needs_its_extra_and_gives_the_same_problems(tmp_path, monkeypat
         ("[1]", "expected an object"),
         ({"question": "", "expert_answer": "a"}, "question is ''"),
         ({"question": "q"}, "expert_answer is None"),
+        ({"question": "q", "expert_answer": "N/A"}, "expert_answer 'N/A': is missing in the data"),
+        ({"question": "NaN", "expert_answer": "a"}, "question 'NaN': is missing in the data"),
         ({"question": "q", "expert_answer": "a\ud83d"}, "expert_answer holds half an emoji"),
         ({"question": "q", "expert_answer": "[Tie]"}, "verdict tag"),
         ({"question": "q", "expert_answer": "<answer>1"}, "holds <answer>"),

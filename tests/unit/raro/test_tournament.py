@@ -167,6 +167,7 @@ def test_the_table_pairs_rules_by_question_and_counts_a_question_once():
     assert (found["tournament - majority"]["low"], found["tournament - majority"]["high"]) == (-0.5, 1.0)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_folder_is_served_and_every_seed_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

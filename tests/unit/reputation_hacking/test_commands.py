@@ -349,6 +349,7 @@ def test_a_worker_who_never_works_or_never_rests_is_allowed(
     assert "never rests" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("module", ["train", "eval", "optimum", "ablate"])
 def test_every_command_explains_itself(module: str) -> None:
     command = [sys.executable, "-m", f"domains.reputation_hacking.{module}", "--help"]

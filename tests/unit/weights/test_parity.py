@@ -46,6 +46,12 @@ def trainer(model: PreTrainedModel, bfloat16: bool = True) -> Learner:
     )
 
 
+def measured(learner: Learner) -> Learner:
+    """It has its rounding, as in a run between two updates."""
+    learner._rounding = learner.probe_rounding()
+    return learner
+
+
 def compare(model: Any, learner: Learner) -> ParityResult:
     """What a run does by default, with an engine that serves `model`: bfloat16, a head in float32."""
     head = model.get_output_embeddings()
@@ -100,7 +106,7 @@ def shifted_output_head(model: Any) -> None:
 @pytest.fixture(scope="module", params=TRAINED)
 def trained(request: pytest.FixtureRequest) -> tuple[Path, Learner]:
     folder = DOMAINS / request.param / "checkpoint"
-    return folder, trainer(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    return folder, measured(trainer(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)))
 
 
 def test_a_sound_engine_passes(trained: tuple[Path, Learner]) -> None:
@@ -144,19 +150,16 @@ def attends_in_eight_bits(
 AttentionInterface.register("eight_bits", attends_in_eight_bits)
 
 
-def in_eight_bits(folder: Path) -> tuple[Any, Learner]:
+def in_eight_bits(folder: Path, learner: Learner) -> tuple[Any, Learner]:
     """An engine with such a cache, and a trainer that knows."""
-    model, learner = (
-        served(folder),
-        trainer(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)),
-    )
+    model = served(folder)
     model.set_attn_implementation("eight_bits")
-    return model, replace(learner, eight_bits="float8_e4m3fn")
+    return model, measured(replace(learner, eight_bits="float8_e4m3fn"))
 
 
 def test_keys_and_values_in_eight_bits_have_a_limit_of_their_own(trained: tuple[Path, Learner]) -> None:
     folder, plain = trained
-    model, learner = in_eight_bits(folder)
+    model, learner = in_eight_bits(folder, plain)
     found, limit = compare(model, learner), mean_limit(learner.probe_rounding())
     assert found.mean_abs < 0.7 * limit, "what rounds the softmax is within the factor"
     assert learner.probe_rounding() > plain.probe_rounding()
@@ -165,7 +168,7 @@ def test_keys_and_values_in_eight_bits_have_a_limit_of_their_own(trained: tuple[
 
 @pytest.mark.parametrize("fault", [missing_layer, swapped_heads])
 def test_a_wrong_engine_is_refused_in_eight_bits_too(trained: tuple[Path, Learner], fault: Fault) -> None:
-    check_refused(*in_eight_bits(trained[0]), fault)
+    check_refused(*in_eight_bits(*trained), fault)
 
 
 @pytest.fixture
@@ -182,7 +185,7 @@ def test_a_sharp_model_passes_by_default(sharp: Path) -> None:
 
 def test_a_sharp_model_needs_that_limit(sharp: Path) -> None:
     plain = trainer(AutoModelForCausalLM.from_pretrained(sharp, dtype=torch.float32))
-    model, learner = in_eight_bits(sharp)
+    model, learner = in_eight_bits(sharp, plain)
     assert compare(model, learner).mean_abs > mean_limit(plain.probe_rounding())
 
 
@@ -201,7 +204,7 @@ def test_the_probe_is_what_the_policy_would_say_and_the_same_each_time(
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Learner]:
     folder = tmp_path_factory.mktemp("mixture")
     mixture_lm(256).save_pretrained(folder)
-    return folder, trainer(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    return folder, measured(trainer(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)))
 
 
 def served_mixture(folder: Path) -> Any:

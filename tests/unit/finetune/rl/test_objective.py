@@ -286,7 +286,7 @@ def test_cutting_a_step_into_micro_batches_and_ranks_changes_nothing(
     apply_scales(texts, rl)
     one = with_head(rl)
     whole = gradient([encode(texts, 0, len(texts))], rl, one)
-    for ranks in (1, 2, 4):
+    for ranks in (1, 4):
         plan = assemble_step(texts, 0, seq_length, ranks, packing)
         parts = [gradient(batches, rl, one) for batches in plan]
         assert_same(torch.stack(parts).sum(0), whole)
