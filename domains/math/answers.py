@@ -28,7 +28,8 @@ _DOLLARS = re.compile(r"\A\$+|(?<!\\)(?<!(?<!\\)\$)\$+\Z")
 _CHOICE = re.compile(r"\(?([A-J])\)?")
 _CHOSEN = re.compile(
     r"(?:(?i:option|choice|answer)[\s:]+)?"
-    r"\(?([A-J])(?:\)?|(?:\)[:.]?|[:.])(?:(?:\s|\\[ ,;:])+(?![-+*/^=(])\S.*)?)"
+    r"\(?([A-J])(?:\)?|(?:\)[:.]?|[:.])(?:(?:\s|\\[ ,;:])+"
+    r"(?![-+*/^=(]|(?:and|or)\b\W*[A-J]\b)\S.*)?)"
 )
 """A choice with what it says behind it: `\\textbf{(C) }5` and `C. 5` choose C, and are no product."""
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
