@@ -31,7 +31,8 @@ _CHOSEN = re.compile(
     r"\(?([A-J])(?:\)?|(?:\)[:.]?|[:.])(?:(?:\s|\\[ ,;:])+"
     r"(?![-+*/^=(]|(?:and|or)\b\W*[A-J]\b)\S.*)?)"
 )
-"""A choice with what it says behind it: `\\textbf{(C) }5` and `C. 5` choose C, and are no product."""
+"""A choice with what it says behind it: `\\textbf{(C) }5` and `C. 5` choose C, and are no product. Of two
+choices, as in `(C) or (D)`, none is chosen."""
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
 
 
