@@ -5,6 +5,7 @@ and the ids that came back. A dialogue grows by appending ids (`continue_dialogu
 sampled is ever tokenised again.
 """
 
+import re
 import shutil
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ Message = dict[str, Any]
 
 _FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja")
 _PICTURES = ("image", "image_url", "input_image", "video", "video_url")
+_HALF_EMOJI = re.compile("[\ud800-\udfff]")
 _PLACEHOLDER = "zqxAssistantReplyxqz"
 
 
@@ -173,7 +175,10 @@ def render_chat(
     generation_prompt: bool = True,
     template_kwargs: dict[str, Any] | None = None,
 ) -> str:
-    """The prompt's text. Raises ValueError if the tokeniser has no chat template, and for a picture."""
+    """The prompt's text, with U+FFFD for half an emoji.
+
+    Raises ValueError if the tokeniser has no chat template, and for a picture.
+    """
     for message in messages:
         parts = content if isinstance(content := message.get("content"), list) else []
         if any(isinstance(part, dict) and part.get("type") in _PICTURES for part in parts):
@@ -191,7 +196,8 @@ def render_chat(
         **(template_kwargs or {}),
     )
     assert isinstance(rendered, str)
-    return rendered
+    # A model may have escaped half an emoji in the arguments of a call; no tokenizer takes one.
+    return rendered if rendered.isascii() else _HALF_EMOJI.sub("\ufffd", rendered)
 
 
 def continue_dialogue(
