@@ -14,8 +14,8 @@ import numpy as np
 
 from pipelinerl.base.foreign_calls import left_in_text
 from pipelinerl.base.logs import REMARK
-from pipelinerl.base.thoughts import OPEN, answer_part, bounds
-from pipelinerl.base.tokenizing import decode, ends_opening_thoughts, thought_marks
+from pipelinerl.base.thoughts import OPEN, answer_part
+from pipelinerl.base.tokenizing import decode, with_tags
 from pipelinerl.engines.answers import InvalidAnswer, LiveAnswer
 from pipelinerl.engines.client import (
     AbortedCompletion,
@@ -170,20 +170,13 @@ def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:
 
 def _tagged(tokenizer: Any, generation: Generation, output: LLMOutput) -> str | None:
     """`LLMCall.tagged`."""
-    ids, text = generation.token_ids, None
-    if marks := thought_marks(tokenizer, ids):
-        starts, ends = [0, *(end for _, end, _ in marks)], [*(start for start, _, _ in marks), len(ids)]
-        *pieces, last = (ids[start:end] for start, end in zip(starts, ends, strict=True))
-        whole = [decode(tokenizer, piece, skip_special=True) for piece in pieces]
-        whole.append(ended_text(tokenizer, last, generation.stop_reason))
-        text = whole[0] + "".join(tag + one for (_, _, tag), one in zip(marks, whole[1:], strict=True))
-    # Calls that an engine has read stand beside `content`, which is then only what was said with them.
-    said = output.content or "" if output.tool_calls or text is None else text
-    if ends_opening_thoughts(tokenizer, generation.prompt_ids):
-        _, end = bounds(decode(tokenizer, ids, skip_special=False) if text is None else text, opened=True)
-        if end == 0:
-            return OPEN + said
-    return None if output.tool_calls else text
+    stop = generation.stop_reason
+    text, cut = with_tags(
+        tokenizer, generation.prompt_ids, generation.token_ids, lambda last: ended_text(tokenizer, last, stop)
+    )
+    if output.tool_calls:  # calls stand beside `content`, which is then only what was said with them
+        text = None
+    return OPEN + (output.content or "" if text is None else text) if cut else text
 
 
 def ended_text(

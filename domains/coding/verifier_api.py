@@ -170,9 +170,14 @@ def same_value(value: Any, wanted: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, which JSON cannot tell apart."""
+    """What JSON cannot tell apart alike: tuples as lists, and keys that are whole numbers as texts."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        keys = [str(key) if type(key) is int else key for key in value]
+        # Of two keys that JSON would make one, neither may be lost.
+        keys = keys if len(set(keys)) == len(keys) else list(value)
+        return dict(zip(keys, map(_plain, value.values()), strict=True))
     return value
 
 

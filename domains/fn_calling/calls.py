@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelinerl.base.foreign_calls import (
+    ARGUMENTS,
     Called,
     begins_named,
     function_tags,
@@ -36,8 +37,6 @@ _LEADS = re.compile(
 """The name of a function at the beginning of what is a call, whole or not."""
 _NAMES = ("name", "tool_name")
 """How models name a call's function; Command the second way."""
-_ARGUMENTS = ("arguments", "parameters", "args", "input")
-"""How models name a call's arguments."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ def _from_json(call: Any) -> Call:
         call = call["function"]
     if (key := next((key for key in _NAMES if key in call), None)) is not None:
         name = call[key]
-        arguments: Any = next((call[key] for key in _ARGUMENTS if key in call), {})
+        arguments: Any = next((call[key] for key in ARGUMENTS if key in call), {})
     elif len(call) == 1:
         ((name, arguments),) = call.items()
     else:

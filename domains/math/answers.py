@@ -25,12 +25,15 @@ PLACES, DIGITS = 6, 15
 """math-verify's own: decimal places of two numbers, and digits of a difference."""
 _DOLLARS = re.compile(r"\A\$+|(?<!\\)(?<!(?<!\\)\$)\$+\Z")
 """At the end from the first of a run on: tried from each, a long run in the middle takes quadratic time."""
+_SIGN = re.compile(r"[-<>=+*/^_|\\]|\.\.")
 _CHOICE = re.compile(r"\(?([A-J])\)?")
 _CHOSEN = re.compile(
     r"(?:(?i:option|choice|answer)[\s:]+)?"
-    r"\(?([A-J])(?:\)?|(?:\)[:.]?|[:.])(?:(?:\s|\\[ ,;:])+(?![-+*/^=(])\S.*)?)"
+    r"\(?([A-J])(?:\)?|(?:\)[:.]?|[:.])(?:(?:\s|\\[ ,;:])+"
+    r"(?![-+*/^=(]|(?:and|or)\b\W*[A-J]\b)\S.*)?)"
 )
-"""A choice with what it says behind it: `\\textbf{(C) }5` and `C. 5` choose C, and are no product."""
+"""A choice with what it says behind it: `\\textbf{(C) }5` and `C. 5` choose C, and are no product. Of two
+choices, as in `(C) or (D)`, none is chosen."""
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
 
 
@@ -140,14 +143,25 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
 
 def _compared(wanted: str, given: str, strict: bool) -> AnswerStatus:
     library = _math_verify()
-    ours = library.parse(f"{BOXED}{{{wanted}}}", parsing_timeout=None)
-    theirs = library.parse(f"{BOXED}{{{given}}}", parsing_timeout=None)
-    if all(isinstance(item, str) for item in theirs):  # nothing but the text itself was found
-        return "unparsable"
+    ours, theirs = _parsed(wanted), _parsed(given)
+    if theirs is None:
+        # Beside a sign that cannot be read there, math-verify would take the number alone: 12 of `\ge 12`.
+        theirs = _parsed(given, loosely=True)
+        if theirs is None or _SIGN.search(given) is not None:
+            return "unparsable" if theirs is None else "wrong"
+    ours = ours or _parsed(wanted, loosely=True) or []
     more = _more_places(ours)
     precision = {"float_rounding": PLACES + more, "numeric_precision": DIGITS + more}
     same = library.verify(ours, theirs, strict=strict, timeout_seconds=None, **precision)
     return "correct" if same else "wrong"
+
+
+def _parsed(text: str, loosely: bool = False) -> list[Any] | None:
+    """What math-verify reads, the whole text as LaTeX or `loosely` a number in it; None for nothing."""
+    library = _math_verify()
+    ways = {} if loosely else {"extraction_config": [library.LatexExtractionConfig()]}
+    found: list[Any] = library.parse(f"{BOXED}{{{text}}}", parsing_timeout=None, **ways)
+    return None if all(isinstance(item, str) for item in found) else found
 
 
 def _more_places(gold: Sequence[Any]) -> int:

@@ -61,6 +61,12 @@ _WRITTEN = (
         r"\1",
     ),
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
+    (
+        re.compile(
+            r"^(?:(?:\\(?:approx|simeq|cong|equiv|therefore|implies|Rightarrow|to)(?![A-Za-z])|=)\s*)+"
+        ),
+        "",
+    ),
     (re.compile(r"\^\s*\{\s*\\prime\s*\\prime\s*\}"), "''"),
     (re.compile(r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))"), "'"),
     (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),

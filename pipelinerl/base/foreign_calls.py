@@ -12,6 +12,8 @@ import json
 import re
 from typing import Any
 
+ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""How models name a call's arguments in JSON."""
 MISTRAL, LLAMA = "[TOOL_CALLS]", "<|python_tag|>"
 _NOT_QUOTED = r"(?<![\"'`])"
 _READ = re.compile(rf"{_NOT_QUOTED}(?:{re.escape(MISTRAL)}|{re.escape(LLAMA)})")

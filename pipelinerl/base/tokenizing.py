@@ -5,9 +5,10 @@ and the ids that came back. A dialogue grows by appending ids (`continue_dialogu
 sampled is ever tokenised again.
 """
 
+import re
 import shutil
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -16,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jinja2 import TemplateError
 
-from pipelinerl.base.thoughts import CHANNEL, CLOSE, FINAL, MESSAGE, OPEN, START, TOKENS, opened_by
+from pipelinerl.base.thoughts import (
+    CHANNEL,
+    CLOSE,
+    FINAL,
+    MESSAGE,
+    OPEN,
+    START,
+    TOKENS,
+    bounds,
+    opened_by,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -25,6 +36,7 @@ Message = dict[str, Any]
 
 _FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja")
 _PICTURES = ("image", "image_url", "input_image", "video", "video_url")
+_HALF_EMOJI = re.compile("[\ud800-\udfff]")
 _PLACEHOLDER = "zqxAssistantReplyxqz"
 
 
@@ -113,14 +125,6 @@ def begins_in_thoughts(tokenizer: "PreTrainedTokenizerFast", prompt_ids: Sequenc
     return opened_by(decode(tokenizer, prompt_ids[-_END_IDS:], skip_special=False))
 
 
-def ends_opening_thoughts(
-    tokenizer: "PreTrainedTokenizerFast", prompt_ids: Sequence[int] | np.ndarray
-) -> bool:
-    """As `begins_in_thoughts`, also with the tokens of other families."""
-    end = decode(tokenizer, prompt_ids[-_END_IDS:], skip_special=False).rstrip()
-    return end.endswith(tuple(token for token, tag in TOKENS.items() if tag == OPEN))
-
-
 @lru_cache(maxsize=8)  # by identity
 def _marks(tokenizer: "PreTrainedTokenizerFast") -> dict[int, str]:
     """Ids that mark thoughts and that plain text leaves out, or shows as another family's tags do."""
@@ -165,6 +169,30 @@ def thought_marks(tokenizer: "PreTrainedTokenizerFast", ids: np.ndarray) -> list
     return found
 
 
+def with_tags(
+    tokenizer: "PreTrainedTokenizerFast",
+    prompt_ids: np.ndarray,
+    ids: np.ndarray,
+    text_of_end: Callable[[np.ndarray], str],
+) -> tuple[str | None, bool]:
+    """What was sampled with the tags of thoughts that plain text lacks, and whether it is thoughts alone.
+
+    The text is None where it lacks none. `text_of_end` gives the text of the ids behind the last mark.
+    Thoughts alone are those that the prompt began, by `<think>` or another family's token, and nothing ended.
+    """
+    text = None
+    if marks := thought_marks(tokenizer, ids):
+        starts, ends = [0, *(end for _, end, _ in marks)], [*(start for start, _, _ in marks), len(ids)]
+        *pieces, last = (ids[start:end] for start, end in zip(starts, ends, strict=True))
+        whole = [*(decode(tokenizer, piece, skip_special=True) for piece in pieces), text_of_end(last)]
+        text = whole[0] + "".join(tag + one for (_, _, tag), one in zip(marks, whole[1:], strict=True))
+    end = decode(tokenizer, prompt_ids[-_END_IDS:], skip_special=False).rstrip()
+    if not end.endswith(tuple(token for token, tag in TOKENS.items() if tag == OPEN)):
+        return text, False
+    said = decode(tokenizer, ids, skip_special=False) if text is None else text
+    return text, bounds(said, opened=True)[1] == 0
+
+
 def render_chat(
     tokenizer: "PreTrainedTokenizerFast",
     messages: Sequence[Message],
@@ -173,7 +201,10 @@ def render_chat(
     generation_prompt: bool = True,
     template_kwargs: dict[str, Any] | None = None,
 ) -> str:
-    """The prompt's text. Raises ValueError if the tokeniser has no chat template, and for a picture."""
+    """The prompt's text, with U+FFFD for half an emoji.
+
+    Raises ValueError if the tokeniser has no chat template, and for a picture.
+    """
     for message in messages:
         parts = content if isinstance(content := message.get("content"), list) else []
         if any(isinstance(part, dict) and part.get("type") in _PICTURES for part in parts):
@@ -191,7 +222,8 @@ def render_chat(
         **(template_kwargs or {}),
     )
     assert isinstance(rendered, str)
-    return rendered
+    # A model may have escaped half an emoji in the arguments of a call; no tokenizer takes one.
+    return rendered if rendered.isascii() else _HALF_EMOJI.sub("\ufffd", rendered)
 
 
 def continue_dialogue(

@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from pipelinerl.base.foreign_calls import ARGUMENTS
 from pipelinerl.base.tagged_calls import BEGIN, NotTagged, Schemas, read_tagged, schemas_of
 from pipelinerl.base.thoughts import bounds
 from pipelinerl.base.tokenizing import Message, render_chat
@@ -149,9 +150,38 @@ def _json_call(text: str) -> list[Function]:
         value = json.loads(text)
     except ValueError:
         return []
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
         return []
-    return [(value["name"], value.get("arguments", {}))]
+    if not name.strip() or not _can_be_sent(name):
+        return []
+    key = next((key for key in ARGUMENTS if key in value), None)
+    if key is None and not value.keys() <= {"name", "id", "type"}:
+        return []  # what it calls with stands under a name that is not known
+    arguments = value[key] if key is not None and value[key] is not None else {}
+    if isinstance(arguments, str):  # written as OpenAI has it
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return []
+    return [(name, arguments)] if isinstance(arguments, dict) and _is_finite(arguments) else []
+
+
+def _can_be_sent(text: str) -> bool:
+    """Whether a text is Unicode: JSON may escape half an emoji, which no answer can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_finite(arguments: dict[str, Any]) -> bool:
+    """Whether arguments hold no NaN or infinity, which are no JSON."""
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _tagged_calls(text: str, schemas: Schemas) -> list[Function]:
@@ -162,7 +192,10 @@ def _tagged_calls(text: str, schemas: Schemas) -> list[Function]:
 
 
 def _tool_call(called: Function) -> dict[str, Any]:
-    function = {"name": called[0], "arguments": json.dumps(called[1], ensure_ascii=False)}
+    written = json.dumps(called[1], ensure_ascii=False)
+    if not _can_be_sent(written):
+        written = json.dumps(called[1])
+    function = {"name": called[0], "arguments": written}
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
 
 

@@ -89,11 +89,11 @@ class GroupJoin:
                 turns.append(turn)
                 first = first or whole
                 before = whole
-            answered = [record | {"answer": self._answer(record)} for record in map(dict, texts)]
+            answered = [record | {"answer": self._completion(record)} for record in map(dict, texts)]
             notes = notes_of(f"{group_id}/{index}", answered) if notes_of else ()
             head = {note.kind: note.text for note in notes if _is_head(note)}
             asked = texts[0]["text"][: len(texts[0]["text"]) - texts[0]["n_predicted"]]
-            head = {QUESTION: question_of(asked), ANSWER: answered[-1]["answer"]} | head
+            head = {QUESTION: question_of(asked), ANSWER: self._answer(texts[-1])} | head
             head = {kind: _cut(text) for kind, text in head.items()}
             others = [_note(note) for note in notes if not _is_head(note)]
             attempts.append({"i": index, "turns": turns, "notes": others, **head})
@@ -105,6 +105,13 @@ class GroupJoin:
             sampled = np.asarray(record["input_ids"])[sampled_of(record)]
             return self._tokens.text(sampled.tolist(), skip_special=True)
         return str(record["text"])[len(record["text"]) - record["n_predicted"] :]
+
+    def _completion(self, record: Record) -> str:
+        """What a domain's notes read: the answer as its judge did, with tags of thoughts."""
+        if not self._tokens.available:
+            return self._answer(record)
+        ids, sampled = np.asarray(record["input_ids"]), sampled_of(record)
+        return self._tokens.completion(ids[: int(sampled.argmax())], ids[sampled])
 
     def _turn(self, record: Record, before: str, values: Trained | None) -> tuple[dict[str, Any], str]:
         """One text, and its prompt and answer together, which the next prompt may begin with."""

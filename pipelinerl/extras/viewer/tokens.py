@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from pipelinerl.base.tokenizing import decode, load_tokenizer
+import numpy as np
+
+from pipelinerl.base.thoughts import OPEN
+from pipelinerl.base.tokenizing import decode, load_tokenizer, with_tags
 
 _BROKEN = "\ufffd"
 
@@ -41,6 +44,15 @@ class TokenTexts:
     def text(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """What the tokenizer decodes several tokens to."""
         return decode(self._tokenizer, ids, skip_special)
+
+    def completion(self, prompt_ids: np.ndarray, ids: np.ndarray) -> str:
+        """What was sampled behind a prompt, as judges read it (`LLMCall.completion`)."""
+
+        def plain(some: np.ndarray) -> str:
+            return self.text(some.tolist(), skip_special=True)
+
+        text, cut = with_tags(self._tokenizer, prompt_ids, ids, plain)
+        return (OPEN if cut else "") + (plain(ids) if text is None else text)
 
     def pieces(self, ids: Sequence[int]) -> list[str] | None:
         """The texts of the tokens where they differ from those of the tokens alone, else None."""

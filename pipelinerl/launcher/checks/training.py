@@ -44,6 +44,11 @@ def remarks(cfg: Config) -> Iterator[str]:
             f"finetune.weight_decay={tune.weight_decay:g}: each step shrinks the matrices by the rate times "
             f"as much, {tune.weight_decay * tune.learning_rate:.2g} of their size; usual are 0 to 0.1"
         )
+    if tune.lora.enabled and tune.lora.dropout and tune.rl.policy_loss != "sft":
+        yield (
+            f"finetune.lora.dropout={tune.lora.dropout:g}: engines drop nothing, so that importance ratios "
+            "are those of the dropout too; set 0 unless you imitate"
+        )
     warmup, steps = tune.num_warmup_steps, tune.max_train_steps
     if tune.lr_scheduler_type != "constant" and warmup >= steps and tune.learning_rate:
         yield (

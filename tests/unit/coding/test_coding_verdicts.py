@@ -201,7 +201,10 @@ async def test_every_kind_of_problem_made_here_is_solved_by_its_solution(box: Sa
     "value, wanted, same",
     [(3, 3, True), (3, [3], True), ([3], [3], True), ((1, (2,)), [1, [2]], True), (3, "3", True),
      ("3", "3", True), ([1, 2], "[1, 2]", True), (None, 3, False), (3, 4, False), ("a", "b", False),
-     ([[1]], [[[1]]], True), (True, "true", True), ("x", '"x"', True)],
+     ([[1]], [[[1]]], True), (True, "true", True), ("x", '"x"', True),
+     # JSON has no tuples, and texts for keys.
+     ({"a": (1, (2,))}, {"a": [1, [2]]}, True), ({1: 2}, {"1": 2}, True), ({1: 2}, {"1": 3}, False),
+     ({1: 2, "1": 3}, {"1": 3}, False), ({True: 2}, {"True": 2}, False)],
 )  # fmt: skip
 def test_same_value(value: object, wanted: object, same: bool) -> None:
     assert same_value(value, wanted) is same

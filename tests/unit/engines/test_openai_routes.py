@@ -10,6 +10,7 @@ import pytest
 from pipelinerl.engines.client import EngineRequestError, SamplingParams
 from pipelinerl.engines.openai.chat import TextBeforeCalls, call_reader, read_tool_calls
 from pipelinerl.engines.openai.fields import ChatFields
+from pipelinerl.engines.openai.handlers import json_response
 from tests.support.openai_client import asked
 from tests.support.text_model import byte_tokenizer
 
@@ -210,6 +211,21 @@ async def test_tools_and_template_arguments_reach_the_prompt(folder: Path) -> No
     assert prompt.endswith("<|start|>assistant\nnone")
 
 
+async def test_half_an_emoji_that_a_model_escaped_comes_back_in_the_next_prompt(folder: Path) -> None:
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "search", "arguments": r'{"query": "\ud83d"}'},
+    }
+    messages: list[Any] = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [call]}]
+    async with asked(folder, max_model_len=1024) as (_, client):
+        answer = await client.chat.completions.create(
+            model="model", messages=messages, max_completion_tokens=1, extra_body=IDS
+        )
+    prompt = TOKENIZER.decode(answer.prompt_token_ids, skip_special_tokens=False)  # type: ignore[attr-defined]
+    assert '{"query": "\ufffd"}' in prompt
+
+
 def test_calls_are_read_in_the_notation_of_the_template_and_left_alone_otherwise() -> None:
     good = 'I look.\n<tool_call>\n{"name": "search", "arguments": {"q": "é"}}\n</tool_call>'
     text, (call,) = read_tool_calls(good)
@@ -284,6 +300,33 @@ def test_calls_in_tags_are_typed_by_the_tools_schema() -> None:
     tokenizer.chat_template = "<tool_call>{{ call | tojson }}"
     read = call_reader(tokenizer, fields)
     assert read is not None and read(TAGGED) == (TAGGED, [])
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('{"name": "f", "parameters": {"x": 1}}', {"x": 1}),
+        ('{"name": "f", "arguments": "{\\"x\\": 1}"}', {"x": 1}),
+        ('{"name": "f", "arguments": null}', {}),
+        ('{"type": "function", "name": "f"}', {}),
+        (r'{"name": "f", "arguments": {"x": "\ud83d"}}', {"x": "\ud83d"}),
+        # No calls: a client could not read what it is called with, or nothing says it.
+        *(
+            (f'{{"name": "f", "arguments": {one}}}', None)
+            for one in ("[1]", '"x"', '{"x": NaN}', '{"x": 1e999}')
+        ),
+        ('{"name": "f", "arguments": {"x": 1e999}}', None),
+        *(('{"name": "f", "x": 1}', None), ('{"name": " ", "arguments": {}}', None)),
+        (r'{"name": "\ud83d", "arguments": {}}', None),
+    ],
+)
+def test_arguments_of_a_call_are_an_object_that_clients_can_read(written: str, arguments: Any) -> None:
+    text = f"<tool_call>{written}</tool_call>"
+    content, calls = read_tool_calls(text)
+    assert content == (text if arguments is None else None)
+    assert [json.loads(one["function"]["arguments"]) for one in calls] == [arguments] * len(calls)
+    assert len(calls) == (arguments is not None)
+    assert json_response({"content": content, "calls": calls}).body, "the answer can be sent"
 
 
 FRAGMENTS = (

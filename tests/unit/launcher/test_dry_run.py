@@ -430,12 +430,14 @@ def test_values_that_are_allowed_and_seldom_meant_are_remarked(dry_run: DryRun) 
         "train_dataset_names=[train,train]",
         "finetune.learning_rate=0.5",
         "finetune.weight_decay=5",
+        "finetune.lora.dropout=0.1",
     ]
-    status, out, _ = dry_run("+domain=guessing", *odd)
+    status, out, _ = dry_run("+domain=guessing", *odd, "finetune.lora.enabled=true")
     lines = [line for line in out.splitlines() if line.startswith("launcher: ")]
     named = [line.split()[1].rstrip(":") for line in lines]
     assert status == 0 and named == [odd[0], "train_dataset_names", *odd[2:]]
     assert "train is named several times" in lines[1] and "2.5 of their size" in lines[3]
+    assert "engines drop nothing" in lines[4]
     status, out, _ = dry_run("+domain=guessing", "finetune.learning_rate=0")
     (line,) = [line for line in out.splitlines() if line.startswith("launcher: ")]
     assert status == 0 and line.startswith("launcher: finetune.learning_rate=0: no step changes the weights")

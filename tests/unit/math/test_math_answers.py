@@ -219,6 +219,13 @@ TABLE = [
     ("0.333333", r"\frac{1}{3}", "correct"),
     (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix} 1&2\\3&4\end{bmatrix}", "correct"),
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 2 \\ 1 \end{pmatrix}", "wrong"),
+    # A bound is no number, and a sign before a product leaves it one.
+    *(
+        ("12", boxed, "wrong")
+        for boxed in ("> 12", r"\ge 12", r"\ne 12", r"\not= 12", r"\le 12x", r"\propto 12")
+    ),
+    *(("12", boxed, "wrong") for boxed in (r"\approx 12x", r"\approx 12 + x", r"-12 \to 12")),
+    *(("12", boxed, "correct") for boxed in (r"\approx 12", r"\therefore 12", "= 12", r"\equiv 12")),
     # Numbers are exact, whatever they are written in.
     ("243", r"2.43 \times 10^{2}", "correct"),
     (r"2.43 \times 10^2 \text{ kPa}", "243", "correct"),
@@ -262,6 +269,9 @@ TABLE = [
         ("C", "(C) + 1", "wrong"),
         ("C", "(C)^2", "wrong"),
         ("C", "(C) (D)", "wrong"),
+        ("C", "(C) or (D)", "wrong"),
+        ("C", r"\text{(C) and (D)}", "wrong"),
+        ("C", "(C) and so on", "correct"),
         *(("C", boxed, "correct") for boxed in ("C)", "C.", r"\text{C) 5}", r"\text{C. yes}", "C: 5")),
         *(("C", boxed, "correct") for boxed in ("Option C", r"\text{Choice (C)}", "answer: C")),
         *(("C", boxed, "wrong") for boxed in ("D) C", "Option D", "C 5", "C:D", "C. + 1", "C, D")),

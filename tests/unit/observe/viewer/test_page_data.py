@@ -27,6 +27,7 @@ from pipelinerl.extras.viewer.write import (
 from pipelinerl.report import report_run
 from pipelinerl.streams import KEPT_TOPIC, SingleStreamSpec, StreamError, write_to_streams
 from tests.support.recorded_run import FAILED, FILTERED, HOSTILE, MODEL, TRAINED, group, recorded_run
+from tests.support.text_model import byte_tokenizer
 from tests.unit.observe.viewer.conftest import chunk_of, index_of
 
 
@@ -60,6 +61,26 @@ def test_question_and_answer_stand_at_the_head_of_a_rollout(built: Path) -> None
     rows = {f"{row['group']}/{row['attempt']}": row for row in index_of(built)["rows"]}
     assert rows[f"{TRAINED}/0"]["question"] == "turn 0: guess 1-100"
     assert (rows[f"{FAILED}/0"]["question"], rows[f"{FAILED}/0"]["success"]) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampled", "completion"),
+    [
+        ("q[THINK]", "or 5", "<think>or 5"),
+        ("q[THINK]", "or[/THINK]5", "or</think>5"),
+        ("q<think>\n", "or 5", "<think>or 5"),
+        ("q", "[THINK]or[/THINK]5", "<think>or</think>5"),
+        ("q", "5", "5"),
+    ],
+)
+def test_notes_of_a_domain_read_what_its_judge_read(
+    monkeypatch: pytest.MonkeyPatch, prompt: str, sampled: str, completion: str
+) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|start|>", "[THINK]", "[/THINK]"]})
+    monkeypatch.setattr("pipelinerl.extras.viewer.tokens.load_tokenizer", lambda _: tokenizer)
+    told, said = (np.array(tokenizer(text).input_ids, np.int32) for text in (prompt, sampled))
+    assert TokenTexts("any").completion(told, said) == completion
 
 
 def test_a_domain_s_question_answer_and_gold_are_no_notes_beside_it(tmp_path: Path) -> None:
