@@ -2,14 +2,13 @@
 
 import pickle
 from collections.abc import Callable, Sequence
-from copy import copy, deepcopy
-from functools import cache, partial
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from hydra._internal import config_loader_impl
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode, ValueNode, _utils, base, basecontainer
 from omegaconf.errors import OmegaConfBaseException
 
@@ -25,7 +24,6 @@ def quick(put: Set) -> dict[str, Any]:
     """Puts all of this in place by `put`, which is `setattr` or pytest's; returns what omegaconf had."""
     put(_utils, "get_yaml_loader", loader := with_libyaml(_utils.get_yaml_loader))
     put(basecontainer, "get_yaml_loader", loader)
-    put(OverridesParser, "parse_rule", parsed_once(OverridesParser.parse_rule))
     put(compose, "_schema", schema_once(compose._schema))
     put(compose, "_compose", remembered(compose._compose))
     put(compose, "file_order", remembered(compose.file_order))
@@ -55,12 +53,6 @@ def remembered(from_files: Callable[..., Made]) -> Callable[..., Made]:
         return known[key]()
 
     return made
-
-
-def parsed_once(parse: Callable[[Any, str, str], Any]) -> Callable[[Any, str, str], Any]:
-    """hydra's reading of an override; a copy, because it is told who composes."""
-    known = cache(partial(parse, OverridesParser.create()))
-    return lambda parser, text, rule: copy(known(text, rule))
 
 
 def schema_once(schema: Callable[[], DictConfig]) -> Callable[[], DictConfig]:

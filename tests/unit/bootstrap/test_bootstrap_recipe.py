@@ -144,16 +144,17 @@ def test_a_run_trains_measures_and_saves(tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM
 
     from pipelinerl.extras.bootstrap import packs
-    from pipelinerl.extras.bootstrap.recipe import TOKENIZER_SEED, run
+    from pipelinerl.extras.bootstrap import recipe as recipes
 
     forked = {"multiprocessing_context": "fork"}
     monkeypatch.setattr(packs, "DataLoader", lambda *own, **how: DataLoader(*own, **how | forked))
+    monkeypatch.setattr(recipes, "_REPORTS", 10)  # each has a validation loss
     recipe = BootstrapConfig(
         vocab_size=380,
         tokenizer_texts=200,
         shape=ShapeConfig(hidden=48, layers=2, heads=2, kv_heads=1, head_dim=24, mlp=96, max_length=64),
         phases=[
-            PhaseConfig(name="clean", tokens=60_000, prompt_loss=0.1),
+            PhaseConfig(name="clean", tokens=36_000, prompt_loss=0.1),
             PhaseConfig(name="mixture", tokens=8_000),
         ],
         workers=1,
@@ -162,7 +163,7 @@ def test_a_run_trains_measures_and_saves(tmp_path, monkeypatch):
         gate_demonstrations=100,
         gates={"echo": 0.5, "unseen": 0.5},
     )
-    results = {r.kind: r for r in run(recipe, SKELETON, toy, tmp_path, log=lambda line: None)}
+    results = {r.kind: r for r in recipes.run(recipe, SKELETON, toy, tmp_path, log=lambda line: None)}
     assert results["echo"].accuracy > 0.8 and results["echo"].count == 100
     assert results["unseen"].accuracy == 0.0 and not results["unseen"].passed
     record = json.loads((tmp_path / "recipe.json").read_text())
@@ -179,21 +180,21 @@ def test_a_run_trains_measures_and_saves(tmp_path, monkeypatch):
         "phases": [PhaseConfig(name="clean", tokens=4_000)],
     }
     longer, out = recipe.model_copy(update=more), tmp_path / "longer"
-    results = {r.kind: r for r in run(longer, SKELETON, toy, out, log=lambda line: None)}
+    results = {r.kind: r for r in recipes.run(longer, SKELETON, toy, out, log=lambda line: None)}
     assert results["echo"].accuracy > 0.8  # so it did begin with these weights
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (out / name).read_bytes() == (tmp_path / name).read_bytes()
     assert not (out / "training.pt").exists() and not (out / "unfinished").exists()
 
     def stopped(seed, phase):
-        if seed < TOKENIZER_SEED:
+        if seed < recipes.TOKENIZER_SEED:
             raise ValueError("stopped")
         yield from toy(seed, phase)
 
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     other = recipe.model_copy(update={"vocab_size": 330})
     with pytest.raises(ValueError, match="stopped"):
-        run(other, SKELETON, stopped, out, log=lambda line: None)
+        recipes.run(other, SKELETON, stopped, out, log=lambda line: None)
     now = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
     assert now == before, "the earlier model keeps its tokenizer"
 

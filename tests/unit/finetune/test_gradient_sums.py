@@ -35,7 +35,7 @@ def run(folder: Path, count: int, cases: list[str], kind: str = "cpu") -> list[t
     for case in cases:
         (folder / case).mkdir(parents=True)
         tiny_model().save_pretrained(folder / case / "model")
-    return start_ranks(folder, count, "summing_rank.py", cases=cases, kind=kind)
+    return start_ranks(folder, count, "summing_rank", cases=cases, kind=kind)
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])

@@ -1,10 +1,11 @@
 """Two ranks do what one does: same gradient norm, same weights, same accounting; whole or in shards."""
 
-import inspect
 import json
 import os
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -14,13 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipelinerl.base.child import wrapped
 from pipelinerl.finetune import build
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import LoneRank, Ranks
 from pipelinerl.finetune.step import Learner
 from pipelinerl.run_state.accounting import RolloutLog
 from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
-from tests.support.forked_ranks import run_ranks
+from tests.support.forked import Forked
 from tests.support.policy import VOCAB, tiny_model
 from tests.support.processes import free_port
 from tests.support.recorder import Recorder
@@ -39,7 +41,7 @@ def results(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
 def start_ranks(
     folder: Path,
     count: int,
-    program: str = "two_ranks.py",
+    program: str = "two_ranks",
     apart: bool = False,
     deadline_s: float = DEADLINE_S,
     **fields: Any,
@@ -48,25 +50,20 @@ def start_ranks(
 
     `apart`: each rank is on a host of its own.
     """
-    support = ROOT / "tests/support"
-    variables = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    words = count, apart, variables, deadline_s, str(support / program), [str(folder), json.dumps(fields)]
-    if not torch.cuda.is_initialized():
-        return run_ranks(*words)
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    shared["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # what is imported before a fork may ask for cards
-    options = dict(zip(inspect.signature(run_ranks).parameters, words, strict=True))
-    done = subprocess.run(
-        [sys.executable, str(support / "forked_ranks.py"), json.dumps(options)],
-        env=os.environ | shared,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=2 * deadline_s,
-        check=True,
-    )
-    return [(code, said) for code, said in json.loads(done.stdout.splitlines()[-1])]
+    start = subprocess.Popen if torch.cuda.is_initialized() else Forked  # a fork could not use the card
+    words = wrapped([sys.executable, "-m", f"tests.support.{program}", str(folder), json.dumps(fields)])
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    end, files = time.monotonic() + deadline_s, [folder / f"{program}_{index}.txt" for index in range(count)]
+    with ExitStack() as stack:
+        ranks = []
+        for index, file in enumerate(files):
+            own = {"RANK": str(index), "LOCAL_RANK": "0" if apart else str(index), "OMP_NUM_THREADS": "1"}
+            said = stack.enter_context(file.open("w"))
+            ranks.append(start(words, cwd=ROOT, env=os.environ | shared | own, stderr=said))
+            stack.enter_context(ranks[-1])
+            stack.callback(ranks[-1].kill)
+        codes = [rank.wait(max(end - time.monotonic(), 0)) for rank in ranks]
+    return list(zip(codes, (file.read_text() for file in files), strict=True))
 
 
 def test_a_rank_takes_the_card_of_its_number_on_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,9 +44,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def start(folder: Path, count: int, size: int, cases: list[str], deadline_s: float = DEADLINE_S) -> None:
     for case in cases:
         model_of(case).save_pretrained(folder / case / "model")
-    for code, said in start_ranks(
-        folder, count, "row_ranks.py", deadline_s=deadline_s, cases=cases, size=size
-    ):
+    for code, said in start_ranks(folder, count, "row_ranks", deadline_s=deadline_s, cases=cases, size=size):
         assert code == 0, said[-3000:]
 
 

@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 
+from tests.support.forked import AFRESH
 from tests.unit.launcher.conftest import python
 
 PAIRS = ["guessing", "privacy_hopqa", "privacy_hopqa.data.answers", "privacy_hopqa.scorer.rules"]
@@ -17,31 +18,29 @@ def test_both_names_give_the_same_module(name: str) -> None:
     assert canonical.__spec__ is not None and canonical.__spec__.name == f"domains.{name}"
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_alias_may_come_first_and_names_the_real_module() -> None:
     code = (
         "import pipelinerl.domains.privacy_hopqa.dataset as a, domains.privacy_hopqa.dataset as b, sys;"
         "assert a is b and a.__name__ == 'domains.privacy_hopqa.dataset';"
         "assert sum(m is a for m in sys.modules.values()) == 2"
     )
-    answer = python("-c", code)
+    answer = python("-c", AFRESH + code)
     assert answer.returncode == 0, answer.stderr
 
 
-def test_a_module_leaves_the_function_of_its_name_to_the_package() -> None:
-    cases = [
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("first", "second"), [("pipelinerl.", ""), ("", "pipelinerl."), ("pipelinerl.", "pipelinerl.")]
+)
+def test_a_module_leaves_the_function_of_its_name_to_the_package(first: str, second: str) -> None:
+    code = (
         f"from {first}domains.math.load_datasets import load_datasets as a;"
         f"from {second}domains.math import load_datasets as b;"
         f"import {second}domains.math.load_datasets;"
         f"from {first}domains.math import load_datasets as c; assert a is b is c"
-        for first, second in (("pipelinerl.", ""), ("", "pipelinerl."), ("pipelinerl.", "pipelinerl."))
-    ]
-    # Each in a fork of one process, which has imported what they have in common.
-    code = (
-        "import multiprocessing, sys, numpy, pydantic, omegaconf, aiohttp\n"
-        "with multiprocessing.get_context('fork').Pool(1, maxtasksperchild=1) as pool:\n"
-        "    pool.map(exec, sys.argv[1:], chunksize=1)"
     )
-    answer = python("-c", code, *cases)
+    answer = python("-c", AFRESH + code)
     assert answer.returncode == 0, answer.stderr
 
 

@@ -162,6 +162,7 @@ MULTI = (
 )
 
 
+@pytest.mark.usefixtures("forked")  # its loader is no single domain's, so a rehearsal looks at it
 def test_a_run_of_several_domains_is_composed(dry_run: DryRun) -> None:
     status, out, err = dry_run("hardware=cpu", *MULTI)
     assert (status, err) == (0, "") and "the configuration is valid" in out
