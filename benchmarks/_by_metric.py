@@ -48,7 +48,7 @@ def row_of(seed: int, out: Path, spec: Spec, arm: Arm) -> Row:
     curve = {name: [[at, float(known(one[name]).mean())] for at, one in found] for name in names}
     last = {name: _best(curve[name]) if arm.best else -1 for name in names}
     actor = read_metrics(out, "actor") if spec.tenths else []
-    means = {name: tenths(actor, f"actor/{metric}_mean") for name, metric in spec.tenths.items()}
+    means = {name: tenths(actor, f"actor/{metric}") for name, metric in spec.tenths.items()}
     means |= {name: tenths(steps, metric) for name, metric in spec.trainer_tenths.items()}
     return {
         "seed": seed,

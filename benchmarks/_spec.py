@@ -86,7 +86,7 @@ class Spec(_Part):
     derived: dict[str, str] = {}
     """Metrics that no run has: each a function of a run's folder that gives one of an evaluation."""
     tenths: dict[str, str] = {}
-    """Metrics of training rollouts whose means over the tenths of training rows keep."""
+    """Metrics `actor/...` of training rollouts whose means over the tenths of training rows keep."""
     trainer_tenths: dict[str, str] = {}
     """The same of metrics of the trainer."""
     own_problems: bool = False

@@ -16,6 +16,7 @@ from typing import Any
 from domains.math.answers import last_boxed, plain
 from domains.math.pool import MAX_GOLD_LENGTH
 from domains.rows import checked_rows, find_file
+from domains.split import is_held_out
 
 Problem = dict[str, Any]
 DOMAIN = "math"
@@ -24,6 +25,8 @@ ANSWERS = ("answer", "gold", "expected_answer", "final_answer")
 ARITHMETIC = "arithmetic"
 _NO_FILE = f"give a file, set dataset_loader_params.data_dir, or use {ARITHMETIC}_train"
 ARITHMETIC_PROBLEMS = 1000
+HELD_OUT = 0.25
+"""Share of the questions of generated arithmetic `by_length` that only evaluations ask."""
 GSM8K_MARK = "####"
 _MISSING = frozenset({"nan", "<na>", "null", "n/a", "n.a", "#n/a", "tbd", "notfound", "proof"})
 """What tables, and NuminaMath with the last two, write for a missing value; `None` may be an answer."""
@@ -60,15 +63,17 @@ def load_problems(
     data_dir: str | None = None,
     max_problems: int | None = None,
     highest: int = 99,
+    by_length: bool = False,
 ) -> list[Problem]:
     """Problems `{id, task, answer, dataset, domain}` of all names in their order.
 
-    `max_problems` bounds each dataset, `highest` the numbers of generated arithmetic. Raises ValueError
+    `max_problems` bounds each dataset; `highest` and `by_length` are those of `arithmetic`. Raises ValueError
     naming the file, and the line or row, of what cannot be read.
     """
     problems: list[Problem] = []
     for name in dataset_names:
-        found = arithmetic(name, highest) if name.split("_")[0] == ARITHMETIC else _from_file(name, data_dir)
+        generated = name.split("_")[0] == ARITHMETIC
+        found = arithmetic(name, highest, by_length) if generated else _from_file(name, data_dir)
         for index, (task, answer) in enumerate(found):
             if max_problems is not None and index >= max_problems:
                 break
@@ -78,17 +83,32 @@ def load_problems(
     return problems
 
 
-def arithmetic(name: str, highest: int) -> Iterator[tuple[str, str]]:
-    """Sums, differences, products and exact quotients; the same for the same name."""
+def arithmetic(name: str, highest: int, by_length: bool = False) -> Iterator[tuple[str, str]]:
+    """Sums, differences, products and exact quotients; the same for the same name.
+
+    Numbers from 1 to `highest` are equally likely, so that most have as many digits as `highest`. With
+    `by_length` each count of digits is equally likely, so that easy questions stand beside hard ones. Few
+    easy ones exist, and names would share them, so the names `arithmetic_test...` have their own.
+    """
     if highest < 2:
         raise ValueError(f"highest={highest}: numbers of generated arithmetic must reach 2 at least")
-    rng = random.Random(f"{name}:{highest}")
-    for _ in range(ARITHMETIC_PROBLEMS):
-        a, b, sign = rng.randint(1, highest), rng.randint(1, highest), rng.choice("+-*/")
-        if sign == "/":
-            yield f"What is {a * b} / {b}?", str(a)
-        else:
-            yield f"What is {a} {sign} {b}?", str({"+": a + b, "-": a - b, "*": a * b}[sign])
+    rng, tests = random.Random(f"{name}:{highest}"), name.startswith(f"{ARITHMETIC}_test")
+    made = 0
+    while made < ARITHMETIC_PROBLEMS:
+        a, b = (_number(rng, highest, by_length) for _ in range(2))
+        sign = rng.choice("+-*/")
+        question = f"What is {a * b if sign == '/' else a} {sign} {b}?"
+        if by_length and is_held_out(question, HELD_OUT) != tests:
+            continue
+        made += 1
+        yield question, str({"+": a + b, "-": a - b, "*": a * b, "/": a}[sign])
+
+
+def _number(rng: random.Random, highest: int, by_length: bool) -> int:
+    if not by_length:
+        return rng.randint(1, highest)
+    digits = rng.randint(1, len(str(highest)))
+    return rng.randint(10 ** (digits - 1), min(highest, 10**digits - 1))
 
 
 def _from_file(name: str, data_dir: str | None) -> Iterator[tuple[str, str]]:

@@ -1,16 +1,18 @@
 """What the core is told about the domain: checks before a run starts; named by `domain_hooks`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from domains.math import demonstrations as answers
 from domains.math.data import DOMAIN, load_problems
 from domains.math.notes import judge_notes
-from domains.prompts import first_question, template_problems
+from domains.prompts import check_bare, first_question, template_problems
 from pipelinerl.domain import BaseDomain, NotesOf, ReportFocus
+from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 
 LOADER = "math.load_problems"
 
@@ -43,3 +45,13 @@ class MathDomain(BaseDomain):
             except (TypeError, ValueError, OSError) as error:
                 problems.append(str(error))
         return problems
+
+    def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
+        """Boxed answers to generated arithmetic, right ones or in the phase `careless` also wrong ones.
+
+        No question is one of the evaluation's.
+        """
+        check_bare(cfg, DOMAIN)
+        params = dict(cfg.dataset_loader_params)
+        asked = {problem["task"] for problem in load_problems(list(cfg.test_dataset_names), **params)}
+        return answers.demonstrations(seed, phase, params["highest"], params["by_length"], asked)

@@ -15,6 +15,7 @@ def load_datasets(
     data_dir: str | None = None,
     max_problems: int | None = None,
     highest: int = 99,
+    by_length: bool = False,
 ) -> list[Problem]:
     """`load_problems` as upstream calls it: one name or none is taken too, and a seed shuffles each dataset.
 
@@ -23,7 +24,7 @@ def load_datasets(
     names = [dataset_names] if isinstance(dataset_names, str) else dataset_names or []
     problems: list[Problem] = []
     for name in names:
-        found = load_problems([name], data_dir, max_problems, highest)
+        found = load_problems([name], data_dir, max_problems, highest, by_length)
         if seed is not None:
             random.Random(seed).shuffle(found)
         problems += found

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from domains.math.data import ARITHMETIC, arithmetic
+from domains.math.demonstrations import boxed, near
 from domains.tir.tool import FENCE, block
 from pipelinerl.extras.bootstrap.demonstrations import Demonstration
 from pipelinerl.extras.bootstrap.formats import ASSISTANT, END, USER
@@ -38,17 +39,6 @@ class Turn(NamedTuple):
 
 def program(expression: str, close: str = ")") -> str:
     return f"{FENCE}python\nprint({expression}{close}\n{FENCE}"
-
-
-def boxed(value: str) -> str:
-    return f"\\boxed{{{value}}}"
-
-
-def near(rng: random.Random, value: str) -> str:
-    """A number with one digit changed."""
-    place = rng.choice([place for place, sign in enumerate(value) if sign.isdigit()])
-    other = rng.choice([digit for digit in "0123456789" if digit != value[place]])
-    return value[:place] + other + value[place + 1 :]
 
 
 def dialogue(rng: random.Random, question: str, answer: str) -> tuple[str, list[Turn]]:

@@ -3,8 +3,9 @@
 A group of attempts that all succeed, or all fail, teaches nothing. So most draws go to problems that
 are worth it: those whose rate of success lies in the band of `actor.difficulty`, and those that were
 never drawn. The other draws walk through all problems, because a rate grows old while the policy learns:
-every problem comes again within `2 * problems / uniform_share` draws. `sampler.py` draws, and the scheduler
-records what came of it.
+every problem comes again within `2 * problems / uniform_share` draws. If few problems are worth it, more
+draws walk through all. Without that bound most draws would repeat the last few, and find no others.
+`sampler.py` draws, and the scheduler records what came of it.
 """
 
 import math
@@ -63,7 +64,8 @@ class DifficultySampler:
         self.known: dict[int, Known] = {}
         """By problem, of those that were drawn."""
         self._seed = seed
-        self._draws = 0
+        self._passed, self._owed = 0, 0.0
+        """Draws that walked through all problems, and the part of the next one that is due."""
         self._worth = list(members)
         """Problems worth sampling, ascending: a resumed run has the same list, whatever happened before."""
         self._pass: tuple[int, list[int]] = -1, []
@@ -74,14 +76,13 @@ class DifficultySampler:
         self._since, self._in_band, self._first = 0, 0, 0
 
     def draw(self, rng: random.Random) -> Draw:
-        share = self.config.uniform_share
-        before, after = int(self._draws * share), int((self._draws + 1) * share)
-        self._draws += 1
-        # Every so many draws and not by chance: only so is there a bound within which a problem comes again.
-        if after > before or not self._worth:
-            problem = self._next_of_pass(before) if after > before else rng.choice(self.members)
+        self._owed += self._uniform_share()
+        # As shares add up and not by chance: only so is there a bound within which a problem comes again.
+        if self._owed >= 1:
+            self._owed -= 1
+            problem = self._next_of_pass()
         else:
-            problem = rng.choice(self._worth)
+            problem = rng.choice(self._worth or self.members)
         weight = self._weight(problem)
         self._since += 1
         self._in_band += self.in_band(problem)
@@ -92,8 +93,17 @@ class DifficultySampler:
             self._take_out(problem)
         return Draw(problem, weight)
 
-    def _next_of_pass(self, drawn: int) -> int:
-        number, place = divmod(drawn, len(self.members))
+    def _uniform_share(self) -> float:
+        """Of the next draws: what is configured, or more, so that no problem's weight exceeds `most`."""
+        share, most = self.config.uniform_share, self.config.most
+        focused = len(self.members) / max(len(self._worth), 1)
+        if not self._worth or focused <= most:
+            return share
+        return max(share, (focused - most) / (focused - 1))
+
+    def _next_of_pass(self) -> int:
+        number, place = divmod(self._passed, len(self.members))
+        self._passed += 1
         if self._pass[0] != number:
             order = list(self.members)
             random.Random(f"{self._seed}:{number}").shuffle(order)
@@ -103,7 +113,7 @@ class DifficultySampler:
     def _weight(self, problem: int) -> float:
         if not self._worth:
             return 1.0
-        share, focused = self.config.uniform_share, len(self.members) / len(self._worth)
+        share, focused = self._uniform_share(), len(self.members) / len(self._worth)
         return share + (1 - share) * focused * self._is_worth(problem)
 
     def _is_worth(self, problem: int) -> bool:
@@ -139,11 +149,11 @@ class DifficultySampler:
 
     def state_dict(self) -> dict[str, Any]:
         known = [[problem, one.rate, one.groups] for problem, one in sorted(self.known.items())]
-        return {"draws": self._draws, "known": known}
+        return {"passed": self._passed, "owed": self._owed, "known": known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Where the run has other problems now, which it remarks, rates go on by position as draws do."""
-        self._draws, here = int(state["draws"]), set(self.members)
+        self._passed, self._owed, here = int(state["passed"]), float(state["owed"]), set(self.members)
         self.known = {
             int(problem): Known(rate, int(groups))
             for problem, rate, groups in state["known"]

@@ -28,8 +28,11 @@ class DifficultyConfig(Section):
     high: float = 0.9
     """Upper end of the band."""
     uniform_share: float = Field(0.25, gt=0, le=1)
-    """Share of draws that go through all problems in turn, so that each is drawn again."""
-    newest_weight: float = Field(0.3, gt=0, le=1)
+    """Least share of draws that go through all problems in turn, so that each is drawn again."""
+    most: float = Field(2.0, ge=1)
+    """No problem is drawn more than so many times as often as in a uniform draw: if few problems lie in the
+    band, more draws go through all problems."""
+    newest_weight: float = Field(0.7, gt=0, le=1)
     """Weight of the newest group in a problem's rate; while `1 / groups` is larger, the rate is the mean over
     all groups."""
 

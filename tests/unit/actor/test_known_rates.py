@@ -18,9 +18,12 @@ from pipelinerl.config.roles import DifficultyConfig
 DRAWS = 40_000
 
 
-def sampler(count, mix=None, domains="a", **config):
+UNBOUNDED = 1e6
+
+
+def sampler(count, mix=None, domains="a", most=UNBOUNDED, **config):
     problems = [{"id": i, "domain": domains[i % len(domains)]} for i in range(count)]
-    return ProblemSampler(problems, 7, mix, DifficultyConfig(**config))
+    return ProblemSampler(problems, 7, mix, DifficultyConfig(most=most, **config))
 
 
 def groups(rates, attempts, rng):
@@ -43,6 +46,29 @@ def test_a_problem_is_drawn_as_often_as_its_rate_the_band_and_the_share_say():
         assert counts[problem] == pytest.approx(DRAWS * expected, abs=5 * deviation)
         (weight,) = {draw.weight for draw in drawn if draw.problem == problem}
         assert weight == pytest.approx(10 * expected)
+
+
+@pytest.mark.parametrize("most", [1.0, 3.0, 8.0])
+def test_where_few_problems_are_in_the_band_none_is_drawn_much_more_often_than_in_a_uniform_draw(most):
+    """Two of forty problems are in it: alone they would be drawn 0.2 + 0.8 * 20 = 16.2 times as often."""
+    one = sampler(40, uniform_share=0.2, most=most)
+    for _ in range(400):
+        one.record_completion(problem := one.draw().problem, 0.5 if problem in (3, 30) else 1.0)
+    drawn = [one.draw() for _ in range(DRAWS)]
+    counts = Counter(draw.problem for draw in drawn)
+    assert {round(draw.weight, 9) for draw in drawn if draw.problem in (3, 30)} == {most}
+    for problem in range(40):
+        expected = most / 40 if problem in (3, 30) else (1 - most / 20) / 38
+        deviation = math.sqrt(DRAWS * expected * (1 - expected))
+        assert counts[problem] == pytest.approx(DRAWS * expected, abs=5 * deviation)
+
+
+def test_a_problem_that_is_solved_at_last_leaves_the_band_with_its_second_full_group():
+    """0.3 of many groups, then 1: 0.3 + 0.7 * 0.7 = 0.79, and 0.79 + 0.7 * 0.21 = 0.937."""
+    pool = sampler(2).difficulty["all"]
+    for value, inside in [*[(0.3, True)] * 9, (1.0, True), (1.0, False)]:
+        pool.record(0, value)
+        assert pool.in_band(0) is inside
 
 
 def test_of_noisy_groups_most_attempts_go_to_problems_that_are_solved_at_times():

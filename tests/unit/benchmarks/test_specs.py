@@ -95,6 +95,18 @@ def test_an_arm_may_count_with_its_best_evaluation(monkeypatch: pytest.MonkeyPat
     assert best["curve"] == last["curve"] and best["texts"] == 256
 
 
+@pytest.mark.usefixtures("a_run")
+def test_a_row_keeps_means_over_tenths_of_training_rollouts_and_of_the_trainer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = [{"actor/sometimes_success": share, "step": step} for step, share in enumerate((0.25, 0.75))]
+    records = {"actor": groups, "finetune": [{**one, "step": one["stats/samples"]} for one in STEPS]}
+    monkeypatch.setattr(_by_metric, "read_metrics", lambda _, role: records[role])
+    asked = {"tenths": {"useful": "sometimes_success"}, "trainer_tenths": {"samples": "stats/samples"}}
+    row = _by_metric.row_of(7, Path("x"), PLAIN.model_copy(update=asked), PLAIN.arms["a"])
+    assert row["tenths"] == {"useful": [0.25, 0.75], "samples": [64.0, 128.0, 192.0]}
+
+
 def test_a_run_of_one_step_has_no_rate() -> None:
     assert _by_metric.texts_per_s(STEPS) == pytest.approx(128 / 120)
     with pytest.raises(ValueError, match="1 optimizer steps; a rate needs two"):

@@ -400,6 +400,7 @@ def _another(key: str, value: object) -> object:
         "environment": {"_target_": "a.b"},
         "environments": {"one": {"_target_": "a.b"}},
         "finetune.rl.correction.high": 3.0,
+        "actor.difficulty.most": 3.0,
         "test_dataset_names": ["other"],
     }
     if key in choices:

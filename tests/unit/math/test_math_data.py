@@ -1,6 +1,7 @@
 """Rows in the forms that people have, and one line about every other."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,19 @@ def test_generated_arithmetic_is_right_and_the_same_every_time() -> None:
         assert eval(question) == int(problem["answer"])
     with pytest.raises(ValueError, match="highest=1: numbers of generated arithmetic"):
         load_problems(["arithmetic_train"], highest=1)
+
+
+def test_numbers_of_each_length_are_alike_and_the_evaluation_has_its_own_questions() -> None:
+    params = {"highest": 250, "by_length": True}
+    problems = load_problems(["arithmetic_train", "arithmetic_2"], **params)
+    lengths = Counter(len(problem["task"].removesuffix("?").split()[4]) for problem in problems)
+    assert set(lengths) == {1, 2, 3} and min(lengths.values()) > 500  # each is a third of 2,000
+    assert all(eval(p["task"][len("What is ") : -1]) == int(p["answer"]) for p in problems)
+    assert max(int(p["task"].removesuffix("?").split()[4]) for p in problems) <= 250
+    held_out = {problem["task"] for problem in load_problems(["arithmetic_test"], **params)}
+    assert not held_out & {problem["task"] for problem in problems}
+    alike = {problem["task"] for problem in load_problems(["arithmetic_train"], highest=9)}
+    assert alike & {problem["task"] for problem in load_problems(["arithmetic_test"], highest=9)}
 
 
 def test_upstreams_callers_may_give_one_name_none_or_a_seed() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from domains import math
+from domains.math.answers import verify_answer
 from pipelinerl.config import load
 from pipelinerl.config.compose import compose
 from tests.support.one_line import check_refusals
@@ -59,3 +60,33 @@ def test_missing_packages_files_and_placeholders_are_one_line_each(
     )
     status, _, err = dry_run(MATH)
     assert status == 2 and err.strip().endswith("pip install 'pipelinerl[math]'")
+
+
+@pytest.mark.parametrize("by_length", [False, True])
+def test_demonstrations_box_the_right_result_of_questions_that_no_evaluation_asks(by_length: bool) -> None:
+    params = [f"dataset_loader_params.by_length={by_length}", "dataset_loader_params.highest=9"]
+    tree = compose([MATH, "hardware=cpu", "actor.system_prompt=", *params]).tree
+    shown = list(math.MathDomain().demonstrations(tree, 3, "imitate"))
+    asked = {one["task"] for one in math.load_problems(["arithmetic_test"], **tree.dataset_loader_params)}
+    assert len(shown) > 100 and not asked & {one.prompt for one in shown}
+    assert {one.kind for one in shown} == set("+-*/") and all(one.exact for one in shown)
+    for one in shown[:50]:
+        gold = str(int(eval(one.prompt.removeprefix("What is ").removesuffix("?"))))
+        assert verify_answer(one.completion, gold) == "correct"
+
+
+def test_careless_demonstrations_are_wrong_as_often_as_their_operator_says() -> None:
+    tree = compose([MATH, "hardware=cpu", "actor.system_prompt="]).tree
+    shown = list(math.MathDomain().demonstrations(tree, 3, "careless"))
+    right: dict[str, list[bool]] = {operator: [] for operator in "+-*/"}
+    for one in shown:
+        gold = str(int(eval(one.prompt.removeprefix("What is ").removesuffix("?"))))
+        right[one.kind].append(verify_answer(one.completion, gold) == "correct")
+    assert all(right["+"]) and not any(one.exact for one in shown)
+    for operator, share in (("-", 0.5), ("*", 0.25), ("/", 0.1)):
+        assert sum(right[operator]) / len(right[operator]) == pytest.approx(share, abs=0.12), operator
+
+
+def test_demonstrations_are_of_bare_questions() -> None:
+    with pytest.raises(ValueError, match="demonstrations of math are of bare questions"):
+        list(math.MathDomain().demonstrations(compose([MATH, "hardware=cpu"]).tree, 1, "imitate"))
