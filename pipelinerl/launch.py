@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -223,11 +224,12 @@ def _supervised(plan: RunPlan, folder: RunFolder, backend: Backend, plain: bool,
     if streams_kind(plan.cfg.streams).on_disk:
         forget_announcements(output_dir)
     balance, blocked, remarks = BalanceWatch(plan.cfg), BlockWatch(output_dir), RemarkWatch(output_dir)
-    texts = plan.cfg.total_texts(*trained_before(output_dir))
+    began, before = time.time(), trained_before(output_dir)
+    texts = plan.cfg.total_texts(*before)
     model = Path(plan.cfg.model_path)
     # An engine that gets no weights goes by these files, also when it is started again.
     loaded = "" if plan.cfg.updates_engines else model_digest(model)
-    with ProgressDisplay(output_dir, texts, plain=plain) as display:
+    with ProgressDisplay(output_dir, texts, plain=plain, trained=before[1]) as display:
 
         def say(line: str) -> None:
             log.info(line)
@@ -242,14 +244,14 @@ def _supervised(plan: RunPlan, folder: RunFolder, backend: Backend, plain: bool,
             if (limits := balance.line()) is not None:
                 say(limits)
 
-        if (again := made_again(output_dir)) is not None:
+        if (again := made_again(output_dir, plan.cfg.finetune.last_step)) is not None:
             say(again)
         try:
             supervise(plan, say, tick, backend.others)
         except (ChildFailed, WaitExpired, Interrupted) as error:
             folder.check_unchanged()  # whoever lost its folder failed of that
             if isinstance(error, Interrupted):
-                error.resumes = resumes(output_dir, plan.cfg.finetune.save_checkpoint_steps)
+                error.resumes = resumes(output_dir, plan.cfg.finetune.save_checkpoint_steps, began)
             for line in reconcile(output_dir).lines():  # where every rollout went, although it ends early
                 print(printable(line), flush=True)
             raise

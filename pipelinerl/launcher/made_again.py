@@ -9,21 +9,26 @@ from pipelinerl.run_state.saved_steps import saved_step
 RESUMES = "the same command resumes"
 
 
-def _steps(output_dir: Path) -> tuple[int, int] | None:
-    """The step that a resume starts from, and the last one that was made; None unless both are known."""
+def _steps(output_dir: Path, since: float = 0.0) -> tuple[int, int] | None:
+    """The step that a resume starts from, and the last one that was made; None unless both are known.
+
+    Of records before `since`, in seconds since 1970, a start has undone what was not saved.
+    """
     saved = saved_step(output_dir)
     try:
         records = read_metrics(output_dir, "finetune")
     except (DamagedLine, OSError):  # this is a hint; the report refuses the file
         return None
     # The last and not the largest: what an earlier start made beyond it was made again, or is gone.
-    made = next((r["stats/completed_steps"] for r in reversed(records) if "stats/completed_steps" in r), None)
-    return None if saved is None or made is None else (saved, int(made))
+    last = next((r for r in reversed(records) if "stats/completed_steps" in r), None)
+    if saved is None or last is None:
+        return None
+    return saved, int(last["stats/completed_steps"]) if last.get("time", since) >= since else saved
 
 
-def resumes(output_dir: Path, save_every: int) -> str:
-    """Where the same command goes on; without a step where that is not known."""
-    if (steps := _steps(output_dir)) is None:
+def resumes(output_dir: Path, save_every: int, began: float = 0.0) -> str:
+    """Where the same command goes on after a start that `began` then; without a step where none is known."""
+    if (steps := _steps(output_dir, began)) is None:
         return RESUMES
     saved, made = steps
     where = f"{RESUMES} at step {saved}"
@@ -32,10 +37,12 @@ def resumes(output_dir: Path, save_every: int) -> str:
     return f"{where} ({made} were made; one is saved every finetune.save_checkpoint_steps={save_every})"
 
 
-def made_again(output_dir: Path) -> str | None:
-    """Which steps this start makes again, if any."""
-    if (steps := _steps(output_dir)) is None or steps[1] <= steps[0]:
+def made_again(output_dir: Path, last_step: int) -> str | None:
+    """Which steps this start makes again, if any; it ends at `last_step`."""
+    if (steps := _steps(output_dir)) is None:
         return None
-    saved, made = steps
+    saved, made = steps[0], min(steps[1], last_step)
+    if made <= saved:
+        return None
     again = f"steps {saved + 1} to {made} are" if made > saved + 1 else f"step {made} is"
     return f"resumes at step {saved}: {again} made again"

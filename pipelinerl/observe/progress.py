@@ -201,7 +201,8 @@ class ProgressDisplay(Closing):
     """Shows the status line: in place on a terminal, else as plain lines when something changed.
 
     Those come ever less often, until they are a minute apart. `plain`: a line a minute from the start, also
-    on a terminal. `target_texts` is what the run will train on, if known. Raises DamagedLine for the
+    on a terminal. `target_texts` is what the run will train on, if known, `trained` the samples from which a
+    resume goes on: it has undone what earlier starts recorded behind them. Raises DamagedLine for the
     accounting.
     """
 
@@ -211,7 +212,9 @@ class ProgressDisplay(Closing):
         target_texts: int | None = None,
         console: Console | None = None,
         plain: bool = False,
+        trained: int | None = None,
     ) -> None:
+        self._trained = trained
         self._output_dir, self._target, self._start = output_dir, target_texts, time.monotonic()
         self._began = round(time.time(), 3)  # as status files have it
         self._accounting = RolloutAccounting(output_dir)
@@ -235,6 +238,8 @@ class ProgressDisplay(Closing):
         for tail in self._tails:
             # A damaged line costs its figures; the report at the end refuses the file.
             for record in tail.records(metrics_record, on_damage=self.say):
+                if self._is_undone(record):
+                    continue
                 self._latest.update(record)
                 self._note_pace(record)
         return status_line(
@@ -246,6 +251,11 @@ class ProgressDisplay(Closing):
             time.monotonic() - self._start,
             self._left_s(),
         )
+
+    def _is_undone(self, record: dict[str, Any]) -> bool:
+        if self._trained is None or record.get("time", self._began) >= self._began:
+            return False
+        return record.get("step", 0) > self._trained
 
     def _note_pace(self, record: dict[str, Any]) -> None:
         """Records of this start say how fast it trains."""

@@ -2,9 +2,11 @@
 
 Everything lies on disk: `actor` and `training_data`, or, where those do not stay (redis, trimmed streams),
 `rollouts`, which preprocess writes for people. Streams that a resume has set aside are read before those of
-the last start. Records are handed out one at a time, because a run may hold more than memory does.
+the last start, without what the resume undid. Records are handed out one at a time, because a run may hold
+more than memory does.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -107,7 +109,15 @@ class RunSource:
         return found
 
     def _records(self, topic: str) -> Iterator[Any]:
-        for folder in stream_folders(self.output_dir):
+        for number in range(len(self._folders)):
+            yield from self._records_of(number, topic)
+
+    @cached_property
+    def _folders(self) -> list[str]:
+        return stream_folders(self.output_dir)
+
+    def _records_of(self, number: int, topic: str) -> Iterator[Any]:
+        for folder in self._folders[number : number + 1]:
             for path in sorted((self.output_dir / folder / topic).glob("[0-9]*/[0-9]*")):
                 spec = StoredStreamSpec(self.output_dir, topic, int(path.parent.name), int(path.name), folder)
                 if not list_segments(spec.directory):
@@ -117,34 +127,69 @@ class RunSource:
                         yield record[0]
 
     @cached_property
+    def _undone_from(self) -> list[tuple[float, float]]:
+        """Of each start, the step and the version from which on later starts undid what it made."""
+        found, earliest = list[tuple[float, float]](), (math.inf, math.inf)
+        for number in reversed(range(len(self._folders))):
+            found.append(earliest)
+            for _, first in self._trained_in(number):  # steps of a start only rise
+                earliest = min(earliest, (first.step, first.version))
+                break
+        return found[::-1]
+
+    @cached_property
+    def _latest_pass(self) -> dict[int, int]:
+        """By version, the last start that evaluated it whole."""
+        return {
+            int(record["version"]): number
+            for number in range(len(self._folders))
+            for record in self._records_of(number, "stats_test")
+            if "values" in record and "version" in record
+        }
+
+    def _stands(self, number: int, group: list[Record]) -> bool:
+        """Whether a group of this start is of weights that the run has, and of their latest evaluation."""
+        _, version = self._undone_from[number]
+        if (evaluated := evaluation_of(str(group[0]["group_id"]))) is not None:
+            again = self._latest_pass.get(evaluated.version, number) > number
+            return evaluated.version <= version and not again
+        return min(text["metadata"].get("model_version", 0) for text in group) <= version
+
+    @cached_property
     def keeps_all(self) -> bool:
         """Whether all groups of training are there, and not those alone that were kept for people."""
-        return not any(
-            (self.output_dir / folder / KEPT_TOPIC).is_dir() for folder in stream_folders(self.output_dir)
-        )
+        return not any((self.output_dir / folder / KEPT_TOPIC).is_dir() for folder in self._folders)
 
     def groups(self) -> Iterator[list[Record]]:
         """Groups of training and rollouts of evaluation, as the actor wrote them; none is empty."""
-        for texts in self._all_groups():
+        for number, texts in self._all_groups():
             named: list[Record] = [_LEFT_OUT | text for text in texts if _is_named(text)]
-            if named:
+            if named and self._stands(number, named):
                 yield named
 
-    def _all_groups(self) -> Iterator[list[dict[str, Any]]]:
-        yield from self._records("actor_test")
-        if self.keeps_all:
-            yield from self._records("actor")
-        else:
-            yield from (record["texts"] for record in self._records(KEPT_TOPIC) if "texts" in record)
+    def _all_groups(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        for topic in ("actor_test", "actor" if self.keeps_all else KEPT_TOPIC):
+            for number in range(len(self._folders)):
+                for record in self._records_of(number, topic):
+                    if topic != KEPT_TOPIC:
+                        yield number, record
+                    elif "texts" in record:
+                        yield number, record["texts"]
 
     def trained(self) -> Iterator[tuple[TextId, Trained]]:
-        """Each text that went to the trainer, in order; after a resume a text may come twice."""
+        """Each text that went to the trainer, in order, by steps that no resume undid."""
+        for number, (before, _) in enumerate(self._undone_from):
+            for text, values in self._trained_in(number):
+                if values.step < before:
+                    yield text, values
+
+    def _trained_in(self, number: int) -> Iterator[tuple[TextId, Trained]]:
         if not self.keeps_all:
-            for record in self._records(KEPT_TOPIC):
+            for record in self._records_of(number, KEPT_TOPIC):
                 if "samples" in record:
                     yield from _kept_samples(record)
             return
-        for record in self._records("training_data"):
+        for record in self._records_of(number, "training_data"):
             if not record["sentinel"]:
                 yield from _batch_samples(record)
 

@@ -52,15 +52,26 @@ def test_it_says_where_a_resume_starts_and_what_it_makes_again(
     folder = stopped(tmp_path, made, **saved)
     line = resumes(folder, 40)
     assert line.startswith(RESUMES + said) and (len(line) > len(RESUMES + said)) == said.endswith(" ")
-    found = made_again(folder)
+    found = made_again(folder, 40)
     assert found is None if again is None else found is not None and again in found
 
 
+def test_a_hint_names_no_step_that_a_resume_undid_or_will_not_make(tmp_path: Path) -> None:
+    """Ten steps were made and two saved; the next start was to make four and was stopped before its first."""
+    folder = stopped(tmp_path, [2, 10], current=2, training_state=2)
+    records = folder / "finetune" / "metrics.jsonl"
+    records.write_text(records.read_text().replace('{"step"', '{"time": 100.0, "step"'))
+    assert made_again(folder, 4) == "resumes at step 2: steps 3 to 4 are made again"
+    assert made_again(folder, 2) is None
+    assert resumes(folder, 40, began=200.0) == f"{RESUMES} at step 2"
+    assert resumes(folder, 40, began=50.0).startswith(f"{RESUMES} at step 2 (10 were made; ")
+
+
 def test_a_damaged_record_and_a_fresh_folder_say_nothing(tmp_path: Path) -> None:
-    assert resumes(tmp_path, 40) == RESUMES and made_again(tmp_path) is None
+    assert resumes(tmp_path, 40) == RESUMES and made_again(tmp_path, 40) is None
     stopped(tmp_path, [29])
     (tmp_path / "finetune" / "metrics.jsonl").write_text("damaged\n{}\n")
-    assert resumes(tmp_path, 40) == RESUMES and made_again(tmp_path) is None
+    assert resumes(tmp_path, 40) == RESUMES and made_again(tmp_path, 40) is None
 
 
 def test_an_interrupted_run_says_it_on_one_line(

@@ -600,6 +600,21 @@ def test_an_earlier_start_says_nothing_of_the_pace(tmp_path: Path) -> None:
     assert " left" in str(display.line())
 
 
+def test_the_status_line_begins_where_a_resume_does(tmp_path: Path) -> None:
+    """Ten steps of 8 samples were made, two of them saved; the resume is to make two more."""
+    with MetricsWriter(tmp_path, "finetune") as finetune, MetricsWriter(tmp_path, "actor") as actor:
+        for made in (2, 10):
+            finetune.log({"stats/samples": 8.0 * made, "stats/completed_steps": made}, step=8 * made)
+            actor.log({"actor/test_success_mean": made / 10}, step=8 * made)
+        time.sleep(0.01)  # records carry milliseconds
+        display = ProgressDisplay(tmp_path, target_texts=32, trained=16)
+        line = str(display.line())
+        assert line.startswith("step 2 (50%) | ") and "trained 16 of 32 samples" in line, line
+        assert "test success 0.20" in line
+        finetune.log({"stats/samples": 24.0, "stats/completed_steps": 3}, step=24)
+        assert str(display.line()).startswith("step 3 (75%) | ")
+
+
 def test_the_status_of_an_earlier_start_is_not_shown(tmp_path: Path) -> None:
     with StatusFile(tmp_path, "actor") as status:
         status.set(test_problems=60, test_problems_played=54)

@@ -26,7 +26,17 @@ from pipelinerl.extras.viewer.write import (
 )
 from pipelinerl.report import report_run
 from pipelinerl.streams import KEPT_TOPIC, SingleStreamSpec, StreamError, write_to_streams
-from tests.support.recorded_run import FAILED, FILTERED, HOSTILE, MODEL, TRAINED, group, recorded_run
+from tests.support.recorded_run import (
+    FAILED,
+    FILTERED,
+    HOSTILE,
+    MODEL,
+    TRAINED,
+    group,
+    recorded_run,
+    text,
+    write_training,
+)
 from tests.support.text_model import byte_tokenizer
 from tests.unit.observe.viewer.conftest import chunk_of, index_of
 
@@ -134,6 +144,28 @@ def test_streams_that_a_resume_set_aside_are_read_too(tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run")
     (run / "streams").rename(run / "streams_0")
     assert len(index_of(write_page(run))["rows"]) == 11
+
+
+def test_what_a_resume_undid_is_not_on_the_page(tmp_path: Path) -> None:
+    """Step 4 of 6 texts was made; the resume went on at step 2, version 12, and evaluated version 0 again."""
+    run = recorded_run(tmp_path / "run")
+    early, late = group("0-000004", [0.0, 1.0], turns=1), group("0-000005", [0.0, 1.0], turns=3, version=24)
+    again = group("1-000001", [0.0, 0.5, 1.0], version=12)
+    with write_to_streams(SingleStreamSpec(run, "actor")) as stream:
+        for records in (early, late):
+            stream.write(records)
+    (run / "streams").rename(run / "streams_0")
+    with write_to_streams(SingleStreamSpec(run, "actor")) as stream:
+        stream.write(again)
+    write_training(run, again, [0.5] * 6, step=2)
+    with write_to_streams(SingleStreamSpec(run, "stats_test")) as stream:
+        stream.write({"version": 0, "start": "1", "values": {"reward": [0.25, 0.25]}})
+    with write_to_streams(SingleStreamSpec(run, "actor_test")) as stream:
+        stream.write([text("1-eval0-0", 0, 0, 0.25, "50")])
+    page = write_page(run)
+    shown = {row["group"]: row["step"] for row in index_of(page)["rows"] if row["chunk"] >= 0}
+    # Version 8 stands, but the step that trained on its group is gone; so are versions 16 and 24.
+    assert shown == {TRAINED: None, FILTERED: None, "0-000004": None, "1-000001": 2, "1-eval0-0": None}
 
 
 def test_a_page_of_two_runs_holds_both(tmp_path: Path, built: Path) -> None:
