@@ -166,6 +166,10 @@ def _datasets(cfg: Config, composition: Composition) -> Row:
     train, test = (", ".join(names) or "none" for names in (cfg.train_dataset_names, cfg.test_dataset_names))
     given = {"train_dataset_names", "test_dataset_names"} & set(composition.user_keys)
     because = "of this domain" if cfg.domain_name else "of your file"
+    if cfg.debug.evaluates_only:  # which loads no other
+        if "test_dataset_names" in given or not composition.datasets_named:
+            because = "given" if given else "nobody names any"
+        return Row("datasets", f"evaluation: {test}", because, "test_dataset_names=[...]")
     if not composition.datasets_named:
         because = "nobody names any"
     elif len(given) == 2:

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ LONGEST_HEADER = 100 << 20
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 WITH_STATES = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 """Types whose layers of linear attention are gated DeltaNets, which the trainer knows."""
+ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
+DTYPES = ("bfloat16", "float16", "float32", "float64", "half", "float", "double")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -118,6 +121,8 @@ def model_problems(cfg: Config) -> Iterator[str]:
             yield from _positions(cfg, config)
             yield from _stop_ids(cfg, config)
             yield from _no_end(cfg, path, config)
+            yield from _names(path, config)
+            yield from _token_ids(path)
             if "finetune" in cfg.debug.roles:
                 yield from _quantised(path, config)
                 yield from _layers(path, config)
@@ -217,6 +222,49 @@ def _unknown_type(path: Path, config: dict[str, Any]) -> Iterator[str]:
             f"model_path={path}: config.json says model_type={kind}, which is unknown to the installed "
             "transformers; correct it, or install a release that has it"
         )
+
+
+def _names(path: Path, config: dict[str, Any]) -> Iterator[str]:
+    """Activations, kinds of positions and types of numbers that do not exist, told without torch."""
+    text = of_text(config)
+    given = [(key, text.get(key), "activations.py") for key in ACTIVATIONS]
+    for key in ("rope_parameters", "rope_scaling"):
+        section = text.get(key)
+        # Some have one for each kind of layer.
+        parts = [section, *section.values()] if isinstance(section, dict) else []
+        kinds = (part.get("rope_type", part.get("type")) for part in parts if isinstance(part, dict))
+        given += [(f"rope_type of {key}", kind, "modeling_rope_utils.py") for kind in kinds]
+    for key, value, file in given if "auto_map" not in config else ():
+        if value is not None and (known := in_transformers("", file)) and not _is_named(value, known):
+            yield _unknown(path, key, value, "the installed transformers does not know")
+    for key in ("dtype", "torch_dtype"):
+        if (value := text.get(key, config.get(key))) is not None and value not in DTYPES:
+            yield _unknown(path, key, value, f"is none of {', '.join(DTYPES[:4])}")
+
+
+def _is_named(value: object, files: list[Path]) -> bool:
+    """Whether one of the files, or a type of model by itself, has a text of this value."""
+    if not isinstance(value, str):
+        return False
+    everywhere = chain(files, in_transformers("models", "*/configuration_*.py"))
+    return any(f'"{value}"' in file.read_text() for file in everywhere)
+
+
+def _token_ids(path: Path) -> Iterator[str]:
+    for name in ("config.json", "generation_config.json"):
+        if (path / name).is_file():
+            config = json.loads((path / name).read_bytes())
+            for section in (config, of_text(config)):
+                value = section.get("eos_token_id")
+                ids = value if isinstance(value, list) else [] if value is None else [value]
+                if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+                    yield _unknown(path, "eos_token_id", value, "is no token id and no list of them", name)
+                    break
+
+
+def _unknown(path: Path, key: str, value: object, why: str, file: str = "config.json") -> str:
+    said = json.dumps(value)[:80]
+    return f"model_path={path}: {file} says {key}={said}, which {why}; correct it, or save the model again"
 
 
 def in_transformers(folder: str, pattern: str) -> list[Path]:

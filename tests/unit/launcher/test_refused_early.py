@@ -19,6 +19,7 @@ from pipelinerl.domain import load_domain, resolve_dotted
 from pipelinerl.launch import main
 from pipelinerl.launcher import start
 from pipelinerl.launcher.checks import imports, rehearsal
+from pipelinerl.launcher.checks.data import _names
 from pipelinerl.launcher.checks.dotted import POLICY, dotted, signature_problem
 from pipelinerl.launcher.checks.imports import problem
 from pipelinerl.launcher.decoder_shape import hub_silence
@@ -227,6 +228,12 @@ def test_a_folder_of_a_run_is_named_with_its_model(tmp_path: Path, refused: Star
         ("model_type", None, "config.json has no model_type; save the model again"),
         ("model_type", "llama", "config.json has no vocab_size; save the model again"),
         ("hidden_size", None, "has shape [300, 96], config.json wants [300, 4096]"),  # that of its type
+        ("hidden_act", "sillu", 'hidden_act="sillu", which the installed transformers does not know'),
+        ("rope_parameters", {"rope_type": "yarnn", "factor": 2.0}, 'rope_type of rope_parameters="yarnn"'),
+        ("rope_scaling", {"type": "yarnn", "factor": 2.0}, 'rope_type of rope_scaling="yarnn"'),
+        ("dtype", "bfloat61", 'dtype="bfloat61", which is none of bfloat16, float16'),
+        ("eos_token_id", "1", 'eos_token_id="1", which is no token id and no list of them'),
+        ("eos_token_id", [1, None], "eos_token_id=[1, null], which is no token id"),
     ],
 )
 def test_a_config_that_does_not_fit_its_model(
@@ -239,6 +246,18 @@ def test_a_config_that_does_not_fit_its_model(
         changed.pop(key if value is None else "vocab_size")
     (model / "config.json").write_text(json.dumps(changed))
     assert said in refused("+domain=counting", f"model_path={model}")
+
+
+def test_every_activation_and_kind_of_positions_of_transformers_is_accepted(tmp_path: Path) -> None:
+    from transformers.activations import ACT2CLS
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    said = [line for name in ACT2CLS for line in _names(tmp_path, {"hidden_act": name})]
+    for kind in ("default", *ROPE_INIT_FUNCTIONS):
+        by_layer = {"full_attention": {"rope_type": kind}, "sliding_attention": {"rope_type": "default"}}
+        for given in ({"rope_type": kind, "factor": 2.0}, by_layer):
+            said += _names(tmp_path, {"rope_parameters": given, "torch_dtype": "float16"})
+    assert said == []
 
 
 def test_a_hub_name_that_nobody_can_reach(refused: Started, monkeypatch: pytest.MonkeyPatch) -> None:
