@@ -8,6 +8,7 @@ from pipelinerl.config.machine import DerivedConfig
 from pipelinerl.config.roles import DifficultyConfig
 from pipelinerl.config.staleness import Staleness
 from pipelinerl.config.tree import Config
+from pipelinerl.finetune.rl.losses import declared
 
 _HIGH_RATE, _HIGH_DECAY = 0.1, 1.0
 
@@ -44,7 +45,7 @@ def remarks(cfg: Config) -> Iterator[str]:
             f"finetune.weight_decay={tune.weight_decay:g}: each step shrinks the matrices by the rate times "
             f"as much, {tune.weight_decay * tune.learning_rate:.2g} of their size; usual are 0 to 0.1"
         )
-    if tune.lora.enabled and tune.lora.dropout and tune.rl.policy_loss != "sft":
+    if tune.lora.enabled and tune.lora.dropout and declared(tune.rl.policy_loss).compares:
         yield (
             f"finetune.lora.dropout={tune.lora.dropout:g}: engines drop nothing, so that importance ratios "
             "are those of the dropout too; set 0 unless you imitate"

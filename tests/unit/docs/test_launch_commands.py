@@ -69,6 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / model).mkdir(parents=True)
         (tmp_path / model / "config.json").write_text(json.dumps({"max_position_embeddings": 16384}))
         (tmp_path / model / "tokenizer.json").write_text("{}")
+        (tmp_path / model / "recipe.json").write_text("{}")  # else bootstrap would not overwrite it
     (tmp_path / "domains").symlink_to(ROOT / "domains")
     (tmp_path / "tasks").symlink_to(EXAMPLES / "tasks")
     (tmp_path / "web.jsonl").symlink_to(EXAMPLES / "web.jsonl")
