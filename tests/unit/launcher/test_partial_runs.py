@@ -36,6 +36,8 @@ def test_an_evaluation_says_with_what_it_samples(placed: Placed) -> None:
     _, row = out.split("│ sampling ")
     assert row.lstrip(" │").startswith("temperature 0.7, ")
     assert "llm.parameters.temperature not read" in " ".join(row.replace("│", " ").split())
+    _, datasets = out.split("│ datasets ")  # no training data, which it does not load
+    assert datasets.lstrip(" │").startswith("evaluation: ")
 
 
 def test_the_table_has_no_row_of_a_role_that_does_not_run(
