@@ -151,9 +151,7 @@ def _of_texts(pairs: Sequence[tuple[str, Given]]) -> str | None:
     held, written = [], []
     for name, given in pairs:
         held += [(name, str(text)) for text in given.get("keywords", ())]
-        held += [
-            (name, given[key]) for key in ("end_phrase", "prompt_to_repeat", "first_word") if key in given
-        ]
+        held += [(name, given[key]) for key in _HELD if key in given]
         if given.get("relation") == "at least" and "keyword" in given:
             held.append((name, given["keyword"]))
         if "section_spliter" in given:

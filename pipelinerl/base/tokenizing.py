@@ -120,9 +120,13 @@ _END_IDS = 16
 """Ids of a prompt's end that are read: those of `<think>` and blanks, were each a character."""
 
 
+def _end_of(tokenizer: "PreTrainedTokenizerFast", prompt_ids: Sequence[int] | np.ndarray) -> str:
+    return decode(tokenizer, prompt_ids[-_END_IDS:], skip_special=False)
+
+
 def begins_in_thoughts(tokenizer: "PreTrainedTokenizerFast", prompt_ids: Sequence[int] | np.ndarray) -> bool:
     """Whether a prompt ends with `<think>`, so that what is sampled behind it begins in thoughts."""
-    return opened_by(decode(tokenizer, prompt_ids[-_END_IDS:], skip_special=False))
+    return opened_by(_end_of(tokenizer, prompt_ids))
 
 
 @lru_cache(maxsize=8)  # by identity
@@ -186,7 +190,7 @@ def with_tags(
         *pieces, last = (ids[start:end] for start, end in zip(starts, ends, strict=True))
         whole = [*(decode(tokenizer, piece, skip_special=True) for piece in pieces), text_of_end(last)]
         text = whole[0] + "".join(tag + one for (_, _, tag), one in zip(marks, whole[1:], strict=True))
-    end = decode(tokenizer, prompt_ids[-_END_IDS:], skip_special=False).rstrip()
+    end = _end_of(tokenizer, prompt_ids).rstrip()
     if not end.endswith(tuple(token for token, tag in TOKENS.items() if tag == OPEN)):
         return text, False
     said = decode(tokenizer, ids, skip_special=False) if text is None else text

@@ -117,14 +117,14 @@ class RunSource:
         return stream_folders(self.output_dir)
 
     def _records_of(self, number: int, topic: str) -> Iterator[Any]:
-        for folder in self._folders[number : number + 1]:
-            for path in sorted((self.output_dir / folder / topic).glob("[0-9]*/[0-9]*")):
-                spec = StoredStreamSpec(self.output_dir, topic, int(path.parent.name), int(path.name), folder)
-                if not list_segments(spec.directory):
-                    continue
-                with FilesBackend().open_reader(spec, EARLIEST, "") as reader:
-                    while (record := reader.next_record()) is not None:
-                        yield record[0]
+        folder = self._folders[number]
+        for path in sorted((self.output_dir / folder / topic).glob("[0-9]*/[0-9]*")):
+            spec = StoredStreamSpec(self.output_dir, topic, int(path.parent.name), int(path.name), folder)
+            if not list_segments(spec.directory):
+                continue
+            with FilesBackend().open_reader(spec, EARLIEST, "") as reader:
+                while (record := reader.next_record()) is not None:
+                    yield record[0]
 
     @cached_property
     def _undone_from(self) -> list[tuple[float, float]]:

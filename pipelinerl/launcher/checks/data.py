@@ -16,11 +16,7 @@ from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.checks.dotted import dotted, signature_problem
 from pipelinerl.launcher.checks.imports import calls
 from pipelinerl.modeling.decoder_defaults import decoder_config
-from pipelinerl.modeling.layer_kinds import (
-    refusal,
-    type_refusal,
-    unknown_kinds,
-)
+from pipelinerl.modeling.layer_kinds import refusal, type_refusal, unknown_kinds
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
 MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
