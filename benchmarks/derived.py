@@ -213,8 +213,8 @@ MODELS = {
     "llama": ("Llama", "1B"),
     "mistral": ("Mistral", "eight layers of 7B"),
     "caps": ("Gemma2", "2B"),
-    "sinks": ("GptOss", "four layers of 20B"),
-    "latent": ("DeepseekV3", "six layers with the widths of DeepSeek-V2-Lite"),
+    "sinks": ("GptOss", "two layers of 20B"),
+    "latent": ("DeepseekV3", "four layers with the widths of DeepSeek-V2-Lite"),
 }
 """Shapes of `benchmarks.gpu.shapes`, smaller ones first: architecture and size."""
 

@@ -343,15 +343,15 @@ def main() -> int:
     arms = [*ARMS, *LONG]
     options = command_line(__doc__, only=arms)
     options.work = options.work.absolute()
-    if options.hardware == "gpu":
+    left = [n for n in options.only or arms if not (options.work / _folder(n) / "row.json").is_file()]
+    if options.hardware == "gpu" and left:
         need_cuda("benchmarks.gpu.sizes", "--hardware cpu")
     runs.leave_in_order()
     devices = options.devices.split(",")
     out = options.out or (RESULTS if options.hardware == "gpu" else options.work) / "gpu_sizes.json"
-    for name in options.only or arms:
-        if not (options.work / _folder(name) / "row.json").is_file():
-            with runs.survived(name):
-                (run_long if name in LONG else run_arm)(name, options, devices)
+    for name in left:
+        with runs.survived(name):
+            (run_long if name in LONG else run_arm)(name, options, devices)
     kept = json.loads(out.read_text())["rows"] if out.is_file() else {}
     found = kept | {
         name: json.loads(path.read_text())

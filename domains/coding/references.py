@@ -63,7 +63,7 @@ def unsolvable(name: str, references: Sequence[Reference]) -> frozenset[str]:
 async def _statuses(references: Sequence[Reference]) -> list[str]:
     """Of each `passed`, or how its first bad test ended; `tests nothing` where an empty program passes."""
     limits = Limits(cpu_s=CPU_S, wall_s=2 * CPU_S)
-    async with Sandbox(limits, at_once=os.cpu_count() or 1) as box:
+    async with Sandbox(limits, at_once=len(os.sched_getaffinity(0))) as box:
 
         async def one(reference: Reference) -> str:
             # The first test nearly always tells them apart.

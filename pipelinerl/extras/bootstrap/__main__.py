@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.base.errors import leave, printable
 from pipelinerl.config import Config, ConfigError
@@ -36,6 +36,8 @@ def main(argv: list[str]) -> int:
             return 0
         if tree.domain_hooks is None or not tree.bootstrap.phases:
             raise ConfigError(_no_recipe(str(tree.hardware.kind)))
+        if tree.model_path is None:  # a run on GPUs is asked for it; here it is what the recipe makes
+            tree = cast(DictConfig, OmegaConf.merge(tree, {"model_path": tree.bootstrap.out or "a new model"}))
         cfg = typed(tree)
         assert cfg.domain_hooks is not None
         if cfg.bootstrap.start is not None and not Path(cfg.bootstrap.start).is_dir():
@@ -73,7 +75,7 @@ def _run(cfg: Config, source: Source, out: Path) -> int:
     torch.set_num_threads(cfg.hardware.threads_per_process)
     spec = cfg.bootstrap
     phases = [p.model_copy(update={"tokens": round(p.tokens * spec.budget)}) for p in spec.phases]
-    workers = spec.workers or max(1, (os.cpu_count() or 2) - 1)
+    workers = spec.workers or max(1, len(os.sched_getaffinity(0)) - 1)
     recipe = spec.model_copy(update={"phases": phases, "workers": workers})
     vocabulary = load_domain(cfg.domain_hooks).vocabulary()
     device = "cuda" if torch.cuda.is_available() else "cpu"

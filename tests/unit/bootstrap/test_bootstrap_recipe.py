@@ -209,6 +209,12 @@ def test_a_recipe_does_not_overwrite_a_model_that_none_made(tmp_path, capsys):
     assert bootstrap.main(given) == 0
 
 
+def test_a_recipe_makes_the_model_that_a_run_on_gpus_would_be_asked_for(tmp_path, capsys):
+    given = ["+domain=fn_calling", "hardware=gpu", f"bootstrap.out={tmp_path / 'made'}", "validate=true"]
+    assert bootstrap.main([*given, "bootstrap.phases=[{name: exact, tokens: 1000}]"]) == 0
+    assert capsys.readouterr().out == f"the recipe is valid; bootstrap.out={tmp_path / 'made'}\n"
+
+
 def test_a_pretrained_models_dialogue_is_what_an_engine_is_sent(tokenizer):
     other = copy.deepcopy(tokenizer)
     other.chat_template = (
