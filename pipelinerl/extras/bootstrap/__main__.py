@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         if tree.domain_hooks is None or not tree.bootstrap.phases:
             raise ConfigError(_no_recipe(str(tree.hardware.kind)))
         if tree.model_path is None:  # a run on GPUs is asked for it; here it is what the recipe makes
-            tree = cast(DictConfig, OmegaConf.merge(tree, {"model_path": tree.bootstrap.out or "a new model"}))
+            tree = cast(DictConfig, OmegaConf.merge(tree, {"model_path": tree.bootstrap.out or "new"}))
         cfg = typed(tree)
         assert cfg.domain_hooks is not None
         if cfg.bootstrap.start is not None and not Path(cfg.bootstrap.start).is_dir():
