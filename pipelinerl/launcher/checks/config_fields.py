@@ -30,6 +30,8 @@ _WORDS = {
     "RopeParameters": "an object",
     "None": "null",
 }
+_NEXT = re.compile(r"^[^\s#)]", re.MULTILINE)
+"""What stands behind a class in its file."""
 _ABOVE_0 = (
     *("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("max_position_embeddings", "rope_theta", "decoder_sparse_step", "factor"),
@@ -214,7 +216,9 @@ def _of_class(name: str) -> Declared:
     own = _class(name)
     if own is None:
         return Declared()
-    bases = [_of_class(base.id) for base in own.bases if isinstance(base, ast.Name)]
+    bases = [
+        _of_class(one.id) for one in own.bases if isinstance(one, ast.Name) and one.id.endswith("Config")
+    ]
     types, defaults, names = dict[str, ast.expr](), dict[str, Any](), dict[str, str]()
     for base in reversed(bases):
         types, defaults, names = types | base.types, defaults | base.defaults, names | base.names
@@ -235,9 +239,10 @@ def _class(name: str) -> ast.ClassDef | None:
     """A class of transformers; of all its text, only that of the class is parsed."""
     files = in_transformers("", "configuration_utils.py") + in_transformers("", "modeling_rope_utils.py")
     for file in files + in_transformers("models", "*/configuration_*.py"):
-        found = re.search(rf"^class {name}\(.*?(?=^[^\s#)]|\Z)", file.read_text(), re.MULTILINE | re.DOTALL)
+        _, found, rest = file.read_text().partition(f"\nclass {name}(")
         if found:
-            parsed = ast.parse(found[0]).body[0]
+            end = _NEXT.search(rest, rest.index("\n"))
+            parsed = ast.parse(found + rest[: end.start() if end else None]).body[0]
             return parsed if isinstance(parsed, ast.ClassDef) else None
     return None
 

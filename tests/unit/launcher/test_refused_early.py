@@ -28,6 +28,7 @@ from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa import agent
 from tests.support.rehearsals import imported_here, looked_here
 from tests.unit.launcher.conftest import ROOT
+from tests.unit.launcher.hub_configs import HUB
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -348,9 +349,11 @@ def test_heads_that_do_not_share_keys_evenly_are_named(tmp_path: Path) -> None:
     assert "num_key_value_heads=3, which does not divide num_attention_heads=8; correct it" in line
 
 
-def test_what_transformers_writes_for_a_type_of_models_is_accepted(tmp_path: Path) -> None:
+def test_what_is_published_or_transformers_writes_for_a_type_of_models_is_accepted(tmp_path: Path) -> None:
     from transformers import CONFIG_MAPPING
 
+    for name, published in HUB.items():
+        assert list(config_fields.problems(tmp_path, published)) == [], name
     for kind in (*DEFAULTS, *TRAINED_TOO):
         for use_diff in (True, False):
             config = json.loads(CONFIG_MAPPING[kind]().to_json_string(use_diff=use_diff))
