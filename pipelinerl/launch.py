@@ -11,7 +11,6 @@ import errno
 import logging
 import os
 import sys
-import time
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -224,7 +223,7 @@ def _supervised(plan: RunPlan, folder: RunFolder, backend: Backend, plain: bool,
     if streams_kind(plan.cfg.streams).on_disk:
         forget_announcements(output_dir)
     balance, blocked, remarks = BalanceWatch(plan.cfg), BlockWatch(output_dir), RemarkWatch(output_dir)
-    began, before = time.time(), trained_before(output_dir)
+    before = trained_before(output_dir)
     texts = plan.cfg.total_texts(*before)
     model = Path(plan.cfg.model_path)
     # An engine that gets no weights goes by these files, also when it is started again.
@@ -251,7 +250,7 @@ def _supervised(plan: RunPlan, folder: RunFolder, backend: Backend, plain: bool,
         except (ChildFailed, WaitExpired, Interrupted) as error:
             folder.check_unchanged()  # whoever lost its folder failed of that
             if isinstance(error, Interrupted):
-                error.resumes = resumes(output_dir, plan.cfg.finetune.save_checkpoint_steps, began)
+                error.resumes = resumes(output_dir, plan.cfg.finetune.save_checkpoint_steps)
             for line in reconcile(output_dir).lines():  # where every rollout went, although it ends early
                 print(printable(line), flush=True)
             raise

@@ -12,7 +12,16 @@ from math import floor, log10
 from typing import Any
 
 from domains.math.rewards import AnswerStatus
-from domains.math.texts import in_base, long_enough, measured, other_case, other_marks, product, words
+from domains.math.texts import (
+    in_base,
+    long_enough,
+    measured,
+    other_brackets,
+    other_case,
+    other_marks,
+    product,
+    words,
+)
 from domains.math.typeset import hundredth, number, typeset, with_point
 from pipelinerl.base.thoughts import answer_part
 
@@ -137,8 +146,8 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
             status = _compared(*pair, strict)
     except (Exception, RecursionError, MemoryError):  # whatever a hostile expression brings down
         return "unparsable"
-    unlike = status == "correct" and (other_case(ours, theirs) or other_marks(ours, theirs))
-    return "wrong" if unlike else status
+    unlike = (other_case, other_marks, other_brackets)
+    return "wrong" if status == "correct" and any(one(ours, theirs) for one in unlike) else status
 
 
 def _compared(wanted: str, given: str, strict: bool) -> AnswerStatus:

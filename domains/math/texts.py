@@ -69,6 +69,10 @@ _MARKS = re.compile(
 """Primes of functions, transposes and derivatives, in a text without blanks."""
 _QUOTED = re.compile(r"[`'\"]+(.*?)['\"]+", re.DOTALL)
 _RELATION = re.compile(r"[<>]|\\(?:[lg](?:eq?|t)q?|[lg]eqslant)(?![A-Za-z])")
+_SIZED = re.compile(r"\\(?:left|right)(?![A-Za-z])\s*")
+_NAMED = re.compile(r"\A(?:[A-Za-z]\w*|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\))\s*(?:=|\\in(?![A-Za-z]))\s*")
+_BUILT = re.compile(r"[|:]|\\(?:mid|colon|vert)(?![A-Za-z])")
+_BRACKET = re.compile(r"\\[{}]|[][(){},]")
 _JOINED = re.compile(r"(?<![A-Za-z])(?:(?P<both>and|land|wedge)|or|lor|vee)(?![A-Za-z])")
 
 
@@ -190,6 +194,62 @@ def other_marks(wanted: str, given: str) -> bool:
     if ("=" in ours) != ("=" in theirs):
         ours, theirs = ours.rpartition("=")[2], theirs.rpartition("=")[2]
     return _marks(ours) != _marks(theirs)
+
+
+def other_brackets(wanted: str, given: str) -> bool:
+    """Whether one side is a set, `\\{1, 2\\}`, where the other has an order, as `(1, 2)` and `[1, 2]` have.
+
+    math-verify takes a set for a tuple or an interval. A list without brackets, and a set or a tuple of one
+    value, may be either. So it is with the parts of both sides, as of `\\{1, 2\\}, \\{3, 4\\}`.
+    """
+    (ours, parts), (theirs, others) = _grouped(wanted), _grouped(given)
+    if ours and theirs and ours != theirs:
+        return True
+    kinds = [{kind for part in one if (kind := _grouped(part)[0])} for one in (parts, others)]
+    return all(kinds) and kinds[0] != kinds[1]
+
+
+def _grouped(text: str) -> tuple[str, list[str]]:
+    """`set`, `ordered`, or nothing for a text without brackets around it; and its parts."""
+    value = _NAMED.sub("", _SIZED.sub("", text).strip(" $")).strip()
+    inside, parts = _inside(value), _parts(value)
+    if inside is None or len(parts) != 1:
+        return "", parts
+    within = _parts(inside)
+    if len(within) == 1:
+        return _grouped(inside)
+    if not value.startswith("\\"):
+        return "ordered", within
+    return ("", []) if _BUILT.search(inside) else ("set", within)
+
+
+def _inside(value: str) -> str | None:
+    """What stands in the brackets around a text; None where they do not end it, or there are none."""
+    opening = _BRACKET.match(value)
+    closing = value.endswith((")", "]", r"\}"))
+    if opening is None or not closing or opening[0] not in ("(", "[", r"\{"):
+        return None
+    depth = 0
+    for sign in _BRACKET.finditer(value):
+        depth += _deeper(sign[0])
+        if depth == 0:
+            return value[opening.end() : sign.start()] if sign.end() == len(value) else None
+    return None
+
+
+def _parts(value: str) -> list[str]:
+    """A text between its commas that no bracket holds."""
+    depth, start, found = 0, 0, list[str]()
+    for sign in _BRACKET.finditer(value):
+        if sign[0] == "," and depth == 0:
+            found.append(value[start : sign.start()])
+            start = sign.end()
+        depth += _deeper(sign[0])
+    return [*found, value[start:]]
+
+
+def _deeper(sign: str) -> int:
+    return 0 if sign == "," else 1 if sign[-1] in "([{" else -1
 
 
 def _bare(text: str) -> str:

@@ -61,6 +61,8 @@ _WRITTEN = (
         r"\1",
     ),
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
+    (re.compile(r"\\lbrace(?![A-Za-z])\s*"), r"\\{"),
+    (re.compile(r"\\rbrace(?![A-Za-z])"), r"\\}"),
     (
         re.compile(
             r"^(?:(?:\\(?:approx|simeq|cong|equiv|therefore|implies|Rightarrow|to)(?![A-Za-z])|=)\s*)+"

@@ -175,7 +175,7 @@ class Trainer:
             position = 0 if self._recording else stream_end(actor)
             version, step = self.counters.samples, self.counters.completed_steps
             kept = replayed_texts(self.output_dir, version, step) if self._follows_preprocess else 0
-            ResumePoint(version, step, position, kept).write(self.output_dir)
+            ResumePoint(version, step, position, kept, self.cfg.attempt).write(self.output_dir)
         if self._follows_preprocess and offset > saved and self.ranks.leads:
             log.info("%d micro-batches after the checkpoint are not trained on", offset - saved)
         return offset

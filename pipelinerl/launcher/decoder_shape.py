@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from pipelinerl.launcher.checks.config_fields import problems
 from pipelinerl.modeling.decoder_defaults import (
     DEFAULTS,
     FOUR_NORMS,
@@ -204,7 +205,7 @@ class DecoderShape:
 
 
 def model_config(model: str, ask_hub: bool) -> dict[str, Any] | None:
-    """The `config.json` of a folder or hub name; None if it cannot be had.
+    """The `config.json` of a folder or hub name; None if it cannot be had, or has values that none may have.
 
     `ask_hub` says whether a name that is not in the local cache may be asked for over the network.
     """
@@ -215,7 +216,9 @@ def model_config(model: str, ask_hub: bool) -> dict[str, Any] | None:
         content = json.loads(Path(path).read_text()) if path is not None else None
     except (OSError, ValueError):  # the checks name it, or the engine will
         return None
-    return content if isinstance(content, dict) else None
+    if not isinstance(content, dict) or any(problems(Path(model), content)):
+        return None
+    return content
 
 
 @cache

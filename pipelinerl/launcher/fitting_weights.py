@@ -5,13 +5,13 @@ because those import nothing of the launcher.
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipelinerl.launcher.checks.data import damaged_files, header, in_transformers, of_text
+from pipelinerl.launcher.checks.config_fields import declared
+from pipelinerl.launcher.checks.data import header, of_text, unusable_files
 from pipelinerl.launcher.decoder_shape import decoder_shape
 from pipelinerl.modeling.decoder_defaults import decoder_config
 from pipelinerl.modeling.layer_kinds import OF_LAYER, cut_short, other_depth
@@ -21,8 +21,8 @@ Headers = Mapping[str, dict[str, Any]]
 
 
 def check(folder: Path) -> Iterator[str]:
-    """One line for each way in which the weights of a model folder do not fit; none for damaged files."""
-    if not (folder / "config.json").is_file() or any(damaged_files(folder)):
+    """One line for each way in which the weights of a model folder do not fit; none where others are said."""
+    if not (folder / "config.json").is_file() or any(unusable_files(folder)):
         return
     config = json.loads((folder / "config.json").read_text())
     files = sorted(folder.glob("*.safetensors"))
@@ -75,11 +75,6 @@ def _head(path: Path, config: dict[str, Any], headers: Headers) -> Iterator[str]
 def _depth(path: Path, config: dict[str, Any], headers: Headers) -> Iterator[str]:
     """Weights of a deeper model, whose further layers would be left out, or of one with too few layers."""
     key, count = _size(config, "num_hidden_layers")
-    kinds = of_text(config).get("layer_types")
-    if not isinstance(count, int | None):
-        yield f"model_path={path}: config.json says {key}={count!r}, which is no whole number; correct it"
-    elif isinstance(kinds, list) and count is not None and len(kinds) != count:
-        yield f"model_path={path}: config.json has {len(kinds)} layer_types for {key}={count}; correct one"
     names = chain.from_iterable(headers.values())
     if isinstance(count, int) and (found := other_depth(names, count)) is not None:
         if of_text(config).get(key) is not None:
@@ -94,18 +89,11 @@ def _depth(path: Path, config: dict[str, Any], headers: Headers) -> Iterator[str
 def _size(config: dict[str, Any], key: str) -> tuple[str, Any]:
     """How a `config.json` of this type calls the size `key`, and its value, or else transformers' default.
 
-    That default stands in our table, or in the text of the class; importing it would import torch.
+    That default stands in our table, or in the text of the class.
     """
     text = decoder_config(config)
     if text.get(key) is not None:
         return key, text[key]
-    begin = f'\n    model_type = "{text.get("model_type")}"\n'
-    for file in in_transformers("models", "*/configuration_*.py"):
-        _, found, rest = file.read_text().partition(begin)
-        if found:
-            described = rest.partition("\nclass ")[0]
-            if other := re.search(rf'"{key}": "(\w+)"', described):  # such as n_layer
-                key = other[1]
-            default = re.search(rf"\n    (?:{key}: [^=\n]+ = |    {key}=)(\d+),?\n", described)
-            return key, text.get(key) or (default and int(default[1]))
-    return key, None
+    of = declared(str(text.get("model_type")))
+    key = of.names.get(key, key)
+    return key, text.get(key) or of.defaults.get(key)

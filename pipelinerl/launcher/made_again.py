@@ -9,10 +9,10 @@ from pipelinerl.run_state.saved_steps import saved_step
 RESUMES = "the same command resumes"
 
 
-def _steps(output_dir: Path, since: float = 0.0) -> tuple[int, int] | None:
-    """The step that a resume starts from, and the last one that was made; None unless both are known.
+def _steps(output_dir: Path) -> tuple[int, int] | None:
+    """The step that a resume starts from, and the last one that was made and not undone since.
 
-    Of records before `since`, in seconds since 1970, a start has undone what was not saved.
+    None unless both are known.
     """
     saved = saved_step(output_dir)
     try:
@@ -23,12 +23,12 @@ def _steps(output_dir: Path, since: float = 0.0) -> tuple[int, int] | None:
     last = next((r for r in reversed(records) if "stats/completed_steps" in r), None)
     if saved is None or last is None:
         return None
-    return saved, int(last["stats/completed_steps"]) if last.get("time", since) >= since else saved
+    return saved, int(last["stats/completed_steps"])
 
 
-def resumes(output_dir: Path, save_every: int, began: float = 0.0) -> str:
-    """Where the same command goes on after a start that `began` then; without a step where none is known."""
-    if (steps := _steps(output_dir, began)) is None:
+def resumes(output_dir: Path, save_every: int) -> str:
+    """Where the same command goes on; without a step where none is known."""
+    if (steps := _steps(output_dir)) is None:
         return RESUMES
     saved, made = steps
     where = f"{RESUMES} at step {saved}"

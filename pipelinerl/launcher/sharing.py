@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.launcher.cards import GIB, Card
-from pipelinerl.launcher.checks.data import damaged_files, safetensors_problem
+from pipelinerl.launcher.checks.data import damaged_files, header
 
 TRAINER_BYTES_PER_PARAMETER = 16
 """float32 weights, gradients and AdamW's two moments."""
@@ -27,11 +27,8 @@ def model_parameters(model: Path) -> int | None:
     count = 0
     try:
         for path in _weight_files(model):
-            if safetensors_problem(path) is not None:
-                return None
-            with path.open("rb") as file:
-                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            count += sum(math.prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
+            tensors = header(path).items()
+            count += sum(math.prod(one["shape"]) for name, one in tensors if name != "__metadata__")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return count or None

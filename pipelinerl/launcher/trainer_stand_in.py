@@ -35,7 +35,7 @@ def stand_in(cfg: Config, output_dir: Path) -> int:
     actor = SingleStreamSpec(output_dir, cfg.preprocess.input)
     last = SingleStreamSpec(output_dir, cfg.preprocess.output) if preprocessed else actor
     first_group = stream_end(actor) if "actor" in kinds else 0
-    ResumePoint(version=0, step=0, actor_position=first_group).write(output_dir)
+    ResumePoint(0, 0, actor_position=first_group, attempt=cfg.attempt).write(output_dir)
     texts = 0
     if cfg.debug.evaluates_only:
         with TrainerAnnouncements(output_dir) as announcements:

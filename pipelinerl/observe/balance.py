@@ -74,15 +74,18 @@ class Balance:
         return f"{_SENTENCES[self.side]} ({', '.join(shares)})"
 
 
-def balance(finetune: Sequence[dict[str, Any]], actor: Sequence[dict[str, Any]]) -> Balance | None:
+def balance(
+    finetune: Sequence[dict[str, Any]], actor: Sequence[dict[str, Any]], launches: Sequence[float] = ()
+) -> Balance | None:
     """The balance of some metric records, from the first trained step on; None if they hold too little.
 
-    The first step itself is left out: its samples were waited for while engines started.
+    The first step of each start is left out: its samples were waited for while engines started. `launches`
+    are when starts began, in ascending seconds since 1970.
     """
     steps, waited, total, updates = 0, 0.0, 0.0, 0.0
     for before, after in pairwise(record for record in finetune if _is_step(record)):
         more = int(after["stats/completed_steps"] - before["stats/completed_steps"])
-        if more > 0:  # not a step that is made again after a resume
+        if more > 0 and not any(before["time"] < at <= after["time"] for at in launches):
             steps += more
             waited += after["stats/time_waiting_for_data"] - before["stats/time_waiting_for_data"]
             total += after["throughput/sec_per_step"] * more

@@ -1,6 +1,7 @@
 """Reading what a run wrote about itself: metrics as series, status files, evaluations."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import msgspec
 import numpy as np
 
 from pipelinerl.base.line_file import read_lines
-from pipelinerl.streams import StoredStreamSpec, read_stream, stream_folders
+from pipelinerl.run_state.resume_point import Standing
+from pipelinerl.streams import StoredStreamSpec, attempt_of, read_stream, stream_folders
 
 
 class _Histogram(msgspec.Struct):
@@ -28,21 +30,11 @@ def metrics_record(line: bytes) -> dict[str, Any]:
     }
 
 
-def read_metrics(output_dir: Path, role: str) -> list[dict[str, Any]]:
-    """All metric records of a role in order. Raises DamagedLine."""
-    return read_lines(Path(output_dir) / role / "metrics.jsonl", metrics_record)
-
-
-def standing(trainer: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The trainer's records without those that a resume undid: a step that came again, and all behind it."""
-    kept, steps = list[dict[str, Any]](), list[tuple[int, int]]()
-    for record in trainer:
-        if (made := record.get("stats/completed_steps")) is not None:
-            while steps and steps[-1][0] >= made:
-                del kept[steps.pop()[1] :]
-            steps.append((made, len(kept)))
-        kept.append(record)
-    return kept
+def read_metrics(output_dir: Path, role: str, undone: bool = False) -> list[dict[str, Any]]:
+    """The metric records of a role in order; `undone`: with those that a resume undid. Raises DamagedLine."""
+    records = read_lines(Path(output_dir) / role / "metrics.jsonl", metrics_record)
+    stands = Standing() if undone else Standing.read(output_dir)
+    return [r for r in records if stands.has(r.get("step", 0), time=r.get("time", math.inf))]
 
 
 @dataclass(frozen=True)
@@ -93,19 +85,15 @@ class Evaluation:
 def read_evaluations(output_dir: Path) -> list[Evaluation]:
     """All passes by version, those of earlier starts too; of a version that was evaluated twice the later.
 
-    A version that was trained before a resume, and not reached again since, is none of the run's.
+    A pass over a version that a later resume undid is none of the run's.
     """
-    by_version: dict[int, Evaluation] = {}
-    folders = stream_folders(output_dir)
-    for folder in folders:
+    by_version, stands = dict[int, Evaluation](), Standing.read(output_dir)
+    for folder in stream_folders(output_dir):
         spec = StoredStreamSpec(Path(output_dir), "stats_test", folder=folder)
         if spec.directory.is_dir():
             with read_stream(spec) as stream:
                 records = [r for r in stream.read_available() if "values" in r and "version" in r]
             for record in records:
-                version = int(record["version"])
-                by_version[version] = Evaluation(version, record["values"], record.get("problems", ""))
-    trained = read_metrics(output_dir, "finetune") if len(folders) > 1 else []
-    if len(stands := standing(trained)) < len(trained):
-        by_version = {at: found for at, found in by_version.items() if at <= stands[-1].get("step", at)}
+                if stands.has(version := int(record["version"]), attempt=attempt_of(folder)):
+                    by_version[version] = Evaluation(version, record["values"], record.get("problems", ""))
     return [evaluation for _, evaluation in sorted(by_version.items())]

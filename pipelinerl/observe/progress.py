@@ -5,6 +5,7 @@ for any run on this disk and costs the roles nothing.
 """
 
 import errno
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from pipelinerl.base.line_file import LineTail
 from pipelinerl.base.waits import current_waits
 from pipelinerl.observe.history import metrics_record, read_status
 from pipelinerl.run_state.accounting import Outcome, RolloutAccounting, RolloutCounts
+from pipelinerl.run_state.resume_point import ResumePoint, Standing
 
 # Shorter waits are ordinary; longer ones are worth a word. While nothing has begun, any is what is going on.
 _NOTABLE_WAIT_S = 30.0
@@ -214,9 +216,10 @@ class ProgressDisplay(Closing):
         plain: bool = False,
         trained: int | None = None,
     ) -> None:
-        self._trained = trained
         self._output_dir, self._target, self._start = output_dir, target_texts, time.monotonic()
         self._began = round(time.time(), 3)  # as status files have it
+        resumed = () if trained is None else (ResumePoint(trained, 0, time=self._began),)
+        self._stands = Standing((*Standing.read(output_dir).points, *resumed))
         self._accounting = RolloutAccounting(output_dir)
         self._accounting.update()  # of an earlier start; a damaged file is refused before anything starts
         self._tails = [LineTail(output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")]
@@ -238,10 +241,9 @@ class ProgressDisplay(Closing):
         for tail in self._tails:
             # A damaged line costs its figures; the report at the end refuses the file.
             for record in tail.records(metrics_record, on_damage=self.say):
-                if self._is_undone(record):
-                    continue
-                self._latest.update(record)
-                self._note_pace(record)
+                if self._stands.has(record.get("step", 0), time=record.get("time", math.inf)):
+                    self._latest.update(record)
+                    self._note_pace(record)
         return status_line(
             self._latest,
             self._accounting.update(),
@@ -251,11 +253,6 @@ class ProgressDisplay(Closing):
             time.monotonic() - self._start,
             self._left_s(),
         )
-
-    def _is_undone(self, record: dict[str, Any]) -> bool:
-        if self._trained is None or record.get("time", self._began) >= self._began:
-            return False
-        return record.get("step", 0) > self._trained
 
     def _note_pace(self, record: dict[str, Any]) -> None:
         """Records of this start say how fast it trains."""

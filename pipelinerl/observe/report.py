@@ -16,7 +16,7 @@ from pipelinerl.base.files import write_whole
 from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.balance import Balance
 from pipelinerl.observe.comparisons import EXPLANATION, label_rows
-from pipelinerl.observe.history import read_metrics, standing
+from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
 from pipelinerl.observe.progress import Output
 from pipelinerl.observe.rates import RATES
@@ -188,7 +188,7 @@ def draw_figures(
     # Matplotlib takes a second to import; printing a report from report.json should not.
     from pipelinerl.observe import figure_style, plots
 
-    actor, finetune = read_metrics(output_dir, "actor"), standing(read_metrics(output_dir, "finetune"))
+    actor, finetune = read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")
     evaluations, counts = summary.evaluations, summary.counts
     outcomes = {outcome.value: n for outcome, n in counts.ends.items()} | {"unfinished": counts.unfinished}
     headline = summary.headline[0] if summary.headline else "success"

@@ -9,7 +9,7 @@ from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.balance import Balance, balance
 from pipelinerl.observe.card_limit import CardLimit, card_limit
 from pipelinerl.observe.comparisons import KINDS, Totals, label_totals
-from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, standing
+from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
 from pipelinerl.observe.mismatch import Mismatch, mismatch
 from pipelinerl.observe.rates import run_rates
@@ -169,8 +169,8 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
     evaluations = read_evaluations(output_dir)
     actor, finetune = read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")
     preprocess = read_metrics(output_dir, "preprocess")
-    stands = standing(finetune)
-    found, rates = balance(finetune, actor), run_rates(actor, stands, sorted(launch_times(output_dir)))
+    launches = sorted(launch_times(output_dir))
+    found, rates = balance(finetune, actor, launches), run_rates(actor, finetune, launches)
     trained = (r["time"] for r in finetune if "time" in r and r.get("stats/completed_steps"))
     rates |= start_seconds(output_dir, next(trained, None))
     if restarts := engine_restarts(output_dir):
@@ -184,7 +184,7 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
         rates=rates,
         balance=found if found is not None and found.enough else None,
         compared=compared,
-        mismatch=mismatch(stands),
+        mismatch=mismatch(finetune),
         limit=card_limit(output_dir, actor, finetune),
         shared=noted_shared(output_dir),
         unknown=is_unknown(output_dir),

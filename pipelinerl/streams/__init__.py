@@ -26,6 +26,7 @@ from pipelinerl.streams.specs import (
     StoredStreamSpec,
     StreamRangeSpec,
     StreamSpec,
+    attempt_of,
     is_for_people,
     stream_folders,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "StreamSpec",
     "StreamWriter",
     "UnsupportedValue",
+    "attempt_of",
     "is_for_people",
     "list_streams",
     "read_stream",

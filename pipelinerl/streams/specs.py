@@ -3,6 +3,7 @@
 Every reader and writer is opened with one of these; a backend maps it to files or to keys.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,12 @@ CURRENT = "streams"
 def stream_folders(exp_path: Path) -> list[str]:
     """Names of the folders that hold the streams of each start of a run, the earliest first."""
     aside = [path.name for path in Path(exp_path).glob(f"{CURRENT}_[0-9]*") if path.is_dir()]
-    return [*sorted(aside, key=lambda name: int(name.removeprefix(f"{CURRENT}_"))), CURRENT]
+    return [*sorted(aside, key=attempt_of), CURRENT]
+
+
+def attempt_of(folder: str) -> float:
+    """Which attempt of the launcher wrote one of `stream_folders`, from 0; infinity for the last."""
+    return math.inf if folder == CURRENT else int(folder.removeprefix(f"{CURRENT}_"))
 
 
 def check_plain(kind: str, name: str) -> None:

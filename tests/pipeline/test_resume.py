@@ -43,7 +43,7 @@ def metrics(output_dir: Path) -> dict[int, dict[str, Any]]:
     """The trainer's records by step, the later one of a step made twice; nothing that the clock decides."""
     return {
         int(row["step"]): {name: value for name, value in row.items() if not name.startswith(CLOCK)}
-        for row in read_metrics(output_dir, "finetune")
+        for row in read_metrics(output_dir, "finetune", undone=True)
     }
 
 

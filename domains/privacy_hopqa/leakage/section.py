@@ -12,6 +12,7 @@ from pipelinerl.base.errors import first_line
 from pipelinerl.config import load_tree
 from pipelinerl.domain import ReportSection
 from pipelinerl.observe.history import read_evaluations
+from pipelinerl.run_state.resume_point import Standing
 
 
 def leakage_section(output_dir: Path) -> list[ReportSection]:
@@ -39,9 +40,11 @@ def leakage_section(output_dir: Path) -> list[ReportSection]:
 
 
 def _standing(rollouts: Sequence[RolloutLog], output_dir: Path) -> list[RolloutLog]:
-    """Without what a resume undid: versions that the run has no more, and earlier passes of a version."""
+    """Without what a resume undid, versions not evaluated whole, and earlier passes of a version."""
     versions = {evaluation.version for evaluation in read_evaluations(output_dir)}
-    in_order = sorted(rollouts, key=lambda rollout: rollout.started)
+    stands = Standing.read(output_dir)
+    kept = [r for r in rollouts if stands.has(r.model_version or 0, time=r.started)]
+    in_order = sorted(kept, key=lambda rollout: rollout.started)
     latest = {(r.model_version, r.split, r.task_id, r.chain_id): r for r in in_order}
     return [r for r in latest.values() if not versions or r.model_version in versions]
 

@@ -6,7 +6,6 @@ the last start, without what the resume undid. Records are handed out one at a t
 more than memory does.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,15 @@ from pipelinerl.config.files import config_path, read_tree
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.run_state.accounting import RolloutAccounting, rollout_id
-from pipelinerl.streams import EARLIEST, KEPT_TOPIC, CorruptRecord, StoredStreamSpec, stream_folders
+from pipelinerl.run_state.resume_point import ResumePoint, Standing
+from pipelinerl.streams import (
+    EARLIEST,
+    KEPT_TOPIC,
+    CorruptRecord,
+    StoredStreamSpec,
+    attempt_of,
+    stream_folders,
+)
 from pipelinerl.streams.files import FilesBackend
 from pipelinerl.streams.segments import list_segments
 
@@ -127,15 +134,12 @@ class RunSource:
                     yield record[0]
 
     @cached_property
-    def _undone_from(self) -> list[tuple[float, float]]:
-        """Of each start, the step and the version from which on later starts undid what it made."""
-        found, earliest = list[tuple[float, float]](), (math.inf, math.inf)
-        for number in reversed(range(len(self._folders))):
-            found.append(earliest)
-            for _, first in self._trained_in(number):  # steps of a start only rise
-                earliest = min(earliest, (first.step, first.version))
-                break
-        return found[::-1]
+    def _standing(self) -> Standing:
+        return Standing.read(self.output_dir)
+
+    def _has(self, number: int, version: float) -> bool:
+        """Whether what a start recorded of this version stands."""
+        return self._standing.has(version, attempt=attempt_of(self._folders[number]))
 
     @cached_property
     def _latest_pass(self) -> dict[int, int]:
@@ -149,11 +153,10 @@ class RunSource:
 
     def _stands(self, number: int, group: list[Record]) -> bool:
         """Whether a group of this start is of weights that the run has, and of their latest evaluation."""
-        _, version = self._undone_from[number]
         if (evaluated := evaluation_of(str(group[0]["group_id"]))) is not None:
             again = self._latest_pass.get(evaluated.version, number) > number
-            return evaluated.version <= version and not again
-        return min(text["metadata"].get("model_version", 0) for text in group) <= version
+            return self._has(number, evaluated.version) and not again
+        return self._has(number, min(text["metadata"].get("model_version", 0) for text in group))
 
     @cached_property
     def keeps_all(self) -> bool:
@@ -178,9 +181,9 @@ class RunSource:
 
     def trained(self) -> Iterator[tuple[TextId, Trained]]:
         """Each text that went to the trainer, in order, by steps that no resume undid."""
-        for number, (before, _) in enumerate(self._undone_from):
+        for number in range(len(self._folders)):
             for text, values in self._trained_in(number):
-                if values.step < before:
+                if self._has(number, values.version + 1):  # it ended beyond the version at which it began
                     yield text, values
 
     def _trained_in(self, number: int) -> Iterator[tuple[TextId, Trained]]:
@@ -189,9 +192,10 @@ class RunSource:
                 if "samples" in record:
                     yield from _kept_samples(record)
             return
+        began = self._standing.began(attempt_of(self._folders[number]))
         for record in self._records_of(number, "training_data"):
             if not record["sentinel"]:
-                yield from _batch_samples(record)
+                yield from _batch_samples(record, began)
 
     def measured(self) -> dict[str, Measured]:
         """By rollout name; empty for runs that did not record it."""
@@ -239,10 +243,10 @@ def evaluation_of(group_id: str) -> Evaluated | None:
     return Evaluated(found[1], int(found[2]), int(found[3])) if found else None
 
 
-def _batch_samples(record: Record) -> Iterator[tuple[TextId, Trained]]:
-    """The texts of one packed row."""
+def _batch_samples(record: Record, began: ResumePoint) -> Iterator[tuple[TextId, Trained]]:
+    """The texts of one packed row of a start that `began` there; each may have steps of another size."""
     batch = PipelineBatchEncoding.from_record(record)
-    begins = batch.step * batch.step_texts
+    begins = began.version + (batch.step - began.step) * batch.step_texts
     for at, (group, rollout, step) in enumerate(batch.text_ids):
         start, stop = batch.seq_boundaries[at], batch.seq_boundaries[at + 1]
         learned = batch.labels[0, start:stop] != MASKED_TOKEN_ID

@@ -4,7 +4,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from pipelinerl.base.errors import suggestion
 from pipelinerl.config.installed import conf_dir
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
+from pipelinerl.launcher.checks import config_fields
 from pipelinerl.launcher.checks.dotted import dotted, signature_problem
 from pipelinerl.launcher.checks.imports import calls
 from pipelinerl.modeling.decoder_defaults import decoder_config
@@ -110,9 +110,9 @@ def model_problems(cfg: Config) -> Iterator[str]:
         elif "actor" in cfg.debug.roles and not (path / "tokenizer.json").is_file():
             # The engines could do without, but rollout workers read this file.
             yield f"model_path={path}: no tokenizer.json in it; save the model with a fast tokenizer"
-        damaged = list(damaged_files(path))
-        yield from damaged
-        if not damaged:
+        unusable = list(unusable_files(path))
+        yield from unusable
+        if not unusable:
             config = json.loads((path / "config.json").read_text())
             yield from _positions(cfg, config)
             yield from _stop_ids(cfg, config)
@@ -212,7 +212,7 @@ def _unknown_type(path: Path, config: dict[str, Any]) -> Iterator[str]:
     kind = config.get("model_type")
     if not isinstance(kind, str) or "auto_map" in config:
         return
-    files = in_transformers("models/auto", "*.py")
+    files = config_fields.in_transformers("models/auto", "*.py")
     if files and not any(f'"{kind}"' in file.read_text() for file in files):
         yield (
             f"model_path={path}: config.json says model_type={kind}, which is unknown to the installed "
@@ -231,18 +231,22 @@ def _names(path: Path, config: dict[str, Any]) -> Iterator[str]:
         kinds = (part.get("rope_type", part.get("type")) for part in parts if isinstance(part, dict))
         given += [(f"rope_type of {key}", kind, "modeling_rope_utils.py") for kind in kinds]
     for key, value, file in given if "auto_map" not in config else ():
-        if value is not None and (known := in_transformers("", file)) and not _is_named(value, known):
-            yield _unknown(path, key, value, "the installed transformers does not know")
+        if (
+            value is not None
+            and (known := config_fields.in_transformers("", file))
+            and not _is_named(value, known)
+        ):
+            yield config_fields.wrong(path, key, value, "the installed transformers does not know")
     for key in ("dtype", "torch_dtype"):
         if (value := text.get(key, config.get(key))) is not None and value not in DTYPES:
-            yield _unknown(path, key, value, f"is none of {', '.join(DTYPES[:4])}")
+            yield config_fields.wrong(path, key, value, f"is none of {', '.join(DTYPES[:4])}")
 
 
 def _is_named(value: object, files: list[Path]) -> bool:
     """Whether one of the files, or a type of model by itself, has a text of this value."""
     if not isinstance(value, str):
         return False
-    everywhere = chain(files, in_transformers("models", "*/configuration_*.py"))
+    everywhere = chain(files, config_fields.in_transformers("models", "*/configuration_*.py"))
     return any(f'"{value}"' in file.read_text() for file in everywhere)
 
 
@@ -254,20 +258,10 @@ def _token_ids(path: Path) -> Iterator[str]:
                 value = section.get("eos_token_id")
                 ids = value if isinstance(value, list) else [] if value is None else [value]
                 if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
-                    yield _unknown(path, "eos_token_id", value, "is no token id and no list of them", name)
+                    yield config_fields.wrong(
+                        path, "eos_token_id", value, "is no token id and no list of them", name
+                    )
                     break
-
-
-def _unknown(path: Path, key: str, value: object, why: str, file: str = "config.json") -> str:
-    said = json.dumps(value)[:80]
-    return f"model_path={path}: {file} says {key}={said}, which {why}; correct it, or save the model again"
-
-
-def in_transformers(folder: str, pattern: str) -> list[Path]:
-    """Files of the installed package; an early one of `auto` names most types."""
-    found = find_spec("transformers")
-    places = (found and found.submodule_search_locations) or ()
-    return sorted(file for place in places for file in Path(place, folder).glob(pattern))
 
 
 def _quantised(path: Path, config: dict[str, Any]) -> Iterator[str]:
@@ -287,6 +281,14 @@ def of_text(config: dict[str, Any]) -> dict[str, Any]:
     return text if isinstance(text, dict) else config
 
 
+def unusable_files(folder: Path) -> Iterator[str]:
+    """One line per damaged file, or per field of `config.json` whose value no model can have."""
+    damaged = list(damaged_files(folder))
+    yield from damaged
+    if not damaged:
+        yield from config_fields.problems(folder, json.loads((folder / "config.json").read_bytes()))
+
+
 def damaged_files(folder: Path) -> Iterator[str]:
     """One line per JSON file that does not parse, shard that is absent and weight file that is cut."""
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
@@ -299,9 +301,10 @@ def damaged_files(folder: Path) -> Iterator[str]:
         if not path.exists():  # as in a hub's cache whose blobs were cleared
             yield f"model_path={folder}: {path.name} is a link to {path.readlink()}, which is not there"
             continue
-        problem = safetensors_problem(path)
-        if problem is not None:
-            yield f"model_path={folder}: {path.name} {problem}; copy or save it again"
+        try:
+            header(path)
+        except ValueError as error:
+            yield f"model_path={folder}: {path.name} {error}; copy or save it again"
 
 
 def _json_problem(folder: Path, name: str) -> Iterator[str]:
@@ -325,24 +328,19 @@ def _shard_problems(folder: Path, index: Path) -> Iterator[str]:
         yield f"model_path={folder}: {len(missing)} of {len(shards)} shards are missing, first {missing[0]}"
 
 
-def safetensors_problem(path: Path) -> str | None:
-    """Why a file is no whole safetensors file, or None. Reads the header only."""
+def header(path: Path) -> dict[str, Any]:
+    """What a safetensors file says of its tensors. Raises ValueError for one that is not whole."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, LONGEST_HEADER):
-            return f"has {size} bytes and no header of a safetensors file"
+            raise ValueError(f"has {size} bytes and no header of a safetensors file")
         try:
-            header = json.loads(file.read(length))
+            header: dict[str, Any] = json.loads(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            expected = 8 + length + max(ends, default=0)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            return "has a damaged header"
-    expected = 8 + length + max(ends, default=0)
-    return f"has {size} of {expected} bytes" if size != expected else None
-
-
-def header(path: Path) -> dict[str, Any]:
-    """What a whole safetensors file says of its tensors."""
-    with path.open("rb") as file:
-        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            raise ValueError("has a damaged header") from None
+    if size != expected:
+        raise ValueError(f"has {size} of {expected} bytes")
     return header

@@ -8,6 +8,7 @@ import pytest
 from pipelinerl import launch
 from pipelinerl.launcher.made_again import RESUMES, made_again, resumes
 from pipelinerl.launcher.run import Interrupted
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.run_state.saved_steps import MARKER
 
 
@@ -61,10 +62,11 @@ def test_a_hint_names_no_step_that_a_resume_undid_or_will_not_make(tmp_path: Pat
     folder = stopped(tmp_path, [2, 10], current=2, training_state=2)
     records = folder / "finetune" / "metrics.jsonl"
     records.write_text(records.read_text().replace('{"step"', '{"time": 100.0, "step"'))
+    assert resumes(folder, 40).startswith(f"{RESUMES} at step 2 (10 were made; ")
     assert made_again(folder, 4) == "resumes at step 2: steps 3 to 4 are made again"
     assert made_again(folder, 2) is None
-    assert resumes(folder, 40, began=200.0) == f"{RESUMES} at step 2"
-    assert resumes(folder, 40, began=50.0).startswith(f"{RESUMES} at step 2 (10 were made; ")
+    ResumePoint(16, 2, attempt=1, time=150.0).write(folder)
+    assert resumes(folder, 40) == f"{RESUMES} at step 2" and made_again(folder, 4) is None
 
 
 def test_a_damaged_record_and_a_fresh_folder_say_nothing(tmp_path: Path) -> None:

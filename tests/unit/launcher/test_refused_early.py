@@ -18,15 +18,17 @@ from pipelinerl.config.files import typed
 from pipelinerl.domain import load_domain, resolve_dotted
 from pipelinerl.launch import main
 from pipelinerl.launcher import start
-from pipelinerl.launcher.checks import imports, rehearsal
+from pipelinerl.launcher.checks import config_fields, imports, rehearsal
 from pipelinerl.launcher.checks.data import _names
 from pipelinerl.launcher.checks.dotted import POLICY, dotted, signature_problem
 from pipelinerl.launcher.checks.imports import problem
 from pipelinerl.launcher.decoder_shape import hub_silence
+from pipelinerl.modeling.decoder_defaults import DEFAULTS
 from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa import agent
 from tests.support.rehearsals import imported_here, looked_here
 from tests.unit.launcher.conftest import ROOT
+from tests.unit.launcher.hub_configs import HUB
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -37,6 +39,10 @@ async def play(cfg, llm, problem, session):
     raise NotImplementedError
 """
 Started = Callable[..., str]
+TRAINED_TOO = (
+    *("llama", "qwen2", "qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v3", "glm4_moe", "phi3", "granite"),
+    *("gemma3", "mistral3", "qwen3_5", "qwen3_5_moe", "smollm3", "minimax_m2", "gpt2", "gpt_neox", "falcon"),
+)
 
 
 @pytest.fixture(params=["validate=true", "validate=false"])
@@ -246,6 +252,112 @@ def test_a_config_that_does_not_fit_its_model(
         changed.pop(key if value is None else "vocab_size")
     (model / "config.json").write_text(json.dumps(changed))
     assert said in refused("+domain=counting", f"model_path={model}")
+
+
+NAN = float("nan")
+FEW = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4}
+WRONG_FIELDS = [
+    ("qwen3", "hidden_size", "4096", "a whole number"),
+    ("qwen3", "hidden_size", [4096], "a whole number"),
+    ("qwen3", "hidden_size", 4096.5, "a whole number"),
+    ("qwen3", "hidden_size", True, "a whole number"),
+    ("qwen3", "hidden_size", -4096, "above 0"),
+    ("qwen3", "hidden_size", 0, "above 0"),
+    ("qwen3", "num_attention_heads", None, "a whole number"),
+    ("qwen3", "num_key_value_heads", "8", "a whole number or null"),
+    ("qwen3", "num_key_value_heads", -8, "above 0"),
+    ("qwen3", "num_hidden_layers", "32", "a whole number"),
+    ("qwen3", "vocab_size", NAN, "a whole number"),
+    ("qwen3", "head_dim", None, "a whole number"),
+    ("qwen3", "rms_norm_eps", "1e-6", "a finite number"),
+    ("qwen3", "rms_norm_eps", NAN, "a finite number"),
+    ("qwen3", "rms_norm_eps", -1e-6, "0 or more"),
+    ("qwen3", "max_position_embeddings", "32768", "a whole number"),
+    ("qwen3", "tie_word_embeddings", "false", "true or false"),
+    ("qwen3", "tie_word_embeddings", 0, "true or false"),
+    ("qwen3", "rope_parameters", "default", "an object or null"),
+    ("qwen3", "rope_parameters.rope_theta", "1000000", "a finite number or null"),
+    ("qwen3", "rope_parameters.rope_theta", NAN, "a finite number or null"),
+    ("qwen3", "rope_parameters.rope_theta", -1.0, "above 0"),
+    ("qwen3", "layer_types", "full_attention", "a list, each of it a text or null"),
+    ("qwen3", "layer_types", [1] * 4, "a list, each of it a text or null"),
+    ("qwen3", "attention_bias", "no", "true or false"),
+    ("qwen3", "quantization_config", [], "an object or null"),
+    ("qwen3", "hidden_act", ["silu"], "a text"),
+    ("qwen3", "model_type", 3, "a text or null"),
+    ("llama", "rope_scaling", [8.0], "an object or null"),
+    ("llama", "rope_scaling", {"rope_type": "linear", "factor": "8"}, "a finite number or null"),
+    ("llama", "rope_theta", "500000", "a finite number or null"),
+    ("llama", "intermediate_size", -1, "0 or more"),
+    ("gemma3", "text_config", [1], "an object or null"),
+    ("gemma3", "text_config.hidden_size", "2560", "a whole number"),
+    ("gemma3", "text_config.sliding_window", -1024, "0 or more"),
+    ("gemma3", "text_config.query_pre_attn_scalar", NAN, "a whole number"),
+    ("gemma3", "text_config.rope_parameters.full_attention.rope_theta", "x", "a finite number or null"),
+    ("gemma3", "vision_config.hidden_size", "1152", "a whole number"),
+    ("qwen3_moe", "num_experts", "128", "a whole number"),
+    ("qwen3_moe", "num_experts_per_tok", [8], "a whole number"),
+    ("qwen3_moe", "mlp_only_layers", 5, "a list, each of it a whole number or null"),
+    ("qwen3_moe", "decoder_sparse_step", 0, "above 0"),
+    ("deepseek_v3", "kv_lora_rank", "512", "a whole number"),
+    ("deepseek_v3", "q_lora_rank", [1536], "a whole number or null"),
+    ("deepseek_v3", "qk_rope_head_dim", -64, "0 or more"),
+    ("deepseek_v3", "first_k_dense_replace", "3", "a whole number or null"),
+    ("deepseek_v3", "routed_scaling_factor", "2.5", "a finite number"),
+]
+
+
+def described(kind: str) -> dict[str, Any]:
+    """The `config.json` of a model of this type with four layers."""
+    from transformers import CONFIG_MAPPING
+
+    sizes: dict[str, Any] = {"text_config": FEW, "vision_config": {}} if kind == "gemma3" else FEW
+    written: dict[str, Any] = json.loads(CONFIG_MAPPING[kind](**sizes).to_json_string(use_diff=False))
+    return written
+
+
+@pytest.mark.parametrize(("kind", "key", "value", "why"), WRONG_FIELDS)
+def test_a_field_that_no_model_can_have_is_named(
+    kind: str, key: str, value: object, why: str, tmp_path: Path
+) -> None:
+    from transformers import CONFIG_MAPPING
+
+    config = described(kind)
+    assert list(config_fields.problems(tmp_path, config)) == []
+    section, (*within, name) = config, key.split(".")
+    for one in within:
+        section = section[one]
+    section[name] = value
+    (line,) = config_fields.problems(tmp_path, config)
+    check_one_line(line, f"model_path={tmp_path}: config.json says {key}")
+    assert f", which has to be {why}; correct it" in line
+    declares_it = name not in ("model_type", "rope_theta", "rope_scaling", "quantization_config")
+    if why not in ("above 0", "0 or more") and declares_it and value == value:
+        with pytest.raises(Exception, match=name):  # transformers would say so when it loads the model
+            CONFIG_MAPPING[kind](**config)
+
+
+@pytest.mark.parametrize("key", ["layer_types", "mlp_layer_types"])
+def test_layers_of_another_number_than_their_kinds_are_named(key: str, tmp_path: Path) -> None:
+    config = described("deepseek_v3") | {key: ["full_attention" if key == "layer_types" else "dense"] * 3}
+    (line,) = config_fields.problems(tmp_path, config)
+    assert line.endswith(f"config.json has 3 {key} for num_hidden_layers=4; correct one")
+
+
+def test_heads_that_do_not_share_keys_evenly_are_named(tmp_path: Path) -> None:
+    (line,) = config_fields.problems(tmp_path, described("qwen3") | {"num_key_value_heads": 3})
+    assert "num_key_value_heads=3, which does not divide num_attention_heads=8; correct it" in line
+
+
+def test_what_is_published_or_transformers_writes_for_a_type_of_models_is_accepted(tmp_path: Path) -> None:
+    from transformers import CONFIG_MAPPING
+
+    for name, published in HUB.items():
+        assert list(config_fields.problems(tmp_path, published)) == [], name
+    for kind in (*DEFAULTS, *TRAINED_TOO):
+        for use_diff in (True, False):
+            config = json.loads(CONFIG_MAPPING[kind]().to_json_string(use_diff=use_diff))
+            assert list(config_fields.problems(tmp_path, config)) == [], kind
 
 
 def test_every_activation_and_kind_of_positions_of_transformers_is_accepted(tmp_path: Path) -> None:

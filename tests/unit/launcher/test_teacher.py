@@ -58,6 +58,14 @@ def test_a_model_with_fewer_ids_than_the_tokenizer_is_refused(policy: Path, tmp_
     assert "it has 100 ids, the policy's tokenizer goes to" in line
 
 
+def test_a_teacher_s_field_of_another_type_is_refused_under_its_own_key(policy: Path, tmp_path: Path) -> None:
+    folder = build_text_model(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": "64"}))
+    line = said(policy, model_path=str(folder))[0]
+    assert line.startswith(f'teacher.model_path={folder}: config.json says hidden_size="64", which has to be')
+
+
 async def asked(policy: Path, url: str) -> list[str]:
     return await asyncio.to_thread(said, policy, url=url)
 

@@ -286,6 +286,54 @@ def test_a_boxed_answer_is_judged(gold: str, boxed: str, status: str) -> None:
     assert verify_answer(f"So it is \\boxed{{{boxed}}}.", gold) == status
 
 
+SAME, APART = True, False
+BRACKETS = [
+    (r"\{1,2,3\}", "(1,2,3)", APART),
+    (r"\{1,2,3\}", "[1,2,3]", APART),
+    (r"\{1,2,3\}", r"\left(1,2,3\right)", APART),
+    (r"\{1,2,3\}", r"\left\{1,2,3\right\}", SAME),
+    (r"\{1,2,3\}", r"\lbrace 1,2,3\rbrace", SAME),
+    (r"\{1,2,3\}", r"\{3,2,1\}", SAME),
+    (r"\{1,2,3\}", "1,2,3", SAME),
+    (r"\{1,2,3\}", "3, 1, 2", SAME),
+    (r"\{1,2,3\}", r"$(1,2,3)$", APART),
+    (r"\{1,2\}", "(1,2)", APART),  # the open interval has more than two numbers
+    (r"\{1,2\}", "[1,2]", APART),
+    (r"\{1,2\}", r"x \in \{1,2\}", SAME),
+    (r"\{1,2\}", r"1 \text{ and } 2", SAME),
+    (r"\{1,2\}", "x=1, x=2", SAME),
+    (r"(x,y)=(1,2)", r"\{1,2\}", APART),
+    (r"(x,y)=(1,2)", "(1,2)", SAME),
+    (r"x \in \{1,2\}", "(1,2)", APART),
+    ("(1,2,3)", "1,2,3", SAME),
+    ("(1,2,3)", "[1,2,3]", SAME),
+    ("(1,2,3)", "(1,3,2)", APART),
+    ("(3,1)", r"\{3,1\}", APART),
+    ("(3,1)", r"\{1,3\}", APART),
+    (r"\left(3, \frac{\pi}{2}\right)", r"\left\{3, \frac{\pi}{2}\right\}", APART),
+    (r"\left(3, \frac{\pi}{2}\right)", r"\Big(3, \tfrac{\pi}{2}\Big)", SAME),
+    ("(a,b)", r"\{a,b\}", APART),
+    (r"\{1\}", "1", SAME),
+    (r"\{(1,2)\}", r"\{\{1,2\}\}", APART),
+    (r"\{(1,2),(3,4)\}", "(3,4), (1,2)", SAME),
+    (r"\{(1,2),(3,4)\}", "((1,2),(3,4))", APART),
+    (r"\{(1,2),(3,4)\}", r"\{\{1,2\},\{3,4\}\}", APART),
+    ("(1,2), (3,4)", r"\{1,2\}, \{3,4\}", APART),
+    (r"\{-1,1\}", r"\pm 1", SAME),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "same"), BRACKETS)
+def test_a_set_is_no_tuple_and_no_interval(one: str, other: str, same: bool) -> None:
+    for gold, boxed in ((one, other), (other, one)):
+        assert verify_answer(f"\\boxed{{{boxed}}}", gold) == ("correct" if same else "wrong"), gold
+
+
+@pytest.mark.parametrize("boxed", ["1, 2, 3", "3, 1, 2", r"\{2,3,1\}", "(1,2,3)", "(2,1,3)", "[1,2,3]"])
+def test_solutions_that_the_gold_lists_without_brackets_come_in_any_order(boxed: str) -> None:
+    assert verify_answer(f"\\boxed{{{boxed}}}", "1, 2, 3") == "correct"
+
+
 @pytest.mark.parametrize(
     ("text", "status"),
     [

@@ -73,6 +73,18 @@ def test_without_looks_at_engines_the_trainer_s_waiting_decides() -> None:
     assert balance([{"time": 1.0}], []) is None
 
 
+def test_the_first_step_behind_a_resume_is_left_out() -> None:
+    """Four steps without a wait, and behind the launch four more: the first of these waited 50 s."""
+    later = [
+        r | {"stats/time_waiting_for_data": r["stats/time_waiting_for_data"] + 50.0}
+        for r in trained(4, 0.0, first=5, start=300.0)
+    ]
+    steps = [*trained(4, 0.0), *later]
+    counted, waited = balance(steps, [], [90.0, 250.0]), balance(steps, [])
+    assert counted is not None and (counted.steps, counted.trainer_waits) == (6, 0.0)
+    assert waited is not None and (waited.steps, waited.trainer_waits) == (7, 1.0)
+
+
 def test_steps_made_again_and_an_actor_started_again_count_once() -> None:
     steps = [*trained(6, 1.0), *trained(6, 1.0, first=4, start=300.0)]
     found = balance(steps, [*looked(0.9), *looked(0.0)])

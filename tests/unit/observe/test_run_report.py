@@ -44,6 +44,7 @@ from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.summary import compare, summarise
 from pipelinerl.report import main
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, RolloutLog
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, StoredStreamSpec, write_to_streams
 from tests.unit.observe.conftest import STAGES
 from tests.unit.streams.conftest import fill
@@ -353,20 +354,39 @@ def test_passes_before_a_resume_count_and_the_later_of_a_version_wins(tmp_path: 
 
 
 def test_what_a_resume_undid_is_none_of_the_run(tmp_path: Path) -> None:
-    """Three steps of 8 samples were trained and evaluated; a resume made the first one again and ended."""
+    """Three steps of 8 samples were trained and evaluated; two starts resumed at 0, and one made a step.
+
+    Records 10 s apart: those of the actor are of the version that it samples with.
+    """
     for folder, passes in (("streams_0", [(0, 0.0), (8, 0.2), (24, 0.9)]), ("streams", [(8, 0.5)])):
         records = ({"version": version, "values": {"success": [value]}} for version, value in passes)
         fill(StoredStreamSpec(tmp_path, "stats_test", folder=folder), *records)
-    writer = MetricsWriter(tmp_path, "finetune")
-    for made in (1, 2, 3):
-        step = {"stats/completed_steps": made, "stats/samples": 8 * made, "stats/lag": 100.0 * made}
-        writer.log(step, step=8 * made)
-    assert [e.version for e in read_evaluations(tmp_path)] == [0, 8, 24], "the resume has made no step yet"
-    writer.log({"stats/completed_steps": 1, "stats/samples": 8, "stats/lag": 7.0}, step=8)
-    writer.close()
+    with (
+        LineFile(tmp_path / "finetune/metrics.jsonl") as trainer,
+        LineFile(tmp_path / "actor/metrics.jsonl") as actor,
+    ):
+
+        def log_step(made: int, at: float, lag: float, rate: float) -> None:
+            head = {"time": at, "step": 8 * made}
+            step = {"stats/completed_steps": made, "stats/samples": 8 * made, "stats/lag": lag}
+            trainer.append(json.dumps(head | step).encode())
+            speed = {"actor/output_tokens_per_second": rate, "actor/success_mean": rate / 1000}
+            actor.append(json.dumps(head | speed).encode())
+
+        ResumePoint(0, 0, time=100.0).write(tmp_path)
+        for made in (1, 2, 3):
+            log_step(made, 100.0 + 10 * made, 100.0 * made, 900.0)
+        assert [e.version for e in read_evaluations(tmp_path)] == [0, 8, 24], "nothing was resumed yet"
+        for attempt, at in ((1, 200.0), (2, 300.0)):
+            ResumePoint(0, 0, attempt=attempt, time=at).write(tmp_path)
+            assert read_metrics(tmp_path, "finetune") == read_metrics(tmp_path, "actor") == []
+        assert len(read_metrics(tmp_path, "finetune", undone=True)) == 3
+        log_step(1, 310.0, 7.0, 100.0)
     found = summarise(tmp_path)
     assert found.versions == [0, 8] and found.comparisons["success"].after.mean == 0.5
     assert (found.rates["optimizer_steps"], found.rates["lag_mean_texts"]) == (1, 7.0)
+    assert found.rates["generated_tokens_per_second_median"] == 100.0
+    assert series(read_metrics(tmp_path, "actor"), "actor/success_mean").y.tolist() == [0.1]
 
 
 def test_series_take_the_later_record_of_a_step_after_a_resume() -> None:

@@ -11,6 +11,7 @@ from domains.privacy_hopqa.leakage import section
 from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import Domain
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec
 from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa.leakage import audit_line, ended, write_chains, write_lines
@@ -300,7 +301,12 @@ def test_the_report_compares_leakage_of_the_first_and_the_last_evaluation(tmp_pa
     assert "(1/2)" in headline[1]
     assert "(0/1)" in headline[2]
     assert headline[3:] == ("0.0%", "0.0%")
-    # A resume undid version 64, and evaluated version 0 again.
+    # A resume undid version 64: of version 0 the earlier pass stands.
+    begins = max(row["ts"] for row in rows) + 0.5
+    ResumePoint(0, 0, attempt=1, time=begins).write(tmp_path)
+    (undone,) = DOMAIN.report(tmp_path)
+    assert undone.rows[0][1:-2] == ("version 0 (2 rollouts)",) and "(1/2)" in undone.rows[1][1]
+    # It evaluated version 0 again.
     later = [row | {"rollout_id": "again", "ts": row["ts"] + 1} for row in evaluation(chains[0], 0)]
     write_lines(tmp_path / "audit" / "2.jsonl", ended(later))
     fill(SingleStreamSpec(tmp_path, "stats_test"), {"version": 0, "values": {"success": [1.0, 1.0]}})

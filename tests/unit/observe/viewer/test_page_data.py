@@ -25,6 +25,7 @@ from pipelinerl.extras.viewer.write import (
     write_page,
 )
 from pipelinerl.report import report_run
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import KEPT_TOPIC, SingleStreamSpec, StreamError, write_to_streams
 from tests.support.recorded_run import (
     FAILED,
@@ -155,6 +156,15 @@ def test_what_a_resume_undid_is_not_on_the_page(tmp_path: Path) -> None:
         for records in (early, late):
             stream.write(records)
     (run / "streams").rename(run / "streams_0")
+    ResumePoint(12, 2, attempt=1).write(run)
+    # Killed before its first step: version 8 stands, but the step that trained on its group is gone; so are
+    # versions 16 and 24.
+    page = index_of(write_page(run))
+    stands = {TRAINED: None, FILTERED: None, "0-000004": None, "0-eval0-0": None, "0-eval0-1": None}
+    assert {row["group"]: row["step"] for row in page["rows"] if row["chunk"] >= 0} == stands
+    (run / "streams").mkdir()
+    (run / "streams").rename(run / "streams_1")
+    ResumePoint(12, 2, attempt=2).write(run)
     with write_to_streams(SingleStreamSpec(run, "actor")) as stream:
         stream.write(again)
     write_training(run, again, [0.5] * 6, step=2)
@@ -164,8 +174,18 @@ def test_what_a_resume_undid_is_not_on_the_page(tmp_path: Path) -> None:
         stream.write([text("1-eval0-0", 0, 0, 0.25, "50")])
     page = write_page(run)
     shown = {row["group"]: row["step"] for row in index_of(page)["rows"] if row["chunk"] >= 0}
-    # Version 8 stands, but the step that trained on its group is gone; so are versions 16 and 24.
     assert shown == {TRAINED: None, FILTERED: None, "0-000004": None, "1-000001": 2, "1-eval0-0": None}
+
+
+def test_versions_of_steps_of_another_size_count_from_the_resume(tmp_path: Path) -> None:
+    """Steps had 100 samples until a resume at step 2 made them 6: step 3 began at 206, step 4 is undone."""
+    for attempt, version, step in ((0, 0, 0), (1, 200, 2), (2, 212, 4)):
+        ResumePoint(version, step, attempt=attempt).write(tmp_path)
+    for step in (3, 4):
+        write_training(tmp_path, group(f"1-{step}", [0.0, 0.5, 1.0]), [0.5] * 6, step=step)
+    (tmp_path / "streams").rename(tmp_path / "streams_1")
+    found = {(name, values.step, values.version) for (name, *_), values in RunSource(tmp_path).trained()}
+    assert found == {("1-3", 3, 206)}
 
 
 def test_a_page_of_two_runs_holds_both(tmp_path: Path, built: Path) -> None:
