@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from pipelinerl.base.child import wrapped
+from pipelinerl.base.child import die_with_parent, wrapped
 from pipelinerl.base.http import CallFailed, call
 
 STOP_S = 20.0
@@ -161,7 +161,7 @@ def function(target: Callable[..., None], *arguments: Any) -> Iterator[Connectio
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
+    process = context.Process(target=_begun, args=(os.getpid(), target, *arguments, theirs), daemon=True)
     process.start()
     theirs.close()  # otherwise the pipe would not end with the process
     try:
@@ -169,3 +169,8 @@ def function(target: Callable[..., None], *arguments: Any) -> Iterator[Connectio
     finally:
         process.kill()
         process.join()
+
+
+def _begun(parent: int, target: Callable[..., None], *arguments: Any) -> None:
+    die_with_parent(parent)
+    target(*arguments)

@@ -44,6 +44,15 @@ from benchmarks._processes import Logged
 Logged(["sleep", "600"], None, None)
 time.sleep(600)
 """
+SERVES = """
+import time
+from benchmarks._processes import function
+def serve(told):
+    time.sleep(600)
+if __name__ == "__main__":
+    with function(serve):
+        time.sleep(600)
+"""
 LEAVES_SOME = """
 import json, os, subprocess, sys, time
 left = [subprocess.Popen(["sleep", "600"], start_new_session=session) for session in (False, True)]
@@ -67,6 +76,7 @@ ask([sys.executable, "-c", *sys.argv[1:]], "", 600)
         pytest.param(PACKS, 1, id="packs of the bootstrap recipe"),
         pytest.param(IMPORTS, 1, id="the user's functions imported"),
         pytest.param(SERVED, 1, id="servers and runs of a benchmark"),
+        pytest.param(SERVES, 1, id="a function of a benchmark"),
     ],
 )
 def test_workers_end_with_a_process_that_is_killed(code: str, workers: int, tmp_path: Path) -> None:
