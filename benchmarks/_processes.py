@@ -1,6 +1,7 @@
 """Processes that benchmarks start: servers that are waited for, and children that answer line by line.
 
 Each is the leader of a process group, so that its end takes everything with it that it has started.
+It is killed when the benchmark is, and what it started ends as it does when a launcher or a server is killed.
 """
 
 import multiprocessing
@@ -16,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
+from pipelinerl.base.child import die_with_parent, wrapped
 from pipelinerl.base.http import CallFailed, call
 
 STOP_S = 20.0
@@ -26,6 +28,11 @@ def launcher(out: Path, overrides: Sequence[str]) -> list[str]:
     """Command line of a run in `out`."""
     fixed = [f"output_dir={out}", "wandb.use_wandb=false"]
     return [sys.executable, "-m", "pipelinerl.launch", *fixed, *overrides]
+
+
+def lead(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start the leader of a group, with `options` of Popen; it ends with the thread that starts it."""
+    return subprocess.Popen(wrapped(command), start_new_session=True, **options)
 
 
 def stop(*processes: subprocess.Popen[bytes], wait_s: float = STOP_S) -> None:
@@ -48,9 +55,7 @@ class Logged:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         errors = subprocess.STDOUT if log else None
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                command, stdout=out, stderr=errors, env=env, start_new_session=True
-            )
+            self.process = lead(command, stdout=out, stderr=errors, env=env)
 
     def said(self, lines: int = 15) -> str:
         """The end of the log."""
@@ -109,7 +114,7 @@ class Child:
     ) -> None:
         self.name = name
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
-        self.process = subprocess.Popen(command, **pipes, text=True, env=env, start_new_session=True)
+        self.process = lead(command, **pipes, text=True, env=env)
 
     def tell(self, line: str) -> None:
         """RuntimeError when the process is gone."""
@@ -156,7 +161,7 @@ def function(target: Callable[..., None], *arguments: Any) -> Iterator[Connectio
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
+    process = context.Process(target=_begun, args=(os.getpid(), target, *arguments, theirs), daemon=True)
     process.start()
     theirs.close()  # otherwise the pipe would not end with the process
     try:
@@ -164,3 +169,8 @@ def function(target: Callable[..., None], *arguments: Any) -> Iterator[Connectio
     finally:
         process.kill()
         process.join()
+
+
+def _begun(parent: int, target: Callable[..., None], *arguments: Any) -> None:
+    die_with_parent(parent)
+    target(*arguments)

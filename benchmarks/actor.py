@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from benchmarks._figures import ROOT, Figure, at_least, at_most, command_line, report
 from benchmarks._instant import TOKENS, serve
-from benchmarks._processes import function, stop
+from benchmarks._processes import function, lead, stop
 from benchmarks.gpu.usage import cpu_seconds
 from pipelinerl.config import Config, Job, save, typed
 from pipelinerl.extras.bootstrap.tokenizer import train_tokenizer
@@ -87,7 +87,7 @@ def measure(
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, "-m", "pipelinerl.actor", str(out), "--job", "1"]
     with TrainerAnnouncements(out) as trainer:
-        actor = subprocess.Popen(argv, env=env, start_new_session=True)
+        actor = lead(argv, env=env)
         try:
             trainer.weight_update_success(0)
             stream = out / "streams" / "actor"

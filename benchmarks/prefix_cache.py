@@ -32,6 +32,7 @@ from aiohttp import web
 
 from benchmarks._figures import ROOT, Figure, at_least, command_line, report
 from benchmarks.gpu.runs import launcher
+from pipelinerl.base.child import wrapped
 from pipelinerl.engines.cpu.backend import CpuBackend
 from pipelinerl.engines.cpu.settings import EngineSettings
 from pipelinerl.engines.openai.protocol import SamplingFields
@@ -97,7 +98,9 @@ async def record(seed: int, steps: int, out: Path) -> list[Call]:
         asked += ["debug.mode=actor", "debug.use_existing_llms=true", f"engine.port={port}"]
         asked += [f"finetune.max_train_steps={steps}", "eval_every_n_versions=0", "eval_at_end=false"]
         run = await asyncio.create_subprocess_exec(
-            *launcher(out, asked), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+            *wrapped(launcher(out, asked)),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
         )
         if await asyncio.wait_for(run.wait(), DEADLINE_S):
             raise RuntimeError(f"the run to be recorded ended with status {run.returncode}: {out}")

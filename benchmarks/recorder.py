@@ -9,7 +9,6 @@ each round.
 """
 
 import asyncio
-import multiprocessing
 import statistics
 import sys
 import time
@@ -20,6 +19,7 @@ import openai
 
 from benchmarks._figures import Figure, at_most, command_line, report
 from benchmarks._instant import CONTEXT, TOKENS, serve
+from benchmarks._processes import function
 from pipelinerl.async_llm import llm_async_generate
 from pipelinerl.extras import recorder
 from pipelinerl.llm import Prompt, TrainableLLM
@@ -83,15 +83,8 @@ async def measure(port: int, calls: int, rounds: int) -> dict[str, dict[str, lis
 
 def main() -> int:
     options = command_line(__doc__)
-    ours, theirs = multiprocessing.Pipe()
-    engine = multiprocessing.get_context("spawn").Process(
-        target=serve, args=(0.0, TOKENS, theirs), daemon=True
-    )
-    engine.start()
-    try:
-        found = asyncio.run(measure(ours.recv(), options.calls, options.rounds))
-    finally:
-        engine.kill()
+    with function(serve, 0.0, TOKENS) as engine:
+        found = asyncio.run(measure(engine.recv(), options.calls, options.rounds))
     median = {way: {name: statistics.median(of) for name, of in one.items()} for way, one in found.items()}
     figures = [Figure("a call to the llm directly, median", median["llm"]["median"], "ms")]
     for way, goal in (("aiohttp", None), ("openai", 45.0)):

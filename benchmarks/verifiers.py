@@ -10,7 +10,6 @@ their calls.
 """
 
 import asyncio
-import multiprocessing
 import statistics
 import sys
 import time
@@ -19,7 +18,8 @@ from typing import Any
 import aiohttp
 
 from benchmarks._figures import ROOT, Figure, at_most, command_line, report
-from benchmarks._instant import CONTEXT, serve
+from benchmarks._instant import CONTEXT, TOKENS, serve
+from benchmarks._processes import function
 from domains.verifiers import generate_verifiers_rollout, load_problems
 from pipelinerl.async_llm import llm_async_generate
 from pipelinerl.config.compose import compose
@@ -69,13 +69,8 @@ async def measure(port: int, episodes: int, rounds: int) -> dict[str, dict[str, 
 def main() -> int:
     options = command_line(__doc__)
     sys.path.insert(0, str(ROOT / "docs/examples/verifiers"))
-    ours, theirs = multiprocessing.Pipe()
-    engine = multiprocessing.get_context("spawn").Process(target=serve, args=(0.0, theirs), daemon=True)
-    engine.start()
-    try:
-        found = asyncio.run(measure(ours.recv(), options.episodes, options.rounds))
-    finally:
-        engine.kill()
+    with function(serve, 0.0, TOKENS) as engine:
+        found = asyncio.run(measure(engine.recv(), options.episodes, options.rounds))
     figures = [Figure("a call to the llm directly, median", statistics.median(found["llm"]["wall"]), "ms")]
     for way, calls in CALLS.items():
         name = f"an episode of {calls} call{'s' if calls > 1 else ''}"

@@ -34,6 +34,7 @@ def load_problems(
     taco_split: str = "train",
     apps_split: str = "train",
     taco_excluded_difficulties: Sequence[str] = (),
+    skip_apps: bool = False,
     huggingface_token: str | None = None,
     count: int = 1000,
     test_count: int = 64,
@@ -43,15 +44,16 @@ def load_problems(
 
     `subset` of a training set's rows in an order drawn once, of which `train_ratio` are `train`; `seed`
     shuffles each data set, `max_examples` bounds it. `count` and `test_count` are of generated problems.
-    `check_references` leaves out rows whose own reference program is judged wrong, which nothing can solve;
-    it runs each of them. `huggingface_token` is taken and not used. Raises ValueError in one line naming what
-    cannot be read.
+    `skip_apps` leaves the data set `apps` out. `check_references` leaves out rows whose own reference program
+    is judged wrong, which nothing can solve; it runs each of them. `huggingface_token` is taken and not used.
+    Raises ValueError in one line naming what cannot be read.
     """
     if subset not in get_args(Subset) or not 0.0 < train_ratio <= 1.0:
         raise ValueError(
             f"subset={subset!r}, train_ratio={train_ratio}: train, test or all; a share above 0, at most 1"
         )
     names = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or [])
+    names = [name for name in names if not (skip_apps and name == "apps")]
     splits = {"taco": taco_split, "apps": apps_split}
     problems: list[Problem] = []
     for name in map(str, names):

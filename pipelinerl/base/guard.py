@@ -6,7 +6,7 @@ reads `+PGID` and `-PGID` lines from stdin. End of input means that its owner is
 the pipe even after kill -9): every group still listed gets SIGKILL, with what its leader started in other
 groups and sessions, and the folders named as arguments, such as weights in shared memory, are removed.
 Standard library only, like child.py. Whoever starts programs that no supervisor knows has a `GroupGuard`: a
-rank of torch's agent, a worker with recorded programs.
+rank of torch's agent, a worker with recorded programs, a launcher that `ask`s before its supervisor is there.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import time
 TYPE_CHECKING = False  # their imports would double the time of a start
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 _GONE_DEADLINE_S = 10.0
@@ -89,6 +89,12 @@ class GroupGuard:
         self._groups.discard(pgid)
         self._tell("-", pgid)
 
+    def close(self) -> None:
+        """Every group has ended: its guard is not needed any more."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
     def _tell(self, sign: str, pgid: int) -> None:
         told = [(sign, pgid)]
         if self._process is None or self._process.poll() is not None:  # none yet, or somebody killed it
@@ -97,6 +103,43 @@ class GroupGuard:
         with contextlib.suppress(BrokenPipeError):  # killed this moment; the next call starts another
             self._process.stdin.write("".join(f"{one}{group}\n" for one, group in told).encode())
             self._process.stdin.flush()
+
+
+def ask(argv: "Sequence[str]", given: str, deadline_s: float) -> "subprocess.CompletedProcess[str]":
+    """What a command makes of its input `given`; whatever it started is gone then, or when this process is.
+
+    Its streams are files in memory, because a pipe would wait for what the command left running. Raises
+    subprocess.TimeoutExpired after `deadline_s`, when the command was killed too.
+    """
+    import subprocess
+
+    from pipelinerl.base.child import wrapped
+
+    guarded = GroupGuard()
+    with contextlib.ExitStack() as stack:
+        stack.callback(guarded.close)
+        names = ("given", "said", "errors")
+        files = [
+            stack.enter_context(os.fdopen(os.memfd_create(name), "w+", errors="replace")) for name in names
+        ]
+        files[0].write(given)
+        files[0].seek(0)
+        child = subprocess.Popen(
+            wrapped(argv), stdin=files[0], stdout=files[1], stderr=files[2], start_new_session=True
+        )
+        guarded.add(child.pid)
+        try:
+            child.wait(deadline_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            kill_marked([child.pid])
+        texts = []
+        for file in files[1:]:
+            file.seek(0)
+            texts.append(file.read())
+        return subprocess.CompletedProcess(child.args, child.returncode, *texts)
 
 
 def guard_rank() -> None:

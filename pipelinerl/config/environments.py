@@ -12,6 +12,9 @@ ONLY_KEY = "environment"
 OWN_KEYS = frozenset({"key", "mode", "replicas_per_actor"})
 """Keys of a specification that are not arguments of its target."""
 
+OF_SERVERS = ("env_replicas", "env_replicas_per_actor", "environment_mode")
+"""Keys of `world` that are about environments only."""
+
 
 def located_specs(cfg: Config | DictConfig) -> Iterator[tuple[str, str, Any]]:
     """Where each configured environment stands in the tree, its key, and what stands there."""

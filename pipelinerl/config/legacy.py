@@ -16,8 +16,10 @@ from yaml import YAMLError
 
 from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.config.base import Section
+from pipelinerl.config.environments import OF_SERVERS, located_specs
 from pipelinerl.config.files import with_secrets
 from pipelinerl.config.finetune import LoraConfig, MemoryDebugConfig, RLConfig
+from pipelinerl.config.machine import WorldConfig
 from pipelinerl.config.roles import DifficultyPenaltyConfig
 from pipelinerl.domain import resolve_dotted
 
@@ -66,6 +68,7 @@ _GONE, _NO_EFFECT = "no longer exists", Gone()
 _COPY = "stands at the top level"
 _BASE_TYPE = "is not available; the base stays in finetune.load_as_bf16's type"
 _FP32_HEAD = Gone(why=_GONE, instead="fp32_layer_prefix=lm_head", usual=False, matters=True)
+_LENGTH = "is called max_tokens here"
 REMOVED: dict[str, Gone] = {
     "actor.log_each_n_secs": _NO_EFFECT,
     "actor.task_prompt": Gone(why=_GONE, instead="actor.task_template=VALUE"),
@@ -77,6 +80,27 @@ REMOVED: dict[str, Gone] = {
     "preprocess.pop_old_data": Gone(why=_COPY, instead="pop_old_data={value}"),
     "preprocess.shared_memory_entry_size": _NO_EFFECT,
     "preprocess.max_stream_size": Gone(why="no longer exists; unread records are never dropped"),
+    "preprocess.queue_size": _NO_EFFECT,
+    "preprocess.submit_delay": _NO_EFFECT,
+    "preprocess.buffer_size": Gone(
+        why="is called preprocess.dataset_buffer_size here and equals preprocess.ring_buffer_size",
+        usual=0,
+        matters=True,
+    ),
+    "llm.use_cache": Gone(why="no longer exists; every rollout is sampled", usual=False),
+    "test_llm.use_cache": Gone(why="no longer exists; every rollout is sampled", usual=False),
+    "llm.parameters.max_completion_tokens": Gone(
+        why=_LENGTH, instead="llm.parameters.max_tokens={value}", matters=True
+    ),
+    "test_llm.parameters.max_completion_tokens": Gone(
+        why=_LENGTH, instead="test_llm.parameters.max_tokens={value}", matters=True
+    ),
+    "curriculum.enabled": Gone(
+        why="there is no curriculum of categories",
+        instead="actor.sampling=difficulty",
+        usual=False,
+        matters=True,
+    ),
     "finetune.data": _NO_EFFECT,
     "finetune.attn_implementation": Gone(why=_GONE, instead="finetune.use_flash_attention=VALUE"),
     "finetune.resume_dataloader": _NO_EFFECT,
@@ -104,6 +128,7 @@ REMOVED: dict[str, Gone] = {
     "finetune.lora.base_model_4bit": Gone(why=_BASE_TYPE, usual=False, matters=True),
     "finetune.lora.bias": Gone(why="is not available; biases stay as they are", usual="none", matters=True),
     "finetune.lora.task_type": Gone(why="no longer exists; policies are causal language models"),
+    "finetune.rl.algo": Gone(why=_GONE, instead="finetune.rl.policy_loss={value}", matters=True),
     "finetune.rl.aggregate_loss": Gone(
         why="no longer exists; losses are sums weighted by 1/batch size", usual="sum", matters=True
     ),
@@ -210,6 +235,14 @@ def leave_out_unread(tree: DictConfig, given: Collection[str]) -> list[str]:
         if not any(key in ("actor.domain_rollouts", f"actor.domain_rollouts.{name}") for key in given):
             del policies[name]
             notices.append(f"actor.domain_rollouts.{name}: left out, no dataset is of that domain")
+    if not any(located_specs(tree)):
+        world = WorldConfig()
+        for name in OF_SERVERS:
+            key, usual = f"world.{name}", getattr(world, name)
+            value = OmegaConf.select(tree, key)
+            if key not in given and value != usual:
+                OmegaConf.update(tree, key, usual)
+                notices.append(f"{key}={_written(value)}: left out, there is no environment")
     return notices
 
 

@@ -97,17 +97,18 @@ def weights_directory(
         chosen = outside_directory(output_dir, configured)
     else:
         chosen = output_dir / "weights"
-    _make(chosen)
+    make_private(chosen)
     # Also `~weights-...`, which a killed trainer had not given its name yet.
     for leftover in (*chosen.glob("weights-*"), *chosen.glob("~weights-*")):
         leftover.unlink()
     return chosen
 
 
-def _make(folder: Path) -> None:
+def make_private(folder: Path, instead: str = "set weights.directory") -> None:
     """Make a folder; one where everybody may write, as in shared memory or /tmp, is this user's alone.
 
-    Raises OSError for one that another user made there, who could read or replace the weights.
+    Raises OSError for one that another user made there, who could read or replace what is in it; `instead`
+    says how to have another folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.parent != SHARED_MEMORY and not folder.parent.stat().st_mode & stat.S_IWOTH:
@@ -116,9 +117,9 @@ def _make(folder: Path) -> None:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     if not _is_own(folder):
-        why = "not a folder of this user; have its owner remove it, or set weights.directory"
+        why = f"not a folder of this user; have its owner remove it, or {instead}"
         raise OSError(errno.EPERM, why, str(folder))
-    if folder.stat().st_mode & 0o077:  # made by hand
+    if folder.stat().st_mode & 0o777 != 0o700:  # made by hand
         folder.chmod(0o700)
 
 
@@ -137,7 +138,7 @@ def _owner_file(folder: Path) -> TextIO:
 def claim(folder: Path) -> TextIO:
     """Make the folder this process's own until the returned file is closed, or the process ends."""
     while True:
-        _make(folder)
+        make_private(folder)
         owner = _owner_file(folder)
         fcntl.flock(owner, fcntl.LOCK_SH)
         with suppress(FileNotFoundError):  # somebody removed the folder between the two lines above

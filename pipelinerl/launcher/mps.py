@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipelinerl.config.tree import Config
+from pipelinerl.engines.wire import make_private
 
 CONTROL = "nvidia-cuda-mps-control"
 NAME = "mps"
@@ -26,6 +27,8 @@ PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 LONGEST_FOLDER = 80
 """Characters; names of sockets in it may have 107 with the folder."""
 LOOK_S, END_S = 0.5, 10.0
+REFUSED = 2
+"""Exit status after which another start would end in the same way."""
 
 
 def wanted(cfg: Config) -> bool:
@@ -52,7 +55,11 @@ def serve() -> int:
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     pipes = Path(os.environ[PIPES])
-    pipes.mkdir(parents=True, exist_ok=True)
+    try:
+        make_private(pipes, "give a shorter output_dir")  # who owns it can serve the cards in our name
+    except OSError as error:
+        print(f"mps: {error}", file=sys.stderr)
+        return REFUSED
     pipes.chmod(0o700)
     env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     control = subprocess.Popen([program, "-f"], env=env)

@@ -90,6 +90,14 @@ ATTACKER = """
                 attempt('memory', lambda: libc.syscall(call, 16 if call == 101 else pid, pid, 0, 0, 0))
             attempt('owner', lambda: fcntl.fcntl(0, fcntl.F_SETOWN, pid))
         time.sleep(0.02)
+    # The kernel queues a user's signals up to a limit for all its processes: how many of one's own come
+    # through would tell what the neighbours keep waiting. Without a queue it is one.
+    waiting = signal.SIGRTMIN
+    signal.pthread_sigmask(signal.SIG_BLOCK, [waiting])
+    for _ in range(5): os.kill(me, waiting)
+    came = 0
+    while signal.sigtimedwait([waiting], 0): came += 1
+    if came != 1: reached.append('queue of signals')
     library = open(os.__file__)
     try: fcntl.flock(library, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError: reached.append('lock')

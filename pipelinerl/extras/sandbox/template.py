@@ -319,7 +319,7 @@ def _limit(limits: dict[str, Any]) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
-        resource.RLIMIT_SIGPENDING: 64,
+        resource.RLIMIT_SIGPENDING: 0,  # counted for all programs of a user together
     }
     for kind, value in wanted.items():
         hard = resource.getrlimit(kind)[1]

@@ -39,7 +39,9 @@ def dotted(key: str, path: str | None, what: str) -> Iterator[str]:
         return
     source = Path(spec.origin).read_text() if spec.origin and spec.origin.endswith(".py") else None
     if source is not None and not re.search(rf"\b{re.escape(name)}\b", source):
-        yield f"{key}={path}: {module_name} has no {name}; {suggestion(name, _offered(source))}"
+        offered = _offered(source)
+        instead = suggestion(name, offered) if offered else "it defines nothing that could be named here"
+        yield f"{key}={path}: {module_name} has no {name}; {instead}"
 
 
 def refused_call(

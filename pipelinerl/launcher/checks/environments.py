@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipelinerl.base.errors import suggestion
-from pipelinerl.config.environments import located_specs
+from pipelinerl.config.environments import OF_SERVERS, located_specs
 from pipelinerl.config.machine import WorldConfig
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.checks.dotted import dotted
@@ -26,7 +26,7 @@ def check(cfg: Config) -> Iterator[str]:
     if wanted is not None and cfg.environments and wanted not in keys:
         yield f"environment_key={wanted}: no such environment; {suggestion(wanted, keys)}"
     plain = WorldConfig()
-    for key in ("env_replicas", "env_replicas_per_actor", "environment_mode"):
+    for key in OF_SERVERS:
         value, default = getattr(cfg.world, key), getattr(plain, key)
         if not specs and value != default:
             shown = "null" if default is None else default

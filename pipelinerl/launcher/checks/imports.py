@@ -11,8 +11,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from pipelinerl.base.child import wrapped
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.guard import ask
 from pipelinerl.config.environments import OWN_KEYS, located_specs
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import resolve_dotted
@@ -28,12 +28,8 @@ Call = tuple[str, str, Sequence[str], Sequence[str]]
 
 def check(cfg: Config) -> list[str]:
     """One line per function that cannot be imported or would refuse its arguments; imports nothing here."""
-    command = wrapped([sys.executable, "-m", __name__])
-    given = json.dumps(list(calls(cfg)))
     try:
-        done = subprocess.run(
-            command, input=given, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
+        done = ask([sys.executable, "-m", __name__], json.dumps(list(calls(cfg))), DEADLINE_S)
     except subprocess.TimeoutExpired:
         return [f"{_BOTH}: importing them took more than {DEADLINE_S:.0f} s"]
     if done.returncode != 0:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -21,8 +20,8 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.actor.problems import Problem, load_problems, payload
-from pipelinerl.base.child import die_with_parent
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.guard import ask
 from pipelinerl.base.tokenizing import encode, load_tokenizer, render_chat
 from pipelinerl.config.files import as_yaml, typed
 from pipelinerl.config.tree import Config
@@ -60,26 +59,14 @@ def look(tree: DictConfig, deadline_s: float) -> Looked:
     if "actor" not in cfg.debug.roles:
         return Looked()
     given = as_yaml(OmegaConf.to_container(tree, resolve=True))
-    child = subprocess.Popen(
-        [sys.executable, "-m", __name__, str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # what a loader starts ends with it
-    )
     try:
-        out, words = child.communicate(given, deadline_s)
+        child = ask([sys.executable, "-m", __name__], given, deadline_s)
     except subprocess.TimeoutExpired:
         return Looked(said=f"not looked at: loading them takes more than {deadline_s:.0f} s")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    if child.returncode != 0 or not out.strip():  # a loader may exit with 0 too
-        last = " ".join(words.split())[-200:]
+    if child.returncode != 0 or not child.stdout.strip():  # a loader may exit with 0 too
+        last = " ".join(child.stderr.split())[-200:]
         return Looked([f"{_loader(cfg)}: loading ended its process with status {child.returncode}: {last}"])
-    return Looked(**json.loads(out.splitlines()[-1]))
+    return Looked(**json.loads(child.stdout.splitlines()[-1]))
 
 
 def _loader(cfg: Config) -> str:
@@ -209,7 +196,6 @@ def _tokenizer(model: str) -> "PreTrainedTokenizerFast | None":
 
 def main() -> None:
     """Read a tree from stdin, print what was found as the last line."""
-    die_with_parent(int(sys.argv[1]))
     tree = OmegaConf.create(sys.stdin.read())
     assert isinstance(tree, DictConfig)
     with contextlib.redirect_stdout(sys.stderr):

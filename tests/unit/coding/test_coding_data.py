@@ -264,6 +264,9 @@ def test_the_arguments_of_upstreams_configuration_do_what_they_say(tmp_path: Pat
     assert all(int(task[1:]) % 2 == 0 for task in asked)
     few = load_problems(["taco"], folder, max_examples=3, max_tests_per_problem=1, **common)
     assert len(few) == 3 and few[0]["reward_context"]["inputs"] == ["1 2\n"]
+    assert load_problems(["taco", "apps"], folder, skip_apps=True, **common) == train, (
+        "there is no file of it"
+    )
     with pytest.raises(ValueError, match=r"subset='half', train_ratio=0\.9: train, test or all"):
         load_problems(["taco"], folder, subset="half")  # type: ignore[arg-type]
 

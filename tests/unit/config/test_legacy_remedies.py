@@ -27,6 +27,10 @@ VALUES = {
     "finetune.fp32_lm_head": True,
     "fp32_lm_head": True,
     "vllm_config.quantization": "fp8",
+    "llm.parameters.max_completion_tokens": 128,
+    "test_llm.parameters.max_completion_tokens": 128,
+    "finetune.rl.algo": "reinforce",
+    "curriculum.enabled": True,
 }
 """Another value than upstream's default, of the key's own type; any other key gets a word."""
 MEANT = {
@@ -75,5 +79,5 @@ def test_the_remedy_of_a_key_is_never_refused_next(composed: Compose, tmp_path: 
     if REMOVED[key].matters and wanted is not None:
         passes(wanted)
         name, _, meant = wanted.removeprefix("+").partition("=")
-        OmegaConf.update(file, name, meant if "head" in key else value, force_add=True)
+        OmegaConf.update(file, name, value if "{value}" in REMOVED[key].instead else meant, force_add=True)
         passes()

@@ -94,6 +94,12 @@ def test_an_upstream_file_is_taken_and_what_is_left_out_is_said(composed: Compos
             True,
             "finetune.fp32_lm_head=True: no longer exists; use fp32_layer_prefix",
         ),
+        (
+            "curriculum",
+            {"enabled": True, "category_fields": ["domain"]},
+            "curriculum.enabled=True: there is no curriculum of categories; use actor.sampling=difficulty",
+        ),
+        ("finetune.rl.algo", "grpo", "finetune.rl.algo=grpo: no longer exists; use finetune.rl.policy_loss"),
         ("finetune.max_lag", 512, "finetune.max_lag=512: stands at the top level; use max_lag"),
         (
             "actor.rollout_polcy",

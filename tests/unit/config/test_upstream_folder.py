@@ -265,6 +265,33 @@ def test_what_upstreams_folder_has_for_every_run_is_left_out_with_a_line(
             check(composed("hardware=cpu", *small, key, **options), key.partition("=")[0])
 
 
+def test_servers_of_environments_are_left_out_of_a_file_without_one(
+    composed: Compose, conf: Path, model: Path
+) -> None:
+    """Upstream's mixtures of domains that judge by themselves say how their environments would be served."""
+    (conf / "several.yaml").write_text(
+        SEVERAL + "environment: null\nworld: {env_replicas_per_actor: 0, environment_mode: embedded}\n"
+    )
+    small = ("use_deepspeed=false", "finetune.load_as_bf16=false", f"model_path={model}")
+    options = {"config_dir": conf, "config_name": "several"}
+    made = composed("hardware=cpu", *small, **options)
+    check(made)
+    said = {
+        f"world.{key}: left out, there is no environment"
+        for key in ("environment_mode", "env_replicas_per_actor")
+    }
+    assert said <= {re.sub("=[^:]*", "", notice) for notice in made.notices}
+    given = "world.environment_mode=embedded"
+    with pytest.raises(ConfigError, match=f"{given}: there is no environment"):
+        check(composed("hardware=cpu", *small, given, **options), "world.environment_mode")
+    (conf / "several.yaml").write_text(
+        SEVERAL
+        + "world: {env_replicas_per_actor: 2}\nenvironment:\n  _target_: domains.logic.LogicEnvironment\n"
+    )
+    made = composed("hardware=cpu", *small, **options)
+    assert made.tree.world.env_replicas_per_actor == 2, "a file with an environment keeps it"
+
+
 def test_a_name_with_two_equally_near_ones_is_not_sent_to_its_opposite(composed: Compose, conf: Path) -> None:
     """OpenAI's name of the largest number is as near to that of the smallest."""
     tree = composed("hardware=cpu", config_dir=conf, config_name="guessing").tree

@@ -129,6 +129,28 @@ def test_the_service_is_asked_to_quit_when_the_run_ends(tmp_path: Path, service:
     assert not Path(pipes).exists()
 
 
+def test_a_folder_of_sockets_that_another_made_is_refused_in_one_line(
+    tmp_path: Path, service: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who owns it could serve the cards in the name of this run, and read what the engines compute."""
+    shared, theirs = tmp_path / "tmp", tmp_path / "theirs"
+    shared.mkdir()
+    theirs.mkdir(mode=0o755)
+    shared.chmod(0o1777)
+    pipes = shared / "pipelinerl-mps"
+    pipes.symlink_to(theirs)
+    monkeypatch.setenv(mps.PIPES, str(pipes))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert mps.serve() == mps.REFUSED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    said = capsys.readouterr().err
+    assert said.startswith("mps: ") and said.count("\n") == 1
+    assert "not a folder of this user" in said and "shorter output_dir" in said
+    assert theirs.stat().st_mode & 0o777 == 0o755 and not service.exists()
+
+
 def test_sockets_of_a_long_path_lie_elsewhere(tmp_path: Path) -> None:
     short, long = Path("/r"), tmp_path.joinpath("x" * 100)
     assert mps.environment(short)[mps.PIPES] == "/r/mps/pipe"

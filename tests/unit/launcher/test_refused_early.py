@@ -520,6 +520,13 @@ def test_a_validation_shows_the_table_of_choices(
     assert "output folder" in out and not run.exists()
 
 
+def test_a_module_that_defines_nothing_is_not_said_to_allow_no_key() -> None:
+    (line,) = dotted("dataset_loader", "domains.multidomain.load_problems", "a loader")
+    assert line.endswith(
+        "domains.multidomain has no load_problems; it defines nothing that could be named here"
+    )
+
+
 def test_names_that_load_on_first_use_are_offered() -> None:
     (line,) = dotted("environment._target_", "domains.coding.CodingSandboxEnvironment", "an environment")
     assert "domains.coding has no CodingSandboxEnvironment" in line and "generate_coding_rollout" in line

@@ -138,9 +138,10 @@ def test_a_folder_in_shared_memory_is_the_users_alone(
     for make in (lambda: wire.claim(folder).close(), lambda: wire.weights_directory(tmp_path / "run", 1)):
         make()
         assert folder.stat().st_mode & 0o777 == 0o700
-        folder.chmod(0o777)  # as an earlier version left it
-        make()
-        assert folder.stat().st_mode & 0o777 == 0o700
+        for mode in (0o777, 0o000):  # as an earlier version left it; made without any right
+            folder.chmod(mode)
+            make()
+            assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_configured_folder_where_everybody_writes_is_as_safe(
