@@ -96,7 +96,7 @@ def test_a_resume_may_have_steps_of_another_size(start: Start, first: int, then:
     assert again.wait() == 0, again.err
     made = [step * first for step in range(1, 5)]
     assert sorted(metrics(again.output_dir)) == [*made, *(made[-1] + step * then for step in range(1, 5))]
-    assert f"trained {total} samples of {total} (100%)" in again.out
+    assert f"trained {total} of {total} samples" in again.out and "step 8 (100%)" in again.out
 
 
 def tokens_by_lag(output_dir: Path) -> dict[int, dict[int, int]]:
