@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipelinerl.launcher.checks.data import damaged_files, header, in_transformers, of_text
+from pipelinerl.launcher.checks.data import damaged_files, header, in_transformers, of_text, text_of
 from pipelinerl.launcher.decoder_shape import decoder_shape
 from pipelinerl.modeling.decoder_defaults import decoder_config
 from pipelinerl.modeling.layer_kinds import OF_LAYER, cut_short, other_depth
@@ -101,7 +101,7 @@ def _size(config: dict[str, Any], key: str) -> tuple[str, Any]:
         return key, text[key]
     begin = f'\n    model_type = "{text.get("model_type")}"\n'
     for file in in_transformers("models", "*/configuration_*.py"):
-        _, found, rest = file.read_text().partition(begin)
+        _, found, rest = text_of(file).partition(begin)
         if found:
             described = rest.partition("\nclass ")[0]
             if other := re.search(rf'"{key}": "(\w+)"', described):  # such as n_layer

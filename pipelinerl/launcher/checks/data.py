@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -213,7 +214,7 @@ def _unknown_type(path: Path, config: dict[str, Any]) -> Iterator[str]:
     if not isinstance(kind, str) or "auto_map" in config:
         return
     files = in_transformers("models/auto", "*.py")
-    if files and not any(f'"{kind}"' in file.read_text() for file in files):
+    if files and not any(f'"{kind}"' in text_of(file) for file in files):
         yield (
             f"model_path={path}: config.json says model_type={kind}, which is unknown to the installed "
             "transformers; correct it, or install a release that has it"
@@ -243,7 +244,7 @@ def _is_named(value: object, files: list[Path]) -> bool:
     if not isinstance(value, str):
         return False
     everywhere = chain(files, in_transformers("models", "*/configuration_*.py"))
-    return any(f'"{value}"' in file.read_text() for file in everywhere)
+    return any(f'"{value}"' in text_of(file) for file in everywhere)
 
 
 def _token_ids(path: Path) -> Iterator[str]:
@@ -263,11 +264,18 @@ def _unknown(path: Path, key: str, value: object, why: str, file: str = "config.
     return f"model_path={path}: {file} says {key}={said}, which {why}; correct it, or save the model again"
 
 
+@cache
 def in_transformers(folder: str, pattern: str) -> list[Path]:
-    """Files of the installed package; an early one of `auto` names most types."""
+    """Files of the installed package, listed once; an early one of `auto` names most types."""
     found = find_spec("transformers")
     places = (found and found.submodule_search_locations) or ()
     return sorted(file for place in places for file in Path(place, folder).glob(pattern))
+
+
+@cache
+def text_of(file: Path) -> str:
+    """What such a file says."""
+    return file.read_text()
 
 
 def _quantised(path: Path, config: dict[str, Any]) -> Iterator[str]:
