@@ -13,6 +13,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -96,6 +97,8 @@ def _run(words: list[str], parent: int | None, given: Mapping[str, Any], spreads
         subprocess.Popen = Forked if spreads else BARE  # type: ignore[misc]
         if spreads:
             warnings.simplefilter("ignore")
+        else:  # the session that it was forked from has set its own
+            sys.unraisablehook, threading.excepthook = sys.__unraisablehook__, threading.__excepthook__
         option, program, *arguments = words
         sys.argv = [option, *arguments]
         if option == "-m":
