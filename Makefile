@@ -55,7 +55,7 @@ format: setup
 
 # Three workers for two cores, because tests wait for processes. Types are checked beside them, and both are heard to
 # their ends; not by a make of its own, because `make --dry-run` would run that line, tests included.
-# The folder of all: of each that is named here xdist's controller would import the conftest, some of them torch.
+# The workers are forks of a process that has imported all tests (tests/conftest.py).
 test: style
 	@{ $(PY) -m mypy && $(PY) -m benchmarks.documents --check; } & types=$$!; \
 	$(PY) -m pytest -q -n 3 --dist worksteal -m 'not slow and not gpu' --ignore=tests/gpu tests; tests=$$?; \

@@ -54,7 +54,10 @@ class CountingDomain(BaseDomain):
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The rows can be read or made, the prompt holds the question."""
-        return [*template_problems(cfg), *loading_problems(cfg, LOADER, load_problems)]
+        return [
+            *template_problems(cfg),
+            *loading_problems(cfg, LOADER, load_problems, ("count", "test_count")),
+        ]
 
     def vocabulary(self) -> tuple[str, ...]:
         """What every question and answer has, so that a small model reads the letters and little else."""

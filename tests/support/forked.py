@@ -13,12 +13,17 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
+
+import pytest
+from _pytest.outcomes import Skipped
+from _pytest.pathlib import import_path, module_name_from_path
 
 from pipelinerl.base.child import CHILD_VARIABLE, die_with_parent
 
@@ -27,6 +32,7 @@ AFRESH = (
     f"import sys\nfor name in [*sys.modules]:\n if name.partition('.')[0] in {OWN}: del sys.modules[name]\n"
 )
 """Begins `CODE` that imports the project as a new interpreter would, though not what the project imports."""
+BARE = subprocess.Popen
 _EXECUTE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
 
@@ -36,6 +42,8 @@ class Forked(subprocess.Popen[Any]):
     Any other command is started as always. What the fork itself starts by `subprocess.Popen`, at any depth,
     is started likewise.
     """
+
+    spreads = True
 
     def _execute_child(self, *arguments: Any) -> None:
         given = _EXECUTE.bind(self, *arguments).arguments
@@ -47,7 +55,7 @@ class Forked(subprocess.Popen[Any]):
             return
         self.pid = os.fork()
         if self.pid == 0:
-            _run(words[1:], parent, given)
+            _run(words[1:], parent, given, self.spreads)
         self._child_created = True
         for child, own in (("p2cread", "p2cwrite"), ("c2pwrite", "c2pread"), ("errwrite", "errread")):
             if -1 not in (given[child], given[own]):
@@ -56,14 +64,41 @@ class Forked(subprocess.Popen[Any]):
             os.close(devnull)
 
 
-def _run(words: list[str], parent: int | None, given: Mapping[str, Any]) -> NoReturn:
+class ForkedWorker(Forked):
+    """A worker of xdist, which it starts by `python -u -c CODE`: what that starts are processes as always."""
+
+    spreads = False
+
+    def __init__(self, args: Sequence[str], **how: Any) -> None:
+        super().__init__([word for word in args if word != "-u"], **how)
+
+
+def import_tests(config: pytest.Config) -> None:
+    """Imports a session's tests, as its collection finds them later; it also imports what refuses here."""
+    ignored = [config.invocation_params.dir / path for path in config.getoption("ignore") or ()]
+    for given in config.args:
+        top = config.invocation_params.dir / given.partition("::")[0]
+        for path in [top] if top.is_file() else sorted([*top.rglob("conftest.py"), *top.rglob("test_*.py")]):
+            if any(path.is_relative_to(one) for one in ignored):
+                continue
+            try:
+                import_path(path, mode="importlib", root=config.rootpath, consider_namespace_packages=False)
+            except (Exception, Skipped):
+                sys.modules.pop(module_name_from_path(path, config.rootpath), None)
+
+
+def _run(words: list[str], parent: int | None, given: Mapping[str, Any], spreads: bool) -> NoReturn:
     status = 1
     try:
         _leave_the_tests_behind(given)
         if parent is not None:
             die_with_parent(parent)
             os.environ[CHILD_VARIABLE] = str(os.getpid())
-        subprocess.Popen = Forked  # type: ignore[misc]
+        subprocess.Popen = Forked if spreads else BARE  # type: ignore[misc]
+        if spreads:
+            warnings.simplefilter("ignore")
+        else:  # the session that it was forked from has set its own
+            sys.unraisablehook, threading.excepthook = sys.__unraisablehook__, threading.__excepthook__
         option, program, *arguments = words
         sys.argv = [option, *arguments]
         if option == "-m":
@@ -107,7 +142,6 @@ def _leave_the_tests_behind(given: Mapping[str, Any]) -> None:
         if callable(signal.getsignal(one)):
             signal.signal(one, signal.default_int_handler if one == signal.SIGINT else signal.SIG_DFL)
     logging.root.handlers.clear()
-    warnings.simplefilter("ignore")
     if given["env"] is not None:
         os.environ.clear()
         os.environ |= given["env"]

@@ -205,7 +205,7 @@ def declared(model_type: str) -> Declared:
     """What the class of a type of models declares; nothing for an unknown type."""
     begin = f'\n    model_type = "{model_type}"\n'
     for file in in_transformers("models", "*/configuration_*.py"):
-        before, found, _ = file.read_text().partition(begin)
+        before, found, _ = text_of(file).partition(begin)
         if found:
             return _of_class(re.findall(r"^class (\w+)\(", before, re.MULTILINE)[-1])
     return Declared()
@@ -239,7 +239,7 @@ def _class(name: str) -> ast.ClassDef | None:
     """A class of transformers; of all its text, only that of the class is parsed."""
     files = in_transformers("", "configuration_utils.py") + in_transformers("", "modeling_rope_utils.py")
     for file in files + in_transformers("models", "*/configuration_*.py"):
-        _, found, rest = file.read_text().partition(f"\nclass {name}(")
+        _, found, rest = text_of(file).partition(f"\nclass {name}(")
         if found:
             end = _NEXT.search(rest, rest.index("\n"))
             parsed = ast.parse(found + rest[: end.start() if end else None]).body[0]
@@ -247,8 +247,15 @@ def _class(name: str) -> ast.ClassDef | None:
     return None
 
 
+@cache
 def in_transformers(folder: str, pattern: str) -> list[Path]:
-    """Files of the installed package; an early one of `auto` names most types."""
+    """Files of the installed package, listed once; an early one of `auto` names most types."""
     found = find_spec("transformers")
     places = (found and found.submodule_search_locations) or ()
     return sorted(file for place in places for file in Path(place, folder).glob(pattern))
+
+
+@cache
+def text_of(file: Path) -> str:
+    """What such a file says."""
+    return file.read_text()

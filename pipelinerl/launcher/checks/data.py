@@ -213,7 +213,7 @@ def _unknown_type(path: Path, config: dict[str, Any]) -> Iterator[str]:
     if not isinstance(kind, str) or "auto_map" in config:
         return
     files = config_fields.in_transformers("models/auto", "*.py")
-    if files and not any(f'"{kind}"' in file.read_text() for file in files):
+    if files and not any(f'"{kind}"' in config_fields.text_of(file) for file in files):
         yield (
             f"model_path={path}: config.json says model_type={kind}, which is unknown to the installed "
             "transformers; correct it, or install a release that has it"
@@ -247,7 +247,7 @@ def _is_named(value: object, files: list[Path]) -> bool:
     if not isinstance(value, str):
         return False
     everywhere = chain(files, config_fields.in_transformers("models", "*/configuration_*.py"))
-    return any(f'"{value}"' in file.read_text() for file in everywhere)
+    return any(f'"{value}"' in config_fields.text_of(file) for file in everywhere)
 
 
 def _token_ids(path: Path) -> Iterator[str]:
