@@ -187,7 +187,7 @@ class FsdpConfig(Section):
     """Data types of sharded training, and where it keeps shards."""
 
     param_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Parameters while they compute."""
+    """Checked only: `finetune.load_as_bf16` decides in which type parameters compute."""
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
     """Gradients while they are reduced."""
     buffer_dtype: Literal["fp32", "bf16"] = "fp32"

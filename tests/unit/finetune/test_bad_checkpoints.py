@@ -132,7 +132,7 @@ LAUNCHER: dict[str, tuple[Spoil, str]] = {
     ),
     "a number of layers in quotes": (
         entries("config.json", num_hidden_layers="2"),
-        "config.json says num_hidden_layers='2', which is no whole number",
+        'config.json says num_hidden_layers="2", which has to be a whole number; correct it',
     ),
     "kinds of layers for another number": (
         entries("config.json", layer_types=["full_attention"] * 3),
