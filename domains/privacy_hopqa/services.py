@@ -39,6 +39,7 @@ URL_KEY = f"{KEY}.helper_service_url"
 SCORER_START_S = 600.0
 """A classifier may have to be read from disk first."""
 _ASK_TIMEOUT_S = 30.0
+_GENERATED = "leave the key out and the run starts a service on the world that it generates"
 _IDS_AT_A_TIME = 500
 _TASKS_AT_A_TIME = 8
 _SHOWN = 3
@@ -149,8 +150,8 @@ def ask_retrieval(cfg: DictConfig, settings: PrivacyHopQASettings) -> str:
 
     Raises ConfigError with one line for each thing that is wrong.
     """
-    with _world_of(settings) as settings:
-        return _asked(cfg, settings)
+    with _world_of(settings) as found:
+        return _asked(cfg, found, bool(settings.dataset_paths))
 
 
 @contextmanager
@@ -177,13 +178,13 @@ def world_paths(world: Path) -> dict[str, str]:
     }
 
 
-def _asked(cfg: DictConfig, settings: PrivacyHopQASettings) -> str:
+def _asked(cfg: DictConfig, settings: PrivacyHopQASettings, has_files: bool) -> str:
     wanted, problems = Wanted.of(cfg, settings), list[str]()
     served: dict[str, Mapping[str, Any]] = {}
     said = ""
     for url in settings.retrieval_urls:
         try:
-            found, served[url], said = asyncio.run(_ask(url, settings, wanted))
+            found, served[url], said = asyncio.run(_ask(url, settings, wanted, has_files))
         except TransportFailure as error:
             found = [f"{error}; start it, or leave the key out and the run starts one"]
         except (RequestRefused, ValueError) as error:
@@ -208,9 +209,12 @@ def _differences(served: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 async def _ask(
-    url: str, settings: PrivacyHopQASettings, wanted: Wanted
+    url: str, settings: PrivacyHopQASettings, wanted: Wanted, has_files: bool
 ) -> tuple[list[str], Mapping[str, Any], str]:
-    """What is wrong with one server, what it tells of itself, and what it serves in a phrase."""
+    """What is wrong with one server, what it tells of itself, and what it serves in a phrase.
+
+    Without `has_files` the run generates its world, whose folder is another one than that of `settings`.
+    """
     timeout_s = min(_ASK_TIMEOUT_S, settings.helper_timeout_s)
     async with aiohttp.ClientSession() as session:
         client = JsonClient(url, session, timeout_s, headers=helper_headers())
@@ -223,14 +227,14 @@ async def _ask(
     problems = [*_bound_problems(settings, served), *others]
     if tasks:
         root = settings.task_data_root or "TASKS"
-        problems.append(
-            f"{_some(tasks, len(wanted.tasks), 'tasks')} of the chains are not served; "
-            f"start the service with --tasks {root}"
-        )
+        remedy = f"start the service with --tasks {root}" if has_files else _GENERATED
+        problems.append(f"{_some(tasks, len(wanted.tasks), 'tasks')} of the chains are not served; {remedy}")
     if pages:
+        corpus = settings.web_corpus_path or "FILE"
+        remedy = f"start the service with --web {corpus}" if has_files else _GENERATED
         problems.append(
             f"{_some(pages, len(wanted.pages), 'gold pages')} of the chains are not served; "
-            f"start the service with --web {settings.web_corpus_path or 'FILE'}, or set {KEY}.no_web=true"
+            f"{remedy}, or set {KEY}.no_web=true"
         )
     if problems:
         return problems, served, ""

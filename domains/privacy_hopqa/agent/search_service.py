@@ -120,7 +120,7 @@ async def ask_health(client: JsonClient, expected: str | None) -> Mapping[str, A
     if served and expected and served != expected:
         raise ValueError(
             f"the retrieval service at {client.base_url} serves world {served}, the chains belong to "
-            f"{expected}; restart it on privacy_hopqa.task_data_root"
+            f"{expected}; restart it on the files of this run"
         )
     return health
 
