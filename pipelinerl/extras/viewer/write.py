@@ -91,7 +91,7 @@ def write_page(
         _choose(run, limit // len(runs), MAX_BYTES // len(runs))
     for run in runs:
         if not run.chosen:
-            raise FileNotFoundError(f"{run.source.output_dir}: no rollout has ended yet")
+            raise FileNotFoundError(f"{run.source.output_dir}: there is no run, or none of its rollouts has ended")
     beside = folder.with_name(f"~{folder.name}")  # a page that cannot be finished leaves the one before
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
@@ -116,7 +116,7 @@ def export(output_dir: Path, path: Path, limit: int = LIMIT) -> int:
     run = _Run(0, RunSource(output_dir), BaseDomain())
     _choose(run, limit, MAX_BYTES)
     if not run.chosen:
-        raise FileNotFoundError(f"{output_dir}: no rollout has ended yet")
+        raise FileNotFoundError(f"{output_dir}: there is no run, or none of its rollouts has ended")
 
     def reward(name: str) -> float | None:
         evaluated = evaluation_of(name.rpartition("/")[0])

@@ -300,9 +300,9 @@ def test_the_folder_is_as_private_as_the_run(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["gone"], "there is no run in"),
-        (["empty"], "no rollout has ended yet"),
+        (["empty"], "there is no run, or none of its rollouts has ended"),
         (["run", "--limit", "0"], "--limit 0"),
-        (["played", "--compare", "empty"], "empty: no rollout has ended yet"),
+        (["played", "--compare", "empty"], "empty: there is no run, or none of its rollouts has ended"),
     ],
 )
 def test_the_command_says_in_one_line_what_is_wrong(
