@@ -25,7 +25,7 @@ from pipelinerl.launcher.cards import GIB, imagined_cards
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.host_memory import listed as in_host
 from pipelinerl.launcher.host_memory import most_at_once
-from pipelinerl.launcher.memory_choice import AHEAD, FSDP, ROWS, SIZED, UTILIZATION
+from pipelinerl.launcher.memory_choice import AHEAD, FSDP, ROWS, SIZED, TRANSPORT, UTILIZATION
 from pipelinerl.launcher.plan import NO_ADDRESS, RunPlan
 from pipelinerl.launcher.routing_choice import KEY as ROUTING
 from pipelinerl.launcher.trainer_choice import TrainerChoice
@@ -115,7 +115,8 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
     cfg, reasons = plan.cfg, plan.reasons
     ahead = ", received ahead" if weights_ahead(cfg) else ""
     sent = f"{cfg.weights.transport}{ahead}, KV cache {cfg.weights.kv}"
-    because = why("weights.transport", f"engine.kind={cfg.engine.kind}", "weights.kv", "weights.ahead")
+    because = reasons.get(TRANSPORT, f"engine.kind={cfg.engine.kind}")
+    because = why(TRANSPORT, because, "weights.kv", "weights.ahead")
     if (copy := reasons.get(AHEAD)) not in (None, SIZED):
         because += f"; {copy}"
     if cfg.updates_engines:

@@ -39,6 +39,7 @@ from pipelinerl.run_state.accounting import rollout_id
 
 FOLDER = Path("report", "rollouts")
 LIMIT = 2000
+_NOTHING = "there is no run, or none of its rollouts has ended"
 """Rollouts of a page, unless more are asked for."""
 MAX_BYTES = 48_000_000
 """Estimated size of a page; what it is made of is an estimate, so below the 60 MB that it must not exceed."""
@@ -91,7 +92,7 @@ def write_page(
         _choose(run, limit // len(runs), MAX_BYTES // len(runs))
     for run in runs:
         if not run.chosen:
-            raise FileNotFoundError(f"{run.source.output_dir}: there is no run, or none of its rollouts has ended")
+            raise FileNotFoundError(f"{run.source.output_dir}: {_NOTHING}")
     beside = folder.with_name(f"~{folder.name}")  # a page that cannot be finished leaves the one before
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
@@ -116,7 +117,7 @@ def export(output_dir: Path, path: Path, limit: int = LIMIT) -> int:
     run = _Run(0, RunSource(output_dir), BaseDomain())
     _choose(run, limit, MAX_BYTES)
     if not run.chosen:
-        raise FileNotFoundError(f"{output_dir}: there is no run, or none of its rollouts has ended")
+        raise FileNotFoundError(f"{output_dir}: {_NOTHING}")
 
     def reward(name: str) -> float | None:
         evaluated = evaluation_of(name.rpartition("/")[0])

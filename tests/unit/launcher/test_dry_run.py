@@ -75,6 +75,14 @@ def rows(output_dir: Path, *arguments: str) -> dict[str, str]:
     return {row.subject: row.because for row in found} | {f"{row.subject}=": row.chosen for row in found}
 
 
+def test_weights_in_files_on_a_shared_card_are_said_to_be_so_because_it_is_shared(
+    tmp_path: Path, model: Path
+) -> None:
+    card = ["hardware=gpu", "hardware.devices=1xH100-80GB", "world.share_device=true", f"model_path={model}"]
+    shown = rows(tmp_path / "run", "+domain=guessing", *card)
+    assert shown["weight updates"].startswith("one GPU for engine and trainer")
+
+
 def test_what_was_given_is_said_to_be_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:

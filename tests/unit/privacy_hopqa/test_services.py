@@ -233,7 +233,7 @@ async def test_a_world_with_the_same_names_and_other_texts_is_refused(own, world
 
 async def test_a_world_that_is_about_to_be_made_is_not_named_by_a_folder_that_will_be_gone():
     async with ours(task("DR90001")) as url:
-        with pytest.raises(ConfigError, match="tasks .* of the chains are not served") as error:
+        with pytest.raises(ConfigError, match=r"tasks .* of the chains are not served") as error:
             await asked_for(url, world=TINY)
     for problem in error.value.problems:
         assert tempfile.gettempdir() not in problem
