@@ -39,8 +39,8 @@ from pipelinerl.run_state.accounting import rollout_id
 
 FOLDER = Path("report", "rollouts")
 LIMIT = 2000
-_NOTHING = "there is no run, or none of its rollouts has ended"
 """Rollouts of a page, unless more are asked for."""
+_NOTHING = "there is no run, or none of its rollouts has ended"
 MAX_BYTES = 48_000_000
 """Estimated size of a page; what it is made of is an estimate, so below the 60 MB that it must not exceed."""
 CHUNK_BYTES = 800_000
