@@ -53,7 +53,7 @@ class Actor:
         train, test = load_problems(cfg)
         if train:
             note_problems(output_dir, len(train))
-        _compare(output_dir, train, test)
+        _compare(output_dir, train, test if cfg.evaluates else [])
         # A resume takes the snapshot of the checkpoint's version, which may lie a checkpoint interval back.
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
         self.snapshots = Snapshots(output_dir, "actor", keep)

@@ -6,11 +6,13 @@ looks at its start, the report names what was found.
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unicodedata import decomposition, normalize
 
 from xxhash import xxh3_64
@@ -21,6 +23,21 @@ _NAMES = frozenset(
     "id uid idx index number row name key split dataset dataset_name data_source source domain".split()  # noqa: SIM905
 )
 """What tells problems of equal content apart."""
+_ORDINALS = frozenset(("idx", "index", "number", "row", "name", "key"))
+"""Of these, what may also be content."""
+_ANSWERS = frozenset(
+    re.split(
+        r"\s+",
+        "answer answers solution solutions canonical_solution response responses output outputs completion "
+        "completions chosen rejected reasoning rationale explanation gold ground_truth final_answer label "
+        "labels expected expected_answer reference references target targets test tests test_list test_cases",
+    )
+)
+"""What a policy is judged by or shall write, which does not say what is asked."""
+_LOOKED_AT = 500
+"""Of many problems about so many are looked at for what all or most of them have."""
+_BETWEEN = re.compile(r"(?<=[.:!?。！？])\s+|\n+")
+T = TypeVar("T")
 _UNKNOWN = "unknown"
 _TEXT = 16
 """Characters from which on a text may say which problem it is."""
@@ -37,48 +54,115 @@ _TYPED = str.maketrans(
 def shared(train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]) -> int:
     """How many test problems have the content of a training one, up to names, case, spaces and typography.
 
-    Where problems have texts of their own, those decide and numbers or words beside them do not. A test
-    problem with other keys, as of another loader, is known by one of these texts.
+    Where problems have texts of their own, those decide, whatever they are called; answers, numbers and words
+    beside them do not, nor sentences before or behind that half of the problems of a side have. Problems
+    without such texts are compared whole.
     """
-    contents = [frozenset(_leaves(problem, _typed)) for problem in train]
-    texts: dict[str, set[str]] = {}
-    for key, value in chain.from_iterable(contents):
-        if len(value) >= _TEXT:
-            texts.setdefault(key, set()).add(value)
-    # Not a system prompt, which many problems have in common.
-    own = {key for key, values in texts.items() if 2 * len(values) > len(train)}
-    own_texts = frozenset(chain.from_iterable(texts[key] for key in own))
+    names = _naming(train)
+    sides = [[[*_leaves(problem, _text, names)] for problem in problems] for problems in (train, test)]
+    texts_of = [[[v for _, v in leaves if isinstance(v, _Text)] for leaves in side] for side in sides]
+    common = {text for side in texts_of for text in _frequent(side, lambda text: [text], 0.05)}
+    own = [[_own(leaves, common) for leaves in side] for side in sides]
+    ends = [_frequent(_some(side), _sentences, 0.5) for side in own]
+    tested = set(chain.from_iterable(own[1]))
+    trained = [{_bare(text, ends[0], tested) for text in texts} for texts in own[0]]
+    of_text: dict[str, list[set[str]]] = {}
+    for texts in trained:
+        for text in texts:
+            of_text.setdefault(text, []).append(texts)
+    whole = {_whole(leaves, common) for leaves in sides[0]}
 
-    def told(content: Collection[tuple[str, str]], keys: Collection[str]) -> frozenset[tuple[str, str]]:
-        return frozenset(pair for pair in content if pair[0] in keys) or frozenset(content)
+    def is_known(texts: Sequence[_Text], leaves: Sequence[Leaf]) -> bool:
+        if not texts:
+            return _whole(leaves, common) in whole
+        bare = {_bare(text, ends[1], of_text) for text in texts}
+        # A document or a solution may be written out on one side alone.
+        return any(bare <= other or other <= bare for text in bare for other in of_text.get(text, ()))
 
-    @lru_cache
-    def known(keys: frozenset[str]) -> set[frozenset[tuple[str, str]]]:
-        return {told(content, keys) for content in contents}
-
-    def is_known(content: Collection[tuple[str, str]]) -> bool:
-        # By what the test problem has: a solution may be written out in the training problem alone.
-        keys = frozenset(own) & {key for key, _ in content}
-        if own and not keys:
-            return any(value in own_texts for _, value in content)
-        return told(content, keys) in known(keys)
-
-    return sum(is_known([*_leaves(problem, _typed)]) for problem in test)
+    return sum(map(is_known, own[1], sides[1]))
 
 
-def _leaves(value: Any, form: Callable[[str], str], key: str = "") -> Iterator[tuple[str, str]]:
-    """Texts in a form, numbers and what else there is, by the innermost key."""
+class _Text(str):
+    """A text of a problem in its form for comparing, and as it was."""
+
+    raw: str
+
+
+Leaf = tuple[str, str]
+"""A text, number or other value and its innermost key, or the first key that names an answer."""
+
+
+def _frequent(
+    side: Sequence[Sequence[_Text]], parts: Callable[[_Text], Sequence[str]], share: float
+) -> set[str]:
+    """Parts of texts that at least this share of the problems have, and two, such as a system prompt."""
+    found = Counter[str]()
+    for texts in side:
+        found.update({part for text in texts for part in parts(text)})
+    return {part for part, count in found.items() if count >= max(2, share * len(side))}
+
+
+def _some(problems: Sequence[T]) -> Sequence[T]:
+    return problems[:: max(1, len(problems) // _LOOKED_AT)]
+
+
+def _sentences(text: _Text) -> list[str]:
+    return [*filter(None, map(_typed, _BETWEEN.split(text.raw)))]
+
+
+def _own(leaves: Sequence[Leaf], common: Collection[str]) -> list[_Text]:
+    """Texts that say which problem it is."""
+    asked = (text for key, text in leaves if key not in _ANSWERS and isinstance(text, _Text))
+    return [text for text in asked if len(text) >= _TEXT and text not in common]
+
+
+def _bare(text: _Text, ends: Collection[str], others: Collection[str]) -> str:
+    """A text of the other side that it is but for sentences of `ends` before and behind; else itself."""
+    if not ends or text in others:
+        return text
+    parts = _sentences(text)
+    first = next((at for at, part in enumerate(parts) if part not in ends), len(parts))
+    last = next((at for at in range(len(parts), first, -1) if parts[at - 1] not in ends), first)
+    cut = ("".join(parts[at:to]) for at in range(first + 1) for to in range(len(parts), last - 1, -1))
+    return next((one for one in cut if len(one) >= _TEXT and one in others), text)
+
+
+def _whole(leaves: Sequence[Leaf], common: Collection[str]) -> frozenset[tuple[Leaf, int]]:
+    """What else tells problems apart: short texts, with the numbers beside them, or everything."""
+    asked = [(key, value) for key, value in leaves if key not in _ANSWERS and value not in common]
+    if any(isinstance(value, _Text) for _, value in asked):
+        leaves = [("" if isinstance(value, _Text) else key, value) for key, value in asked]
+    return frozenset(Counter(leaves).items())
+
+
+def _naming(problems: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Keys that only name problems: not those in which alone they differ, as by an index, best no id."""
+    for names in (_NAMES, _NAMES - _ORDINALS):
+        contents = {tuple(_leaves(problem, _plain, names)) for problem in _some(problems)}
+        if () not in contents and len(contents) >= min(2, len(problems)):
+            return names
+    return frozenset()
+
+
+def _leaves(
+    value: Any, form: Callable[[str], str], names: Collection[str], key: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Texts in a form, numbers and what else there is, by the innermost key; an answer's by its own."""
     if isinstance(value, str):
         yield key, form(value)
     elif isinstance(value, Mapping):
+        key = "answer" if value.get("role") == "assistant" else key
         for name, item in value.items():
-            if name not in _NAMES:
-                yield from _leaves(item, form, str(name))
+            if name not in names:
+                yield from _leaves(item, form, names, key if key in _ANSWERS else str(name))
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _leaves(item, form, key)
+            yield from _leaves(item, form, names, key)
     elif isinstance(value, set | frozenset):
         yield key, " ".join(sorted(map(str, value)))  # which have another order in each process
+    elif is_dataclass(value) and not isinstance(value, type):
+        content = {field.name: getattr(value, field.name) for field in fields(value)}
+        yield from _leaves(content, form, names, key)
     elif value is not None:
         # Of a table a whole number may come as a float.
         shown = str(int(value) if isinstance(value, float) and value.is_integer() else value)
@@ -95,6 +179,13 @@ def _typed(text: str) -> str:
     """As `_plain`, with one form for quotes, dashes, ligatures and full-width characters (NFKC)."""
     usual = text.translate(_TYPED)
     return _plain(usual if usual.isascii() else _others().sub(lambda run: normalize("NFKC", run[0]), usual))
+
+
+@lru_cache(1 << 14)
+def _text(text: str) -> _Text:
+    found = _Text(_typed(text))
+    found.raw = text
+    return found
 
 
 @lru_cache(1)
@@ -140,10 +231,10 @@ def digest(problems: Sequence[Mapping[str, Any]]) -> str:
     if not problems:
         return ""
     whole = xxh3_64()
+    names = _naming(problems)
     for problem in problems:
-        whole.update(
-            "\0".join(chain.from_iterable(_leaves(problem, _plain))).encode("utf-8", "surrogatepass")
-        )
+        content = chain.from_iterable(_leaves(problem, _plain, names))
+        whole.update("\0".join(content).encode("utf-8", "surrogatepass"))
         whole.update(b"\1")
     return f"{len(problems)} {whole.hexdigest()}"
 

@@ -157,6 +157,7 @@ def test_problems_that_are_trained_on_under_another_name_are_remarked(tmp_path: 
 
 
 def test_each_odd_answer_is_retried_or_counted_and_the_run_goes_on(tmp_path: Path, model, answer):
+    watch = RemarkWatch(tmp_path)
     with FakeEngine(answer) as engine:
         engine.misbehave.extend([500, 404, b"nonsense", {"choices": []}, engine.reply([], "abort")])
         write_config(tmp_path, model, [engine], eval_every_n_versions=0, max_lag=96, eval_at_end=False)
@@ -164,6 +165,7 @@ def test_each_odd_answer_is_retried_or_counted_and_the_run_goes_on(tmp_path: Pat
             run.until(lambda: len(groups(run)) >= 49)
             run.trainer.training_done()
             assert run.end()[0] == 0
+    assert not [line for line in watch.lines() if "trained on too" in line]  # nothing is evaluated
     counts = reconcile(tmp_path)
     assert counts.adds_up
     assert counts[Outcome.FAILED] == 2, counts.lines()

@@ -1,5 +1,6 @@
 """Test problems that are trained on too, under another name, in another order, with other spaces."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,90 @@ def test_problems_without_texts_are_compared_whole_and_chats_by_their_messages()
         for at, numbers in ((0, range(20)), (1, range(15, 25)))
     ]
     assert shared(*chats) == 5
+
+
+SYSTEM = ("You are a helpful assistant.", "Solve the following problem.")
+
+
+def chat(number: int, system: str, *more: Row) -> Row:
+    said = [{"role": "system", "content": system}, {"role": "user", "content": QUESTIONS[number]}, *more]
+    return {"messages": said}
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "count"),
+    [
+        ([chat(n, SYSTEM[0]) for n in range(30)], [chat(n, SYSTEM[1]) for n in range(25, 35)], 5),
+        (TRAIN, [row(n, question=QUESTIONS[n] + "\nBox the answer.") for n in range(25, 35)], 5),
+        ([row(n, question="Think. " + QUESTIONS[n]) for n in range(30)], [row(n) for n in range(25, 35)], 5),
+        (TRAIN, [row(n, question=f"{QUESTIONS[n]} And how many in {n} years?") for n in range(25, 35)], 0),
+        (
+            [row(n % 30, solution=f"The solution number {n} of four") for n in range(120)],
+            [row(n) for n in range(25, 35)],
+            5,
+        ),
+        (TRAIN, [row(n, solution=f"Another solution, number {n}") for n in range(25, 35)], 5),
+        (
+            [*TRAIN, *({"task": f"{question} Or not?", "kind": 1} for question in QUESTIONS[:30])],
+            [{"text": f"{QUESTIONS[n]} Or not?", "kind": 2} for n in range(25, 35)],
+            5,
+        ),
+        ([{"q": f"{n} + 1 ="} for n in range(30)], [{"task": f"{n}+1="} for n in range(25, 35)], 5),
+        (
+            [{"ask": "Sort these numbers, largest first", "of": f"{n} 7"} for n in range(30)],
+            [{"ask": "Sort these numbers, largest first", "of": f"{n} 7"} for n in range(25, 35)],
+            5,
+        ),
+        (
+            [row(n, passage=f"A passage that is number {n // 5}") for n in range(30)],
+            [row(n, passage=f"A passage that is number {n // 7}") for n in range(30, 40)],
+            0,
+        ),
+    ],
+    ids=[
+        "another_system_prompt",
+        "an_instruction_behind",
+        "an_instruction_before",
+        "a_further_question",
+        "several_solutions",
+        "another_solution",
+        "several_loaders",
+        "short_texts_of_other_names",
+        "one_instruction_for_all",
+        "passages_of_several_questions",
+    ],
+)
+def test_what_is_asked_decides_and_not_its_wrapping(train: list[Row], test: list[Row], count: int) -> None:
+    assert shared(train, test) == count
+
+
+@pytest.mark.parametrize("key", ["name", "number", "index", "key", "row"])
+def test_a_name_that_alone_tells_problems_apart_is_their_content(key: str) -> None:
+    train = [{key: n, "game": "chess"} for n in range(30)]
+    test = [{key: n, "game": "chess"} for n in range(25, 35)]
+    assert shared(train, test) == 5
+    assert shared([{key: n} for n in range(30)], [{key: n} for n in range(25, 35)]) == 5
+    of_sets = [[{key: n, "id": f"{kind}-{n}", "dataset": kind} for n in range(30)] for kind in ("a", "b")]
+    assert shared(*of_sets) == 30 and shared([{"id": 1}, {"id": 2}], [{"id": 2}, {"id": 3}]) == 1
+    assert digest(train) != digest([*train[1:], {key: 99, "game": "chess"}])
+
+
+def test_how_often_a_value_is_there_belongs_to_a_problem() -> None:
+    assert shared([{"numbers": [1, 1, 2]}], [{"numbers": [1, 2, 2]}]) == 0
+    assert shared([{"numbers": [1, 1, 2]}], [{"numbers": [1, 1, 2]}]) == 1
+
+
+def test_a_problem_within_an_object_is_known_by_its_texts() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Chain:
+        id: str
+        question: str
+
+    train, test = (
+        [{"chain": Chain(f"{kind}-{n}", QUESTIONS[n])} for n in numbers]
+        for kind, numbers in (("train", range(30)), ("test", range(25, 35)))
+    )
+    assert shared(train, test) == 5
 
 
 def test_what_was_counted_is_kept_for_the_report(tmp_path: Any) -> None:
