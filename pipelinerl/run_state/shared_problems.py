@@ -26,12 +26,11 @@ _NAMES = frozenset(
 _ORDINALS = frozenset(("idx", "index", "number", "row", "name", "key"))
 """Of these, what may also be content."""
 _ANSWERS = frozenset(
-    re.split(
-        r"\s+",
+    (  # noqa: SIM905
         "answer answers solution solutions canonical_solution response responses output outputs completion "
         "completions chosen rejected reasoning rationale explanation gold ground_truth final_answer label "
-        "labels expected expected_answer reference references target targets test tests test_list test_cases",
-    )
+        "labels expected expected_answer reference references target targets test tests test_list test_cases"
+    ).split()
 )
 """What a policy is judged by or shall write, which does not say what is asked."""
 _LOOKED_AT = 500
