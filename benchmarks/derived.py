@@ -5,7 +5,6 @@ Each takes a function that reads a result by its file's name and returns what th
 
 import json
 import re
-import statistics
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path

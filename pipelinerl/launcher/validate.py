@@ -99,7 +99,7 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from sampling.check(cfg)
     yield from objective.check(cfg)
     yield from teacher.check(cfg, dry_run)
-    yield from training.check(cfg, derived)
+    yield from training.check(cfg, derived, dry_run)
     if derived is not None and cfg.updates_engines:
         asked = derive(cfg, []).texts_per_update
         yield from cfg.staleness_with(derived).problems(asked, derived.trainer_ranks)
