@@ -22,7 +22,7 @@ from pipelinerl.domain import ServiceSpec
 from pipelinerl.engines.kind import Why, engine_kind
 from pipelinerl.launcher import mps
 from pipelinerl.launcher.cards import GIB, imagined_cards
-from pipelinerl.launcher.checks.data import HUB_NAME
+from pipelinerl.launcher.checks.data import of_hub
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.host_memory import listed as in_host
 from pipelinerl.launcher.host_memory import most_at_once
@@ -213,7 +213,7 @@ def _memory(plan: RunPlan, why: Why) -> Iterator[Row]:
         unknown = ("" if imagined else "the card's memory or ") + "the model's sizes cannot be read"
         named = imagined or bool(plan.configuration.devices)
         change = "model_path=DIR" if named else "hardware.devices=4xH100-80GB imagines cards"
-        if named and HUB_NAME.match(cfg.model_path) and not Path(cfg.model_path).exists():
+        if named and of_hub(cfg.model_path):
             change = f"hf download {cfg.model_path} config.json"
         yield Row("bytes of GPUs", "not planned", unknown, change)
         return
