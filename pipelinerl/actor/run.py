@@ -48,9 +48,12 @@ class Actor:
     ):
         self.cfg, self.output_dir, self.state = cfg, output_dir, state
         self._told_at = 0.0
+        self.reporter = Reporter(output_dir, cfg, version)  # first: its status file tells what is waited for
         self.domain: Domain = load_domain(cfg.domain_hooks)
-        self.domain.attach(load_tree(output_dir, job), output_dir)
-        train, test = load_problems(cfg)
+        with self._waiting("attach"):
+            self.domain.attach(load_tree(output_dir, job), output_dir)
+        with Wait(f"the problems of {cfg.dataset_loader}", cfg.watchdog.progress_deadline_s, normal="seconds"):
+            train, test = load_problems(cfg)
         if train:
             note_problems(output_dir, len(train))
         _compare(output_dir, train, test if cfg.evaluates else [])
@@ -59,7 +62,6 @@ class Actor:
         self.snapshots = Snapshots(output_dir, "actor", keep)
         self.pool = pool
         self.accounting = RolloutLog(output_dir, "actor")
-        self.reporter = Reporter(output_dir, cfg, version)
         self.reporter.test_digest = digest(test)
         _remark_others(output_dir, {"training": digest(train), "test": self.reporter.test_digest})
         _remark_model(output_dir, cfg.model_path)
@@ -109,8 +111,14 @@ class Actor:
         scheduler.total_texts = cfg.total_texts(point.step, point.version)
         if saved is not None:
             scheduler.load_state_dict(saved)
-            self.domain.restore(saved["domain"])
+            with self._waiting("restore"):
+                self.domain.restore(saved["domain"])
         return scheduler
+
+    def _waiting(self, hook: str) -> Wait:
+        """For a hook of the domain, which nobody can interrupt; the launcher ends a run that stays in one."""
+        name = f"{hook} of domain_hooks={self.cfg.domain_hooks}"
+        return Wait(name, self.cfg.watchdog.progress_deadline_s, normal="less than a second")
 
     async def run(self, workers: "asyncio.Task[None]") -> None:
         """Until training is done and the last version evaluated; `workers` is the pool's start.
@@ -236,7 +244,8 @@ class Actor:
         self._snapshot()  # or a resume would evaluate this version again
 
     def _snapshot(self) -> None:
-        state = self.scheduler.state_dict() | {"domain": self.domain.checkpoint()}
+        with self._waiting("checkpoint"):
+            state = self.scheduler.state_dict() | {"domain": self.domain.checkpoint()}
         self.snapshots.save(self.scheduler.version, state)
 
     async def _check_regularly(self) -> None:

@@ -137,6 +137,23 @@ def test_a_rollout_that_holds_the_interpreter_is_named_at_once_and_again_when_it
     assert "held by rollout 0-000000/1 at " in said and "toy_domain.py:" in said
 
 
+def test_a_loader_that_blocks_is_named_and_a_thread_that_it_leaves_holds_up_no_end(
+    tmp_path: Path, model, answer
+):
+    file = tmp_path / "go"
+    loader = {"dataset_loader": "tests.support.toy_domain.load_when_told"}
+    loader |= {"dataset_loader_params": {"file": str(file)}}
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=0, **loader)
+        with ActorRun(tmp_path, start=subprocess.Popen) as run:
+            (wait,) = run.until(lambda: read_status(tmp_path).get("actor", {}).get("waits"))
+            assert wait["name"] == "the problems of tests.support.toy_domain.load_when_told"
+            file.touch()
+            run.until(lambda: groups(run))
+            run.trainer.training_done()
+            assert run.end()[0] == 0
+
+
 def test_problems_that_are_trained_on_under_another_name_are_remarked(tmp_path: Path, model, answer):
     """The loader makes the same numbers for every name. The status after the end is of no evaluation."""
     watch = RemarkWatch(tmp_path)
