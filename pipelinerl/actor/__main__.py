@@ -49,7 +49,7 @@ if __name__ == "__main__":
     code = main()
     left = [one.name for one in threading.enumerate()[1:] if not one.daemon]
     if left:  # of a loader or a hook; the interpreter would wait for them, perhaps for ever
-        logging.getLogger(__name__).warning("the domain left threads behind, which end now: %s", ", ".join(left))
+        logging.getLogger(__name__).warning("threads that the domain left end now: %s", ", ".join(left))
         logging.shutdown()
         os._exit(code)
     sys.exit(code)

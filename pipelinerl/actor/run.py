@@ -50,9 +50,9 @@ class Actor:
         self._told_at = 0.0
         self.reporter = Reporter(output_dir, cfg, version)  # first: its status file tells what is waited for
         self.domain: Domain = load_domain(cfg.domain_hooks)
-        with self._waiting("attach"):
+        with self._waiting(f"attach of {cfg.domain_hooks}"):
             self.domain.attach(load_tree(output_dir, job), output_dir)
-        with Wait(f"the problems of {cfg.dataset_loader}", cfg.watchdog.progress_deadline_s, normal="seconds"):
+        with self._waiting(f"the problems of {cfg.dataset_loader}"):
             train, test = load_problems(cfg)
         if train:
             note_problems(output_dir, len(train))
@@ -111,14 +111,13 @@ class Actor:
         scheduler.total_texts = cfg.total_texts(point.step, point.version)
         if saved is not None:
             scheduler.load_state_dict(saved)
-            with self._waiting("restore"):
+            with self._waiting(f"restore of {cfg.domain_hooks}"):
                 self.domain.restore(saved["domain"])
         return scheduler
 
-    def _waiting(self, hook: str) -> Wait:
-        """For a hook of the domain, which nobody can interrupt; the launcher ends a run that stays in one."""
-        name = f"{hook} of domain_hooks={self.cfg.domain_hooks}"
-        return Wait(name, self.cfg.watchdog.progress_deadline_s, normal="less than a second")
+    def _waiting(self, name: str) -> Wait:
+        """For code of the domain, which nobody can interrupt; the launcher ends a run that stays in it."""
+        return Wait(name, self.cfg.watchdog.progress_deadline_s, normal="seconds")
 
     async def run(self, workers: "asyncio.Task[None]") -> None:
         """Until training is done and the last version evaluated; `workers` is the pool's start.
@@ -244,7 +243,7 @@ class Actor:
         self._snapshot()  # or a resume would evaluate this version again
 
     def _snapshot(self) -> None:
-        with self._waiting("checkpoint"):
+        with self._waiting(f"checkpoint of {self.cfg.domain_hooks}"):
             state = self.scheduler.state_dict() | {"domain": self.domain.checkpoint()}
         self.snapshots.save(self.scheduler.version, state)
 
