@@ -88,8 +88,10 @@ class Actor:
         saved = self.snapshots.restore(point.version, dict)
         if saved is None and point.version > 0:
             # Training goes on: what is lost is where the draws stood, so problems come again.
-            missing = "no snapshot of the actor up to version %d; problems are drawn from the start"
-            log.warning(missing, point.version)
+            missing = (
+                "no snapshot of the actor up to version %d (actor/state was removed): problems are drawn "
+            )
+            log.warning(missing + "from the start, and the domain has no state", point.version, extra=REMARK)
         recent = saved["recent_texts"] if saved is not None else ()
         budget = LagBudget(cfg.staleness.admitted, point.version, recent, point.replayed)
         log.info("lag bound in samples: %s (%s)", budget.bound, cfg.staleness)

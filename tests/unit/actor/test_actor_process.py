@@ -210,9 +210,11 @@ def test_a_resumed_actor_goes_on_where_the_restored_version_was(tmp_path: Path, 
             run.update(engine, 4)
             run.until(lambda: len(groups(run)) == 4)
             first = groups(run)
+        remarks = RemarkWatch(tmp_path)
         with ActorRun(tmp_path, version=4) as run:
             run.until(lambda: len(groups(run)) == 6)
             again = groups(run)[4:]
+            assert not [line for line in remarks.lines() if "no snapshot" in line]
             assert len(run.read("stats_test")) == 1
             waiting = next_request_waits(engine)
             run.update(engine, 8)
@@ -227,6 +229,21 @@ def test_a_resumed_actor_goes_on_where_the_restored_version_was(tmp_path: Path, 
     ids = {text["group_id"] for group in [*first, *again] for text in group}
     assert len(ids) == 6
     assert reconcile(tmp_path).adds_up
+
+
+def test_a_resumed_actor_whose_snapshots_were_removed_says_so(tmp_path: Path, model, answer):
+    watch = RemarkWatch(tmp_path)
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=0)
+        engine.version = "4"
+        with ActorRun(tmp_path, version=4) as run:
+            run.until(lambda: groups(run))
+            (line,) = watch.lines()
+            assert line.startswith(
+                "actor: no snapshot of the actor up to version 4 (actor/state was removed)"
+            )
+            run.trainer.training_done()
+            assert run.end()[0] == 0
 
 
 def test_an_actor_that_draws_by_difficulty_reports_it_and_a_resume_goes_on_with_its_rates(
