@@ -163,7 +163,7 @@ class Trainer:
         if self._recording is None or not any(self.ranks.gather(feed.exhausted)):
             return False
         steps, last = self.counters.completed_steps, self.finetune.last_step
-        log.warning("the recording ends after step %d of %d", steps, last)
+        log.warning("the recording ends after step %d of %d", steps, last, extra=REMARK)
         return True
 
     def _first_record(self, spec: SingleStreamSpec) -> int:
