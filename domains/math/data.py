@@ -15,6 +15,7 @@ from typing import Any
 
 from domains.math.answers import last_boxed, plain
 from domains.math.pool import MAX_GOLD_LENGTH
+from domains.math.texts import bare
 from domains.rows import checked_rows, find_file
 from domains.split import is_held_out
 
@@ -41,13 +42,6 @@ _TOLD_ELSEWHERE = re.compile(
 _OPTIONS = ("choices", "options")
 _SEVERAL = re.compile(r"\S\s*\n\s*\S|[a-z)\d]\.\s+[A-Z][a-z]+ ")
 """Lines, or a sentence behind another one."""
-_SAID = re.compile(
-    r"\A<answer>\s*(?P<inside>.*?)\s*</answer>\Z"
-    r"|\A(?:the\s+)?(?:final\s+)?(?:answer|result)\s*(?:is\b\s*:?|:|=)\s*(?P<behind>\S.*?)\.?\Z"
-    r"|\A(?:option|choice)\s+\(?(?P<chosen>[A-J])\)?\.?\Z|\A(?P<listed>[A-J])\)\Z",
-    re.IGNORECASE,
-)
-"""How a data set says an answer around the bare one."""
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _MARKUP = re.compile(
     r"<\|\w+\|>|</\w+>|<br\s*/?>|<(?:pad|unk|img)\b|&(?:[lg]t|amp|nbsp|quot|#\d+);"
@@ -199,8 +193,7 @@ def result_of(value: Any) -> str:
             f"answer {text[:60]!r}: a solution without a result; put it behind {GSM8K_MARK} or in a box"
         )
     text = (text if result is None else result).strip()
-    if (said := _SAID.match(text)) is not None:
-        text = next(part for part in said.groups() if part is not None)
+    text = bare(text) or text
     refuse_missing(plain(text), "answer")
     if not any(map(_says_something, plain(text))):
         raise ValueError(f"answer {str(value)[:60]!r}: holds no result")
