@@ -200,6 +200,9 @@ SPOKEN = [
     '<function name="shop.order">{"item": "shoe"}</function>',
     'commentary to=shop.order json{"item": "shoe"}',
     'It is {"shop.order": {"item": "shoe"}}.',
+    'I use `shop.order` with {"item": "shoe"}.',
+    'Function: shop.order\nArguments: {"item": "shoe"}',
+    'Tool: `shop.order("shoe")`',
 ]
 
 
