@@ -32,7 +32,8 @@ _WORDS = {
         "en": "the of and to in is it that you for was on are with as this be have not they we a an i no he "
         "my your what how hello thank thanks very good please yes his her their has had will can all our",
         "es": "el la los las de que y en un una es por con para no se su más pero como lo al del está "
-        "te mi tu ella él come hola gracias cómo qué muy muchas mucho buenos buenas días estás eres tiene cuando porque",
+        "te mi tu ella él come hola gracias cómo qué muy muchas mucho buenos buenas días estás eres "
+        "tiene cuando porque",
         "fi": "ja on ei se että hän oli ovat mutta myös kun joka tämä mukaan sekä olen minä sinä voi "
         "kiitos hyvää paljon päivää hei moi mitä miten olet olemme niin tai vain nyt tässä kanssa jos",
         "fr": "le la les de des et est un une il elle que qui dans pour pas sur avec ce nous vous je du "
