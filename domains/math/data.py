@@ -29,6 +29,8 @@ ARITHMETIC_PROBLEMS = 1000
 HELD_OUT = 0.25
 """Share of the questions of generated arithmetic `by_length` that only evaluations ask."""
 GSM8K_MARK = "####"
+_LISTED = re.compile(r",\s|[()\[\]{}]")
+"""A comma is one of thousands only in a text without these."""
 _MISSING = frozenset({"nan", "<na>", "null", "n/a", "n.a", "#n/a", "tbd", "notfound", "proof"})
 """What tables, and NuminaMath with the last two, write for a missing value; `None` may be an answer."""
 _TOLD_ELSEWHERE = re.compile(
@@ -40,6 +42,8 @@ _TOLD_ELSEWHERE = re.compile(
 )
 """What stands for an answer that the data set does not hold."""
 _OPTIONS = ("choices", "options")
+_PICTURES = ("image", "images")
+_PICTURE = re.compile(r"<image(?:_?\d+)?>|<\|image\w*\|>")
 _SEVERAL = re.compile(r"\S\s*\n\s*\S|[a-z)\d]\.\s+[A-Z][a-z]+ ")
 """Lines, or a sentence behind another one."""
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -122,6 +126,10 @@ def read_row(row: Any) -> tuple[str, str]:
         raise ValueError(
             f"{listed}: a question is asked without them; put them into its text, and leave them out"
         )
+    picture = next((key for key in _PICTURES if row.get(key)), None) or _PICTURE.search(str(question))
+    if picture is not None:
+        named = picture if isinstance(picture, str) else picture[0]
+        raise ValueError(f"{named}: a question is asked without its picture; leave the row out")
     given = next((row[key] for key in ANSWERS if row.get(key) not in (None, "")), None)
     if given is None and isinstance(row.get("solution"), str):
         given = last_boxed(row["solution"])
@@ -186,7 +194,8 @@ def result_of(value: Any) -> str:
     text = str(value).strip()
     refuse_missing(text, "answer")
     if GSM8K_MARK in text:
-        text = text.rpartition(GSM8K_MARK)[2].strip().replace(",", "")
+        text = text.rpartition(GSM8K_MARK)[2].strip()
+        text = text if _LISTED.search(text) else text.replace(",", "")
     result = last_boxed(text)
     if result is None and _SEVERAL.search(text) and len(_WORD.findall(text)) >= _SOLUTION_WORDS:
         raise ValueError(
