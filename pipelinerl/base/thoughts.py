@@ -3,10 +3,11 @@
 A chat template may end the prompt with `<think>`. The completion then holds only `</think>`; other models
 write both tags, or none. What stands behind the last `</think>` is the answer in all three cases. Only the
 prompt says whether a completion without either is an answer or thoughts that were cut off. Judges therefore
-read `LLMCall.completion`, which begins with `<think>` in the second case. A tag between quotation marks or
-backticks is quoted, as a program that removes thoughts does, and ends nothing; so are both tags in a line, with
-a quotation mark or backtick before them, as in `r"<think>.*?</think>"`. Tokens with which other families mark
-thoughts stand in `completion` as these two tags.
+read `LLMCall.completion`, which begins with `<think>` in the second case.
+A tag between quotation marks or backticks is quoted, as a program that removes thoughts does, and ends
+nothing; so are both tags in a line, with a quotation mark or backtick before them, as in
+`r"<think>.*?</think>"`. Tokens with which other families mark thoughts stand in `completion` as these two
+tags.
 """
 
 import re
