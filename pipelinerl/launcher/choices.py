@@ -150,7 +150,10 @@ def _hardware(cfg: Config, composition: Composition, hosts: Sequence[Host]) -> R
         used = f"gpu, {devices} GPUs" + ("" if composition.devices else ", none of them here")
     elif composition.devices:
         used = f"cpu, though {found}"
-    return Row("hardware", used, "given" if given else found, "hardware=cpu|gpu")
+    because = "given" if given else found
+    if devices and not composition.devices and not cfg.hardware.devices and not HOST_BACKENDS.of(cfg).several:
+        because += "; as many GPUs as the shares of world"  # which a dry run imagines
+    return Row("hardware", used, because, "hardware=cpu|gpu")
 
 
 def _hosts(cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Row]:
