@@ -16,7 +16,10 @@ _ITEM = re.compile(r"\s*(?:(?:[-*+>]|\d+[.)])\s+)*")
 _QUOTED = re.compile(r"\A\s*(?:> ?)+")
 _PYTHON = re.compile(r"\{?\.?(?:i?python|py)[\d.]*\b(?![-+#])|[\w./-]+\.py\b", re.IGNORECASE)
 _LANGUAGE = re.compile(r"[\w{}.+#-]+")
-_PROMPT = ">>>"
+_SESSION = re.compile(r"(?:[ \t]*(?:#.*)?\n)*+[ \t]*>>>")
+"""How an interactive session begins; a prompt in a docstring makes none."""
+_NAMED = re.compile(r"\s*(?:i?python|py)[\d.]*[ \t]*\n(?=\s*\S)", re.IGNORECASE)
+"""A language on the line below the fence."""
 _LINE_END = re.compile(r"\r\n|[\n\r\v\f\x85\u2028\u2029]")
 _PYTHONS = ("\n", "\r\n", "\r")
 """The ends of lines that Python knows."""
@@ -72,7 +75,10 @@ class _Open:
         first = next((line for line in self.lines if line.strip()), "")
         width = min(self.indent, len(first) - len(first.lstrip(" \t")))
         kept = [line[min(width, len(line) - len(line.lstrip(" \t"))) :] for line in self.lines]
-        return Block(self.info, "\n".join(kept).strip("\n"), end)
+        text = "\n".join(kept).strip("\n")
+        if not self.info and (named := _NAMED.match(text)) is not None:
+            return Block(named[0].strip(), text[named.end() :].strip("\n"), end)
+        return Block(self.info, text, end)
 
     def program(self, end: int) -> Block | None:
         """The block so far, if Python reads it as a program."""
@@ -159,12 +165,12 @@ def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
             rf"^[ \t]*(?:(?:async\s+)?def|class)\s+(?:{wanted})\b|^(?:{wanted})\s*[:=]", re.MULTILINE
         )
         for some in (named, unnamed):
-            if defining := [text for text in some if _PROMPT not in text and begins.search(text)]:
+            if defining := [text for text in some if not _SESSION.match(text) and begins.search(text)]:
                 return defining[-1]
-    if programs := [text for text in named if _PROMPT not in text]:
+    if programs := [text for text in named if not _SESSION.match(text)]:
         # Output and remarks that are called Python are no program; a program that Python cannot read is one.
         return next((text for text in reversed(programs) if not _shows(text)), programs[-1])
-    if programs := [text for text in unnamed if _PROMPT not in text]:
+    if programs := [text for text in unnamed if not _SESSION.match(text)]:
         return max(reversed(programs), key=_likeness)
     return (named or unnamed or [""])[-1]
 

@@ -50,6 +50,19 @@ def rows(path: Path) -> Iterator[tuple[str, Any]]:
         yield where, row
 
 
+def asked(messages: Any, what: str) -> str:
+    """The text of the only message of a user; a system message may stand before it and is left out.
+
+    Raises ValueError for anything else, such as a dialogue of several turns.
+    """
+    listed = messages if isinstance(messages, list) else []
+    users = [one for one in listed if not (isinstance(one, dict) and one.get("role") == "system")]
+    text = users[0].get("content") if len(users) == 1 and isinstance(users[0], dict) else None
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{what}: expected a list of messages in which a user asks once, in a text")
+    return text
+
+
 def _is_missing(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 

@@ -23,11 +23,10 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _POINT = re.compile(r"(?<![\w.])\.(?=\d)")
 """Of a number without a zero before it, which is no full stop around an answer."""
 _PERCENT = re.compile(r"(?<=\d) ?(?:%|per ?cent\b)")
-_UNIT = re.compile(
-    r"(?<![\w.])(\d+(?:\.\d+)?)\s*"
-    r"(km/h|kmh|mph|km2|m2|km|cm|mm|nm|kg|mg|g|lbs?|oz|ft|mi|ms|s|min|hrs?|h|ml|cl|dl|l|k?hz|mhz|ghz|kwh|kw|mw|gw|"
-    r"°c|°f)(?!\w)"
-)
+_UNIT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*([mglsh]|[a-z]{2,}[23]?|°\s*[cf])(?!\w)")
+"""A number with what it counts; one letter such as that of `3d` belongs to it, unless it is a unit."""
+_RANGE = re.compile(r"(?<=\d)\s+-\s+(?=\d)")
+_DECADE = re.compile(r"(?<=\d0)'s\b")
 
 
 def unglued(text: str) -> str:
@@ -42,8 +41,9 @@ def normalised(answer: str) -> str:
     around it and no article in front: `the Nile` is `nile`. Initials and abbreviations without full stops:
     `U.S.` is `us`, `St. Louis` is `st louis`. Ordinals and thousands as bare numbers: `12th` is `12`, `1,200`
     is `1200`. A zero before a point: `.5` is `0.5`. Fractions and
-    powers: `2½` is `2 1/2`, `10⁶` is `10^6`. One blank between a number and its unit, none before a percent
-    sign: `5km` is `5 km`, `50 %` is `50%`.
+    powers: `2½` is `2 1/2`, `10⁶` is `10^6`. One blank between a number and its unit or what it counts, none
+    before a percent sign: `5km` is `5 km`, `50 %` is `50%`. Ranges and decades: `1914 - 1918` is `1914-1918`,
+    `1990's` is `1990s`.
     """
     shown = "".join(one for one in answer if unicodedata.category(one) != "Cf")
     text = unicodedata.normalize("NFKC", unglued(shown)).translate(_FOLDED).casefold().replace("i\u0307", "i")
@@ -54,5 +54,6 @@ def normalised(answer: str) -> str:
         text = inside[1].strip(_AROUND)
     text = _ARTICLE.sub("", text, count=1) if _ARTICLE.match(text) else text
     text = _ORDINAL.sub(r"\1", _THOUSANDS.sub("", text))
-    text = _PERCENT.sub("%", _UNIT.sub(r"\1 \2", text))
+    text = _RANGE.sub("-", _DECADE.sub("s", text))
+    text = _PERCENT.sub("%", _UNIT.sub(lambda found: f"{found[1]} {''.join(found[2].split())}", text))
     return text.strip(_AROUND) or whole

@@ -16,6 +16,7 @@ from keyword import iskeyword
 from typing import Any
 
 from domains.coding.verifier_api import same_output, same_value
+from domains.rows import asked
 
 Row = dict[str, Any]
 Context = dict[str, Any]
@@ -30,6 +31,8 @@ FORMS: dict[str, str] = {
 }
 """Beginnings of names of data sets, and the columns of their files."""
 STUB = "\n    pass\n"
+_CUT, _CUT_TAIL = re.compile(r"\d\s?(?:\.\.\.|\u2026)\Z"), 16
+"""How sites shorten the numbers of long tests, and how many characters tell it."""
 
 
 def read_row(row: Any) -> tuple[str, Context]:
@@ -81,6 +84,8 @@ def _pairs(tests: Any, what: str, kind: str | None = None) -> Context:
     inputs, outputs, name = tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs or not outputs:
         raise ValueError(f"{what}: no inputs or no outputs")
+    if len(inputs) != len(outputs):
+        raise ValueError(f"{what}: {len(inputs)} inputs and {len(outputs)} outputs; leave the row out")
     context = {"call_type": kind or ("fn" if name else "std"), "inputs": inputs, "outputs": outputs}
     _refuse_unsolvable(context | {"fn_name": name}, what)
     return context | ({"fn_name": name} if name else {})
@@ -92,9 +97,14 @@ def _refuse_unsolvable(context: Context, what: str) -> None:
     if name and (not str(name).split(".")[-1].isidentifier() or iskeyword(str(name))):
         raise ValueError(f"{what}: fn_name {str(name)[:40]!r}: is no name of a function")
     functional = context["call_type"] == "fn"
-    missing = [one for one in outputs if one != one or (one is None and not functional)]
-    if missing:
-        raise ValueError(f"{what}: an output is {missing[0]}: is missing in the data; leave the row out")
+    for given, kind in ((outputs, "output"), (context["inputs"], "input")):
+        missing = [one for one in given if one != one or (one is None and not functional)]
+        if missing:
+            raise ValueError(f"{what}: an {kind} is {missing[0]}: is missing in the data; leave the row out")
+        if cut := [one for one in given if not functional and _CUT.search(_shown(one)[-_CUT_TAIL:])]:
+            raise ValueError(
+                f"{what}: an {kind} ends with {_shown(cut[0])[-12:]!r}: it was cut; leave the row out"
+            )
     same = same_value if functional else lambda one, other: same_output(_shown(one), _shown(other))
     wanted: dict[str, Any] = {}
     for given, output in zip(context["inputs"], outputs):
@@ -147,13 +157,10 @@ def _intellect(row: Row) -> tuple[str, Context]:
 
 
 def _mixed(row: Row) -> tuple[str, Context]:
-    messages, model = row["prompt"], row["reward_model"]
-    if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
-        raise ValueError("prompt: expected a list of messages")
+    task, model = asked(row["prompt"], "prompt"), row["reward_model"]
     truth = _parsed(model.get("ground_truth") if isinstance(model, dict) else None, "ground_truth")
     if not isinstance(truth, dict):
         raise ValueError("reward_model.ground_truth: expected an object")
-    task = _text(messages[0], "content")
     if truth.get("call_type") == "assert":
         tests = truth.get("assert_case")
         if not isinstance(tests, list) or not tests or not truth.get("fn_name"):

@@ -37,6 +37,8 @@ _LEADS = re.compile(
 """The name of a function at the beginning of what is a call, whole or not."""
 _NAMES = ("name", "tool_name")
 """How models name a call's function; Command the second way."""
+_BESIDE = frozenset({*_NAMES, "tool_call_id", "id", "type"})
+"""What may stand beside the name of a call without arguments."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,20 @@ def read_calls(
         if leads is not None and (leads["json"] or leads["python"]) in schemas:
             raise
         return []  # words that look like a call
+
+
+def speaks_of_a_call(completion: str, functions: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a text without calls holds one of these functions among words, or in a form that is not read.
+
+    `f(x=...)`, `f("a")`, `f: {"x"`, `"tool": "f"`, `<f>`, `to=f`; `f` and `f(x)` may only be spoken of.
+    """
+    names = "|".join(
+        {re.escape(name) for one in functions for name in (one["name"], one["name"].replace(".", "_"))}
+    )
+    called = rf"\b(?:{names})(?:\(\s*(?:\w+\s*=|[\"'\d])|[^{{}}]{{0,40}}\{{\s*[\"']\w)"
+    called += rf"|:\s*[\"'](?:{names})[\"']\s*[,}}]"
+    tagged = rf"<(?:{names})>|\bto=(?:{names})\b|<function(?:=|\sname=\")(?:{names})\b"
+    return bool(names) and re.search(f"{called}|{tagged}", answer_part(completion)) is not None
 
 
 def _named(called: Sequence[Called]) -> list[Call]:
@@ -181,8 +197,10 @@ def _from_json(call: Any) -> Call:
     if isinstance(call.get("function"), Mapping):
         call = call["function"]
     if (key := next((key for key in _NAMES if key in call), None)) is not None:
-        name = call[key]
-        arguments: Any = next((call[key] for key in ARGUMENTS if key in call), {})
+        name, given = call[key], next((key for key in ARGUMENTS if key in call), None)
+        if given is None and not call.keys() <= _BESIDE:
+            raise Unreadable("arguments under a name that is not known")
+        arguments: Any = {} if given is None else call[given]
     elif len(call) == 1:
         ((name, arguments),) = call.items()
     else:

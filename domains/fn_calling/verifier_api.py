@@ -5,7 +5,7 @@ from typing import Any
 
 import aiohttp
 
-from domains.fn_calling.calls import Unreadable, read_calls
+from domains.fn_calling.calls import Unreadable, read_calls, speaks_of_a_call
 from domains.fn_calling.compare import matched
 from domains.verdict_server import ask, make_app, serve
 from pipelinerl.base.thoughts import thoughts_are_open
@@ -21,7 +21,8 @@ def verify_fn_calling_answer(
 ) -> Verdict:
     """Judge a completion by `{category, function, ground_truth}`.
 
-    Of an irrelevance problem no call is right, unless thoughts never ended; of a relevance problem any.
+    Of an irrelevance problem no call is right, unless thoughts never ended or a call stands among words; of a
+    relevance problem any.
     `partial_score` of a wrong answer is above 0 for several wanted calls only: the share that is made, calls
     too many counting against it.
     """
@@ -33,6 +34,8 @@ def verify_fn_calling_answer(
     if "relevance" in category:
         if not calls and not tool_calls and thoughts_are_open(generation):
             return _verdict("no_answer")  # cut off in its thoughts: nothing was declined
+        if not calls and speaks_of_a_call(generation, reward_context.get("function") or ()):
+            return _verdict("unparsable")
         right = not calls if "irrelevance" in category else bool(calls)
         return _verdict("correct" if right else "wrong" if calls else "no_answer")
     if not calls:

@@ -15,7 +15,7 @@ from typing import Any
 
 from domains.ifeval.instructions import arguments_of, contradiction
 from domains.ifeval.writing import WRITINGS, write
-from domains.rows import ENDINGS, find_file, rows
+from domains.rows import ENDINGS, asked, find_file, rows
 from domains.split import check_counts, is_held_out, split_rows
 from pipelinerl.base.errors import suggestion
 
@@ -165,14 +165,15 @@ def read_row(row: Any) -> tuple[str, list[str], list[Mapping[str, Any] | None]]:
         task, ids, kwargs = row.get("prompt"), row["instruction_id_list"], row.get("kwargs")
     else:
         try:
-            task = row["messages"][0]["content"]
-            (truth,) = ast.literal_eval(row["ground_truth"])[:1]
+            messages = row["messages"]
+            (truth,) = ast.literal_eval(row["ground_truth"])
             ids, kwargs = truth["instruction_id"], truth["kwargs"]
         except (KeyError, IndexError, TypeError, ValueError, SyntaxError):
             raise ValueError(
                 "neither {prompt, instruction_id_list, kwargs} (IFEval) nor {messages, ground_truth} "
                 "(IF_multi_constraints_upto5)"
             ) from None
+        task = asked(messages, "messages")
     if not isinstance(task, str) or not task.strip():
         raise ValueError(f"prompt {str(task)[:60]!r}: expected a text")
     if not isinstance(ids, list) or not ids or not isinstance(kwargs, list) or len(ids) != len(kwargs):

@@ -32,7 +32,8 @@ _WORDS = {
         "en": "the of and to in is it that you for was on are with as this be have not they we a an i no he "
         "my your what how hello thank thanks very good please yes his her their has had will can all our",
         "es": "el la los las de que y en un una es por con para no se su más pero como lo al del está "
-        "te mi tu hola gracias cómo qué muy muchas mucho buenos buenas días estás eres tiene cuando porque",
+        "te mi tu ella él come hola gracias cómo qué muy muchas mucho buenos buenas días estás eres "
+        "tiene cuando porque",
         "fi": "ja on ei se että hän oli ovat mutta myös kun joka tämä mukaan sekä olen minä sinä voi "
         "kiitos hyvää paljon päivää hei moi mitä miten olet olemme niin tai vain nyt tässä kanssa jos",
         "fr": "le la les de des et est un une il elle que qui dans pour pas sur avec ce nous vous je du "
@@ -106,6 +107,8 @@ _LETTERS = {
     "DEVANAGARI": {"mr": "ळ"},
 }
 """Letters that only one of a script's languages has; each counts as a frequent word."""
+_CONTRACTED = re.compile(r"(?<=[a-z])['\u2019][stdm]\b")
+"""Of English words: the letters of `it's` and `don't` are words of other languages."""
 _LEAST_WORDS = 2
 LANGUAGES = frozenset({*_SCRIPTS.values(), *(code for known in _WORDS.values() for code in known)})
 _RUN = re.compile(r"[^\W\d_]+(?:[\u0300-\u036f\u0900-\u0d7f]+[^\W\d_]*)*")
@@ -126,7 +129,7 @@ def language_of(text: str) -> str | None:
     script = _leader(scripts)
     if script is None or script in _SCRIPTS:
         return _SCRIPTS.get(script or "")
-    lowered = text.lower()
+    lowered = _CONTRACTED.sub("", text.lower())
     found = Counter(_RUN.findall(lowered))
     listed, letters = _WORDS.get(script, {}), _LETTERS.get(script, {})
     votes = Counter({code: sum(found[word] for word in words.split()) for code, words in listed.items()})

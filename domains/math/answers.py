@@ -13,6 +13,7 @@ from typing import Any
 
 from domains.math.rewards import AnswerStatus
 from domains.math.texts import (
+    bare,
     in_base,
     long_enough,
     measured,
@@ -20,6 +21,8 @@ from domains.math.texts import (
     other_case,
     other_marks,
     product,
+    proportions,
+    same_time,
     words,
 )
 from domains.math.typeset import hundredth, number, typeset, with_point
@@ -35,11 +38,10 @@ PLACES, DIGITS = 6, 15
 _DOLLARS = re.compile(r"\A\$+|(?<!\\)(?<!(?<!\\)\$)\$+\Z")
 """At the end from the first of a run on: tried from each, a long run in the middle takes quadratic time."""
 _SIGN = re.compile(r"[-<>=+*/^_|\\]|\.\.")
-_CHOICE = re.compile(r"\(?([A-J])\)?")
 _CHOSEN = re.compile(
     r"(?:(?i:option|choice|answer)[\s:]+)?"
-    r"\(?([A-J])(?:\)?|(?:\)[:.]?|[:.])(?:(?:\s|\\[ ,;:])+"
-    r"(?![-+*/^=(]|(?:and|or)\b\W*[A-J]\b)\S.*)?)"
+    r"\(?([A-J])(?:\)?|(?:\)|(?=[:.]\W))[:.]?+(?:(?:\s|\\[ ,;:])*+"
+    r"(?P<says>(?![-+*/^=(]|(?:and|or)\b\W*[A-J]\b)\S.*))?)"
 )
 """A choice with what it says behind it: `\\textbf{(C) }5` and `C. 5` choose C, and are no product. Of two
 choices, as in `(C) or (D)`, none is chosen."""
@@ -99,17 +101,30 @@ def extracted(prediction: str, max_prediction_length: int = MAX_PREDICTION_LENGT
 
 def quick_status(answer: str, gold: str) -> AnswerStatus | None:
     """The status where comparing texts decides it; None where expressions must be compared."""
-    answer, gold = typeset(answer), typeset(gold)
+    answer, gold = _given(answer), typeset(gold)
     given, wanted = plain(answer), plain(gold)
     if given == wanted:
         return "correct"
-    letter, chosen = _CHOICE.fullmatch(wanted), _CHOSEN.fullmatch(given)
-    if letter is not None and chosen is not None:
-        return "correct" if letter[1] == chosen[1] else "wrong"
+    choice, chosen = _CHOSEN.fullmatch(wanted), _CHOSEN.fullmatch(given)
+    if choice is not None and chosen is not None:
+        return "correct" if choice[1] == chosen[1] else "wrong"
+    wanted = plain(gold := _wanted(gold))
     marked = _in_text(gold) or (_in_text(answer) and long_enough(wanted))
     if (told := words(wanted, marked)) is not None:
         return "correct" if words(given, marked=True) == told else "wrong"
     return None
+
+
+def _given(answer: str) -> str:
+    """An answer typeset, without what says that it is one: `5` of `\\text{The answer is }5`."""
+    written = typeset(answer)
+    return bare(plain(written)) or written
+
+
+def _wanted(gold: str) -> str:
+    """A gold answer without the letter of a choice that says what it stands for: `5` of `(C) 5`."""
+    choice = _CHOSEN.fullmatch(plain(gold))
+    return (choice and choice["says"]) or gold
 
 
 def _in_text(answer: str) -> bool:
@@ -131,14 +146,18 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
 
     A percent sign on one side only stands for itself or for a hundredth: 60% is 60 and 0.6.
     """
-    answer, gold = typeset(answer), typeset(gold)
+    answer, gold = _given(answer), _wanted(typeset(gold))
     based = in_base(plain(gold)), in_base(plain(answer))
     if None not in based:  # of a number's base math-verify sees nothing
         return "correct" if based[0] == based[1] else "wrong"
+    if (same := same_time(plain(gold), plain(answer))) is not None:
+        return "correct" if same else "wrong"
     wanted, given = measured(plain(gold)), measured(plain(answer), plain(gold))
-    ours, bare = wanted.value, given.value if given.changed else answer
+    counted = _in_text(answer) and any(map(str.isdigit, given.value))  # `\\text{2 and 3}`
+    ours, theirs = wanted.value, given.value if given.changed or counted else answer
     # Once more as a number: it may have stood before a unit, as in `2 1/2 cups`.
-    ours, theirs = product(number(with_point(ours))), product(number(with_point(bare, ours)))
+    ours, theirs = product(number(with_point(ours))), product(number(with_point(theirs, ours)))
+    ours, theirs = proportions(ours, theirs)
     try:
         status = _compared(ours, theirs, strict)
         if status == "wrong" and wanted.percent != given.percent:

@@ -15,6 +15,7 @@ from typing import Any
 
 from domains.math.answers import last_boxed, plain
 from domains.math.pool import MAX_GOLD_LENGTH
+from domains.math.texts import bare
 from domains.rows import checked_rows, find_file
 from domains.split import is_held_out
 
@@ -28,6 +29,8 @@ ARITHMETIC_PROBLEMS = 1000
 HELD_OUT = 0.25
 """Share of the questions of generated arithmetic `by_length` that only evaluations ask."""
 GSM8K_MARK = "####"
+_LISTED = re.compile(r",\s|[()\[\]{}]")
+"""A comma is one of thousands only in a text without these."""
 _MISSING = frozenset({"nan", "<na>", "null", "n/a", "n.a", "#n/a", "tbd", "notfound", "proof"})
 """What tables, and NuminaMath with the last two, write for a missing value; `None` may be an answer."""
 _TOLD_ELSEWHERE = re.compile(
@@ -39,15 +42,10 @@ _TOLD_ELSEWHERE = re.compile(
 )
 """What stands for an answer that the data set does not hold."""
 _OPTIONS = ("choices", "options")
+_PICTURES = ("image", "images")
+_PICTURE = re.compile(r"<image(?:_?\d+)?>|<\|image\w*\|>")
 _SEVERAL = re.compile(r"\S\s*\n\s*\S|[a-z)\d]\.\s+[A-Z][a-z]+ ")
 """Lines, or a sentence behind another one."""
-_SAID = re.compile(
-    r"\A<answer>\s*(?P<inside>.*?)\s*</answer>\Z"
-    r"|\A(?:the\s+)?(?:final\s+)?(?:answer|result)\s*(?:is\b\s*:?|:|=)\s*(?P<behind>\S.*?)\.?\Z"
-    r"|\A(?:option|choice)\s+\(?(?P<chosen>[A-J])\)?\.?\Z|\A(?P<listed>[A-J])\)\Z",
-    re.IGNORECASE,
-)
-"""How a data set says an answer around the bare one."""
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _MARKUP = re.compile(
     r"<\|\w+\|>|</\w+>|<br\s*/?>|<(?:pad|unk|img)\b|&(?:[lg]t|amp|nbsp|quot|#\d+);"
@@ -128,6 +126,10 @@ def read_row(row: Any) -> tuple[str, str]:
         raise ValueError(
             f"{listed}: a question is asked without them; put them into its text, and leave them out"
         )
+    picture = next((key for key in _PICTURES if row.get(key)), None) or _PICTURE.search(str(question))
+    if picture is not None:
+        named = picture if isinstance(picture, str) else picture[0]
+        raise ValueError(f"{named}: a question is asked without its picture; leave the row out")
     given = next((row[key] for key in ANSWERS if row.get(key) not in (None, "")), None)
     if given is None and isinstance(row.get("solution"), str):
         given = last_boxed(row["solution"])
@@ -192,15 +194,15 @@ def result_of(value: Any) -> str:
     text = str(value).strip()
     refuse_missing(text, "answer")
     if GSM8K_MARK in text:
-        text = text.rpartition(GSM8K_MARK)[2].strip().replace(",", "")
+        text = text.rpartition(GSM8K_MARK)[2].strip()
+        text = text if _LISTED.search(text) else text.replace(",", "")
     result = last_boxed(text)
     if result is None and _SEVERAL.search(text) and len(_WORD.findall(text)) >= _SOLUTION_WORDS:
         raise ValueError(
             f"answer {text[:60]!r}: a solution without a result; put it behind {GSM8K_MARK} or in a box"
         )
     text = (text if result is None else result).strip()
-    if (said := _SAID.match(text)) is not None:
-        text = next(part for part in said.groups() if part is not None)
+    text = bare(text) or text
     refuse_missing(plain(text), "answer")
     if not any(map(_says_something, plain(text))):
         raise ValueError(f"answer {str(value)[:60]!r}: holds no result")

@@ -6,6 +6,7 @@ Called by `answers.py` before and after math-verify. Whatever is not certain her
 import re
 from collections import Counter
 from decimal import Decimal
+from math import gcd
 from typing import NamedTuple
 
 from domains.math.typeset import SPACE
@@ -26,14 +27,17 @@ _SHORT = frozenset(_LISTED.split())
 """Answers that are too short to be told from a product of variables by their letters."""
 _UNIT = (
     "km|cm|mm|nm|m|kg|mg|g|lbs?|oz|ft|in|yd|mi|mph|kph|km/h|ms|s|secs?|mins?|hrs?|hours?|h|days?|mL|ml|dL|cL|L|"
-    "Hz|kHz|MHz|GHz|kWh|kW|W|kJ|J|N|Pa|kPa|V|A|K|mol|cal|kcal|units?|cents?|dollars?|euros?|pounds?|inches|feet|box|boxes|cups?|"
+    "Hz|kHz|MHz|GHz|kWh|kW|MW|W|kJ|MJ|J|N|Pa|kPa|V|A|K|F|C|T|H|[kM]?eV|[kMG]B|mol|cal|kcal|"
+    r"(?:[kM]\s*)?\\Omega|[kM]?ohms?|\\mu\s*(?:[mgsFCAVLH])|"
+    "units?|cents?|dollars?|euros?|pounds?|inches|feet|box|boxes|cups?|"
     "miles|meters?|metres?|deg|USD|EUR|GBP|sq\\.? ?(?:ft|in|cm|m|km|mi|yd)\\.?"
 )
 _POWER = r"(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23])|[²³])?"
 _UNITS = re.compile(
     rf"(?P<value>.*[\d}})])"
     rf"(?:{SPACE}|\s)+"
-    rf"(?:(?:{_UNIT}){_POWER}(?:\s*(?:/|per\s)\s*(?:{_UNIT}){_POWER})?|(?P<names>[a-z]+(?: [a-z]+)*))\.?",
+    rf"(?:(?:{_UNIT}){_POWER}(?:\s*(?:/|per\s)\s*(?:{_UNIT}){_POWER})?|(?P<names>[a-z]+(?: [a-z]+)*)"
+    rf"|\\[dt]?frac\s*\{{\s*(?:{_UNIT}){_POWER}\s*\}}\s*\{{\s*(?:{_UNIT}){_POWER}\s*\}})\.?",
     re.DOTALL,
 )
 _MONEY = re.compile(
@@ -41,7 +45,8 @@ _MONEY = re.compile(
     r"|(?<=\d)\s*(?:\\\$|[\u20ac\u00a3\u00a5\u00a2]|\\cents?\b)\Z"
 )
 _DEGREES = re.compile(
-    r"((?:[-+.,/\d\s{}]|\\[dt]?frac)*[\d}])\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree\b)\s*[CFK]?\s*"
+    rf"((?:[-+.,/\d\s{{}}]|\\[dt]?frac)*[\d}}])(?:{SPACE}|\s)*"
+    r"(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree\b)\s*[CFK]?\s*"
 )
 _MANY = {
     "dozen": 12,
@@ -55,9 +60,20 @@ _NUMBER_OF = re.compile(rf"(-?\d+(?:\.\d+)?)\s*(?:{SPACE})*\s*({'|'.join(_MANY)}
 _PERCENT = re.compile(r"\s*(?:\\?%|\b[Pp]er ?cent\b)")
 _LISTED = "zero one two three four five six seven eight nine ten eleven twelve"
 _BASES = _LISTED.split()
+_SAID = re.compile(
+    r"\A<answer>\s*(?P<inside>.*?)\s*</answer>\Z"
+    r"|\A(?:the\s+)?(?:final\s+)?(?:answer|result)\s*(?:is\b\s*:?|:|=)\s*(?P<behind>\S.*?)\.?\Z"
+    r"|\A(?:option|choice)\s+\(?(?P<chosen>[A-J])\)?\.?\Z|\A(?P<listed>[A-J])\)\Z",
+    re.IGNORECASE,
+)
+"""How data sets and models say an answer around the bare one."""
 _IN_BASE = re.compile(
     rf"(?P<digits>[0-9A-Z]+)\s*_\s*(?:(?P<brace>\{{)\s*(?:base\s*)?)?(?P<base>\d{{1,2}}|{'|'.join(_BASES[2:])})\s*(?(brace)\}})"
 )
+_TIME = re.compile(
+    rf"(?P<hour>\d{{1,2}})(?::(?P<minute>[0-5]\d))?(?:{SPACE}|\s)*(?:(?P<half>[ap])\.?m\.?)?", re.IGNORECASE
+)
+_COLON = re.compile(r"\s*(?::|\\colon(?![A-Za-z]))\s*")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _APART = re.compile(r"(?<![A-Za-z\\}\d])[A-Za-z](?: +[A-Za-z])+(?![A-Za-z])")
 _COEFFICIENT = re.compile(r"(-?\d+(?:\.\d+)?) *([A-Za-z]{2,4})")
@@ -67,6 +83,8 @@ _MARKS = re.compile(
     r"[A-Za-z)}]'+|\^(?:T(?![A-Za-z])|\{T\})|\\[dt]?frac(?P<derivative>\{d[A-Za-z]\}\{d[A-Za-z]\})"
 )
 """Primes of functions, transposes and derivatives, in a text without blanks."""
+_ANGLE = re.compile(r"\\angle\{?[A-Z]([A-Z])[A-Z](?![A-Za-z])")
+"""The vertex of an angle of three points."""
 _QUOTED = re.compile(r"[`'\"]+(.*?)['\"]+", re.DOTALL)
 _RELATION = re.compile(r"[<>]|\\(?:[lg](?:eq?|t)q?|[lg]eqslant)(?![A-Za-z])")
 _SIZED = re.compile(r"\\(?:left|right)(?![A-Za-z])\s*")
@@ -74,6 +92,12 @@ _NAMED = re.compile(r"\A(?:[A-Za-z]\w*|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\))\s
 _BUILT = re.compile(r"[|:]|\\(?:mid|colon|vert)(?![A-Za-z])")
 _BRACKET = re.compile(r"\\[{}]|[][(){},]")
 _JOINED = re.compile(r"(?<![A-Za-z])(?:(?P<both>and|land|wedge)|or|lor|vee)(?![A-Za-z])")
+
+
+def bare(text: str) -> str | None:
+    """`5` of `The answer is 5.`; None of what is said in no such way."""
+    said = _SAID.match(text)
+    return said and next(part for part in said.groups() if part is not None)
 
 
 def _is_word(run: str) -> bool:
@@ -130,6 +154,35 @@ def in_base(text: str) -> tuple[str, int] | None:
     return found["digits"].upper(), int(base) if base.isdigit() else _BASES.index(base)
 
 
+def same_time(wanted: str, given: str) -> bool | None:
+    """Whether two times of day are one, `3:00 pm` and `3 p.m.`; None where the first is none for certain.
+
+    `pm` on one side only does not count, as a unit. `12:30` can be no ratio in lowest terms; `3:10` may be
+    one, beside what is no time.
+    """
+    ours, theirs = _TIME.fullmatch(wanted), _TIME.fullmatch(given)
+    if ours is None or (theirs is None and _RUN.search(_COMMAND.sub("", given))):
+        return None
+    found = [one for one in (ours, theirs) if one is not None]
+    minutes = [one["minute"] for one in found if one["minute"]]
+    reduced = gcd(int(ours["hour"]), int(ours["minute"] or 1)) == 1
+    certain = len(minutes) == 2 or any(one[0] == "0" for one in minutes) or any(one["half"] for one in found)
+    if reduced and not certain:
+        return None
+    halves = {one["half"].lower() for one in found if one["half"]}
+    read = {(int(one["hour"]), int(one["minute"] or 0)) for one in found}
+    return theirs is not None and len(read) == 1 and len(halves) < 2
+
+
+def proportions(wanted: str, given: str) -> tuple[str, str]:
+    """Both sides; ratios of three parts and more as tuples. math-verify makes one quotient of all parts."""
+    parts = _COLON.split(wanted.strip(" $")), _COLON.split(given.strip(" $"))
+    if min(map(len, parts)) < 3:
+        return wanted, given
+    ours, theirs = (f"({', '.join(one)})" for one in parts)
+    return ours, theirs
+
+
 def measured(text: str, other: str = "") -> Measured:
     """`60\\%` is 60 with a percent sign, `12 cm^2` and `\\$12` are 12, `2 million` is 2,000,000.
 
@@ -183,10 +236,13 @@ def other_case(wanted: str, given: str) -> bool:
 def other_marks(wanted: str, given: str) -> bool:
     """Whether two expressions differ in marks that math-verify does not see.
 
-    These are primes (`y''` for `y'`), transposes, which variable is differentiated, and `and` for `or`
-    between inequalities. If one side alone is an equation, its right side is compared.
+    These are primes (`y''` for `y'`), transposes, the vertex of an angle, which variable is differentiated,
+    and `and` for `or` between inequalities. If one side alone is an equation, its right side is compared.
     """
     ours, theirs = _bare(wanted), _bare(given)
+    vertices = [set(_ANGLE.findall("".join(side.split()))) for side in (ours, theirs)]
+    if all(vertices) and vertices[0] != vertices[1]:
+        return True
     if _RELATION.search(ours) and _RELATION.search(theirs):
         joined = [{one["both"] is not None for one in _JOINED.finditer(side)} for side in (ours, theirs)]
         if all(joined) and joined[0] != joined[1]:

@@ -40,7 +40,15 @@ _SCRIPTS = tuple(
 _ROOT = re.compile(r"\u221a\s*(\d+(?:\.\d+)?|[A-Za-z]|\([^()]*\))")
 _MARKDOWN = re.compile(r"(\*\*|__|`)(.*)\1", re.DOTALL)
 _LEFT_OUT = re.compile(r"(?:\\[ ,;:!]|\\+$|\\q?quad\b|~|(?<!\.)\.$|[\s,;:])+$")
+_UNIT_VECTOR = (
+    re.compile(r"\\(?:mathbf|hat|vec|boldsymbol|bm)\s*(?:\{\s*([ijk])\s*\}|(?<=[a-z]) ([ijk])(?![A-Za-z]))"),
+    r"\1\2",
+)
 _WRITTEN = (
+    (re.compile(r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{[^{}]*\}|\\(?:ang|num)\s*\{([^{}]*)\}"), r"\1\2"),
+    (re.compile(r"\\([ij])math(?![A-Za-z])"), r"\1"),
+    _UNIT_VECTOR,
+    _UNIT_VECTOR,  # one may stand inside the other
     (
         re.compile(
             r"\\(?:text)?color\s*(?:\[[^][{}]*\])?\s*\{[^{}]*\}(?:\{([^{}]*(?:\{[^{}]*\})?[^{}]*)\})?"
@@ -61,6 +69,8 @@ _WRITTEN = (
         r"\1",
     ),
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
+    (re.compile(r"\\(?:left\s*)?\\?langle(?![A-Za-z])"), "("),
+    (re.compile(r"\\(?:right\s*)?\\?rangle(?![A-Za-z])"), ")"),
     (re.compile(r"\\lbrace(?![A-Za-z])\s*"), r"\\{"),
     (re.compile(r"\\rbrace(?![A-Za-z])"), r"\\}"),
     (

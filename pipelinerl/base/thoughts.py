@@ -3,9 +3,11 @@
 A chat template may end the prompt with `<think>`. The completion then holds only `</think>`; other models
 write both tags, or none. What stands behind the last `</think>` is the answer in all three cases. Only the
 prompt says whether a completion without either is an answer or thoughts that were cut off. Judges therefore
-read `LLMCall.completion`, which begins with `<think>` in the second case. A tag between quotation marks or
-backticks is quoted, as a program that removes thoughts does, and ends nothing. Tokens with which other
-families mark thoughts stand in `completion` as these two tags.
+read `LLMCall.completion`, which begins with `<think>` in the second case.
+A tag between quotation marks or backticks is quoted, as a program that removes thoughts does, and ends
+nothing; so are both tags in a line, with a quotation mark or backtick before them, as in
+`r"<think>.*?</think>"`. Tokens with which other families mark thoughts stand in `completion` as these two
+tags.
 """
 
 import re
@@ -21,7 +23,9 @@ TOKENS = {
 LongCat, Apertus, Gemma 4. Only tokens of a vocabulary count, not these words in a text."""
 CHANNEL, MESSAGE, START, FINAL = "<|channel|>", "<|message|>", "<|start|>", "final"
 """gpt-oss writes `<|channel|>NAME<|message|>TEXT`; only the text of the channel `final` is the answer."""
-_TAG = re.compile(r"(?<![\"'`])([\"'`])</?think>\1(?![\"'`])|(</?think>)")
+_BOTH = r"(?<!\w)[rRfFbB]{0,2}[\"'`](?!\s)[^\"'`<\n]{0,40}<think>[^<\n]{0,200}</think>"
+"""Both tags in what a quotation mark or backtick begins; an apostrophe has a letter before it."""
+_TAG = re.compile(rf"(?<![\"'`])([\"'`])</?think>\1(?![\"'`])|{_BOTH}|(</?think>)")
 
 
 def answer_part(completion: str) -> str:

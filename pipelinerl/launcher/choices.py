@@ -153,7 +153,10 @@ def _hardware(cfg: Config, composition: Composition, hosts: Sequence[Host]) -> R
             used, change = f"{used}, none of them here", f"{change} hardware.devices=4xH100-80GB"
     elif composition.devices:
         used = f"cpu, though {found}"
-    return Row("hardware", used, "given" if given else found, change)
+    because = "given" if given else found
+    if devices and not composition.devices and not cfg.hardware.devices and not HOST_BACKENDS.of(cfg).several:
+        because += "; as many GPUs as the shares of world"  # which a dry run imagines
+    return Row("hardware", used, because, change)
 
 
 def _hosts(cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Row]:

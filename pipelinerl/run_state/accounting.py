@@ -51,8 +51,8 @@ TRAINER = "finetune"
 _OF_ONE = re.compile(
     r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
     r"|\b(?=[0-9a-fA-F]*[0-9])[0-9a-fA-F]{8,}\b"
-    r"|(?<!\d)(?<!HTTP )(?<!status )(?<!status=)(?<!status code )(?<![eE]rror code: )(?!\d{3}, message=)"
-    r"(?<!exit code )(?<!signal )(?<!HTTPError: )"
+    r"|(?<!\d)(?<!HTTP )(?<!status )(?<!status=)(?<!signal )(?<!HTTPError: )(?!\d{3}, message=)"
+    r"(?!(?:(?<=code )|(?<=code: )|(?<=code=)|(?<=status: ))\d{1,3}\b)"
     r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 )
 # Not the apostrophe of a word.

@@ -35,6 +35,8 @@ _ANSWERS = frozenset(
 """What a policy is judged by or shall write, which does not say what is asked."""
 _LOOKED_AT = 500
 """Of many problems about so many are looked at for what all or most of them have."""
+_ENDS = ".?:;,\u2026"
+"""Marks at the ends of a text that a copy of it may lack; `5!` is no 5."""
 _BETWEEN = re.compile(r"(?<=[.:!?。！？])\s+|\n+")
 T = TypeVar("T")
 _UNKNOWN = "unknown"
@@ -122,7 +124,9 @@ def _bare(text: _Text, ends: Collection[str], others: Collection[str]) -> str:
     parts = _sentences(text)
     first = next((at for at, part in enumerate(parts) if part not in ends), len(parts))
     last = next((at for at in range(len(parts), first, -1) if parts[at - 1] not in ends), first)
-    cut = ("".join(parts[at:to]) for at in range(first + 1) for to in range(len(parts), last - 1, -1))
+    cut = (
+        _unmarked("".join(parts[at:to])) for at in range(first + 1) for to in range(len(parts), last - 1, -1)
+    )
     return next((one for one in cut if len(one) >= _TEXT and one in others), text)
 
 
@@ -180,9 +184,15 @@ def _typed(text: str) -> str:
     return _plain(usual if usual.isascii() else _others().sub(lambda run: normalize("NFKC", run[0]), usual))
 
 
+def _unmarked(text: str) -> str:
+    """Without marks at its ends, and quotation marks around it."""
+    bare = text.strip(_ENDS)
+    return bare.strip("'").strip(_ENDS) if bare[:1] == bare[-1:] == "'" else bare
+
+
 @lru_cache(1 << 14)
 def _text(text: str) -> _Text:
-    found = _Text(_typed(text))
+    found = _Text(_unmarked(_typed(text)))
     found.raw = text
     return found
 

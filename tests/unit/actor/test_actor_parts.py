@@ -318,6 +318,7 @@ def test_a_kind_keeps_a_status_and_its_place():
             "ValueError: could not convert string to float: 'x'",
         ],
         ["ValueError: loss is 1e-05", "ValueError: loss is 0.25"],
+        ["ApiError: no user with code 100234", "ApiError: no user with code 100235"],
     ],
 )
 def test_what_belongs_to_one_rollout_makes_no_kind(reasons: list[str]) -> None:
@@ -337,6 +338,9 @@ def test_what_belongs_to_one_rollout_makes_no_kind(reasons: list[str]) -> None:
             "Failed: Server error '502 Bad Gateway' for url",
         ],
         ["ProgramFailed: exit code 1", "ProgramFailed: exit code 137"],
+        ["DockerError: container exited with code 1", "DockerError: container exited with code 137"],
+        ["ApiError: failed (code=401)", "ApiError: failed (code=503)"],
+        ["ApiError: status: 404, no body", "ApiError: status: 500, no body"],
         ["TypeError: can't add 'a'", "TypeError: can't multiply 'a'"],
         ["KeyError: 'answer'", "KeyError: 'question'"],
     ],

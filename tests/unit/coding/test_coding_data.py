@@ -34,6 +34,13 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"call_type": "std", **STD},
     ),
+    "mixed with a system message": (  # as in Eurus-2-RL-Data
+        {
+            "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": "Add."}],
+            "reward_model": {"ground_truth": json.dumps(STD)},
+        },
+        {"call_type": "std", **STD},
+    ),
     "mixed assertions": (
         {
             "prompt": [{"content": "Add."}],
@@ -111,7 +118,30 @@ def test_a_row_of_humaneval_has_its_beginning_in_program_and_tests() -> None:
         ({"text": "x", "code": "def f(): 1", "test_list": ["assert 1"]}, "tests none of the functions"),
         ({"question_content": "x", "public_test_cases": "[3]"}, "a list of objects with input and output"),
         ({"question_content": "x", "public_test_cases": "x!"}, "neither JSON nor packed JSON"),
+        (
+            {
+                "prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+                "reward_model": {1: 2},
+            },
+            "prompt: expected a list of messages in which a user asks once",
+        ),
         # Rows that nothing can solve.
+        (
+            {"question": "q", "input_output": '{"inputs": ["1", "2", "3"], "outputs": ["1", "2"]}'},
+            "input_output: 3 inputs and 2 outputs; leave the row out",
+        ),
+        (
+            {"question": "q", "input_output": '{"inputs": [null], "outputs": ["1"]}'},
+            "an input is None: is missing",
+        ),
+        (
+            {"question": "q", "input_output": '{"inputs": ["3\\n1 2 3..."], "outputs": ["6"]}'},
+            "an input ends with '3\\\\n1 2 3...': it was cut",
+        ),
+        (
+            {"question": "q", "input_output": '{"inputs": ["3"], "outputs": ["1 2 \\u2026"]}'},
+            "an output ends with",
+        ),
         (
             {"question": "q", "input_output": '{"inputs": ["1"], "outputs": [NaN]}'},
             "an output is nan: is missing",
@@ -212,6 +242,7 @@ def test_a_row_that_everything_solves_is_refused(row: dict[str, Any]) -> None:
     [
         *(printed("", "1"), printed("", fn_name="f"), printed([[]], fn_name="f"), printed(0)),
         {"question": "q", "input_output": '{"inputs": ["1", "1"], "outputs": ["2", "2.0 "]}'},
+        *(printed("Wait...", "1 ... 2"), printed("1 2...", fn_name="f")),
         *(printed(None, 1, fn_name="f"), asserted("print(f())", "assert f() == 1")),
         *(checked("import math; math.isclose(1, 1) or exit(1)"), checked("self.assertEqual(1, candidate())")),
         checked("if candidate() != 1: raise ValueError"),

@@ -187,6 +187,67 @@ def test_a_text_that_begins_as_a_call_of_a_known_function_is_no_refusal(said: st
     assert verify_fn_calling_answer(said, unknown)["answer_status"] == "correct", "words in brackets"
 
 
+SPOKEN = [
+    'Here is the call:\n```json\n[{"name": "shop.order", "arguments": {"item": "shoe"}}]\n```',
+    'Sure: {"name": "shop.order", "arguments": {"item": "shoe"}}',
+    "I will call shop.order(item='shoe') for you.",
+    "**shop_order(item='shoe')**",
+    "```python\nresult = shop.order(item='shoe')\nprint(result)\n```",
+    '{"tool": "shop.order", "arguments": {"item": "shoe"}}',
+    '{"action": "shop.order", "action_input": {"item": "shoe"}}',
+    '<tools>{"name": "shop.order", "arguments": {"item": "shoe"}}</tools>',
+    "<shop_order><item>shoe</item></shop_order>",
+    '<function name="shop.order">{"item": "shoe"}</function>',
+    'commentary to=shop.order json{"item": "shoe"}',
+    'It is {"shop.order": {"item": "shoe"}}.',
+    'I use `shop.order` with {"item": "shoe"}.',
+    'Function: shop.order\nArguments: {"item": "shoe"}',
+    'Tool: `shop.order("shoe")`',
+]
+
+
+@pytest.mark.parametrize("said", SPOKEN)
+def test_a_call_among_words_or_under_another_name_is_no_refusal(said: str) -> None:
+    none: dict[str, Any] = {"category": "irrelevance", "function": [FUNCTION], "ground_truth": []}
+    assert verify_fn_calling_answer(said, none)["answer_status"] == "unparsable"
+    assert verify_fn_calling_answer(f"{said}</think>No function helps.", none)["answer_status"] == "correct"
+    other = none | {"function": [FUNCTION | {"name": "weather"}]}
+    assert verify_fn_calling_answer(said, other)["answer_status"] == "correct", "no function of the problem"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "shop.order only orders things, so it does not help.",
+        "The function `shop.order(item)` needs an item, which you have not named.",
+        'None of the functions, such as "shop.order", helps.',
+        "I can order with shop_order: name an item.",
+        "I have no tool for that; shop.order() is for orders.",
+    ],
+)
+def test_a_refusal_may_name_a_function(said: str) -> None:
+    none = {"category": "irrelevance", "function": [FUNCTION], "ground_truth": []}
+    assert verify_fn_calling_answer(said, none)["answer_status"] == "correct"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "f", "params": {"x": 1}}',
+        '{"name": "f", "kwargs": {"x": 1}}',
+        '{"name": "f", "x": 1}',
+        '{"name": "f", "id": "1", "tool_input": {"x": 1}}',
+    ],
+)
+def test_arguments_under_an_unknown_name_are_not_left_out(call: str) -> None:
+    """The call of `f` without arguments may be the right one."""
+    schema = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": []}}
+    context = {"category": "simple", "function": [schema], "ground_truth": [{"f": {"x": [2, ""]}}]}
+    assert verify_fn_calling_answer('{"name": "f", "id": "1"}', context)["answer_status"] == "correct"
+    for said in (call, f"[{call}]", f"<tool_call>{call}</tool_call>"):
+        assert verify_fn_calling_answer(said, context)["answer_status"] == "unparsable"
+
+
 @pytest.mark.parametrize("key", ["arguments", "parameters", "args", "input"])
 def test_arguments_are_read_under_each_of_their_names(key: str) -> None:
     call = f'{{"name": "f", "{key}": {{"x": 1}}}}'

@@ -200,6 +200,12 @@ def test_words_of_capital_letters() -> None:
         ("Jag är här och du är där, men vi är inte tillsammans", "sv"),
         ("il est la", "fr"),
         ("I am here and you are there", "en"),
+        # Letters of English contractions are words of Czech.
+        ("That's John's car.", None),
+        ("Here's a joke.", None),
+        ("It's a trap!", "en"),
+        ("C'est ici qu'il s'est assis.", "fr"),
+        ("Ella come una pera.", "es"),
         # A letter of one language decides where no word does.
         ("Straße", "de"),
         ("MAÑANA", "es"),

@@ -59,6 +59,9 @@ def test_both_published_forms_are_read(tmp_path: Path) -> None:
     test = load_problems(["ifeval_test"], data_dir=str(tmp_path), test_size=3)
     assert (len(train), len(test)) == (7, 3) and not {p["id"] for p in train} & {p["id"] for p in test}
     assert train[0]["task"] == "Say it without commas."
+    ruled = ALLEN | {"messages": [{"role": "system", "content": "Be brief."}, *ALLEN["messages"]]}
+    write_rows(tmp_path / "ruled.jsonl", ruled)
+    assert load_problems(["ruled.jsonl"], data_dir=str(tmp_path))[0]["task"] == "Say it without commas."
     assert len(load_problems([str(tmp_path / "input_data.jsonl")], max_constraints=1)) == 1
     assert load_problems(["google_ifeval"], data_dir=str(tmp_path), max_prompt_tokens=9) == []
 
@@ -87,6 +90,11 @@ def test_prompts_with_unknown_instructions_are_refused_or_left_out(tmp_path: Pat
         (GOOGLE | {"kwargs": [{}]}, "expected lists of one length"),
         (GOOGLE | {"prompt": " "}, "prompt ' ': expected a text"),
         (ALLEN | {"ground_truth": "__import__('os')"}, "neither {prompt"),
+        (ALLEN | {"ground_truth": ALLEN["ground_truth"][:-1] + ", {}]"}, "neither {prompt"),
+        (
+            ALLEN | {"messages": [*ALLEN["messages"], *ALLEN["messages"]]},
+            "messages: expected a list of messages in",
+        ),
         ([1], "a list, expected an object"),
     ],
 )

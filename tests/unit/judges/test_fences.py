@@ -94,6 +94,37 @@ def test_output_that_is_called_python_is_not_the_program(shown: str) -> None:
     assert extract_code(broken) == "def f(:", "the last program counts, also one that cannot run"
 
 
+DOCUMENTED = 'def f(x):\n    """Doubles.\n\n    >>> f(2)\n    4\n    """\n    return 2 * x'
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        block("python", "print(f(2))"),
+        block("python", ">>> f(2)\n4"),
+        block("python", "# Try it:\n\n>>> f(2)\n4"),
+        block("python", "from solution import f\n\ndef test():\n    assert f(2) == 4"),
+        block("", "4"),
+    ],
+)
+def test_a_prompt_in_a_docstring_makes_no_session(behind: str) -> None:
+    """Models repeat the examples that HumanEval has in its docstrings."""
+    said = f"{block('python', DOCUMENTED)}\nFor example:\n{behind}"
+    assert extract_code(said, {"fn_name": "f"}) == DOCUMENTED
+    session = block("python", ">>> f(2)\n4")
+    assert extract_code(f"{block('', DOCUMENTED)}\n{session}") == DOCUMENTED
+    assert extract_code(f"{session}\n{block('python', DOCUMENTED)}\n{session}") == DOCUMENTED
+
+
+@pytest.mark.parametrize("language", ["python", "Python3", "py "])
+def test_a_language_may_stand_below_the_fence(language: str) -> None:
+    said = f"```\n{language}\n{RIGHT}\n```"
+    assert extract_code(f"{block('', '1')}\n{said}\n{block('', 'x = 3')}") == RIGHT
+    assert program_of(said) == RIGHT
+    assert extract_code(block("", "python")) == "python", "a word of output"
+    assert extract_code(block("", "python = 3\nprint(python)")) == "python = 3\nprint(python)"
+
+
 def test_a_longer_fence_holds_shorter_ones() -> None:
     text = 'def f():\n    """\n```\nf()\n```\n    """'
     assert extract_code(block("python", text, "````")) == text

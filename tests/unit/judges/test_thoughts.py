@@ -53,6 +53,14 @@ from tests.support.text_model import byte_tokenizer
         ('t"</think>a', "a", False),
         ('{"x": "<think>"}', '{"x": "<think>"}', False),
         ("t</think>a`<think>`<think>u", "a`<think>`", True),
+        # A program that removes thoughts, and words about the tags.
+        ('t</think>re.sub(r"<think>.*?</think>", "", x)', 're.sub(r"<think>.*?</think>", "", x)', False),
+        ("re.findall('<think>(.+?)</think>(.*)', x)", "re.findall('<think>(.+?)</think>(.*)', x)", False),
+        ('t</think>p = f"<think>\\n{x}\\n</think>{y}"', 'p = f"<think>\\n{x}\\n</think>{y}"', False),
+        ("t</think>As `<think> ... </think> a`.", "As `<think> ... </think> a`.", False),
+        ('t</think>{"text": "<think>u</think>a"}', '{"text": "<think>u</think>a"}', False),
+        ("Let's see. It's <think>t</think>a", "a", False),
+        ('"t." <think>u</think>a', "a", False),
     ],
 )
 def test_the_answer_stands_behind_the_last_thought(completion: str, answer: str, still_open: bool) -> None:

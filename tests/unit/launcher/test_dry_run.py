@@ -179,6 +179,11 @@ def test_a_vllm_that_is_not_here_is_no_reason_for_a_version(tmp_path: Path, mode
         assert found["engines"].startswith("no vLLM is installed here, and this package is made for 0.")
     assert found["hardware"] == "given" and found["hardware="] == "gpu, 2 GPUs, none of them here"
     assert rows(tmp_path / "run", *there, "vllm_config.version=0.32.0")["engines"] == "given"
+    shares = ("world.actor_fraction=3", "world.finetune_fraction=2")
+    found = rows(tmp_path / "run", *there[:-1], *shares)
+    assert found["hardware="] == "gpu, 5 GPUs, none of them here"
+    assert found["hardware"] == "given; as many GPUs as the shares of world", "nobody gave 5"
+    assert rows(tmp_path / "run", *there[:-1], "hardware.devices=2")["hardware"] == "given"
 
 
 def test_a_dry_run_writes_every_start_script_and_starts_nothing(placed: Placed, tmp_path: Path) -> None:

@@ -255,6 +255,40 @@ TABLE = [
     (r"x<1 \text{ or } x>2", r"x<1 \text{ and } x>2", "wrong"),
     (r"x<1 \text{ or } x>2", r"x>2 \text{ or } x<1", "correct"),
     (r"x<1 \text{ or } x>2", "x<1, x>2", "correct"),
+    (r"\angle ABC", r"\angle ACB", "wrong"),
+    (r"\angle ABC", r"\angle CBA", "correct"),
+    (r"\angle ABC = 60^\circ", r"60^\circ", "correct"),
+    # Times of day are no quotients, and a ratio of three parts has them in their order.
+    *(("12:30", boxed, "wrong") for boxed in ("2:5", "0.4", "12:31", r"\frac{2}{5}")),
+    *(("12:30 PM", boxed, "correct") for boxed in ("12:30", r"12:30\text{ p.m.}", r"12:30 \, \text{PM}")),
+    *(("3:00 pm", boxed, status) for boxed, status in (("3:00 am", "wrong"), (r"3\text{ pm}", "correct"))),
+    *(("8", boxed, "correct") for boxed in ("8 PM", "8:00")),
+    ("3:10", r"\frac{3}{10}", "correct"),
+    ("3:10", "0.3", "correct"),
+    ("16:9", r"\frac{16}{9}", "correct"),
+    ("3:4:5", "3:5:4", "wrong"),
+    ("3:4:5", "3 : 4 : 5", "correct"),
+    (r"1:\sqrt{3}:2", r"1:\sqrt3:\frac{4}{2}", "correct"),
+    ("a:b:c", "a:c:b", "wrong"),
+    # An answer that is said to be one.
+    *(("5", said, "correct") for said in (r"\text{The answer is }5", r"\text{Answer: 5}", "Result = 5")),
+    ("5", r"\text{The answer is }6", "wrong"),
+    ("2, 3", r"\text{2 and 3}", "correct"),
+    ("2, 3", r"\text{2 and 4}", "wrong"),
+    # Further units, and those of siunitx.
+    *(("25", boxed, "correct") for boxed in (r"25\,°C", r"25\ ^\circ\text{C}", r"\qty{25}{\celsius}")),
+    *(("10", boxed, "correct") for boxed in (r"10\ \Omega", r"10\,\text{k}\Omega", r"10\ \mu\text{F}")),
+    *(("10", boxed, "correct") for boxed in (r"\SI{10}{m}", r"10\ \frac{\text{m}}{\text{s}^2}", r"\num{10}")),
+    *(("10", boxed, "wrong") for boxed in (r"\SI{11}{m}", r"11\ \frac{\text{m}}{\text{s}^2}", r"11\ \Omega")),
+    # Unit vectors and angle brackets.
+    *((r"2\mathbf{i}-\mathbf{j}", boxed, "correct") for boxed in ("2i-j", r"2\hat{i} - \hat{j}")),
+    (r"2\mathbf{i}-\mathbf{j}", r"2\hat{\imath} - \mathbf{\hat{j}}", "correct"),
+    *(
+        (r"2\mathbf{i}-\mathbf{j}", boxed, "wrong")
+        for boxed in ("2i+j", r"2\hat{i}-\hat{k}", r"\vec i - 2\vec j")
+    ),
+    ("(1,2)", r"\langle 1,2 \rangle", "correct"),
+    ("(1,2)", r"\left\langle 2,1 \right\rangle", "wrong"),
 ]
 
 
@@ -275,6 +309,15 @@ TABLE = [
         *(("C", boxed, "correct") for boxed in ("C)", "C.", r"\text{C) 5}", r"\text{C. yes}", "C: 5")),
         *(("C", boxed, "correct") for boxed in ("Option C", r"\text{Choice (C)}", "answer: C")),
         *(("C", boxed, "wrong") for boxed in ("D) C", "Option D", "C 5", "C:D", "C. + 1", "C, D")),
+        *(("C", boxed, "wrong") for boxed in (r"(C)\ + 1", "(C)(D)", r"\text{(C) }^2")),
+        # As NuminaMath writes gold answers of multiple choice: the letter is right, and what it stands for.
+        *(
+            (gold, boxed, "correct")
+            for gold in (r"\textbf{(C)}\ 5", r"\mathrm{(C) \ }5", r"\textbf{(C)}5", "C. 5", "(C) 5", "C) 5")
+            for boxed in ("C", "(C)", r"\text{C}", "5", r"\frac{10}{2}", r"\textbf{(C)}\ 5", "C. 5")
+        ),
+        *((r"\textbf{(C)}\ 5", boxed, "wrong") for boxed in ("D", "6", r"\textbf{(D)}\ 5", "C + 5")),
+        (r"\mathrm{(E)}\ \text{none}", "none", "correct"),
     ],
 )
 def test_a_choice_may_say_what_it_stands_for(gold: str, boxed: str, status: str) -> None:

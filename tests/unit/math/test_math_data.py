@@ -12,6 +12,9 @@ from domains.math.load_datasets import load_datasets
 
 FORMS = {
     "gsm8k": ({"question": "q", "answer": "1 + 1 = <<1+1=2>>2\n#### 1,200"}, ("q", "1200")),
+    "gsm8k list": ({"question": "q", "answer": "It is\n#### 3, 4"}, ("q", "3, 4")),
+    "gsm8k point": ({"question": "q", "answer": "It is\n#### (3,4)"}, ("q", "(3,4)")),
+    "gsm8k money": ({"question": "q", "answer": "It is\n#### $12,345.50"}, ("q", "$12345.50")),
     "math": ({"problem": "q", "solution": r"so \boxed{\frac{1}{2}}", "level": 5}, ("q", r"\frac{1}{2}")),
     "deepscaler": ({"problem": "q", "answer": "7", "solution": ""}, ("q", "7")),
     "boxed answer": ({"problem": "q", "answer": r"\boxed{7}"}, ("q", "7")),
@@ -122,6 +125,11 @@ BAD_ROWS: list[tuple[Any, str]] = [
     ({"problem": "q", "answer": "proof"}, "answer 'proof': is missing in the data"),
     ({"question": "q", "choices": ["a", "b"], "answer": 1}, "choices: a question is asked without them"),
     ({"question": "q", "options": {"A": "x"}, "answer": "A"}, "options: a question is asked without them"),
+    ({"problem": "<image>Find x.", "answer": "5"}, "<image>: a question is asked without its picture"),
+    (
+        {"problem": "Find x.", "images": [{"bytes": "x"}], "answer": "5"},
+        "images: a question is asked without",
+    ),
     ({"question": "q", "answer": "1" * 20001}, "answer of 20001 characters"),
     ([{"value": "q"}], "a list that is not"),
     ([], "a list that is not"),
