@@ -248,6 +248,7 @@ def _supervised(plan: RunPlan, folder: RunFolder, backend: Backend, plain: bool,
         try:
             supervise(plan, say, tick, backend.others)
         except (ChildFailed, WaitExpired, Interrupted) as error:
+            log.info("%s", error)
             folder.check_unchanged()  # whoever lost its folder failed of that
             if isinstance(error, Interrupted):
                 error.resumes = resumes(output_dir, plan.cfg.finetune.save_checkpoint_steps)
