@@ -15,8 +15,12 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SI
 
 
 def stops() -> list[signal.Signals]:
-    """Those of `STOPS` that this process does not ignore, as `nohup` has it ignore SIGHUP."""
-    return [one for one in STOPS if signal.getsignal(one) is not signal.SIG_IGN]
+    """Those of `STOPS` that are heeded: SIGINT and SIGTERM always, others unless they were ignored before.
+
+    `nohup` has its command ignore SIGHUP, and means it; a shell has each command with `&` ignore SIGINT.
+    """
+    always = (signal.SIGINT, signal.SIGTERM)
+    return [one for one in STOPS if one in always or signal.getsignal(one) is not signal.SIG_IGN]
 
 
 def line(name: str) -> str:

@@ -207,6 +207,16 @@ def test_a_terminal_that_closes_and_a_schedulers_warning_stop_a_run_in_order(num
         signal.signal(number, before)
 
 
+def test_an_interruption_is_heeded_also_behind_an_ampersand() -> None:
+    """A shell without job control has such commands ignore SIGINT; whoever sends it means the run."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(Interrupted, match="stopped by SIGINT"), interruptible():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_terminal_that_was_closed_takes_no_lines_and_holds_nothing_up() -> None:
     """Its lines would fail where they are written, in the middle of what stops the run."""
     script = """
