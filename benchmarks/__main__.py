@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks import experiment
 from benchmarks.experiment import SpecError
-from pipelinerl.base.errors import CommandParser
+from pipelinerl.base.errors import CommandParser, printable
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return experiment.run(options)
     except SpecError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 2
 
 

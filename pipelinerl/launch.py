@@ -192,8 +192,8 @@ def _run(
         _report(folder.path, domain)
         return COMPLETED
     trains = "finetune" in cfg.debug.roles and not cfg.force_restart
-    if trains and (half := half_checkpoint(folder.path / "finetune")) is not None:
-        raise ConfigError(half)
+    if trains and (lost := half_checkpoint(folder.path / "finetune") or folder.lost_training()) is not None:
+        raise ConfigError(lost)
     named = asked_services(chosen.tree, domain, dry_run)  # before anything of an earlier run is removed
     if cfg.force_restart and not dry_run:
         folder.start_over(domain.folders)
@@ -248,6 +248,7 @@ def _supervised(plan: RunPlan, folder: RunFolder, backend: Backend, plain: bool,
         try:
             supervise(plan, say, tick, backend.others)
         except (ChildFailed, WaitExpired, Interrupted) as error:
+            log.info("%s", error)
             folder.check_unchanged()  # whoever lost its folder failed of that
             if isinstance(error, Interrupted):
                 error.resumes = resumes(output_dir, plan.cfg.finetune.save_checkpoint_steps)

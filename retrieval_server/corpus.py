@@ -21,11 +21,13 @@ from retrieval_server.surrogates import replaced
 logger = logging.getLogger(__name__)
 
 TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-ANSWER_STEMS = frozenset({"qa_dict", "file_dict", "eval", "dr_question"})
 TEXT_SUFFIXES = (".md", ".txt", ".csv")
 ORIGINAL_SUFFIXES = (".pdf", ".docx", ".pptx", ".xlsx", ".html", ".jsonl")
-_COPY = re.compile(r"^copy of |[ _-]*(?:copy(?: \d+)?|backup|bak|old|orig|v\d+|\(\d+\))$")
-"""What programs and people put before or behind the name of a copy."""
+_OF_ANSWERS = re.compile(
+    r"(?:.*[^a-z])?(?:qa_dict|file_dict|dr_question)(?:[^a-z].*)?"
+    r"|(?:copy_of_)?eval(?:_*(?:copy|copy_\d+|backup|bak|old|orig|v\d+|\(\d+\)))*"
+)
+"""Names of answer files and of their copies; `eval` is a common word, so only with what marks a copy."""
 _POINTERS = {"version https://git-lfs.github.com/spec/": "git lfs pull", "/annex/objects/": "git annex get"}
 """What stands in the place of a file that is elsewhere, and what brings it."""
 _TYPED = str.maketrans(
@@ -254,15 +256,8 @@ def holds_answers(relative: PurePath) -> bool:
 
     Whatever its extension: `qa_dict.json`, `QA-dict (1).md`, `Copy of qa_dict.csv`, `eval_backup.txt`.
     """
-    return any(_stem_of_copy(part) in ANSWER_STEMS for part in relative.parts)
-
-
-def _stem_of_copy(name: str) -> str:
-    """A name without extension and marks of copies, in lower case and with `_` between its words."""
-    stem = name.lstrip(".").split(".", 1)[0].strip().lower()
-    while (shorter := _COPY.sub("", stem, count=1).strip(" _-")) not in (stem, ""):
-        stem = shorter
-    return re.sub(r"[ -]+", "_", stem)
+    stems = (part.lstrip(".").split(".", 1)[0].strip().lower() for part in relative.parts)
+    return any(_OF_ANSWERS.fullmatch(re.sub(r"[ _-]+", "_", stem)) for stem in stems)
 
 
 def _read_text(path: Path, errors: str = "strict") -> str:

@@ -226,4 +226,6 @@ def _read(path: Path) -> DictConfig:
         raise ConfigError(f"{path}: damaged; start the run again to rewrite it ({error})") from error
     if not isinstance(tree, DictConfig):
         raise ConfigError(f"{path}: not a mapping; start the run again to rewrite it")
+    if not tree:  # of a power cut, as of an editor: its keys would all be at their defaults
+        raise ConfigError(f"{path}: empty; start the run again to rewrite it")
     return tree

@@ -186,7 +186,7 @@ def _is_made(text: str) -> bool:
 def _parts(text: str) -> Iterator[str]:
     """What is secret in a longer text: a client quotes an address without its password, or the key alone."""
     yield from _PASSWORD.findall(text)
-    yield from _AFTER_SCHEME.findall(text)
+    yield from (value.strip("'\",;") for value in _AFTER_SCHEME.findall(text))
     for name, value in _QUERY.findall(text):
         if names_secret(name) or name.lower() in _SIGNATURES:
             yield value

@@ -18,6 +18,7 @@ from pipelinerl.base.closing import Closing
 from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.base.files import check_files, write_whole
 from pipelinerl.config.files import config_path, read_shown
+from pipelinerl.run_state.saved_steps import saved_step
 from pipelinerl.run_state.snapshots import Snapshots
 
 log = logging.getLogger(__name__)
@@ -205,6 +206,25 @@ class RunFolder(Closing):
         Before the first checkpoint a start draws on, and keeps the evaluation of the first weights.
         """
         return self.checkpoint is not None or bool(Snapshots(self.path, "actor").versions())
+
+    def lost_training(self) -> str | None:
+        """What to say where a run trained and all that its trainer saved is gone; None for any other.
+
+        A start would begin at step 0, over what is left. Raises ConfigError as `completed`.
+        """
+        if saved_step(self.path) != 0:
+            return None
+        versions = Snapshots(self.path, "actor").versions()
+        if steps := self._done()["steps"]:
+            trained = f"this run completed {steps} steps"
+        elif versions and max(versions) > 0 and not (self.path / "finetune").exists():
+            trained = f"this run trained {max(versions)} samples"
+        else:
+            return None
+        return (
+            f"{self.path / 'finetune'}: has no checkpoint, although {trained}; put it back, or train anew "
+            "with force_restart=true"
+        )
 
     def completed(self, steps: int, epochs: int | None) -> str | None:
         """What the run completed here, if that is as much as is asked for now: `40 steps` or `3 epochs`."""

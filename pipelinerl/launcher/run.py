@@ -1,5 +1,6 @@
 """Supervising a planned run until it is complete, has failed or is interrupted."""
 
+import os
 import shutil
 import signal
 import threading
@@ -13,6 +14,7 @@ from pipelinerl.base import faults
 from pipelinerl.base.errors import printable
 from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.engines.wire import SHARED_MEMORY, claim, outside_directory, remove_abandoned
+from pipelinerl.launcher import early
 from pipelinerl.launcher.made_again import RESUMES
 from pipelinerl.launcher.plan import RunPlan
 from pipelinerl.launcher.supervision import STOPPED_DEADLINE_S, ChildFailed, ChildHost, Supervisor
@@ -27,7 +29,7 @@ NOTHING_STARTED = "nothing was started"
 
 
 class Interrupted(BaseException):
-    """SIGINT or SIGTERM arrived; `name` is the signal's name, `status` the exit status.
+    """One of `early.STOPS` arrived; `name` is the signal's name, `status` the exit status.
 
     Not an Exception: it comes in the middle of any line, also of those that expect errors of their own.
     """
@@ -42,7 +44,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible(resumes: str = RESUMES) -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into one Interrupted; further ones are ignored while children are stopped.
+    """Turn `early.STOPS` into one Interrupted; further ones are ignored while children are stopped.
 
     `resumes` is what is said of it. In another thread than the main one nothing changes.
     """
@@ -51,16 +53,30 @@ def interruptible(resumes: str = RESUMES) -> Iterator[None]:
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in early.STOPS:
             signal.signal(each, signal.SIG_IGN)
+        if number == signal.SIGHUP:
+            _drop_closed()
         raise Interrupted(number, resumes)
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, interrupt) for number in early.stops()}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _drop_closed() -> None:
+    """What goes to a terminal that was closed goes nowhere: a line that fails would end what stops the run.
+
+    The launcher's log has the reason.
+    """
+    for fd in (1, 2):
+        try:
+            os.write(fd, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
 
 class Completion:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipelinerl.base import faults
 from pipelinerl.base.access import CONTROL_TOKEN_VARIABLE, AccessError, check_binding, control_token
-from pipelinerl.base.errors import CommandParser
+from pipelinerl.base.errors import CommandParser, printable
 from pipelinerl.engines.received import RECEIVED
 from pipelinerl.engines.serving.backend import (
     DEFAULT_MODEL_LEN,
@@ -123,7 +123,7 @@ async def _serve(backend: Backend, host: str, port: int) -> int:
         loop.add_signal_handler(number, stop.set)
     async with listening(server, host, port) as bound:
         name = backend.settings.served_model_name
-        print(f"engine: serving {name} on http://{host}:{bound} ({backend})", flush=True)
+        print(printable(f"engine: serving {name} on http://{host}:{bound} ({backend})"), flush=True)
         waits = {asyncio.ensure_future(stop.wait()), asyncio.ensure_future(server.failed.wait())}
         _, unfinished = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for one in unfinished:
@@ -134,7 +134,7 @@ async def _serve(backend: Backend, host: str, port: int) -> int:
 
 
 def _failed(reason: str, status: int = 1) -> int:
-    print(f"engine: {reason}", file=sys.stderr)
+    print(printable(f"engine: {reason}"), file=sys.stderr)
     return status
 
 

@@ -180,6 +180,7 @@ QUOTED = [
     "the hub has hf_environment-8888",
     "of a variable: environment-7171-mine",
     "401 for url https://me:environment-7575@judge/x",
+    "refused: environment-7676-bearer",
 ]
 SCRIPT = """
 import logging, sys
@@ -214,7 +215,8 @@ def test_texts_that_quote_a_secret_are_masked(made: Callable[..., Composition], 
         input="\n".join([*QUOTED, "of a folder: /data/environment-free, max 60606"]),
         env=os.environ
         | {"MY_API_KEY": "environment-7171-mine", "MAX_TOKENS": "60606"}
-        | {"JUDGE_URL": "https://me:environment-7575@judge/x"},
+        | {"JUDGE_URL": "https://me:environment-7575@judge/x"}
+        | {"CURL": "curl -H 'Authorization: Bearer environment-7676-bearer' https://h"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -223,7 +225,7 @@ def test_texts_that_quote_a_secret_are_masked(made: Callable[..., Composition], 
     texts = [ended.stdout, ended.stderr, *(path.read_text() for path in kept)]
     assert len(kept) == 2 and all(text.count("(masked)") >= len(QUOTED) for text in texts), texts
     assert [secret_parts(text.replace("60606", "")) for text in texts] == [[], [], [], []]
-    assert all(part not in text for text in texts for part in ("7171", "2323", "7575"))
+    assert all(part not in text for text in texts for part in ("7171", "2323", "7575", "7676"))
     assert all("/data/environment-free, max 60606" in text for text in texts), "folders and numbers stay"
 
 

@@ -14,6 +14,7 @@ from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import config_path, load, save, typed
 from pipelinerl.config.reference import groups
+from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.resumed import changes, kept
 from pipelinerl.run_state.snapshots import Snapshots
 from tests.support.one_line import check_one_line
@@ -52,6 +53,27 @@ def test_half_a_checkpoint_is_refused_before_anything_starts(
     (tmp_path / "mine").rename(begun / "finetune/current")
     assert dry_run(*GUESSING)[0] == 0
     shutil.rmtree(begun / "finetune/current")
+    assert dry_run(*GUESSING, "force_restart=true")[0] == 0
+
+
+@pytest.mark.parametrize("completed", [True, False])
+def test_a_run_whose_trainer_lost_its_folder_is_refused(
+    completed: bool, begun: Path, dry_run: DryRun
+) -> None:
+    """It would train from step 0 again, and report that beside what is left of the first time."""
+    shutil.rmtree(begun / "finetune")
+    Snapshots(begun, "actor").save(0, {})
+    assert dry_run(*GUESSING)[0] == 0, "nothing was trained yet"
+    shutil.rmtree(begun / "finetune")
+    if completed:
+        RunFolder(begun).mark_completed(4, None)
+    else:
+        Snapshots(begun, "actor").save(8, {})
+    status, _, err = dry_run(*GUESSING)
+    check_one_line(err, "launcher: ")
+    said = "this run completed 4 steps" if completed else "this run trained 8 samples"
+    assert status == 2 and f"finetune: has no checkpoint, although {said}; put it back" in err
+    assert dry_run(*GUESSING, "debug.mode=actor", "max_lag=null")[0] == 0, "it trains nothing"
     assert dry_run(*GUESSING, "force_restart=true")[0] == 0
 
 
@@ -328,6 +350,11 @@ def test_a_resume_that_cannot_be_compared_says_so(begun: Path, dry_run: DryRun) 
     status, out, err = dry_run(*GUESSING)
     (line,) = [line for line in out.splitlines() if "is compared with no earlier start" in line]
     assert (status, err) == (0, "") and "finetune.learning_rate='many'" in line
+    for tree in begun.glob("conf/*.yaml"):
+        tree.write_text("")
+    status, out, _ = dry_run(*GUESSING)
+    (line,) = [line for line in out.splitlines() if "is compared with no earlier start" in line]
+    assert status == 0 and "empty; start the run again" in line
 
 
 PACE = {

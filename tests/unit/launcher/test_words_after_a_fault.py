@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path
 from pipelinerl.launcher import run as launcher_run
 from pipelinerl.launcher.folder import COMPLETED, FolderChanged, RunFolder, check_writable
-from pipelinerl.launcher.run import Interrupted, failure_line
+from pipelinerl.launcher.run import Interrupted, failure_line, interruptible
 from pipelinerl.launcher.supervision import ChildFailed
 from pipelinerl.run_state.snapshots import Snapshots
 from tests.unit.launcher.conftest import DryRun
@@ -191,13 +192,61 @@ def test_a_signal_says_what_was_going_on(run: Run, tmp_path: Path, monkeypatch: 
     assert (status, one_line(err)) == (143, "launcher: stopped by SIGTERM before anything was started")
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_terminal_that_closes_and_a_schedulers_warning_stop_a_run_in_order(number: signal.Signals) -> None:
+    """Unless they are ignored, as below `nohup`; afterwards they do what they did before."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with interruptible():
+            os.kill(os.getpid(), number)
+        signal.signal(number, signal.SIG_DFL)
+        with pytest.raises(Interrupted, match=f"stopped by {number.name}"), interruptible():
+            os.kill(os.getpid(), number)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+
+
+def test_an_interruption_is_heeded_also_behind_an_ampersand() -> None:
+    """A shell without job control has such commands ignore SIGINT; whoever sends it means the run."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(Interrupted, match="stopped by SIGINT"), interruptible():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_terminal_that_was_closed_takes_no_lines_and_holds_nothing_up() -> None:
+    """Its lines would fail where they are written, in the middle of what stops the run."""
+    script = """
+import os, signal, sys, time
+from pipelinerl.launcher.run import Interrupted, interruptible
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+try:
+    with interruptible():
+        print("ready", flush=True)
+        time.sleep(300)
+except Interrupted as error:
+    print("stopped", flush=True)
+    print("stopped", file=sys.stderr, flush=True)
+    os._exit(error.status)
+"""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", script])
+    assert b"ready" in os.read(terminal, 100)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
+
+
 def test_an_interruption_is_no_error_that_somebody_expects() -> None:
     assert not issubclass(Interrupted, Exception)
 
 
 @pytest.mark.parametrize(
     ("number", "after_s"),
-    [(signal.SIGINT, 0.15), (signal.SIGTERM, 0.3), (signal.SIGINT, 0.6), (signal.SIGTERM, 1.0)],
+    [(signal.SIGINT, 0.15), (signal.SIGTERM, 0.3), (signal.SIGUSR1, 0.6), (signal.SIGTERM, 1.0)],
 )
 def test_a_signal_in_the_first_second_is_one_line(number: int, after_s: float, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pipelinerl.launch", "+domain=guessing", "no_such_key=1"]

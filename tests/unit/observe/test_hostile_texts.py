@@ -86,11 +86,22 @@ def test_what_nobody_reads_is_an_error_that_the_launcher_names() -> None:
         Output(file=Left()).print("a line")
 
 
-@pytest.mark.parametrize("command", ["report", "view", "new_domain", "streams"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("pipelinerl.report", "pipelinerl.view", "pipelinerl.new_domain", "pipelinerl.streams"),
+        *("pipelinerl.engines.cpu", "benchmarks", "domains.privacy_hopqa.leakage"),
+    ],
+)
 def test_what_a_command_says_of_a_path_steers_nothing(command: str, tmp_path: Path) -> None:
-    given = [f"{tmp_path}/o\udcff\x1b[2J", *(["topic"] if command == "streams" else [])]
+    path = f"{tmp_path}/o\udcff\x1b[2J"
+    given = {
+        "pipelinerl.streams": [path, "topic"],
+        "pipelinerl.engines.cpu": ["--model", path],
+        "benchmarks": ["run", path],
+    }.get(command, [path])
     done = subprocess.run(
-        [sys.executable, "-m", f"pipelinerl.{command}", *given], capture_output=True, text=True, check=False
+        [sys.executable, "-m", command, *given], capture_output=True, text=True, check=False
     )
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "\\x1b" in done.stderr and steers(done.stderr) == []

@@ -117,7 +117,13 @@ def test_answer_files_binaries_and_outside_files_are_never_found(data: Path) -> 
             "qa_dict copy 2.txt",
             "QA-dict_v2.md",
         ),
-        *("eval_backup/page.md", "dr question.md", "file_dict_old (2).csv"),
+        *(
+            "eval_backup/page.md",
+            "dr question.md",
+            "qa_dict_final.md",
+            "2_qa_dict.csv",
+            "file_dict_old (2).csv",
+        ),
     ],
 )
 def test_answers_under_other_extensions_and_in_folders_are_never_found(name: str, data: Path) -> None:
@@ -128,10 +134,20 @@ def test_answers_under_other_extensions_and_in_folders_are_never_found(name: str
 
 
 @pytest.mark.parametrize(
-    "name", ["evaluation.md", "eval_report.md", "retrieval (1).md", "old.md", "eval 2024.csv"]
+    "name",
+    [
+        "evaluation.md",
+        "eval_report.md",
+        "profile_dict.md",
+        "evals/a.md",
+        "retrieval (1).md",
+        "old.md",
+        "eval 2024.csv",
+    ],
 )
 def test_a_name_that_only_resembles_an_answer_file_is_served(name: str, tmp_path: Path) -> None:
     folder = task_of(tmp_path / "DR1")
+    (folder / "files" / name).parent.mkdir(exist_ok=True)
     (folder / "files" / name).write_text("the quarter's review")
     assert name in [one.rest for one in read_task("DR1", folder)]
 
