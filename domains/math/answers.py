@@ -22,6 +22,7 @@ from domains.math.texts import (
     other_marks,
     product,
     proportions,
+    radians,
     same_time,
     words,
 )
@@ -157,7 +158,7 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
     ours, theirs = wanted.value, given.value if given.changed or counted else answer
     # Once more as a number: it may have stood before a unit, as in `2 1/2 cups`.
     ours, theirs = product(number(with_point(ours))), product(number(with_point(theirs, ours)))
-    ours, theirs = proportions(ours, theirs)
+    ours, theirs = map(radians, proportions(ours, theirs))
     try:
         status = _compared(ours, theirs, strict)
         if status == "wrong" and wanted.percent != given.percent:

@@ -48,6 +48,8 @@ _DEGREES = re.compile(
     rf"((?:[-+.,/\d\s{{}}]|\\[dt]?frac)*[\d}}])(?:{SPACE}|\s)*"
     r"(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree\b)\s*[CFK]?\s*"
 )
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_DEGREE = re.compile(r"(\d+(?:\.\d+)?|\\[a-z]+|[A-Za-z])\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
 _MANY = {
     "dozen": 12,
     "hundred": 10**2,
@@ -68,7 +70,8 @@ _SAID = re.compile(
 )
 """How data sets and models say an answer around the bare one."""
 _IN_BASE = re.compile(
-    rf"(?P<digits>[0-9A-Z]+)\s*_\s*(?:(?P<brace>\{{)\s*(?:base\s*)?)?(?P<base>\d{{1,2}}|{'|'.join(_BASES[2:])})\s*(?(brace)\}})"
+    r"\(?(?P<digits>[0-9A-Z]+)\)?\s*(?:_|(?:in )?base )\s*(?:(?P<brace>\{)\s*(?:base\s*)?)?"
+    rf"(?P<base>\d{{1,2}}|{'|'.join(_BASES[2:])})\s*(?(brace)\}})"
 )
 _TIME = re.compile(
     rf"(?P<hour>\d{{1,2}})(?::(?P<minute>[0-5]\d))?(?:{SPACE}|\s)*(?:(?P<half>[ap])\.?m\.?)?", re.IGNORECASE
@@ -211,6 +214,11 @@ def _names(names: str, counted: bool) -> bool:
         return len(said[0]) > 2 and [*said[0]] != sorted(set(said[0]))
     plain = ("per", "of", "sq", "cubic", "an", *(["old", "left", "ago", "away"] if counted else []))
     return all(_is_word(run) or run in plain for run in said)
+
+
+def radians(text: str) -> str:
+    """Degrees within `\\sin 30^\\circ` as parts of pi; math-verify would take the sine of 30."""
+    return _DEGREE.sub(r"(\\frac{\1\\pi}{180})", text) if _TRIGONOMETRIC.search(text) else text
 
 
 def product(text: str) -> str:

@@ -49,6 +49,17 @@ TABLE = [
     # The base of a number counts, however it is written; without one its digits do.
     ("4210_{5}", "4210_5", "correct"),
     ("4210_{5}", "4210_6", "wrong"),
+    ("4210_{5}", "(4210)_5", "correct"),
+    ("4210_{5}", r"4210\text{ base }5", "correct"),
+    ("4210_{5}", r"4210\text{ in base }6", "wrong"),
+    # Degrees within functions of angles.
+    ("0.5", r"\sin 30^\circ", "correct"),
+    (r"\cos(60^{\circ})", r"\frac12", "correct"),
+    (r"10\sin 40°", r"10\cos 50^\circ", "correct"),
+    (r"2-\sqrt3", r"\tan 15^\circ", "correct"),
+    (r"\sin^2 20^\circ", r"1-\cos^2 20^\circ", "correct"),
+    (r"\sin 30^\circ", "-0.988032", "wrong"),  # the sine of 30 radians
+    (r"\sin 30^\circ", r"\sin 60^\circ", "wrong"),
     ("1011_2", "1011_3", "wrong"),
     ("1011_2", r"1011_{\text{two}}", "correct"),
     ("1011_2", r"1011_{\text{base 2}}", "correct"),
