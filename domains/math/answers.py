@@ -15,6 +15,7 @@ from domains.math.rewards import AnswerStatus
 from domains.math.texts import (
     bare,
     in_base,
+    in_signs,
     long_enough,
     measured,
     other_brackets,
@@ -104,7 +105,7 @@ def quick_status(answer: str, gold: str) -> AnswerStatus | None:
     """The status where comparing texts decides it; None where expressions must be compared."""
     answer, gold = _given(answer), typeset(gold)
     given, wanted = plain(answer), plain(gold)
-    if given == wanted:
+    if given == wanted or given == plain(_wanted(gold)):
         return "correct"
     choice, chosen = _CHOSEN.fullmatch(wanted), _CHOSEN.fullmatch(given)
     if choice is not None and chosen is not None:
@@ -119,13 +120,15 @@ def quick_status(answer: str, gold: str) -> AnswerStatus | None:
 def _given(answer: str) -> str:
     """An answer typeset, without what says that it is one: `5` of `\\text{The answer is }5`."""
     written = typeset(answer)
-    return bare(plain(written)) or written
+    written = bare(plain(written)) or written
+    return in_signs(plain(written)) or written
 
 
 def _wanted(gold: str) -> str:
     """A gold answer without the letter of a choice that says what it stands for: `5` of `(C) 5`."""
     choice = _CHOSEN.fullmatch(plain(gold))
-    return (choice and choice["says"]) or gold
+    said = (choice and choice["says"]) or gold
+    return in_signs(plain(said)) or said
 
 
 def _in_text(answer: str) -> bool:

@@ -97,6 +97,23 @@ _BRACKET = re.compile(r"\\[{}]|[][(){},]")
 _JOINED = re.compile(r"(?<![A-Za-z])(?:(?P<both>and|land|wedge)|or|lor|vee)(?![A-Za-z])")
 
 
+_SAID_IN_WORDS = {
+    **dict.fromkeys(
+        ("all real numbers", "all reals", "the real numbers", "the set of real numbers"), r"\mathbb{R}"
+    ),
+    **dict.fromkeys(("no solution", "no solutions", "the empty set", "empty set"), r"\emptyset"),
+    **dict.fromkeys(("infinity", "positive infinity"), r"\infty"),
+    **dict.fromkeys(("negative infinity", "minus infinity"), r"-\infty"),
+    "dne": "does not exist",
+}
+"""Words that mean a sign, or other words."""
+
+
+def in_signs(text: str) -> str | None:
+    """`\\emptyset` of `no solution`; None of what has no sign."""
+    return _SAID_IN_WORDS.get(" ".join(text.lower().split()))
+
+
 def bare(text: str) -> str | None:
     """`5` of `The answer is 5.`; None of what is said in no such way."""
     said = _SAID.match(text)

@@ -286,6 +286,17 @@ TABLE = [
     ("5", r"\text{The answer is }6", "wrong"),
     ("2, 3", r"\text{2 and 3}", "correct"),
     ("2, 3", r"\text{2 and 4}", "wrong"),
+    # Signs that are said in words.
+    (r"\emptyset", r"\text{no solution}", "correct"),
+    ("no solution", r"\varnothing", "correct"),
+    ("No solutions", r"\text{No Solution}", "correct"),
+    ("no solution", "0", "wrong"),
+    *((r"\mathbb{R}", boxed, "correct") for boxed in (r"\text{all real numbers}", r"(-\infty, \infty)")),
+    ("All real numbers", r"\mathbb{R}", "correct"),
+    (r"\mathbb{Q}", r"\text{all real numbers}", "wrong"),
+    (r"\infty", r"\text{infinity}", "correct"),
+    (r"\infty", r"\text{negative infinity}", "wrong"),
+    (r"\text{does not exist}", r"\text{DNE}", "correct"),
     # Further units, and those of siunitx.
     *(("25", boxed, "correct") for boxed in (r"25\,°C", r"25\ ^\circ\text{C}", r"\qty{25}{\celsius}")),
     *(("10", boxed, "correct") for boxed in (r"10\ \Omega", r"10\,\text{k}\Omega", r"10\ \mu\text{F}")),
