@@ -16,6 +16,7 @@ from domains.math.texts import (
     bare,
     in_base,
     in_signs,
+    in_terms,
     long_enough,
     measured,
     other_brackets,
@@ -162,6 +163,7 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
     # Once more as a number: it may have stood before a unit, as in `2 1/2 cups`.
     ours, theirs = product(number(with_point(ours))), product(number(with_point(theirs, ours)))
     ours, theirs = map(radians, proportions(ours, theirs))
+    ours, theirs = in_terms(ours, ours), in_terms(theirs, ours)
     try:
         status = _compared(ours, theirs, strict)
         if status == "wrong" and wanted.percent != given.percent:

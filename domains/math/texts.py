@@ -79,6 +79,12 @@ _TIME = re.compile(
 _COLON = re.compile(r"\s*(?::|\\colon(?![A-Za-z]))\s*")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _APART = re.compile(r"(?<![A-Za-z\\}\d])[A-Za-z](?: +[A-Za-z])+(?![A-Za-z])")
+_ENDS_IN = re.compile(
+    r"(?P<head>(?:.*[=,;<>])?)(?P<last>[^=,;<>]*[\d}\s)]\s*(?P<run>[A-Za-z]{1,4}))\s*", re.DOTALL
+)
+_NO_TERM = re.compile(
+    r"\\(?:in|cup|cap|to|p?mod|[lg](?:eq?|t)q?|neq?|approx|text|mbox|mid|l?dots|%)(?![A-Za-z])|\b(?:or|and)\b|[%:|]"
+)
 _COEFFICIENT = re.compile(r"(-?\d+(?:\.\d+)?) *([A-Za-z]{2,4})")
 _CHOICES = re.compile(r"\W*[A-Ja-j](?:\W+[A-Ja-j])*\W*")
 _OPERATORS = re.compile(r"[-+*/^=<>|!_]")
@@ -233,6 +239,23 @@ def _names(names: str, counted: bool) -> bool:
     return all(_is_word(run) or run in plain for run in said)
 
 
+def in_terms(text: str, other: str) -> str:
+    """An expression in brackets if it ends with a variable, which math-verify takes for a unit: 5 of `2+3t`.
+
+    `2t` may be a number with a unit beside an `other` without letters.
+    """
+    found = _ENDS_IN.fullmatch(text)
+    if found is None or _NO_TERM.search(text):
+        return text
+    run, before = found["run"], _COMMAND.sub(" ", found["last"].rstrip()[: -len(found["run"])])
+    if _is_word(run) or (len(run) > 1 and re.fullmatch(_UNIT, run)) or before.count("(") != before.count(")"):
+        return text
+    alone = not _RUN.search(before) and not re.search(r"\S\s*[-+]", before)
+    if alone and (re.fullmatch(_UNIT, run) or not _RUN.search(_COMMAND.sub("", other))):
+        return text
+    return f"{found['head']}({found['last']})"
+
+
 def radians(text: str) -> str:
     """Degrees within `\\sin 30^\\circ` as parts of pi; math-verify would take the sine of 30."""
     return _DEGREE.sub(r"(\\frac{\1\\pi}{180})", text) if _TRIGONOMETRIC.search(text) else text
@@ -255,7 +278,7 @@ def other_case(wanted: str, given: str) -> bool:
     ours, theirs = _letters(wanted), _letters(given)
     if _CHOICES.fullmatch(wanted) and _OPERATORS.search(wanted) is None:
         return False
-    return any(letter.swapcase() in theirs and letter not in theirs for letter in ours)
+    return any(one[0].swapcase() + one[1:] in theirs and one not in theirs for one in ours)
 
 
 def other_marks(wanted: str, given: str) -> bool:
@@ -344,4 +367,6 @@ def _marks(text: str) -> Counter[str]:
 
 
 def _letters(text: str) -> set[str]:
-    return {character for character in _COMMAND.sub(" ", text) if character.isalpha()}
+    """Letters of their own, and names of commands, such as those of Greek letters."""
+    letters = {character for character in _COMMAND.sub(" ", text) if character.isalpha()}
+    return letters | {command[1:] for command in _COMMAND.findall(text)}
