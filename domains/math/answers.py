@@ -22,6 +22,7 @@ from domains.math.texts import (
     other_brackets,
     other_case,
     other_marks,
+    other_order,
     product,
     proportions,
     radians,
@@ -171,7 +172,7 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
             status = _compared(*pair, strict)
     except (Exception, RecursionError, MemoryError):  # whatever a hostile expression brings down
         return "unparsable"
-    unlike = (other_case, other_marks, other_brackets)
+    unlike = (other_case, other_marks, other_brackets, other_order)
     return "wrong" if status == "correct" and any(one(ours, theirs) for one in unlike) else status
 
 

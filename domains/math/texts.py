@@ -313,6 +313,24 @@ def other_brackets(wanted: str, given: str) -> bool:
     return all(kinds) and kinds[0] != kinds[1]
 
 
+def other_order(wanted: str, given: str) -> bool:
+    """Whether values without names stand in another order than those with names: `2, 1` for `x=1, y=2`.
+
+    math-verify compares both as sets. Solutions of one variable, `x=1, x=2`, have no order.
+    """
+    named, bare = wanted, given
+    if "=" in bare and "=" not in named:
+        named, bare = bare, named
+    if "=" in bare:
+        return False
+    pairs = [part.partition("=") for part in _parts(named)]
+    values = [value.strip() for _, _, value in pairs]
+    names = {name.strip() for name, _, _ in pairs}
+    others = [one.strip() for one in _parts(_inside(bare.strip()) or bare)]
+    known = len(pairs) > 1 and "" not in values and len(names) == len(pairs) == len(others)
+    return known and values != others and sorted(values) == sorted(others)
+
+
 def _grouped(text: str) -> tuple[str, list[str]]:
     """`set`, `ordered`, or nothing for a text without brackets around it; and its parts."""
     value = _NAMED.sub("", _SIZED.sub("", text).strip(" $")).strip()

@@ -91,6 +91,11 @@ TABLE = [
     *(("4", boxed, "correct") for boxed in ("4s", "4 s", "4m", "4 h")),
     *(("1500", boxed, "correct") for boxed in (r"1.5 \times 10^3 m", "1500 g", "1500g")),
     ("3/4", "3/4 h", "correct"),
+    # Values without their names stand in the order of the names.
+    *(("x=1, y=2", boxed, "wrong") for boxed in ("2, 1", "(2, 1)")),
+    *(("x=1, y=2", boxed, "correct") for boxed in ("1, 2", "(1,2)", "y=2, x=1")),
+    ("(1,3,2)", "x=1, y=2, z=3", "wrong"),
+    ("x=1, x=2", "2, 1", "correct"),
     # Greek letters: their case counts, and each has a second form.
     (r"\Delta x", r"\delta x", "wrong"),
     (r"\Phi", r"\phi", "wrong"),
