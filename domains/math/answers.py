@@ -42,6 +42,7 @@ PLACES, DIGITS = 6, 15
 _DOLLARS = re.compile(r"\A\$+|(?<!\\)(?<!(?<!\\)\$)\$+\Z")
 """At the end from the first of a run on: tried from each, a long run in the middle takes quadratic time."""
 _SIGN = re.compile(r"[-<>=+*/^_|\\]|\.\.")
+_VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _CHOSEN = re.compile(
     r"(?:(?i:option|choice|answer)[\s:]+)?"
     r"\(?([A-J])(?:\)?|(?:\)|(?=[:.]\W))[:.]?+(?:(?:\s|\\[ ,;:])*+"
@@ -167,6 +168,9 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
     ours, theirs = in_terms(ours, ours), in_terms(theirs, ours)
     try:
         status = _compared(ours, theirs, strict)
+        if status == "wrong" and given.changed and not wanted.changed and _VARIABLE.search(ours):
+            # Beside `6s^2`, `6 s^2` is no 6 in square seconds.
+            status = _compared(ours, in_terms(product(plain(answer)), ours), strict)
         if status == "wrong" and wanted.percent != given.percent:
             pair = (hundredth(ours), theirs) if wanted.percent else (ours, hundredth(theirs))
             status = _compared(*pair, strict)

@@ -32,7 +32,7 @@ _UNIT = (
     "units?|cents?|dollars?|euros?|pounds?|inches|feet|box|boxes|cups?|"
     "miles|meters?|metres?|deg|USD|EUR|GBP|sq\\.? ?(?:ft|in|cm|m|km|mi|yd)\\.?"
 )
-_POWER = r"(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23])|[²³])?"
+_POWER = r"(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23])|[²³23])?"
 _UNITS = re.compile(
     rf"(?P<value>.*[\d}})])"
     rf"(?:{SPACE}|\s)+"
