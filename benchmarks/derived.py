@@ -5,7 +5,6 @@ Each takes a function that reads a result by its file's name and returns what th
 
 import json
 import re
-import statistics
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -182,18 +181,20 @@ def optimum(read: Read) -> Any:
 
 
 def later_rates(read: Read) -> Any:
-    """By result and arm: tokens a second of the steps behind the first, prompts and waiting included.
+    """By result and arm: tokens of the steps behind the first by their time, with waiting and updates.
 
-    `minutes` are those of 10,000 samples at the median.
+    Prompts are included. `minutes` are those of 10,000 samples; `least` and `most` are of single steps.
     """
     found: dict[str, Any] = {}
     for name in ("gpu_sizes", "gpu_sizes_newest"):
         for arm, row in read(name)["rows"].items():
-            rates = [step["throughput/tokens_per_sec"] for step in row["steps"][1:]]
-            if rates:
+            tokens = [step["throughput/tokens_per_step"] for step in row["steps"][1:]]
+            times = [step["throughput/sec_per_step"] + step["weights/total_s"] for step in row["steps"][1:]]
+            if tokens:
+                rate, rates = sum(tokens) / sum(times), [one / time for one, time in zip(tokens, times)]
                 found.setdefault(name, {})[arm] = {
-                    "median": statistics.median(rates),
-                    "minutes": 10_000 * 2 * row["context"] / statistics.median(rates) / 60,
+                    "mean": rate,
+                    "minutes": 10_000 * 2 * row["context"] / rate / 60,
                     "least": min(rates),
                     "most": max(rates),
                 }

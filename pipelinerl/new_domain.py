@@ -24,6 +24,7 @@ FILES = {
     "test_domain.py.txt": f"test_{NAME}.py",
     "pytest.ini.txt": "pytest.ini",
     "README.md.txt": "README.md",
+    "gitignore.txt": ".gitignore",
 }
 
 
@@ -39,9 +40,9 @@ def check_name(name: str) -> None:
 
 def write_domain(name: str, folder: Path) -> list[Path]:
     """Write the files into `folder`, which must be new or empty; ConfigError otherwise."""
-    check_name(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty; give another --into or remove it")
+    check_name(name)
     templates = resources.files("pipelinerl") / "templates"
     written = []
     for template, target in FILES.items():

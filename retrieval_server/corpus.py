@@ -24,7 +24,10 @@ TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ANSWER_STEMS = frozenset({"qa_dict", "file_dict", "eval", "dr_question"})
 TEXT_SUFFIXES = (".md", ".txt", ".csv")
 ORIGINAL_SUFFIXES = (".pdf", ".docx", ".pptx", ".xlsx", ".html", ".jsonl")
-_POINTER = "version https://git-lfs.github.com/spec/"
+_COPY = re.compile(r"^copy of |[ _-]*(?:copy(?: \d+)?|backup|bak|old|orig|v\d+|\(\d+\))$")
+"""What programs and people put before or behind the name of a copy."""
+_POINTERS = {"version https://git-lfs.github.com/spec/": "git lfs pull", "/annex/objects/": "git annex get"}
+"""What stands in the place of a file that is elsewhere, and what brings it."""
 _TYPED = str.maketrans(
     dict.fromkeys("‘’‚‛′`´‹›ʼ", "'") | dict.fromkeys("“”„‟″«»", '"') | dict.fromkeys("‐‑‒–—―−", "-")
 )
@@ -101,6 +104,16 @@ def find_tasks(root: Path) -> dict[str, Path]:
             "not served, first %r",
             *(root, len(unnamed), unnamed[0]),
         )
+    others = [
+        path for path in root.iterdir() if found and path not in found and not path.name.startswith(".")
+    ]
+    if bare := sorted(
+        path.name for path in others if any(one.suffix.lower() in TEXT_SUFFIXES for one in path.rglob("*"))
+    ):
+        logger.warning(
+            "%s: %d folders have texts but no files/ with them, and are not served, first %r",
+            *(root, len(bare), bare[0]),
+        )
     _check_separate(tasks)
     return tasks
 
@@ -150,8 +163,9 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
         if holds_answers(places[path].relative_to(boundary)) or (status.st_dev, status.st_ino) in answers:
             continue
         text = _read_text(path)
-        if text.startswith(_POINTER):
-            raise CorpusError(f"{path} is a pointer of git LFS and not the text; run git lfs pull")
+        for pointer, remedy in _POINTERS.items():
+            if text.startswith(pointer):
+                raise CorpusError(f"{path} is a pointer of git and not the text; run {remedy}")
         if 4 * text.count("\0") > len(text):
             raise CorpusError(f"{path} is not UTF-8 (every other byte is 0, as in UTF-16); convert it")
         if text.strip() and not copies & _forms(text):
@@ -236,8 +250,19 @@ def _bare(text: str) -> str:
 
 
 def holds_answers(relative: PurePath) -> bool:
-    """Whether the file, or a folder above it, bears the name of an answer file, whatever its extension."""
-    return any(part.lstrip(".").split(".", 1)[0].strip().lower() in ANSWER_STEMS for part in relative.parts)
+    """Whether the file, or a folder above it, bears the name of an answer file, or of a copy of one.
+
+    Whatever its extension: `qa_dict.json`, `QA-dict (1).md`, `Copy of qa_dict.csv`, `eval_backup.txt`.
+    """
+    return any(_stem_of_copy(part) in ANSWER_STEMS for part in relative.parts)
+
+
+def _stem_of_copy(name: str) -> str:
+    """A name without extension and marks of copies, in lower case and with `_` between its words."""
+    stem = name.lstrip(".").split(".", 1)[0].strip().lower()
+    while (shorter := _COPY.sub("", stem, count=1).strip(" _-")) not in (stem, ""):
+        stem = shorter
+    return re.sub(r"[ -]+", "_", stem)
 
 
 def _read_text(path: Path, errors: str = "strict") -> str:
@@ -270,8 +295,9 @@ def path_in_files(source: str) -> str:
 
 def parse_web_line(line: bytes, where: str) -> WebDocument:
     """One line of the web corpus, without halves of surrogate pairs. Raises `CorpusError` naming `where`."""
-    if line.startswith(_POINTER.encode()):
-        raise CorpusError(f"{where}: the file is a pointer of git LFS and not the pages; run git lfs pull")
+    for pointer, remedy in _POINTERS.items():
+        if line.startswith(pointer.encode()):
+            raise CorpusError(f"{where}: the file is a pointer of git and not the pages; run {remedy}")
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:

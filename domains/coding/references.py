@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from domains.coding.verifier_api import judged
+from pipelinerl.base.logs import REMARK
 from pipelinerl.extras.sandbox.host import Limits, Sandbox
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def unsolvable(name: str, references: Sequence[Reference]) -> frozenset[str]:
             ", ".join(f"{count} {kind}" for kind, count in kinds),
             named,
             ", ..." if len(wrong) > NAMED else "",
+            extra=REMARK,
         )
     return frozenset(one.id for one, _ in wrong)
 

@@ -16,6 +16,7 @@ from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.leakage.notes import query_notes
 from domains.privacy_hopqa.leakage.section import leakage_section
 from domains.privacy_hopqa.reward.capture import ANCHOR_ROLE, POLICY_ROLE
+from domains.privacy_hopqa.same_world import without_gold
 from domains.privacy_hopqa.scorer.protocol import MAX_QUERIES
 from domains.privacy_hopqa.services import (
     KEY,
@@ -174,15 +175,25 @@ def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
 
 
 def _row_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
-    """The first row that cannot be used, with file and line, before any process starts."""
+    """The first row that cannot be used, with file and line, and files of another world."""
     paths, root = settings.dataset_paths, settings.task_data_root
     if not paths or not all(Path(place).exists() for place in (*paths.values(), *([root] if root else []))):
         return
     names = [*(cfg.get("train_dataset_names") or ()), *(cfg.get("test_dataset_names") or ())]
     try:
-        load_problems(names, **paths, task_data_root=root)
+        problems = load_problems(names, **paths, task_data_root=root)
+        web = None if settings.no_web else settings.web_corpus_path
+        found = without_gold([problem["chain"] for problem in problems], root, web)
     except (ValueError, OSError) as error:
         yield str(error)
+        return
+    for key, (lost, among) in found.items():
+        if 2 * lost >= among > 0:
+            yield (
+                f"{KEY}.{key}={getattr(settings, key)}: {lost} of {among} gold documents of the chains are "
+                "not there or hold none of the answers, so the chains are about other files; give theirs "
+                "(python -m domains.privacy_hopqa.validate lists each)"
+            )
 
 
 def _mode_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:

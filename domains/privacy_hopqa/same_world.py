@@ -1,9 +1,9 @@
-"""Whether a retrieval service has the texts that the chains were written about.
+"""Whether files, or a retrieval service, have the texts that the chains were written about.
 
-For services without a fingerprint. Our own is asked by digests: of every text of the chains' tasks, and of
-pages from all over the web corpus. In one of another make a few texts are looked up: a private text in its
-own task, and of the web only pages that no chain needs, by their own words, so that no query tells what is
-researched.
+Files are looked at by the chains' gold documents, a service without a fingerprint by texts. Our own is asked
+by digests: of every text of the chains' tasks, and of pages from all over the web corpus. In one of another
+make a few texts are looked up: a private text in its own task, and of the web only pages that no chain needs,
+by their own words, so that no query tells what is researched.
 """
 
 import re
@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from domains.privacy_hopqa.agent.transport import JsonClient
+from domains.privacy_hopqa.data.chains import Chain
+from domains.privacy_hopqa.validate.pages import check_pages
+from domains.privacy_hopqa.validate.problems import GoldReference
+from domains.privacy_hopqa.validate.trees import check_tree, gold_problems
 from retrieval_server.corpus import WebDocument, find_tasks, parse_web_line, read_task
 
 TASKS, PAGES, OF_LINES = 4, 3, 200
@@ -41,6 +45,31 @@ def samples(
 ) -> list[Sample]:
     """The longest text of a few of these tasks and a few pages that are not `gold` (ids without `web/`)."""
     return [*_of_tasks(task_data_root, tasks), *_of_web(web_corpus, gold)]
+
+
+def without_gold(
+    chains: Sequence[Chain], task_data_root: str | None, web_corpus: str | None
+) -> dict[str, tuple[int, int]]:
+    """By setting, hops whose gold document is not there or holds none of the answers, and hops looked at.
+
+    Private hops are those of a few tasks; those of the web are looked at where its corpus is small.
+    """
+    place, found = Path("chains"), dict[str, tuple[int, int]]()
+    hops = [(chain, hop) for chain in chains for hop in chain.hops if hop.gold_values]
+    references = [GoldReference(place, line, *pair) for line, pair in enumerate(hops)]
+    if task_data_root is not None:
+        folders, named = _folders(task_data_root), list(dict.fromkeys(chain.task_id for chain in chains))
+        some = named[:: max(1, len(named) // TASKS)][:TASKS]
+        trees = {task: check_tree(folders[task])[1] for task in some if task in folders}
+        private = [one for one in references if one.hop.source == "local" and one.chain.task_id in some]
+        trees_of = [(one, trees.get(one.chain.task_id)) for one in private]
+        lost = sum(tree is None or bool(gold_problems(one, tree)) for one, tree in trees_of)
+        found["task_data_root"] = lost, len(private)
+    web = None if web_corpus is None else Path(web_corpus)
+    if web is not None and web.is_file() and web.stat().st_size <= WHOLE_BYTES:
+        wrong = {one.line for one in check_pages(web, references).problems if one.path == place}
+        found["web_corpus_path"] = len(wrong), sum(one.hop.source == "web" for one in references)
+    return found
 
 
 def _of_tasks(root: str | None, tasks: Sequence[str]) -> Iterator[Sample]:

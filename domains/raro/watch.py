@@ -12,6 +12,7 @@ from pathlib import Path
 
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, Verdict
 from pipelinerl.base.line_file import LineFile
+from pipelinerl.base.logs import REMARK
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Watch:
         if self._seen < self._quiet.get(kind, 0):
             return ""
         self._quiet[kind] = self._seen + WINDOW
-        log.warning("the game degenerates: %s", text)
+        log.warning("the game degenerates: %s", text, extra=REMARK)
         if self._path is not None:
             with LineFile(self._path) as file:
                 file.append(json.dumps({"time": round(time.time(), 1), "kind": kind, "text": text}).encode())

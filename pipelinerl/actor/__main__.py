@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import os
 import sys
+import threading
 from pathlib import Path
 
 from pipelinerl.actor.pool import WorkerDied
@@ -44,4 +46,10 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    left = [one.name for one in threading.enumerate()[1:] if not one.daemon]
+    if left:  # of a loader or a hook; the interpreter would wait for them, perhaps for ever
+        logging.getLogger(__name__).warning("threads that the domain left end now: %s", ", ".join(left))
+        logging.shutdown()
+        os._exit(code)
+    sys.exit(code)

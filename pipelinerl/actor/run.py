@@ -48,9 +48,12 @@ class Actor:
     ):
         self.cfg, self.output_dir, self.state = cfg, output_dir, state
         self._told_at = 0.0
+        self.reporter = Reporter(output_dir, cfg, version)  # first: its status file tells what is waited for
         self.domain: Domain = load_domain(cfg.domain_hooks)
-        self.domain.attach(load_tree(output_dir, job), output_dir)
-        train, test = load_problems(cfg)
+        with self._waiting(f"attach of {cfg.domain_hooks}"):
+            self.domain.attach(load_tree(output_dir, job), output_dir)
+        with self._waiting(f"the problems of {cfg.dataset_loader}"):
+            train, test = load_problems(cfg)
         if train:
             note_problems(output_dir, len(train))
         _compare(output_dir, train, test if cfg.evaluates else [])
@@ -59,7 +62,6 @@ class Actor:
         self.snapshots = Snapshots(output_dir, "actor", keep)
         self.pool = pool
         self.accounting = RolloutLog(output_dir, "actor")
-        self.reporter = Reporter(output_dir, cfg, version)
         self.reporter.test_digest = digest(test)
         _remark_others(output_dir, {"training": digest(train), "test": self.reporter.test_digest})
         _remark_model(output_dir, cfg.model_path)
@@ -86,8 +88,10 @@ class Actor:
         saved = self.snapshots.restore(point.version, dict)
         if saved is None and point.version > 0:
             # Training goes on: what is lost is where the draws stood, so problems come again.
-            missing = "no snapshot of the actor up to version %d; problems are drawn from the start"
-            log.warning(missing, point.version)
+            missing = (
+                "no snapshot of the actor up to version %d (actor/state was removed): problems are drawn "
+            )
+            log.warning(missing + "from the start, and the domain has no state", point.version, extra=REMARK)
         recent = saved["recent_texts"] if saved is not None else ()
         budget = LagBudget(cfg.staleness.admitted, point.version, recent, point.replayed)
         log.info("lag bound in samples: %s (%s)", budget.bound, cfg.staleness)
@@ -109,8 +113,13 @@ class Actor:
         scheduler.total_texts = cfg.total_texts(point.step, point.version)
         if saved is not None:
             scheduler.load_state_dict(saved)
-            self.domain.restore(saved["domain"])
+            with self._waiting(f"restore of {cfg.domain_hooks}"):
+                self.domain.restore(saved["domain"])
         return scheduler
+
+    def _waiting(self, name: str) -> Wait:
+        """For code of the domain, which nobody can interrupt; the launcher ends a run that stays in it."""
+        return Wait(name, self.cfg.watchdog.progress_deadline_s, normal="seconds")
 
     async def run(self, workers: "asyncio.Task[None]") -> None:
         """Until training is done and the last version evaluated; `workers` is the pool's start.
@@ -236,7 +245,8 @@ class Actor:
         self._snapshot()  # or a resume would evaluate this version again
 
     def _snapshot(self) -> None:
-        state = self.scheduler.state_dict() | {"domain": self.domain.checkpoint()}
+        with self._waiting(f"checkpoint of {self.cfg.domain_hooks}"):
+            state = self.scheduler.state_dict() | {"domain": self.domain.checkpoint()}
         self.snapshots.save(self.scheduler.version, state)
 
     async def _check_regularly(self) -> None:

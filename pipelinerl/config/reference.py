@@ -8,7 +8,7 @@ page.
 
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pipelinerl.base.errors import ConfigError, suggestion
 from pipelinerl.config.base import KEPT, Section
@@ -66,6 +66,8 @@ def _kind(annotation: Any) -> str:
     """A type in words: `null`, the values of a literal, or the name."""
     if get_origin(annotation) is Literal:
         return ", ".join(_plain(value) for value in get_args(annotation))
+    if get_origin(annotation) is Annotated:
+        return _kind(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         return " or ".join(_kind(one) for one in get_args(annotation))
     if annotation is type(None):

@@ -25,7 +25,7 @@ Place = tuple[str | int, ...]
 """Keys and indices from the root of the tree."""
 _ALWAYS = {
     *("password", "passwords", "passwd", "passphrase", "passphrases", "pwd", "secret", "secrets"),
-    *("passcode", "passcodes", "pw", "jwt", "otp"),
+    *("passcode", "passcodes", "pw", "jwt", "otp", "cred", "creds"),
     *(
         "credential",
         "credentials",
@@ -43,8 +43,13 @@ _TOKENS = {"token", "tokens"}
 """In a key that is not the core's: `max_tokens` holds a number, which is not masked."""
 _LAST = {"key", "keys", "pass", "pat"}
 """As the last word of such a key."""
-_OF_KEYS = {"access", "account", "api", "encryption", "master", "private", "signing", "ssh"}
+_OF_KEYS = {"access", "account", "api", "encryption", "master", "private", "shared", "signing", "ssh"}
 """Before the word key, wherever it is in such a key."""
+_JOINED = re.compile(
+    rf"\w+(?:passwords?|passwd|passphrase|secrets?|credentials?)|(?:{'|'.join(sorted(_OF_KEYS))}|secret)keys?"
+)
+"""Words that are written without a mark between them: `dbpassword`, `secretkey`."""
+_JOINED_TOKEN = re.compile(r"\w+tokens?")
 _WHERE = {"env", "file", "id", "ids", "name", "path"}
 """As the last word: where a secret is found, or of which it is."""
 _VARIABLE = re.compile(r"oc\.env:\s*['\"]?([^,}'\"\s]+)")
@@ -57,28 +62,12 @@ _QUERY = re.compile(r"[?&#;]([\w-]+)=([^&#;\s'\"]+)")
 _SIGNATURES = {"sig", "signature"}
 _AFTER_SCHEME = re.compile(r"\b(?:bearer|basic)\s+(\S+)", re.IGNORECASE)
 _IN_HEADER = re.compile(r"\bauthorization:\s*\S|^\s*(?:bearer|basic)\s+\S{6,}\s*$", re.IGNORECASE)
-_IN_COMMAND = re.compile(r"(?:^|\s)(?:--?([A-Za-z][\w-]*)(?:=|\s+(?!-))|([A-Z][A-Z0-9_]*)=)(?=\S*[A-Za-z])")
+_IN_COMMAND = re.compile(r"(?<!\S)(?:--?([A-Za-z][\w-]*)(?:=|\s+(?!-))|([A-Z][A-Z0-9_]*)=)(?=\S*[A-Za-z])")
 """An option or a variable with its value, as commands have them; one of a number counts something."""
 _IN_WORDS = re.compile(
     r"(?<![\w-])([A-Za-z][\w-]{0,60})['\"]?(?::\s*|=)['\"]?(?=\S{0,80}\d)(?=\S{0,80}[A-Za-z])\S{6}"
 )
 """A name and what looks made by a machine, in a header, in JSON or in the words of a connection."""
-_MADE = re.compile(
-    r"\b(?:[rs]k-(?:[a-z0-9]{1,40}-){0,8}\w{16}|gh[oprsu]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|hf_[A-Za-z0-9]{20}"
-    r"|npm_\w{20}|gsk_\w{16}|r8_\w{20}|dop_v1_\w{20}|[rs]k_(?:live|test)_\w{16}|SG\.[\w-]{16,80}\.[\w-]{16}"
-    r"|(?:pypi|nvapi|pplx|tvly|xai|xapp|csk)-[\w-]{16}|\d{8,12}:AA[\w-]{30}"
-    r"|wandb_v\d{1,3}_\w{20}|local-[0-9a-f]{40}\b|(?:lsv2_\w\w|api_org)_\w{20}|dapi[0-9a-f]{32}|hvs\.[\w-]{20}"
-    r"|dp\.(?:pt|st|ct|sa)\.[\w-]{20}|fw_\w{20}|dckr_pat_\w{20}|shp(?:at|ca|pa|ss)_\w{20}|lin_api_\w{20}"
-    r"|(?:tskey|figd|ATATT3)[\w-]{20}|ya29\.[\w-]{20}|AGE-SECRET-KEY-1\w{20}"
-    r"|xox[a-z]-[\w-]{10}|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30}|eyJ[\w-]{8,}\.[\w-]{2,}\.)"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY|\bhooks\.slack\.com/services/\w|/api/webhooks/\d+/\w"
-)
-"""Tokens that are known by their own form, whatever their key is called. Bounded: a text is read once."""
-_LOGIN = re.compile(
-    r"\b(?:login|password)\s{1,9}(?:--?[\w=-]{1,40}\s{1,9}){0,4}(?=\S{0,80}\d)(?=\S{0,80}[A-Za-z])\S{20}"
-)
-"""`wandb login KEY` and a line of netrc: a key without a form, such as 40 hexadecimal digits."""
-_HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _OF_CONTENT = {
     "checksum",
     "commit",
@@ -92,6 +81,26 @@ _OF_CONTENT = {
     "version",
 }
 """In a key whose hexadecimal digits name a content; behind any other key they may be one of wandb."""
+_MADE = re.compile(
+    r"\b(?:[rs]k-(?:[a-z0-9]{1,40}-){0,8}\w{16}|gh[oprsu]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|hf_[A-Za-z0-9]{20}"
+    r"|npm_\w{20}|gsk_\w{16}|r8_\w{20}|dop_v1_\w{20}|[rs]k_(?:live|test)_\w{16}|SG\.[\w-]{16,80}\.[\w-]{16}"
+    r"|(?:pypi|nvapi|pplx|tvly|xai|xapp|csk)-[\w-]{16}|\d{8,12}:AA[\w-]{30}"
+    r"|wandb_v\d{1,3}_\w{20}|local-[0-9a-f]{40}\b|(?:lsv2_\w\w|api_org)_\w{20}|dapi[0-9a-f]{32}|hvs\.[\w-]{20}"
+    r"|dp\.(?:pt|st|ct|sa)\.[\w-]{20}|fw_\w{20}|dckr_pat_\w{20}|shp(?:at|ca|pa|ss)_\w{20}|lin_api_\w{20}"
+    r"|(?:tskey|figd|ATATT3)[\w-]{20}|ya29\.[\w-]{20}|AGE-SECRET-KEY-1\w{20}"
+    r"|xox[a-z]-[\w-]{10}|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30}|eyJ[\w-]{8,}\.[\w-]{2,}\.)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY|\bhooks\.slack\.com/services/\w|/api/webhooks/\d+/\w"
+    r"|/webhookb2/\w|/bot\d{8,12}:AA[\w-]{30}|\b[ps]k-lf-[0-9a-f]{8}-"
+    rf"|(?<![\w./-])(?!(?:checkpoint|md5|run|{'|'.join(sorted(_OF_CONTENT))})\d*[_-])[A-Za-z]\w{{1,11}}[_-]"
+    r"(?=[A-Za-z]{0,60}\d{1,20}[A-Za-z]{1,60}\d)[A-Za-z0-9]{20,200}(?![\w./-])"
+)
+"""Tokens that are known by their own form, whatever their key is called; the last form is that of many: a
+short name and a long run of letters with digits between them. Bounded: a text is read once."""
+_LOGIN = re.compile(
+    r"\b(?:login|password)\s{1,9}(?:--?[\w=-]{1,40}\s{1,9}){0,4}(?=\S{0,80}\d)(?=\S{0,80}[A-Za-z])\S{20}"
+)
+"""`wandb login KEY` and a line of netrc: a key without a form, such as 40 hexadecimal digits."""
+_HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
 _USER = re.compile(r"(?:^|\s)(?:-[uU]|--(?:proxy-)?user)[\s=]*(?=\S*[A-Za-z])[^\s:-][^\s:]{0,80}:[^\s:]")
 """curl's user and password; a program that runs as user and group has numbers there."""
@@ -148,7 +157,8 @@ def hidden(text: str, secrets: Mapping[Place, Any]) -> str:
 
 
 def mask_in_texts(secrets: Mapping[Place, Any]) -> None:
-    """Keep these values, their parts and variables that are named like a secret out of texts for people.
+    """Keep these values, variables that are named like a secret, and secret parts of both and of any other
+    variable (an address with a password) out of texts for people.
 
     A value that only comes from the environment may be a folder or a word, which texts go on to show; it is
     kept out if it looks made by a machine.
@@ -158,7 +168,7 @@ def mask_in_texts(secrets: Mapping[Place, Any]) -> None:
     variables = {value for name, value in os.environ.items() if names_secret(name)}
     whole = named | {one for one in others if "/" not in one and _is_made(one)}
     whole |= {one for one in variables if not one.startswith(("/", "~", ".")) and _is_made(one)}
-    values = {*whole, *(part for one in (*named, *others, *variables) for part in _parts(one))}
+    values = {*whole, *(part for one in (*named, *others, *os.environ.values()) for part in _parts(one))}
     forms = {form for value in values for form in _forms(value)}
     keep_secret(one for one in forms if len(one) >= _LEAST_REPEATED and (len(one) > 8 or not one.isdecimal()))
 
@@ -207,7 +217,7 @@ def written(place: Place) -> str:
 def _is_secret(place: Place, value: Any, raw: Any) -> bool:
     if _from_environment(raw):
         return isinstance(value, str) or not _is_core(place)
-    if any(_ALWAYS & set(_words(part)) for part in place):
+    if any(map(_names_always, place)):
         return isinstance(value, str) or not _is_core(place)
     if not isinstance(value, str):
         return False
@@ -252,7 +262,12 @@ def _names_next(text: str, value: str, pair: bool) -> bool:
 
 def names_secret(name: str) -> bool:
     """Whether a variable's name says that its value is a secret."""
-    return bool(_ALWAYS & set(_words(name))) or _names_token(name)
+    return _names_always(name) or _names_token(name)
+
+
+def _names_always(part: str | int) -> bool:
+    words = _words(part)
+    return bool(_ALWAYS & set(words)) or any(map(_JOINED.fullmatch, words))
 
 
 def _names_token(part: str | int) -> bool:
@@ -260,7 +275,8 @@ def _names_token(part: str | int) -> bool:
     if not words or words[-1] in _WHERE:
         return False
     of_keys = any(a in _OF_KEYS and b in ("key", "keys") for a, b in pairwise(words))
-    return of_keys or words[-1] in _LAST or bool(_TOKENS & set(words))
+    of_tokens = bool(_TOKENS & set(words)) or any(map(_JOINED_TOKEN.fullmatch, words))
+    return of_keys or of_tokens or words[-1] in _LAST
 
 
 def _from_environment(raw: Any) -> bool:

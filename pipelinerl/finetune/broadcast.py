@@ -3,17 +3,24 @@
 The loop of the main rank calls `publish` after every update, and `refresh` while it waits for samples. The
 loop knows `Broadcaster` alone: a run without engines has one that does nothing. `Publisher` does one attempt;
 here failed attempts are repeated until a deadline, and engines are replaced in between.
+
+Where the transport copies (files that vLLM reads ahead), an update goes on beside the trainer's next step.
+The next update waits for it. One that fails there is done again in the trainer's time, by then maybe with
+newer weights.
 """
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_futures
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.threads import in_thread
 from pipelinerl.base.waits import ENGINES_READY, Wait
 from pipelinerl.config import Config
 from pipelinerl.engines.kind import eight_bits, engine_kind
@@ -25,11 +32,13 @@ from pipelinerl.weights.engine_update import PublishDeadlines
 from pipelinerl.weights.parity import ParityLimits, check_loaded, check_parity, mean_limit
 from pipelinerl.weights.publisher import RENDEZVOUS, Publisher, prompt_logprobs
 from pipelinerl.weights.refusals import Failure, same_words
-from pipelinerl.weights.transports.base import transport_kind
+from pipelinerl.weights.transports.base import Held, transport_kind
 from pipelinerl.weights.version_update import UpdateReport, WeightUpdateError
 
 log = logging.getLogger(__name__)
+Announce = Callable[[int], None]
 RETRY_INTERVAL_S = 1.0
+CLOSE_S = 5.0
 PARITY_REQUEST = "check_parity"
 """A file of this name in the trainer's folder asks for a comparison after the next update."""
 FIRST_UPDATES = 2
@@ -42,12 +51,24 @@ class Broadcaster:
     def start(self) -> None:
         """Block until the engines are ready."""
 
-    def publish(self, version: int) -> dict[str, float]:
-        """Return, with metrics, once every engine in rotation serves `version`; raises otherwise."""
+    def publish(self, version: int, announce: Announce) -> dict[str, float]:
+        """Have every engine in rotation serve `version`, and then call `announce` with it.
+
+        Returns metrics, those of engines of the last update that has ended: this one, or, where this one goes
+        on in a thread, which calls `announce`, the one before. The learner's weights may change then.
+        """
+        announce(version)
         return {}
 
     def refresh(self) -> bool:
-        """Bring engines that were started again up to the last published version; whether there were any."""
+        """Bring engines without the last published version up to it; whether it has to be announced again.
+
+        The learner's weights are still that version's.
+        """
+        return False
+
+    def end(self) -> bool:
+        """Wait for the update under way, if there is one; otherwise like `refresh` after one that failed."""
         return False
 
     def close(self) -> None:
@@ -65,10 +86,13 @@ class UnchangedEngines(Broadcaster):
         self._learner, self._cfg = learner, cfg
         self._urls = [job.url for job in cfg.jobs_of("actor_llm")]
 
-    def publish(self, version: int) -> dict[str, float]:
+    def publish(self, version: int, announce: Announce) -> dict[str, float]:
         """Compare at version 0; a later one has been trained away from what the engines have."""
-        if version > 0:
-            return {}
+        if version == 0:
+            self._compare()
+        return super().publish(version, announce)
+
+    def _compare(self) -> None:
         learner, limits = self._learner, _limits(self._learner, self._cfg)
         ids = learner.probe_ids()
         expected, deadline_s = learner.score_rows(ids), PublishDeadlines().parity_s
@@ -82,7 +106,6 @@ class UnchangedEngines(Broadcaster):
                     " and is sent none; start an engine with this model there, or have its weights updated "
                     "(debug.mode='', finetune.send_weight_updates=true)"
                 )
-        return {}
 
 
 class EngineBroadcaster(Broadcaster):
@@ -99,6 +122,10 @@ class EngineBroadcaster(Broadcaster):
         self._refused: dict[tuple[str, str], str] = {}
         self._updates = 0
         self._unchecked = FIRST_UPDATES
+        # The update in a thread, and the version of one that ended and was not announced.
+        self._beside: tuple[int, Future[UpdateReport]] | None = None
+        self._owed: int | None = None
+        self._metrics: dict[str, float] = {}
 
     def start(self) -> None:
         with Wait("the engines to be ready", self._deadline_s, normal=ENGINES_READY):
@@ -109,13 +136,57 @@ class EngineBroadcaster(Broadcaster):
                     raise
                 self._repair(error)  # the first update makes it anew
 
-    def publish(self, version: int) -> dict[str, float]:
+    def publish(self, version: int, announce: Announce) -> dict[str, float]:
         """An engine that fails is replaced by the supervisor; until the deadline the others are tried.
 
         WeightUpdateError at once for what no replacement mends.
         """
+        started = time.monotonic()
+        self._wait_for_update()
+        self._owed = None  # this one takes its place
+        # Who takes turns with the engines would only wait for them elsewhere.
+        if self._publisher.copies and not self._cfg.staleness.synchronous and not self._compares_next():
+            held = self._publisher.hold(self._weights())
+            self._beside = version, in_thread(self._publish_held, version, held, announce)
+        else:
+            self._publish(version)
+            announce(version)
+        found, self._metrics = self._metrics, {}
+        return found | {"weights/held_s": time.monotonic() - started}
+
+    def _publish_held(self, version: int, held: Held, announce: Announce) -> UpdateReport:
+        """In a thread, so without the learner."""
+        report = self._publisher.publish_held(version, held)
+        if not report.joined:  # one that joined is compared first
+            announce(version)
+        return report
+
+    def _wait_for_update(self) -> None:
+        """Until the one in the thread has ended; one that failed, or whom an engine joined, is owed."""
+        if self._beside is None:
+            return
+        (version, update), self._beside = self._beside, None
+        with self._wait(version) as wait:
+            wait_futures([update], wait.remaining_s)
+            if not update.done():
+                wait.check()
+        try:
+            report = update.result()
+        except WeightUpdateError as error:
+            self._repair(error)
+            self._owed, self._unchecked = version, FIRST_UPDATES
+            return
+        if report.joined:
+            self._owed, self._unchecked = version, FIRST_UPDATES
+        self._taken(report)
+
+    def _wait(self, version: int) -> Wait:
         name = f"the engines to take version {version}"
-        with Wait(name, self._deadline_s, normal="seconds; minutes while an engine is replaced") as wait:
+        return Wait(name, self._deadline_s, normal="seconds; minutes while an engine is replaced")
+
+    def _publish(self, version: int) -> None:
+        """Until it succeeds, in the trainer's time."""
+        with self._wait(version) as wait:
             while True:
                 try:
                     report = self._publisher.publish(version, self._weights())
@@ -129,10 +200,14 @@ class EngineBroadcaster(Broadcaster):
                         raise
                     self._repair(error)
                     time.sleep(RETRY_INTERVAL_S)
+        self._taken(report)
+        self._metrics |= parity
+
+    def _taken(self, report: UpdateReport) -> None:
         # An engine that took this version is well again; what it refused before tells nothing any more.
         self._refused = {key: said for key, said in self._refused.items() if key[0] not in report.paused_s}
         self._updates += 1
-        return _report_metrics(report) | parity
+        self._metrics = _report_metrics(report)
 
     def _weights(self) -> Iterable[tuple[str, torch.Tensor]]:
         """The learner's, under the names of the kind of engine that receives them."""
@@ -156,24 +231,41 @@ class EngineBroadcaster(Broadcaster):
         log.warning("%s; trying again", error)
 
     def refresh(self) -> bool:
+        if self._beside is not None and not self._beside[1].done():
+            return False
+        if self.end():
+            return True
         version, stale = self._publisher.version, self._publisher.stale_engines()
         if version is None or not stale:
             return False
         log.warning("engines without version %s: %s", version, ", ".join(stale))
         self._unchecked = FIRST_UPDATES
-        self.publish(version)
+        self._publish(version)
+        return True
+
+    def end(self) -> bool:
+        self._wait_for_update()
+        if self._owed is None:
+            return False
+        version, self._owed = self._owed, None
+        self._publish(version)
         return True
 
     def close(self) -> None:
+        if self._beside is not None:
+            wait_futures([self._beside[1]], CLOSE_S)  # what it still writes would be left
         self._publisher.close()
 
-    def _parity(self) -> dict[str, float]:
+    def _compares_next(self) -> bool:
         """After the first updates since a start of either side, every so often, and when asked for."""
-        every = self._cfg.weights.parity_every
-        asked = self._output_dir / "finetune" / PARITY_REQUEST
-        if not self._unchecked and not (every and self._updates % every == 0) and not asked.exists():
+        every, asked = self._cfg.weights.parity_every, self._output_dir / "finetune" / PARITY_REQUEST
+        return bool(self._unchecked or (every and self._updates % every == 0) or asked.exists())
+
+    def _parity(self) -> dict[str, float]:
+        if not self._compares_next():
             return {}
-        asked.unlink(missing_ok=True)  # before the comparison: one that fails is not repeated for ever
+        # Before the comparison: one that fails is not repeated for ever.
+        (self._output_dir / "finetune" / PARITY_REQUEST).unlink(missing_ok=True)
         learner = self._learner
         limits = _limits(learner, self._cfg)
         check_loaded(self._publisher)

@@ -163,7 +163,7 @@ class Trainer:
         if self._recording is None or not any(self.ranks.gather(feed.exhausted)):
             return False
         steps, last = self.counters.completed_steps, self.finetune.last_step
-        log.warning("the recording ends after step %d of %d", steps, last)
+        log.warning("the recording ends after step %d of %d", steps, last, extra=REMARK)
         return True
 
     def _first_record(self, spec: SingleStreamSpec) -> int:
@@ -287,21 +287,23 @@ class Trainer:
             self._save(feed, finetune.keep_intermediate_checkpoints, True)
 
     def _publish(self) -> None:
-        """Move the weights, then announce; nothing is announced when moving them fails."""
+        """Move the weights, then announce, maybe beside the next step; nothing where moving them fails."""
         version = self.counters.samples
         self.learner.prepare_publishing()
         if self.ranks.is_main:
-            self._update_metrics = self._broadcaster.publish(version)
+            self._update_metrics = self._broadcaster.publish(version, self._announce)
         self.ranks.gather(version)
         self.learner.after_publishing()
         self.counters.last_broadcasted_version = version
+
+    def _announce(self, version: int) -> None:
         if self._announcements is not None:
             self._announcements.weight_update_success(version)
 
     def _refresh(self) -> None:
         """An engine that was started again is admitted by an announcement behind its start."""
-        if self._broadcaster.refresh() and self._announcements is not None:
-            self._announcements.weight_update_success(self.counters.last_broadcasted_version)
+        if self._broadcaster.refresh():
+            self._announce(self.counters.last_broadcasted_version)
 
     def _say_samples(self, samples: int) -> None:
         if self._announcements is not None:
@@ -333,6 +335,8 @@ class Trainer:
             wait_for_snapshots(self.output_dir, roles, version, deadline_s, shared)
 
     def _finish(self, feed: Feed | Follower) -> None:
+        if self._broadcaster.end():
+            self._announce(self.counters.last_broadcasted_version)
         self._save(feed, self.finetune.keep_intermediate_checkpoints, self.finetune.save_final_training_state)
         if self.ranks.is_main:
             for name, values in (("summary", self.counters.to_dict()), ("rl_summary", self._last_rl)):

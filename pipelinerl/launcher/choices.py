@@ -22,6 +22,7 @@ from pipelinerl.domain import ServiceSpec
 from pipelinerl.engines.kind import Why, engine_kind
 from pipelinerl.launcher import mps
 from pipelinerl.launcher.cards import GIB, imagined_cards
+from pipelinerl.launcher.checks.data import of_hub
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.host_memory import listed as in_host
 from pipelinerl.launcher.host_memory import most_at_once
@@ -145,15 +146,17 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
 def _hardware(cfg: Config, composition: Composition, hosts: Sequence[Host]) -> Row:
     devices = sum(len(host.devices) for host in hosts)
     found = f"{len(composition.devices)} GPUs found" if composition.devices else "no GPU found"
-    used, given = "cpu", "hardware" in composition.user_keys
+    used, given, change = "cpu", "hardware" in composition.user_keys, "hardware=cpu|gpu"
     if cfg.hardware.kind == "gpu":
-        used = f"gpu, {devices} GPUs" + ("" if composition.devices else ", none of them here")
+        used = f"gpu, {devices} GPUs"
+        if not composition.devices:
+            used, change = f"{used}, none of them here", f"{change} hardware.devices=4xH100-80GB"
     elif composition.devices:
         used = f"cpu, though {found}"
     because = "given" if given else found
     if devices and not composition.devices and not cfg.hardware.devices and not HOST_BACKENDS.of(cfg).several:
         because += "; as many GPUs as the shares of world"  # which a dry run imagines
-    return Row("hardware", used, because, "hardware=cpu|gpu")
+    return Row("hardware", used, because, change)
 
 
 def _hosts(cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Row]:
@@ -213,6 +216,8 @@ def _memory(plan: RunPlan, why: Why) -> Iterator[Row]:
         unknown = ("" if imagined else "the card's memory or ") + "the model's sizes cannot be read"
         named = imagined or bool(plan.configuration.devices)
         change = "model_path=DIR" if named else "hardware.devices=4xH100-80GB imagines cards"
+        if named and of_hub(cfg.model_path):
+            change = f"hf download {cfg.model_path} config.json"
         yield Row("bytes of GPUs", "not planned", unknown, change)
         return
     changes = {"engine": UTILIZATION, "trainer": "finetune.seq_length"}

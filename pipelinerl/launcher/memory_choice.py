@@ -7,6 +7,7 @@ be read the usual values are chosen: halves of the cards, 0.9 of an engine's car
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,8 @@ def smallest_changes(cfg: Config, shape: DecoderShape, cards: Sequence[Card], as
         tried.append((f"{key}=auto", {"finetune": {"gradient_checkpointing": "auto"}}))
     tried += _longer_rows(cfg)
     if cfg.finetune.optim == "adamw_torch":
-        tried.append(("finetune.optim=adamw_8bit", {"finetune": {"optim": "adamw_8bit"}}))
+        extra = "" if find_spec("torchao") else " (with the extra `torchao`)"
+        tried.append((f"finetune.optim=adamw_8bit{extra}", {"finetune": {"optim": "adamw_8bit"}}))
     shorter = {"finetune": {"seq_length": min(shortest, cfg.finetune.seq_length)}}
     if shortest < cfg.finetune.seq_length:
         tried.append((f"finetune.seq_length={shortest}", shorter))
@@ -237,7 +239,8 @@ def smallest_changes(cfg: Config, shape: DecoderShape, cards: Sequence[Card], as
     for count in range(len(cards) + 1, MOST_CARDS + 1) if asked.one_host else ():
         if _fits(cfg, shorter if asked.rows_open else {}, shape, [cards[0]] * count, asked):
             alone = "world.share_device=false " if cfg.world.share_device and len(cards) == 1 else ""
-            yield f"{alone}hardware.devices={count} (more cards)"
+            imagined = f"x{cards[0].name}" if imagined_cards(cfg.hardware.devices) else ""
+            yield f"{alone}hardware.devices={count}{imagined} (more cards)"
             break
     for key, change in (
         ("finetune.lora.enabled=true", {"finetune": {"lora": {"enabled": True}}}),

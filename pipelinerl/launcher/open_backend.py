@@ -87,7 +87,7 @@ def usable_devices(composition: Composition, dry_run: bool, elsewhere: bool = Fa
                 "the command, or give a number"
             )
         return [str(index) for index in range(imagined[0])]
-    wanted = _number(tree, "hardware.devices", "; CUDA_VISIBLE_DEVICES says which")
+    wanted = _number(tree, "hardware.devices", "; CUDA_VISIBLE_DEVICES says which; or imagine 2xH100-80GB")
     if elsewhere and wanted:
         return [str(index) for index in range(wanted)]
     if dry_run and not found:

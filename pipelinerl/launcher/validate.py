@@ -94,12 +94,11 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from data.check(cfg, dry_run)
     if "finetune" in cfg.debug.roles:
         yield from fitting_weights.check(Path(cfg.model_path))
-    if not dry_run:
-        yield from _not_on_hub(cfg)
+    yield from _of_hub(cfg, dry_run)
     yield from sampling.check(cfg)
     yield from objective.check(cfg)
     yield from teacher.check(cfg, dry_run)
-    yield from training.check(cfg, derived)
+    yield from training.check(cfg, derived, dry_run)
     if derived is not None and cfg.updates_engines:
         asked = derive(cfg, []).texts_per_update
         yield from cfg.staleness_with(derived).problems(asked, derived.trainer_ranks)
@@ -114,12 +113,14 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from partial.check(cfg)
 
 
-def _not_on_hub(cfg: Config) -> Iterator[str]:
-    """A hub's name on a CPU, where nobody has asked the hub for the model's sizes yet."""
+def _of_hub(cfg: Config, dry_run: bool) -> Iterator[str]:
+    """What is wrong with a hub's model, from the local cache or the hub; a dry run asks no hub."""
     name = cfg.model_path
-    if cfg.hardware.kind != "cpu" or Path(name).exists() or not data.HUB_NAME.match(name):
+    if not data.of_hub(name):
         return
-    if not Path(Path(name).parts[0]).is_dir() and model_config(name, ask_hub=True) is None:
+    if (config := model_config(name, ask_hub=not dry_run)) is not None:
+        yield from data.config_problems(cfg, config)
+    elif cfg.hardware.kind == "cpu" and not dry_run:
         why = hub_silence() or "the hub has no such model, or none that you may read"
         yield (
             f"model_path={name}: not in the local cache, and {why}; on a machine with access run "

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils import cached_file
 
 from pipelinerl.base.errors import printable
+from pipelinerl.base.logs import REMARK
 from pipelinerl.modeling.layer_kinds import cut_short, other_depth
 
 log = logging.getLogger(__name__)
@@ -142,4 +143,4 @@ def _refuse(path: str | Path, info: dict[str, Any], model: PreTrainedModel) -> N
     if count is not None and (found := other_depth([*unused, *model.state_dict()], count)) is not None:
         raise DamagedModel(f"{path}: {cut_short(found, count)}")
     if unused:
-        log.warning("%s: %d tensors are not used, first %s", path, len(unused), unused[0])
+        log.warning("%s: %d tensors are not used, first %s", path, len(unused), unused[0], extra=REMARK)

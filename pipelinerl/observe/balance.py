@@ -89,7 +89,8 @@ def balance(
             steps += more
             waited += after["stats/time_waiting_for_data"] - before["stats/time_waiting_for_data"]
             total += after["throughput/sec_per_step"] * more
-            updates += after.get("weights/total_s", 0.0)
+            # Runs of before updates went on beside steps have the latter alone.
+            updates += after.get("weights/held_s", after.get("weights/total_s", 0.0))
     if total <= 0:
         return None
     return Balance(steps, min(1.0, max(0.0, waited / total)), _idle(actor), updates / (total + updates))

@@ -62,7 +62,8 @@ class Summary:
     shared: str = ""
     """How many test problems are trained on too, such as `12 of 40`; empty for none."""
     unknown: bool = False
-    """Whether the run trains nothing, so that its model may have been trained on any of them."""
+    """Whether the run trains nothing, so that its model may have been trained on any of them, or its problems
+    were not compared."""
 
     @property
     def evaluated_on(self) -> str:
@@ -76,6 +77,8 @@ class Summary:
         """What came of the run, in its headline metric."""
         steps, texts = (self.rates.get(name, 0) for name in ("optimizer_steps", "trained_texts"))
         trained = f"{steps:,.0f} steps on {texts:,.0f} samples"
+        if not texts and any(self.versions):
+            trained = "steps that are not known (finetune/metrics.jsonl has none; it was removed)"
         name = next((name for name in self.headline if name in self.comparisons), None)
         if name is None:
             return f"The run trained {trained}; no evaluation tells what came of it."

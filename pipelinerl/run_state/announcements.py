@@ -78,9 +78,11 @@ class TrainerAnnouncements(Closing):
 
     def __init__(self, output_dir: Path) -> None:
         self._stream = write_to_streams(trainer_stream(output_dir))
+        self._one = threading.Lock()  # a version may be announced beside the trainer's step
 
     def _send(self, message: TrainerMessage) -> None:
-        self._stream.write(msgspec.to_builtins(message))
+        with self._one:
+            self._stream.write(msgspec.to_builtins(message))
 
     def samples_processed(self, samples: int) -> None:
         self._send(SamplesProcessed(samples))

@@ -226,8 +226,8 @@ def note_unknown(output_dir: Path) -> None:
 
 
 def is_unknown(output_dir: Path) -> bool:
-    """Whether nobody here knows what the model was trained on."""
-    return _noted(output_dir) == _UNKNOWN
+    """Whether nobody here knows what the model was trained on, or nobody has looked."""
+    return _noted(output_dir) in ("", _UNKNOWN)
 
 
 def _noted(output_dir: Path) -> str:

@@ -25,7 +25,7 @@ from pipelinerl.engines.wire import CHECK_ROUTE, PermanentUpdateError
 from pipelinerl.weights.engine_state import EngineState, offered
 from pipelinerl.weights.engine_update import PublishDeadlines
 from pipelinerl.weights.refusals import Failure
-from pipelinerl.weights.transports.base import NamedTensor, StagedUpdate, Transport, TransportError
+from pipelinerl.weights.transports.base import Held, NamedTensor, StagedUpdate, Transport, TransportError
 from pipelinerl.weights.version_update import (
     TRAINER,
     UpdateReport,
@@ -95,21 +95,39 @@ class Publisher:
             if len(self.engines) > 1 and self.engines.pop(url, None) is not None:
                 self._given_up.append(url)
 
-    def publish(self, version: int, named_tensors: Iterable[NamedTensor]) -> UpdateReport:
-        """Put `version` into every healthy engine; after a WeightUpdateError nothing may be announced.
+    @property
+    def copies(self) -> bool:
+        """Whether what is held may be published while the trainer goes on."""
+        return self._transport.copies
+
+    def hold(self, named_tensors: Iterable[NamedTensor]) -> Held:
+        """The tensors for `publish_held`; there may be no update under way.
 
         `named_tensors`: the distinct parameters under their Hugging Face names, without ties and value heads.
+        """
+        try:
+            return self._transport.hold(named_tensors)
+        except PermanentUpdateError as error:
+            raise WeightUpdateError([Failure(TRAINER, "stage", error)]) from error
+
+    def publish(self, version: int, named_tensors: Iterable[NamedTensor]) -> UpdateReport:
+        """`hold` and `publish_held`."""
+        return self.publish_held(version, lambda number: self._transport.stage(number, named_tensors))
+
+    def publish_held(self, version: int, held: Held) -> UpdateReport:
+        """Put `version` into every healthy engine; after a WeightUpdateError nothing may be announced.
+
         Raises UpdateUnderWay, with nothing sent, while another thread's update has not ended.
         """
         if not self._updating.acquire(blocking=False):
             raise UpdateUnderWay(f"version {version}: the update to version {self._target} has not ended")
         try:
             self._target = version
-            return self._publish(version, named_tensors)
+            return self._publish(version, held)
         finally:
             self._updating.release()
 
-    def _publish(self, version: int, named_tensors: Iterable[NamedTensor]) -> UpdateReport:
+    def _publish(self, version: int, held: Held) -> UpdateReport:
         if self.version is not None and version < self.version:
             raise ValueError(f"version {version} is older than {self.version}; versions only grow")
         self._leave_out_lost()
@@ -118,7 +136,7 @@ class Publisher:
         # Staged while the engines answer; both before anybody is paused.
         looks = [in_thread(one.look) for one in self.engines.values()]
         try:
-            staged = self._transport.stage(version, named_tensors)
+            staged = held(version)
         except PermanentUpdateError as error:
             raise WeightUpdateError([Failure(TRAINER, "stage", error)]) from error
         for look in looks:

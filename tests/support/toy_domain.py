@@ -2,8 +2,10 @@
 
 import asyncio
 import ctypes
+import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pipelinerl.async_llm import llm_async_generate, make_training_text, make_training_texts_from_llm_calls
@@ -15,6 +17,14 @@ def load(names: Sequence[str], count: int = 10, **problem: Any) -> list[dict[str
     return [
         {"id": f"{name}{i}", "dataset": name, "number": i, **problem} for name in names for i in range(count)
     ]
+
+
+def load_when_told(names: Sequence[str], file: str) -> list[dict[str, Any]]:
+    """Blocks until the file is there, and leaves a thread behind that never ends."""
+    while not Path(file).exists():
+        time.sleep(0.05)
+    threading.Thread(target=threading.Event().wait).start()
+    return load(names, count=3)
 
 
 def text(**fields: Any) -> TrainingText:

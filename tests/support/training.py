@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelinerl.finetune.broadcast import Broadcaster
+from pipelinerl.finetune.broadcast import Announce, Broadcaster
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.observe.metrics import MetricsWriter
@@ -23,9 +23,13 @@ class Noting(Broadcaster):
     def __init__(self) -> None:
         self.versions: list[int] = []
 
-    def publish(self, version: int) -> dict[str, float]:
+    def publish(self, version: int, announce: Announce) -> dict[str, float]:
         self.versions.append(version)
-        return {"weights/bytes": 1.0}
+        return super().publish(version, announce) | {"weights/bytes": 1.0}
+
+
+def unheard(version: int) -> None:
+    """An announcement of which a test wants to know nothing."""
 
 
 class Killed(RuntimeError): ...
@@ -38,10 +42,10 @@ class Deadly(Noting):
         super().__init__()
         self._last = version
 
-    def publish(self, version: int) -> dict[str, float]:
+    def publish(self, version: int, announce: Announce) -> dict[str, float]:
         if version >= self._last:
             raise Killed
-        return super().publish(version)
+        return super().publish(version, announce)
 
 
 def trainer(folder: Path, broadcaster: Broadcaster | None = None, **fields: Any) -> Trainer:

@@ -56,7 +56,7 @@ def check_trees(
                 trees[folder.name] = tree
     for reference in references:
         if reference.hop.source == "local" and reference.chain.task_id in trees:
-            problems += _gold_problems(reference, trees[reference.chain.task_id])
+            problems += gold_problems(reference, trees[reference.chain.task_id])
     return problems, sum(len(tree.documents) for tree in trees.values())
 
 
@@ -174,7 +174,7 @@ def _line_of(text: str, value: str) -> int:
     return text.count("\n", 0, position) + 1 if position >= 0 else 1
 
 
-def _gold_problems(reference: GoldReference, tree: TaskTree) -> list[Problem]:
+def gold_problems(reference: GoldReference, tree: TaskTree) -> list[Problem]:
     """Whether a local gold id names exactly one document, and whether that one holds the answer."""
     wanted = reference.aliases
     matching = [doc for doc, names in tree.aliases.items() if wanted & (names - tree.shared.get(doc, set()))]

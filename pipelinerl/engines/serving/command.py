@@ -27,6 +27,7 @@ from pipelinerl.engines.serving.backend import (
 from pipelinerl.engines.serving.server import EngineServer, listening
 from pipelinerl.modeling.loading import DamagedModel
 
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 REFUSED = 2
 """Exit status of a model or settings that no further start could serve; the supervisor makes none."""
 
@@ -37,7 +38,7 @@ def parser(prog: str, description: str | None) -> CommandParser:
     What is left out on the command line has the default of the settings.
     """
     made = CommandParser(prog=prog, description=description, argument_default=argparse.SUPPRESS)
-    made.add_argument("--model", type=Path, required=True, help="folder in Hugging Face format")
+    made.add_argument("--model", type=Path, required=True, help="folder in Hugging Face format, or hub name")
     made.add_argument("--served-model-name")
     other = f"any but loopback takes a token ({CONTROL_TOKEN_VARIABLE})"
     made.add_argument("--host", default="127.0.0.1", help=other)
@@ -63,6 +64,10 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     values = vars(options)
     host, port = values.pop("host"), values.pop("port")
+    try:
+        options.model = _folder(options.model)
+    except (OSError, ValueError) as error:  # a hub may answer later
+        return _failed(f"cannot load {options.model}: {_one_line(error)}")
     values.setdefault("max_model_len", default_model_len(options.model))
     settings = make_settings(**values)
     try:
@@ -95,6 +100,19 @@ def serve(
         return _failed(f"cannot load {settings.model}: {_one_line(error)}", REFUSED)
     except OSError as error:
         return _failed(f"cannot listen on {host}:{port}: {_one_line(error)}")
+
+
+def _folder(model: Path) -> Path:
+    """A model's folder; that of a hub's name (owner/model) is in the local cache, fetched if it is not there.
+
+    Raises OSError or ValueError for a name that can be had from neither.
+    """
+    named = len(model.parts) == 2 and not model.is_absolute()
+    if not named or model.exists() or Path(model.parts[0]).is_dir():
+        return model
+    from huggingface_hub import snapshot_download  # half a second
+
+    return Path(snapshot_download(model.as_posix(), allow_patterns=HUB_FILES))
 
 
 async def _serve(backend: Backend, host: str, port: int) -> int:

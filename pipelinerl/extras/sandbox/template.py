@@ -28,6 +28,7 @@ from pipelinerl.extras.sandbox import kernel, landlock, program, rooms, seccomp
 PRELOADED = (
     *("hashlib", "ctypes", "bz2", "lzma", "zlib", "decimal", "fractions", "uuid", "struct", "array"),
     *("dataclasses", "enum", "queue", "inspect", "textwrap", "numbers", "cmath", "asyncio", "contextlib"),
+    *("sqlite3", "readline"),
 )
 """Loaded before anything is taken away: fast for programs, and shared libraries need not be reachable."""
 FIRST_USER, USERS = 61_000, 4_000

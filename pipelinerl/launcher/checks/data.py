@@ -32,7 +32,7 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 def check(cfg: Config, dry_run: bool = False) -> Iterator[str]:
     """Problems with paths and dotted names that the roles of this run need."""
-    yield from model_problems(cfg)
+    yield from model_problems(cfg, dry_run)
     if not dry_run:  # which may be made elsewhere, with no more of a model than its sizes
         yield from _incomplete(cfg)
     has_rollouts = "actor" in cfg.debug.roles
@@ -94,8 +94,8 @@ def _domains(cfg: Config) -> Iterator[str]:
             yield f"{key}.{domain}: no dataset is of that domain; {suggestion(domain, there)}"
 
 
-def model_problems(cfg: Config) -> Iterator[str]:
-    """Whether `model_path` is a model folder, or may be a hub name."""
+def model_problems(cfg: Config, dry_run: bool = False) -> Iterator[str]:
+    """Whether `model_path` is a model folder, for a dry run one with its sizes, or may be a hub name."""
     path = Path(cfg.model_path)
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -105,35 +105,52 @@ def model_problems(cfg: Config) -> Iterator[str]:
                     remedy = f"it is of a run, whose model is model_path={trained}"
             yield f"model_path={path}: no config.json in it; {remedy}"
             return
-        if not any((path / name).is_file() for name in TOKENIZER_FILES):
-            yield f"model_path={path}: no tokenizer.json in it; save the tokenizer beside the model"
-        elif "actor" in cfg.debug.roles and not (path / "tokenizer.json").is_file():
-            # The engines could do without, but rollout workers read this file.
-            yield f"model_path={path}: no tokenizer.json in it; save the model with a fast tokenizer"
+        if not dry_run:
+            yield from _tokenizer(cfg, path)
         unusable = list(unusable_files(path))
         yield from unusable
         if not unusable:
             config = json.loads((path / "config.json").read_text())
-            yield from _positions(cfg, config)
-            yield from _stop_ids(cfg, config)
+            yield from config_problems(cfg, config)
             yield from _no_end(cfg, path, config)
-            yield from _names(path, config)
             yield from _token_ids(path)
-            if "finetune" in cfg.debug.roles:
-                yield from _quantised(path, config)
-                yield from _layers(path, config)
-                yield from _unknown_type(path, config)
-                if "actor_llm" in cfg.debug.roles:
-                    said = engine_kind(cfg).model_problems(of_text(config))
-                    yield from (f"model_path={path}: {one}" for one in said)
     elif path.exists():
         yield f"model_path={path}: a file; give the folder that holds config.json"
     elif cfg.bootstrap.phases and path == Path(cfg.bootstrap_out):
         yield f"model_path={cfg.model_path}: no such folder; {_recipe_command(cfg)} makes it"
-    elif not HUB_NAME.match(cfg.model_path) or Path(path.parts[0]).is_dir():
+    elif not of_hub(cfg.model_path):
         yield f"model_path={cfg.model_path}: no such folder; give a model folder or a hub name (owner/model)"
     if cfg.finetune.config_name not in (None, cfg.model_path):
         yield f"finetune.config_name={cfg.finetune.config_name}: differs from model_path; set model_path only"
+
+
+def _tokenizer(cfg: Config, path: Path) -> Iterator[str]:
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        yield f"model_path={path}: no tokenizer.json in it; save the tokenizer beside the model"
+    elif "actor" in cfg.debug.roles and not (path / "tokenizer.json").is_file():
+        # The engines could do without, but rollout workers read this file.
+        yield f"model_path={path}: no tokenizer.json in it; save the model with a fast tokenizer"
+
+
+def of_hub(model: str) -> bool:
+    """Whether a `model_path` is a hub's name: no file or folder, nor one in a folder that is there."""
+    path = Path(model)
+    return not path.exists() and bool(HUB_NAME.match(model)) and not Path(path.parts[0]).is_dir()
+
+
+def config_problems(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
+    """What in `config.json` of `model_path`, a folder or a hub's name, does not go with this run."""
+    path = Path(cfg.model_path)
+    yield from _positions(cfg, config)
+    yield from _stop_ids(cfg, config)
+    yield from _names(path, config)
+    if "finetune" in cfg.debug.roles:
+        yield from _quantised(path, config)
+        yield from _layers(path, config)
+        yield from _unknown_type(path, config)
+        if "actor_llm" in cfg.debug.roles:
+            said = engine_kind(cfg).model_problems(of_text(config))
+            yield from (f"model_path={path}: {one}" for one in said)
 
 
 def _incomplete(cfg: Config) -> Iterator[str]:

@@ -13,9 +13,14 @@ from pipelinerl.finetune.rl.losses import declared
 _HIGH_RATE, _HIGH_DECAY = 0.1, 1.0
 
 
-def check(cfg: Config, derived: DerivedConfig | None) -> Iterator[str]:
+def check(cfg: Config, derived: DerivedConfig | None, dry_run: bool = False) -> Iterator[str]:
     """Problems between the keys of trainer, preprocess and actor; `derived` is None if nothing was placed."""
     yield from _steps(cfg)
+    if not dry_run and cfg.finetune.optim == "adamw_8bit" and find_spec("torchao") is None:
+        yield (
+            "finetune.optim=adamw_8bit: the package torchao is not installed; install the extra `torchao`, "
+            "or set finetune.optim=adamw_torch"
+        )
     yield from _sharding_keys(cfg)
     yield from _layers(cfg)
     if derived is not None:
@@ -72,11 +77,6 @@ def _steps(cfg: Config) -> Iterator[str]:
         yield (
             f"watchdog.progress_deadline_s={cfg.watchdog.progress_deadline_s:g}: one rollout may take "
             f"actor.rollout_deadline_s={cfg.actor.rollout_deadline_s:g}; raise the former or lower the latter"
-        )
-    if tune.optim == "adamw_8bit" and find_spec("torchao") is None:
-        yield (
-            "finetune.optim=adamw_8bit: the package torchao is not installed; install the extra `torchao`, "
-            "or set finetune.optim=adamw_torch"
         )
 
 

@@ -8,7 +8,7 @@ lets it make the sender. Engines of this package receive through `engines/receiv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +33,10 @@ class StagedUpdate:
     tensors: tuple[torch.Tensor, ...] = ()  # what is only read when it is sent, unchanged until then
 
 
+Held = Callable[[int], StagedUpdate]
+"""Stages its tensors as the version of that number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """An engine as a transport sees it."""
@@ -54,6 +58,8 @@ class Transport(Protocol):
     change of membership needs a new rendezvous of everybody."""
     ahead: bool
     """Whether engines receive a version beside the one they generate with, and are paused only to change."""
+    copies: bool = False
+    """Whether `hold` copies the tensors, so that the trainer may change its own while the copy is sent."""
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
         """`init_info` for each engine; begins a new rendezvous."""
@@ -65,6 +71,10 @@ class Transport(Protocol):
     def join(self, deadline_s: float) -> None:
         """The trainer's own part of the rendezvous, while the engines do theirs."""
         return  # nothing where engines fetch a version themselves, as for `send` and `abort`
+
+    def hold(self, named_tensors: Iterable[NamedTensor]) -> Held:
+        """The tensors to be staged; where it `copies`, a copy until the next one."""
+        return lambda version: self.stage(version, named_tensors)
 
     def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
         """Prepare everything that can be prepared while the engines still generate."""

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from pipelinerl.engines.wire import (
     write_version,
 )
 from pipelinerl.weights.transports.base import (
+    Held,
     Member,
     NamedTensor,
     StagedUpdate,
@@ -69,6 +71,7 @@ class FileTransport(Transport):
         from pipelinerl.engines.version_file import HostMemory
 
         self.directory, self.dtype, self.ahead = directory, dtype or torch.float32, ahead
+        self.copies = ahead  # an engine that reads in its pause would be paused amid the next step
         self._announced = {} if adapter_scale is None else {"adapter_scale": adapter_scale}
         self._written: list[Path] = []
         self._memory = HostMemory()
@@ -95,11 +98,11 @@ class FileTransport(Transport):
         return [info | {"reader": _reader(one.url)} for info, one in zip(infos, members, strict=True)]
 
     def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
-        """Write the version's file, in the place of the version before the last.
+        """Raises PermanentUpdateError for a folder without room."""
+        return self.hold(named_tensors)(version)
 
-        Raises PermanentUpdateError for a folder without room.
-        """
-        data, shapes = self._in_memory(named_tensors)
+    def _write(self, data: memoryview, shapes: Mapping[str, tuple[int, ...]], version: int) -> StagedUpdate:
+        """The version's file, in the place of the version before the last."""
         path = self.directory / f"weights-{version:08d}.safetensors"
         # The one before stays: an engine that hung may still be reading it. One that hung for longer finds
         # the new version's bytes among those of its own, which its checksum does not let pass.
@@ -122,13 +125,8 @@ class FileTransport(Transport):
         layout = {name: (shape, str(self.dtype)) for name, shape in shapes.items()}
         return StagedUpdate(info, len(data), layout)
 
-    def _in_memory(
-        self, named_tensors: Iterable[NamedTensor]
-    ) -> tuple[memoryview, dict[str, tuple[int, ...]]]:
-        """The bytes of the version's file, until the next version, and the tensors' shapes.
-
-        One tensor after the other, because the caller may make each as it is asked for.
-        """
+    def hold(self, named_tensors: Iterable[NamedTensor]) -> Held:
+        """Copies one tensor after the other, because the caller may make each as it is asked for."""
         import torch
 
         from pipelinerl.engines.version_file import header
@@ -158,7 +156,7 @@ class FileTransport(Transport):
         begin = HEADER_ROOM - len(first)
         data = memoryview(self._memory.reserve(end).numpy())
         data[begin:HEADER_ROOM] = first
-        return data[begin:], shapes
+        return partial(self._write, data[begin:], shapes)
 
     def _pin(self, size: int) -> None:
         try:

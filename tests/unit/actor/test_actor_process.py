@@ -137,6 +137,23 @@ def test_a_rollout_that_holds_the_interpreter_is_named_at_once_and_again_when_it
     assert "held by rollout 0-000000/1 at " in said and "toy_domain.py:" in said
 
 
+def test_a_loader_that_blocks_is_named_and_a_thread_that_it_leaves_holds_up_no_end(
+    tmp_path: Path, model, answer
+):
+    file = tmp_path / "go"
+    loader = {"dataset_loader": "tests.support.toy_domain.load_when_told"}
+    loader |= {"dataset_loader_params": {"file": str(file)}}
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=0, **loader)
+        with ActorRun(tmp_path, start=subprocess.Popen) as run:
+            (wait,) = run.until(lambda: read_status(tmp_path).get("actor", {}).get("waits"))
+            assert wait["name"] == "the problems of tests.support.toy_domain.load_when_told"
+            file.touch()
+            run.until(lambda: groups(run))
+            run.trainer.training_done()
+            assert run.end()[0] == 0
+
+
 def test_problems_that_are_trained_on_under_another_name_are_remarked(tmp_path: Path, model, answer):
     """The loader makes the same numbers for every name. The status after the end is of no evaluation."""
     watch = RemarkWatch(tmp_path)
@@ -193,9 +210,11 @@ def test_a_resumed_actor_goes_on_where_the_restored_version_was(tmp_path: Path, 
             run.update(engine, 4)
             run.until(lambda: len(groups(run)) == 4)
             first = groups(run)
+        remarks = RemarkWatch(tmp_path)
         with ActorRun(tmp_path, version=4) as run:
             run.until(lambda: len(groups(run)) == 6)
             again = groups(run)[4:]
+            assert not [line for line in remarks.lines() if "no snapshot" in line]
             assert len(run.read("stats_test")) == 1
             waiting = next_request_waits(engine)
             run.update(engine, 8)
@@ -210,6 +229,21 @@ def test_a_resumed_actor_goes_on_where_the_restored_version_was(tmp_path: Path, 
     ids = {text["group_id"] for group in [*first, *again] for text in group}
     assert len(ids) == 6
     assert reconcile(tmp_path).adds_up
+
+
+def test_a_resumed_actor_whose_snapshots_were_removed_says_so(tmp_path: Path, model, answer):
+    watch = RemarkWatch(tmp_path)
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=0)
+        engine.version = "4"
+        with ActorRun(tmp_path, version=4) as run:
+            run.until(lambda: groups(run))
+            (line,) = [one for one in watch.lines() if "no snapshot" in one]
+            assert line.startswith(
+                "actor: no snapshot of the actor up to version 4 (actor/state was removed)"
+            )
+            run.trainer.training_done()
+            assert run.end()[0] == 0
 
 
 def test_an_actor_that_draws_by_difficulty_reports_it_and_a_resume_goes_on_with_its_rates(

@@ -340,6 +340,7 @@ def test_rows_that_are_wrong_for_their_own_program_are_left_out_and_named(
     assert [one["id"] for one in kept] == ["mbpp-0", "mbpp-4", "mbpp-5", "mbpp-7"], "ids stay"
     (line,) = [record.getMessage() for record in caplog.records]
     assert "dataset mbpp: 5 of 8 rows are left out" in line and "\n" not in line
+    assert caplog.records[0].__dict__["remark"], "the launcher prints it"
     for number, why in (
         (2, "failed"),
         (3, "runtime_error"),

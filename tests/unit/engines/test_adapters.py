@@ -40,6 +40,7 @@ from tests.support.engine_harness import (
     running_engine,
     until,
 )
+from tests.support.training import unheard
 
 LORA = LoraConfig(enabled=True, r=4, alpha=6.0)
 INIT: dict[str, Any] = {"init_info": {}}
@@ -300,7 +301,7 @@ async def test_the_trainer_compares_engines_with_itself_through_its_adapters(
         made = EngineBroadcaster(learner, cfg)
         try:
             await asyncio.to_thread(made.start)
-            found = await asyncio.to_thread(made.publish, 1)
+            found = await asyncio.to_thread(made.publish, 1, unheard)
             assert found["weights/parity_max_abs"] <= 1e-4
             numbers = sum(
                 p.numel() for n, p in learner.model.named_parameters() if is_adapter(n) != (how == "merged")
@@ -312,9 +313,9 @@ async def test_the_trainer_compares_engines_with_itself_through_its_adapters(
                 for kept in loader._storages if how == "merged" else (loader._base or {}).values():
                     kept.view(torch.float32).mul_(1.5)
             if how == "merged":  # the next version puts everything right
-                assert (await asyncio.to_thread(made.publish, 2))["weights/parity_max_abs"] <= 1e-4
+                assert (await asyncio.to_thread(made.publish, 2, unheard))["weights/parity_max_abs"] <= 1e-4
             else:
                 with pytest.raises(WeightUpdateError, match="log-probabilities differ"):
-                    await asyncio.to_thread(made.publish, 2)
+                    await asyncio.to_thread(made.publish, 2, unheard)
         finally:
             made.close()

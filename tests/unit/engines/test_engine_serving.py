@@ -194,6 +194,26 @@ def test_the_command_says_in_one_line_why_it_cannot_serve(
     assert f"cannot listen on 127.0.0.1:{port}" in line and "in use" in line
 
 
+def test_a_hub_s_name_serves_the_model_in_the_local_cache(
+    tied_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "models--somebody--tied"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text("0123")
+    shutil.copytree(tied_model, repository / "snapshots/0123")
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # the model is read before the port is
+        port = taken.getsockname()[1]
+        assert main(["--model", "somebody/tied", "--port", str(port)]) == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+    assert main(["--model", "somebody/other", "--port", "0"]) == 1
+    assert "engine: cannot load somebody/other: " in capsys.readouterr().err
+
+
 def engine_process(model: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pipelinerl.engines.cpu", "--model", str(model), "--port", "0"]
     return subprocess.Popen(bound(*command, "--max-model-len", "4096"), stdout=subprocess.PIPE, text=True)

@@ -284,7 +284,9 @@ def test_a_predictor_behind_the_last_layer_is_no_further_layer(
     given = ["+domain=guessing", f"model_path={folder}", f"output_dir={tmp_path / 'run'}", "validate=true"]
     assert launch(given) == 0
     load_model(folder)
-    assert f"{len(further)} tensors are not used, first model.layers.2.eh_proj.weight" in caplog.text
+    (said,) = [record for record in caplog.records if "tensors are not used" in record.getMessage()]
+    assert f"{len(further)} tensors are not used, first model.layers.2.eh_proj.weight" in said.getMessage()
+    assert said.__dict__["remark"], "the launcher prints it"
 
 
 @pytest.fixture(scope="module")

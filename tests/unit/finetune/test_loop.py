@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pipelinerl.config.finetune import CorrectionConfig, RLConfig
+from pipelinerl.finetune.broadcast import Announce
 from pipelinerl.finetune.checkpoints import settle
 from pipelinerl.finetune.idle import IdleWatch
 from pipelinerl.finetune.loop import Trainer
@@ -75,10 +76,10 @@ def test_a_version_is_announced_only_when_the_engines_have_it(tmp_path: Path) ->
     heard: list[int | None] = []
 
     class Listening(Noting):
-        def publish(self, version: int) -> dict[str, float]:
+        def publish(self, version: int, announce: Announce) -> dict[str, float]:
             with AnnouncedVersion(tmp_path) as announced:
                 heard.append(announced.newest())
-            return super().publish(version)
+            return super().publish(version, announce)
 
     train(tmp_path, Listening())
     assert heard == [None, 0, 6, 12, 18]
@@ -224,8 +225,8 @@ def test_missing_data_names_the_wait(tmp_path: Path) -> None:
 class Compared(Noting):
     """Engines that agreed with the trainer on the probe."""
 
-    def publish(self, version: int) -> dict[str, float]:
-        return super().publish(version) | {"weights/parity_limit": 1e-4}
+    def publish(self, version: int, announce: Announce) -> dict[str, float]:
+        return super().publish(version, announce) | {"weights/parity_limit": 1e-4}
 
 
 @pytest.mark.parametrize(("bounds", "said"), [((1.0, 1.0), True), ((0.0, 1e30), False)])

@@ -57,7 +57,9 @@ def test_unused_memory_is_given_back_after_each_step_and_before_it_is_published(
 ) -> None:
     order: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
-    monkeypatch.setattr(Noting, "publish", lambda self, version: order.append(f"published {version}") or {})
+    monkeypatch.setattr(
+        Noting, "publish", lambda self, version, _: order.append(f"published {version}") or {}
+    )
     trained(tmp_path / "on", cuda_empty_cache=True)
     assert order == ["published 0", *(x for n in (6, 12, 18, 24) for x in ("emptied", f"published {n}"))]
     order.clear()

@@ -166,12 +166,15 @@ def test_an_engine_is_divided_where_one_card_cannot_hold_it() -> None:
 @pytest.mark.parametrize(
     ("model", "gb", "count", "first"),
     [
-        ("3B", 48, 2, "finetune.optim=adamw_8bit"),
+        ("3B", 48, 2, "finetune.optim=adamw_8bit (with the extra `torchao`)"),
         ("8B", 80, 2, "hardware.devices=4 (more cards)"),
         ("8B", 80, 1, "world.share_device=false hardware.devices=4 (more cards)"),
     ],
 )
-def test_the_smallest_change_comes_first_and_fits(model: str, gb: int, count: int, first: str) -> None:
+def test_the_smallest_change_comes_first_and_fits(
+    model: str, gb: int, count: int, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelinerl.launcher.memory_choice.find_spec", lambda package: None)
     cfg, cards = configured(), [card(gb)] * count
     assert next(smallest_changes(cfg, shape(model), cards, Asked(1024))) == first
 
@@ -368,7 +371,8 @@ def test_unknown_cards_and_models_get_the_usual_values(model: Path) -> None:
 def test_a_dry_run_without_the_model_s_sizes_asks_for_a_folder_not_for_cards_again(placed: Placed) -> None:
     _, out = placed(*ON_GPUS, "hardware.devices=4xH100-80GB", "model_path=someone/model")
     row = out.partition("bytes of GPUs")[2].partition("HTTP processes")[0]
-    assert "not planned" in row and "the model's sizes cannot be read" in row and "model_path=DIR" in row
+    assert "not planned" in row and "the model's sizes cannot be read" in row
+    assert "hf download someone/model config.json" in " ".join(row.replace("│", " ").split())
     assert "card's memory" not in row and "imagines" not in row
 
 
@@ -384,9 +388,12 @@ def test_the_dry_run_plans_imagined_cards_and_refuses_in_one_line(
     folder(model, "8B")
     cfg, out = placed(*ON_GPUS, "hardware.devices=4xH100-80GB")
     assert cfg.derived.trainer_ranks == 3 and "bytes for engine" in out and "15.3" in out
+    (model / "tokenizer.json").unlink()  # planning needs the sizes alone
+    again = ("force_restart=true", "finetune.optim=adamw_8bit")
+    placed(*ON_GPUS, "hardware.devices=4xH100-80GB", *again)
     said = refusal(dry_run, "hardware.devices=2xH100-80GB", "force_restart=true")
     assert "on 2 x H100-80GB, 80 GiB does not fit: a trainer on 1 card" in said
-    assert "set hardware.devices=4 (more cards)" in said
+    assert "set hardware.devices=4xH100-80GB (more cards)" in said
 
 
 @pytest.mark.parametrize("given", ["4xH100-80", "0xH100-80GB", "H100"])

@@ -7,6 +7,7 @@ import pytest
 
 from pipelinerl.observe.metrics import MetricsWriter, histogram
 from pipelinerl.run_state.accounting import Outcome, RolloutLog, rollout_id
+from pipelinerl.run_state.shared_problems import note_shared
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
 BATCH, STEPS, PROBLEMS = 32, 60, 50
@@ -21,6 +22,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _write_metrics(path, rng)
     _write_evaluations(path, rng)
     _write_rollouts(path)
+    note_shared(path, 0, PROBLEMS)
     return path
 
 

@@ -45,6 +45,7 @@ from pipelinerl.observe.summary import compare, summarise
 from pipelinerl.report import main
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, RolloutLog
 from pipelinerl.run_state.resume_point import ResumePoint
+from pipelinerl.run_state.shared_problems import note_shared
 from pipelinerl.streams import SingleStreamSpec, StoredStreamSpec, write_to_streams
 from tests.unit.observe.conftest import STAGES
 from tests.unit.streams.conftest import fill
@@ -171,8 +172,9 @@ def test_the_report_opens_with_one_sentence_and_the_curve_of_the_domain_s_headli
         ([(8, [1.0, 0.0, 0.0, 0.0])], "On 4 held-out problems success is 0.25 (95 % interval 0.05 to 0.70)."),
         (
             [(0, [0.0, 1.0]), (8, [1.0, 0.0])],
-            "On 2 held-out problems success went from 0.50 to 0.50 in 0 steps on 0 samples: +0.00, "
-            "95 % interval -1.00 to +1.00, which may be chance.",
+            "On 2 held-out problems success went from 0.50 to 0.50 in steps that are not known "
+            "(finetune/metrics.jsonl has none; it was removed): +0.00, 95 % interval -1.00 to +1.00, which "
+            "may be chance.",
         ),
     ],
 )
@@ -182,6 +184,7 @@ def test_the_first_sentence_of_a_report(
     with write_to_streams(SingleStreamSpec(tmp_path, "stats_test")) as stream:
         for version, values in evaluations:
             stream.write({"version": version, "values": {"success": values}})
+    note_shared(tmp_path, 0, 4)
     assert summarise(tmp_path).sentence == said
 
 

@@ -231,6 +231,33 @@ async def test_a_world_with_the_same_names_and_other_texts_is_refused(own, world
                 await asked_for(url, **settings)
 
 
+@pytest.mark.parametrize(
+    ("key", "of"),
+    [("task_data_root", "tasks"), ("web_corpus_path", "web.jsonl"), ("final_train_dataset_path", "both")],
+)
+def test_chains_about_other_files_are_refused(key, of, worlds, tmp_path):
+    """Whether the chains are of another world or the files; both have the same tasks by name."""
+    mine, other = (without_manifest(world, tmp_path) for world in worlds)
+    own = {name.partition(".")[2]: path for name, path in world_paths(mine).items()}
+
+    def said(settings):
+        tree = {"train_dataset_names": ["train"], "privacy_hopqa": settings}
+        return [line for line in PrivacyHopQADomain().validate(OmegaConf.create(tree)) if "gold" in line]
+
+    assert said(own) == []
+    name = "chains_train.jsonl" if of == "both" else of
+    lines = said(own | {key: str(other / name)})
+    assert [line.partition("=")[0] for line in lines] == (
+        ["privacy_hopqa.task_data_root", "privacy_hopqa.web_corpus_path"]
+        if of == "both"
+        else [f"privacy_hopqa.{key}"]
+    )
+    rows = [json.loads(line) for line in (mine / "chains_train.jsonl").read_text().splitlines()]
+    hops = sum(one["hop_type"] == "L" for row in rows for one in row["hops"])
+    if of == "tasks":
+        assert f": {hops} of {hops} gold documents of the chains are not there" in lines[0]
+
+
 async def test_a_world_that_is_about_to_be_made_is_not_named_by_a_folder_that_will_be_gone():
     async with ours(task("DR90001")) as url:
         with pytest.raises(ConfigError, match=r"tasks .* of the chains are not served") as error:

@@ -171,7 +171,7 @@ def test_runs_of_one_name_have_buffers_of_their_own_in_a_server(tmp_path):
         RaroDomain().start_over(cfg, tmp_path / "a" / "run")
 
 
-def test_warnings_when_the_game_degenerates(tmp_path):
+def test_warnings_when_the_game_degenerates(tmp_path, caplog):
     def warned(verdicts, lengths=()):
         watch = Watch(tmp_path / "w.jsonl")
         found = watch.add(verdicts)
@@ -187,6 +187,7 @@ def test_warnings_when_the_game_degenerates(tmp_path):
     assert "giveaway" in warned(fair, [1.0] * WINDOW)
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "w.jsonl").read_text().splitlines()]
     assert {"parse", "tie", "position", "form"} <= set(kinds)
+    assert all(record.remark for record in caplog.records), "the launcher prints them"
 
 
 def test_a_warning_comes_once_per_window():

@@ -107,13 +107,33 @@ def test_answer_files_binaries_and_outside_files_are_never_found(data: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["QA_DICT.md", "eval.json.txt", "dr_question.v2.csv", "Eval/page.md", "file_dict .md", ".eval.md"]
+    "name",
+    [
+        *("QA_DICT.md", "eval.json.txt", "dr_question.v2.csv", "Eval/page.md", "file_dict .md", ".eval.md"),
+        *(
+            "qa_dict (1).md",
+            "Copy of qa_dict.csv",
+            "qa_dict - Copy.md",
+            "qa_dict copy 2.txt",
+            "QA-dict_v2.md",
+        ),
+        *("eval_backup/page.md", "dr question.md", "file_dict_old (2).csv"),
+    ],
 )
 def test_answers_under_other_extensions_and_in_folders_are_never_found(name: str, data: Path) -> None:
     path = data / "tasks" / "DR90001" / "files" / "IN009" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("canaryanswer shared", encoding="utf-8")
     assert Store.load(data / "tasks", None).search_local("DR90001", "canaryanswer", 50) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["evaluation.md", "eval_report.md", "retrieval (1).md", "old.md", "eval 2024.csv"]
+)
+def test_a_name_that_only_resembles_an_answer_file_is_served(name: str, tmp_path: Path) -> None:
+    folder = task_of(tmp_path / "DR1")
+    (folder / "files" / name).write_text("the quarter's review")
+    assert name in [one.rest for one in read_task("DR1", folder)]
 
 
 @pytest.mark.parametrize("link", ["DR90003", "DR90003/files", "DR90003/files/deep"])
@@ -172,7 +192,7 @@ def test_documents_in_memory_give_the_same_hits(store: Store, data: Path) -> Non
         (["{"], r"web\.jsonl:1: not a JSON object"),
         (['{"docid":"1"}'], "needs docid, url and text"),
         (['{"docid":null,"text":"a"}'], "docid None"),
-        (["version https://git-lfs.github.com/spec/v1", "size 12"], "pointer of git LFS .* git lfs pull"),
+        (["version https://git-lfs.github.com/spec/v1", "size 12"], "pointer of git .* git lfs pull"),
     ],
 )
 def test_broken_web_files_name_file_and_line(tmp_path: Path, lines: list[str], message: str) -> None:
@@ -311,7 +331,11 @@ def test_a_text_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCapt
     assert "1 links lead out of the folder, or nowhere" in caplog.text
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12\n"
     (folder / "files" / "large.csv").write_text(pointer)
-    with pytest.raises(CorpusError, match=r"large.csv is a pointer of git LFS .* git lfs pull"):
+    (folder / "files" / "large.csv").write_text("/annex/objects/SHA256E-s12--0123.csv\n")
+    with pytest.raises(CorpusError, match=r"large.csv is a pointer of git .* git annex get"):
+        list(read_task("DR1", folder))
+    (folder / "files" / "large.csv").write_text(pointer)
+    with pytest.raises(CorpusError, match=r"large.csv is a pointer of git .* git lfs pull"):
         list(read_task("DR1", folder))
 
 
@@ -377,6 +401,7 @@ def test_a_folder_without_tasks_is_refused_and_a_task_without_documents_is_told(
     (tmp_path / "DR3" / "files" / "a.md").write_text("text")
     (tmp_path / "DR 4" / "files").mkdir(parents=True)
     assert Store.load(tmp_path, None).task_ids == ["DR2", "DR3"]
-    unnamed, empty = caplog.messages
+    unnamed, bare, empty = caplog.messages
+    assert "1 folders have texts but no files/ with them, and are not served, first 'DR1'" in bare
     assert "1 folders have files/ but no name of a task" in unnamed and "first 'DR 4'" in unnamed
     assert empty == "1 of 2 tasks have no document to find, first: DR2"

@@ -1,6 +1,7 @@
 """What a sandbox gives: outcomes, values, verdicts of tests, and each program apart from all others."""
 
 import asyncio
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -49,6 +50,15 @@ async def test_a_preamble_has_the_names_of_contests_and_hides_no_builtin() -> No
     async with Sandbox(LIMITS) as box:
         assert (await box.run(code, preamble=True)).stdout == "2 2 3 1 True\n"
         assert "NameError" in (await box.run(code)).stderr
+
+
+async def test_modules_that_need_a_library_of_the_system_are_there() -> None:
+    """Those that this interpreter has; no program can reach the folder of that library."""
+    wanted = ("sqlite3", "readline", "ssl", "lzma", "bz2", "zlib", "ctypes", "decimal", "hashlib", "uuid")
+    there = [name for name in wanted if importlib.util.find_spec(name)]
+    async with Sandbox(LIMITS) as box:
+        found = await box.run(f"import {', '.join(there)}\nprint(sqlite3.connect(':memory:').total_changes)")
+    assert (found.stdout, found.stderr) == ("0\n", "")
 
 
 async def test_programs_know_nothing_of_each_other() -> None:

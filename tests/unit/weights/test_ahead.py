@@ -138,6 +138,26 @@ def test_an_engine_that_cannot_read_a_file_does_not_cost_the_others(tmp_path: Pa
         publisher.close()
 
 
+def test_what_is_held_is_sent_though_the_trainer_goes_on(tmp_path: Path) -> None:
+    engine = Reader("0.32.0", Meeting(), ahead=True)
+    with serving(engine) as url:
+        publisher = Publisher([url], FileTransport(tmp_path, torch.bfloat16, ahead=True), deadlines=DEADLINES)
+        assert publisher.copies
+        publisher.wait_ready(100)
+        for version in (1, 2):
+            trained = {"w": torch.full((2, 3), float(version)), "v": torch.arange(4.0) * version}
+            held = publisher.hold(trained.items())
+            for tensor in trained.values():
+                tensor.fill_(-7.0)  # the next step
+            publisher.publish_held(version, held)
+            sent = publisher.sent_tensors()
+            assert sent is not None and engine.label == str(version)
+            assert sent["w"].tolist() == [[version] * 3] * 2
+            assert sent["v"].tolist() == [0, version, 2 * version, 3 * version]
+        publisher.close()
+    assert not FileTransport(tmp_path).copies, "engines would be paused for it amid the trainer's step"
+
+
 def test_a_file_has_arrived_when_every_rank_has_said_so(tmp_path: Path) -> None:
     transport = FileTransport(tmp_path, ahead=True)
     [first, second] = transport.init_info(

@@ -26,6 +26,7 @@ from pipelinerl.weights.transports import file as file_transport
 from pipelinerl.weights.transports.file import FileTransport
 from pipelinerl.weights.version_update import WeightUpdateError
 from tests.support.fake_vllm import FakeEmbedded, serving
+from tests.support.training import unheard
 from tests.unit.weights.test_publisher import DEADLINES, EXACT, TENSORS, score
 
 PATHS = {
@@ -160,7 +161,7 @@ def test_a_broken_engine_is_replaced_and_gets_a_full_update_and_parity_before_th
     engine, seen = FakeEmbedded(), list[dict[str, str]]()
     with training(tmp_path, engine) as trainer:
         replacements = Replacements(tmp_path)
-        trainer.publish(16)
+        trainer.publish(16, unheard)
         engine.faults[PATHS["update"]] = [500]
 
         def launcher_replaces(seconds: float) -> None:
@@ -168,7 +169,7 @@ def test_a_broken_engine_is_replaced_and_gets_a_full_update_and_parity_before_th
             engine.restart()
 
         monkeypatch.setattr(broadcast.time, "sleep", launcher_replaces)
-        metrics = trainer.publish(32)
+        metrics = trainer.publish(32, unheard)
     [(url, cause)] = seen[0].items()
     assert url in trainer._publisher.engines and "failed at update" in cause
     assert engine.label == "32" and not engine.paused
@@ -184,7 +185,7 @@ def test_what_no_restart_mends_ends_the_run_at_once_and_replaces_nothing(tmp_pat
         engine.refuses[PATHS.get(step, "/init_weight_transfer_engine")] = str(PermanentUpdateError(NO_ROOM))
         engine.restart()  # so that there is a rendezvous
         with pytest.raises(WeightUpdateError, match=f" of http://127.0.0.1:[0-9]+: {NO_ROOM}$"):
-            trainer.publish(16)
+            trainer.publish(16, unheard)
         assert replacements.take() == {} and trainer._publisher.version == (16 if step == "parity" else None)
 
 
@@ -195,7 +196,7 @@ def test_a_permanent_refusal_of_the_first_rendezvous_ends_the_start_and_a_lost_e
     with training(tmp_path, engine) as trainer:
         engine.faults["/init_weight_transfer_engine"] = [0]
         trainer.start()
-        trainer.publish(16)
+        trainer.publish(16, unheard)
         assert engine.label == "16"
         engine.refuses["/init_weight_transfer_engine"] = str(PermanentUpdateError(NO_ROOM))
         with pytest.raises(WeightUpdateError, match=NO_ROOM):
@@ -229,10 +230,10 @@ def test_a_refusal_that_a_new_process_repeats_ends_the_run_instead_of_three_rest
     engine = FakeEmbedded()
     with training(tmp_path, engine) as trainer:
         replacements, starts = Replacements(tmp_path), replaced(monkeypatch, engine)
-        trainer.publish(16)
+        trainer.publish(16, unheard)
         engine.refuses[PATHS["update"]] = "assertion 15 of layer 3"
         with pytest.raises(WeightUpdateError, match=r"assertion 15 .* a new process .* the same words$"):
-            trainer.publish(32)
+            trainer.publish(32, unheard)
         assert starts == [1] and len(replacements.take()) == 1
 
 
@@ -243,11 +244,11 @@ def test_other_words_and_words_before_an_update_that_worked_are_no_repetition(
     with training(tmp_path, engine) as trainer:
         starts = replaced(monkeypatch, engine, {1: "another reason", 2: ""})
         engine.refuses[PATHS["update"]] = "one reason"
-        trainer.publish(16)
+        trainer.publish(16, unheard)
         assert starts == [2] and engine.label == "16"
         starts = replaced(monkeypatch, engine, {1: ""})
         engine.refuses[PATHS["update"]] = "another reason"
-        trainer.publish(32)
+        trainer.publish(32, unheard)
         assert starts == [1] and engine.label == "32"
 
 
@@ -258,7 +259,7 @@ def test_an_engine_that_dies_in_each_update_has_its_three_restarts(
     with training(tmp_path, engine) as trainer:
         starts = replaced(monkeypatch, engine)
         engine.faults[PATHS["update"]] = [0, 0, 0]
-        trainer.publish(16)
+        trainer.publish(16, unheard)
         assert starts == [3] and engine.label == "16"
 
 
@@ -272,14 +273,14 @@ def test_a_folder_without_room_is_named_with_its_key(tmp_path: Path, monkeypatch
         with pytest.raises(
             WeightUpdateError, match=r"stage of the trainer: .*No space left.* weights\.directory"
         ):
-            trainer.publish(16)
+            trainer.publish(16, unheard)
 
 
 def test_parity_beyond_the_limit_after_a_replacement_ends_the_update(tmp_path: Path) -> None:
     engine = FakeEmbedded()
     engine.logprob = -2.0
     with training(tmp_path, engine) as trainer, pytest.raises(WeightUpdateError, match="parity of"):
-        trainer.publish(16)
+        trainer.publish(16, unheard)
 
 
 def test_an_engine_lost_in_the_comparison_gets_the_update_again(
@@ -289,5 +290,5 @@ def test_an_engine_lost_in_the_comparison_gets_the_update_again(
     with training(tmp_path, engine) as trainer:
         engine.faults[PATHS["parity"]] = [0]
         monkeypatch.setattr(broadcast.time, "sleep", lambda seconds: engine.restart())
-        trainer.publish(16)
+        trainer.publish(16, unheard)
         assert engine.label == "16" and not engine.paused
