@@ -222,14 +222,17 @@ def checked(row: Any) -> dict[str, Any]:
         raise ValueError(f"a {type(row).__name__}, expected an object")
     question, functions, truth = row.get("question"), row.get("function"), row.get("ground_truth", [])
     if isinstance(question, list) and question and isinstance(question[0], list):
-        question = question[0]
-    turns = isinstance(question, list) and question and all("content" in turn for turn in question)
-    if not ((isinstance(question, str) and question) or turns):
-        raise ValueError("question: expected a text or messages")
+        question = _first(question)
+    asked = isinstance(question, str) and question != ""
+    if isinstance(question, list) and question:
+        asked = all(map(_is_message, question)) and question[-1].get("role") == "user"
+    if not asked:
+        raise ValueError("question: expected a text or messages in texts, of which the last is the user's")
     if isinstance(functions, Mapping):
         functions = [functions]
     if not isinstance(functions, list) or not all(
-        isinstance(one, Mapping) and {"name", "parameters"} <= one.keys() for one in functions
+        isinstance(one, Mapping) and "name" in one and isinstance(one.get("parameters"), Mapping)
+        for one in functions
     ):
         raise ValueError("function: expected a list of {name, parameters}")
     _refuse_unanswered(row)
@@ -242,8 +245,14 @@ def checked(row: Any) -> dict[str, Any]:
         _refuse_impossible(wanted, functions)
     several = "parallel" if len(truth) > 1 else "multiple" if len(functions) > 1 else "simple"
     category = row.get("category") or (several if truth else "irrelevance")
+    if truth and "relevance" in str(category):
+        raise ValueError(f"category {category}: no call is wanted, and ground_truth holds one; remove either")
     kept = {"question": question, "function": functions, "ground_truth": truth, "category": str(category)}
     return kept | ({"id": row["id"]} if "id" in row else {})
+
+
+def _is_message(turn: Any) -> bool:
+    return isinstance(turn, Mapping) and isinstance(turn.get("content"), str)
 
 
 def _refuse_impossible(wanted: Mapping[str, Any], functions: Sequence[Mapping[str, Any]]) -> None:

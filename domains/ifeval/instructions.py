@@ -76,6 +76,8 @@ def arguments_of(name: str, kwargs: Given | None) -> dict[str, Any]:
     """
     if name not in CHECKS:
         raise ValueError(f"instruction {name!r} is not known; {suggestion(name, CHECKS)}")
+    if not isinstance(kwargs, Mapping | None):
+        raise ValueError(f"{name}: kwargs {str(kwargs)[:40]!r}: expected an object")
     given = {key: value for key, value in (kwargs or {}).items() if value is not None}
     wanted = inspect.signature(CHECKS[name]).parameters.keys() - {"response"}
     for key in sorted(wanted ^ given.keys()):
@@ -90,6 +92,8 @@ def arguments_of(name: str, kwargs: Given | None) -> dict[str, Any]:
         if type(value) is not kind or (kind is list and not all(type(one) is str for one in value)):
             expected = "a list of texts" if kind is list else "a whole number" if kind is int else "a text"
             raise ValueError(f"{name}: {key} {str(value)[:40]!r}: expected {expected}")
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"{name}: {key} {value}: counts begin at 0")
     try:
         CHECKS[name]("a", **arguments)
     except (TypeError, AttributeError, ValueError) as error:
@@ -119,7 +123,7 @@ def _of_counts(pairs: Iterable[tuple[str, Given]]) -> str | None:
         number = next((value for value in given.values() if isinstance(value, int)), None)
         if relation is not None and number is not None:
             what = (name, *(str(v).lower() for k, v in sorted(given.items()) if k in ("keyword", "letter")))
-            low, high = bounds.get(what, (0, float("inf")))
+            low, high = bounds.get(what, (int(name.startswith("length_constraints:")), float("inf")))
             bounds[what] = (max(low, number), high) if relation == "at least" else (low, min(high, number))
             if bounds[what][0] >= bounds[what][1]:
                 return f"{name}: at least {bounds[what][0]:g} and less than {bounds[what][1]:g}"

@@ -15,13 +15,17 @@ from domains.math.rewards import AnswerStatus
 from domains.math.texts import (
     bare,
     in_base,
+    in_signs,
+    in_terms,
     long_enough,
     measured,
     other_brackets,
     other_case,
     other_marks,
+    other_order,
     product,
     proportions,
+    radians,
     same_time,
     words,
 )
@@ -38,6 +42,7 @@ PLACES, DIGITS = 6, 15
 _DOLLARS = re.compile(r"\A\$+|(?<!\\)(?<!(?<!\\)\$)\$+\Z")
 """At the end from the first of a run on: tried from each, a long run in the middle takes quadratic time."""
 _SIGN = re.compile(r"[-<>=+*/^_|\\]|\.\.")
+_VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _CHOSEN = re.compile(
     r"(?:(?i:option|choice|answer)[\s:]+)?"
     r"\(?([A-J])(?:\)?|(?:\)|(?=[:.]\W))[:.]?+(?:(?:\s|\\[ ,;:])*+"
@@ -103,7 +108,7 @@ def quick_status(answer: str, gold: str) -> AnswerStatus | None:
     """The status where comparing texts decides it; None where expressions must be compared."""
     answer, gold = _given(answer), typeset(gold)
     given, wanted = plain(answer), plain(gold)
-    if given == wanted:
+    if given == wanted or given == plain(_wanted(gold)):
         return "correct"
     choice, chosen = _CHOSEN.fullmatch(wanted), _CHOSEN.fullmatch(given)
     if choice is not None and chosen is not None:
@@ -118,13 +123,15 @@ def quick_status(answer: str, gold: str) -> AnswerStatus | None:
 def _given(answer: str) -> str:
     """An answer typeset, without what says that it is one: `5` of `\\text{The answer is }5`."""
     written = typeset(answer)
-    return bare(plain(written)) or written
+    written = bare(plain(written)) or written
+    return in_signs(plain(written)) or written
 
 
 def _wanted(gold: str) -> str:
     """A gold answer without the letter of a choice that says what it stands for: `5` of `(C) 5`."""
     choice = _CHOSEN.fullmatch(plain(gold))
-    return (choice and choice["says"]) or gold
+    said = (choice and choice["says"]) or gold
+    return in_signs(plain(said)) or said
 
 
 def _in_text(answer: str) -> bool:
@@ -157,15 +164,19 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
     ours, theirs = wanted.value, given.value if given.changed or counted else answer
     # Once more as a number: it may have stood before a unit, as in `2 1/2 cups`.
     ours, theirs = product(number(with_point(ours))), product(number(with_point(theirs, ours)))
-    ours, theirs = proportions(ours, theirs)
+    ours, theirs = map(radians, proportions(ours, theirs))
+    ours, theirs = in_terms(ours, ours), in_terms(theirs, ours)
     try:
         status = _compared(ours, theirs, strict)
+        if status == "wrong" and given.changed and not wanted.changed and _VARIABLE.search(ours):
+            # Beside `6s^2`, `6 s^2` is no 6 in square seconds.
+            status = _compared(ours, in_terms(product(plain(answer)), ours), strict)
         if status == "wrong" and wanted.percent != given.percent:
             pair = (hundredth(ours), theirs) if wanted.percent else (ours, hundredth(theirs))
             status = _compared(*pair, strict)
     except (Exception, RecursionError, MemoryError):  # whatever a hostile expression brings down
         return "unparsable"
-    unlike = (other_case, other_marks, other_brackets)
+    unlike = (other_case, other_marks, other_brackets, other_order)
     return "wrong" if status == "correct" and any(one(ours, theirs) for one in unlike) else status
 
 

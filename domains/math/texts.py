@@ -32,7 +32,7 @@ _UNIT = (
     "units?|cents?|dollars?|euros?|pounds?|inches|feet|box|boxes|cups?|"
     "miles|meters?|metres?|deg|USD|EUR|GBP|sq\\.? ?(?:ft|in|cm|m|km|mi|yd)\\.?"
 )
-_POWER = r"(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23])|[²³])?"
+_POWER = r"(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23])|[²³23])?"
 _UNITS = re.compile(
     rf"(?P<value>.*[\d}})])"
     rf"(?:{SPACE}|\s)+"
@@ -48,6 +48,8 @@ _DEGREES = re.compile(
     rf"((?:[-+.,/\d\s{{}}]|\\[dt]?frac)*[\d}}])(?:{SPACE}|\s)*"
     r"(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree\b)\s*[CFK]?\s*"
 )
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_DEGREE = re.compile(r"(\d+(?:\.\d+)?|\\[a-z]+|[A-Za-z])\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
 _MANY = {
     "dozen": 12,
     "hundred": 10**2,
@@ -68,7 +70,8 @@ _SAID = re.compile(
 )
 """How data sets and models say an answer around the bare one."""
 _IN_BASE = re.compile(
-    rf"(?P<digits>[0-9A-Z]+)\s*_\s*(?:(?P<brace>\{{)\s*(?:base\s*)?)?(?P<base>\d{{1,2}}|{'|'.join(_BASES[2:])})\s*(?(brace)\}})"
+    r"\(?(?P<digits>[0-9A-Z]+)\)?\s*(?:_|(?:in )?base )\s*(?:(?P<brace>\{)\s*(?:base\s*)?)?"
+    rf"(?P<base>\d{{1,2}}|{'|'.join(_BASES[2:])})\s*(?(brace)\}})"
 )
 _TIME = re.compile(
     rf"(?P<hour>\d{{1,2}})(?::(?P<minute>[0-5]\d))?(?:{SPACE}|\s)*(?:(?P<half>[ap])\.?m\.?)?", re.IGNORECASE
@@ -76,6 +79,12 @@ _TIME = re.compile(
 _COLON = re.compile(r"\s*(?::|\\colon(?![A-Za-z]))\s*")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _APART = re.compile(r"(?<![A-Za-z\\}\d])[A-Za-z](?: +[A-Za-z])+(?![A-Za-z])")
+_ENDS_IN = re.compile(
+    r"(?P<head>(?:.*[=,;<>])?)(?P<last>[^=,;<>]*[\d}\s)]\s*(?P<run>[A-Za-z]{1,4}))\s*", re.DOTALL
+)
+_NO_TERM = re.compile(
+    r"\\(?:in|cup|cap|to|p?mod|[lg](?:eq?|t)q?|neq?|approx|text|mbox|mid|l?dots|%)(?![A-Za-z])|\b(?:or|and)\b|[%:|]"
+)
 _COEFFICIENT = re.compile(r"(-?\d+(?:\.\d+)?) *([A-Za-z]{2,4})")
 _CHOICES = re.compile(r"\W*[A-Ja-j](?:\W+[A-Ja-j])*\W*")
 _OPERATORS = re.compile(r"[-+*/^=<>|!_]")
@@ -92,6 +101,23 @@ _NAMED = re.compile(r"\A(?:[A-Za-z]\w*|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\))\s
 _BUILT = re.compile(r"[|:]|\\(?:mid|colon|vert)(?![A-Za-z])")
 _BRACKET = re.compile(r"\\[{}]|[][(){},]")
 _JOINED = re.compile(r"(?<![A-Za-z])(?:(?P<both>and|land|wedge)|or|lor|vee)(?![A-Za-z])")
+
+
+_SAID_IN_WORDS = {
+    **dict.fromkeys(
+        ("all real numbers", "all reals", "the real numbers", "the set of real numbers"), r"\mathbb{R}"
+    ),
+    **dict.fromkeys(("no solution", "no solutions", "the empty set", "empty set"), r"\emptyset"),
+    **dict.fromkeys(("infinity", "positive infinity"), r"\infty"),
+    **dict.fromkeys(("negative infinity", "minus infinity"), r"-\infty"),
+    "dne": "does not exist",
+}
+"""Words that mean a sign, or other words."""
+
+
+def in_signs(text: str) -> str | None:
+    """`\\emptyset` of `no solution`; None of what has no sign."""
+    return _SAID_IN_WORDS.get(" ".join(text.lower().split()))
 
 
 def bare(text: str) -> str | None:
@@ -213,6 +239,28 @@ def _names(names: str, counted: bool) -> bool:
     return all(_is_word(run) or run in plain for run in said)
 
 
+def in_terms(text: str, other: str) -> str:
+    """An expression in brackets if it ends with a variable, which math-verify takes for a unit: 5 of `2+3t`.
+
+    `2t` may be a number with a unit beside an `other` without letters.
+    """
+    found = _ENDS_IN.fullmatch(text)
+    if found is None or _NO_TERM.search(text):
+        return text
+    run, before = found["run"], _COMMAND.sub(" ", found["last"].rstrip()[: -len(found["run"])])
+    if _is_word(run) or (len(run) > 1 and re.fullmatch(_UNIT, run)) or before.count("(") != before.count(")"):
+        return text
+    alone = not _RUN.search(before) and not re.search(r"\S\s*[-+]", before)
+    if alone and (re.fullmatch(_UNIT, run) or not _RUN.search(_COMMAND.sub("", other))):
+        return text
+    return f"{found['head']}({found['last']})"
+
+
+def radians(text: str) -> str:
+    """Degrees within `\\sin 30^\\circ` as parts of pi; math-verify would take the sine of 30."""
+    return _DEGREE.sub(r"(\\frac{\1\\pi}{180})", text) if _TRIGONOMETRIC.search(text) else text
+
+
 def product(text: str) -> str:
     """Variables of a product written close together; math-verify takes some of them for units."""
     close = _APART.sub(lambda found: "".join(found[0].split()), text)
@@ -230,7 +278,7 @@ def other_case(wanted: str, given: str) -> bool:
     ours, theirs = _letters(wanted), _letters(given)
     if _CHOICES.fullmatch(wanted) and _OPERATORS.search(wanted) is None:
         return False
-    return any(letter.swapcase() in theirs and letter not in theirs for letter in ours)
+    return any(one[0].swapcase() + one[1:] in theirs and one not in theirs for one in ours)
 
 
 def other_marks(wanted: str, given: str) -> bool:
@@ -263,6 +311,24 @@ def other_brackets(wanted: str, given: str) -> bool:
         return True
     kinds = [{kind for part in one if (kind := _grouped(part)[0])} for one in (parts, others)]
     return all(kinds) and kinds[0] != kinds[1]
+
+
+def other_order(wanted: str, given: str) -> bool:
+    """Whether values without names stand in another order than those with names: `2, 1` for `x=1, y=2`.
+
+    math-verify compares both as sets. Solutions of one variable, `x=1, x=2`, have no order.
+    """
+    named, bare = wanted, given
+    if "=" in bare and "=" not in named:
+        named, bare = bare, named
+    if "=" in bare:
+        return False
+    pairs = [part.partition("=") for part in _parts(named)]
+    values = [value.strip() for _, _, value in pairs]
+    names = {name.strip() for name, _, _ in pairs}
+    others = [one.strip() for one in _parts(_inside(bare.strip()) or bare)]
+    known = len(pairs) > 1 and "" not in values and len(names) == len(pairs) == len(others)
+    return known and values != others and sorted(values) == sorted(others)
 
 
 def _grouped(text: str) -> tuple[str, list[str]]:
@@ -319,4 +385,6 @@ def _marks(text: str) -> Counter[str]:
 
 
 def _letters(text: str) -> set[str]:
-    return {character for character in _COMMAND.sub(" ", text) if character.isalpha()}
+    """Letters of their own, and names of commands, such as those of Greek letters."""
+    letters = {character for character in _COMMAND.sub(" ", text) if character.isalpha()}
+    return letters | {command[1:] for command in _COMMAND.findall(text)}

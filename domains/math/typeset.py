@@ -69,6 +69,7 @@ _WRITTEN = (
         r"\1",
     ),
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
+    (re.compile(r"\\var(?=(?:epsilon|theta|phi|rho|sigma|kappa|pi)(?![A-Za-z]))"), r"\\"),
     (re.compile(r"\\(?:left\s*)?\\?langle(?![A-Za-z])"), "("),
     (re.compile(r"\\(?:right\s*)?\\?rangle(?![A-Za-z])"), ")"),
     (re.compile(r"\\lbrace(?![A-Za-z])\s*"), r"\\{"),

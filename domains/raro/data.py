@@ -13,8 +13,8 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from domains.blocks import Block, validated
-from domains.math.answers import last_boxed
-from domains.math.data import refuse_missing, result_of
+from domains.math.answers import has_box, last_boxed
+from domains.math.data import GSM8K_MARK, refuse_missing, result_of
 from domains.math.pool import MAX_GOLD_LENGTH
 from domains.raro.generator import CountdownSpec, generate
 from domains.raro.normalize import Task, normalize
@@ -148,6 +148,11 @@ def _checked(record: Any, settings: DataSettings, split: str, where: str) -> Pro
         answer = normalize("math", result_of(written)) if settings.task == "math" else answer
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+    if settings.task == "text" and (GSM8K_MARK in written or has_box(written)):
+        raise ValueError(
+            f"{where}: {names.expert_answer} {written[:40]!r}: as a text it equals no answer; results in "
+            "mathematics are compared with raro.data.source=deepmath"
+        )
     if holds_verdict(answer):
         raise ValueError(f"{where}: {names.expert_answer} holds a verdict tag, which could steer the critic")
     if ANSWER_OPEN in answer or ANSWER_CLOSE in answer:

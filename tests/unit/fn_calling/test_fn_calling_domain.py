@@ -89,6 +89,9 @@ def test_bfcls_data_are_read_from_a_folder_and_from_a_wheel(tmp_path: Path, whee
         load_problems(["bfcl_multiple"], data_dir=str(place))
 
 
+USER = {"role": "user", "content": "Add 1 and 2."}
+
+
 def test_rows_of_bfcls_form_are_read_from_a_file(tmp_path: Path) -> None:
     row = {"question": "Add 1 and 2.", "function": ADD, "ground_truth": TRUTH["ground_truth"]}
     (tmp_path / "mine.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**ROW, "ground_truth": []}))
@@ -97,6 +100,24 @@ def test_rows_of_bfcls_form_are_read_from_a_file(tmp_path: Path) -> None:
     assert second["reward_context"]["category"] == "irrelevance"
     for bad, message in (
         (row | {"question": ""}, "question: expected a text or messages"),
+        # Another question than the row's would be asked, or none.
+        (row | {"question": [[USER], [USER]]}, "question is no list of one turn"),
+        (
+            row | {"question": [USER, {"role": "assistant", "content": "3"}]},
+            "of which the last is the user's",
+        ),
+        (
+            row | {"question": [{"role": "user", "content": [{"type": "text", "text": "q"}]}]},
+            "messages in texts",
+        ),
+        (
+            row | {"category": "irrelevance"},
+            "category irrelevance: no call is wanted, and ground_truth holds one",
+        ),
+        (
+            row | {"function": [{"name": "add", "parameters": "{}"}]},
+            "function: expected a list of {name, param",
+        ),
         (row | {"function": [{"name": "add"}]}, "function: expected a list of {name, parameters}"),
         (row | {"ground_truth": [{"sub": {}}]}, "ground_truth: expected a list of"),
         # Rows that no call solves.

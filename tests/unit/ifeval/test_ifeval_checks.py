@@ -325,6 +325,8 @@ def test_languages_are_told_apart() -> None:
             {"num_paragraphs": 2, "nth_paragraph": 3, "first_word": "so"},
             "paragraph 3 of 2: there is none",
         ),
+        ("detectable_format:number_bullet_lists", {"num_bullets": -1}, "num_bullets -1: counts begin at 0"),
+        ("punctuation:no_comma", "{}", "kwargs '{}': expected an object"),
         # A text would be read as a list of its letters, and a truth as 1.
         ("keywords:existence", {"keywords": "tea"}, "keywords 'tea': expected a list of texts"),
         ("keywords:forbidden_words", {"forbidden_words": "tea"}, "expected a list of texts"),
@@ -357,6 +359,11 @@ def test_wrong_instructions_are_one_line(name: str, kwargs: dict[str, Any], mess
             "language:response_language: de and fr",
         ),
         (["detectable_format:number_bullet_lists"] * 2, [{"num_bullets": 2}, {"num_bullets": 3}], "2 and 3"),
+        (
+            ["length_constraints:number_words"],
+            [{"num_words": 1, "relation": "less than"}],
+            "number_words: at least 1 and less than 1",
+        ),
         (
             ["punctuation:no_comma", "startend:end_checker"],
             [{}, {"end_phrase": "Yes, it is."}],

@@ -281,6 +281,8 @@ def test_parquet_needs_its_extra_and_gives_the_same_problems(tmp_path, monkeypat
         ({"question": "q", "expert_answer": "N/A"}, "expert_answer 'N/A': is missing in the data"),
         ({"question": "NaN", "expert_answer": "a"}, "question 'NaN': is missing in the data"),
         ({"question": "q", "expert_answer": "a\ud83d"}, "expert_answer holds half an emoji"),
+        ({"question": "q", "expert_answer": "2 + 3 = 5\n#### 5"}, "compared with raro.data.source=deepmath"),
+        ({"question": "q", "expert_answer": "\\boxed{5}"}, "as a text it equals no answer"),
         ({"question": "q", "expert_answer": "[Tie]"}, "verdict tag"),
         ({"question": "q", "expert_answer": "<answer>1"}, "holds <answer>"),
         ({"question": "q", "expert_answer": "x" * 100}, "max_answer_chars is 50"),
