@@ -218,11 +218,10 @@ async def _ask(
     timeout_s = min(_ASK_TIMEOUT_S, settings.helper_timeout_s)
     async with aiohttp.ClientSession() as session:
         client = JsonClient(url, session, timeout_s, headers=helper_headers())
-        fingerprint = manifest_of(settings.task_data_root).get("fingerprint")
-        served = await check_fingerprint(client, fingerprint)
+        served = await check_fingerprint(client, manifest_of(settings.task_data_root).get("fingerprint"))
         tasks, pages = await _missing(client, wanted)
-        same, others = "the same fingerprint", list[str]()
-        if not (fingerprint and served.get("fingerprint")) and not tasks:
+        same, others = "", list[str]()
+        if not tasks:  # also of the same fingerprint, which tells with what texts a world began
             same, others = await _texts(client, settings, wanted, served if pages is not None else None)
     problems = [*_bound_problems(settings, served), *others]
     if tasks:

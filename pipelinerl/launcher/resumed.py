@@ -32,6 +32,8 @@ _DECIDE = {
     "environment",
     "environments",
     "environment_key",
+    "eval_at_end",
+    "eval_every_n_versions",
     "finetune.adam_beta1",
     "finetune.adam_beta2",
     "finetune.adam_epsilon",
@@ -39,8 +41,10 @@ _DECIDE = {
     "finetune.gradient_accumulation_passes",
     "finetune.gradient_clipping_threshold",
     "finetune.learning_rate",
+    "finetune.load_as_bf16",
     "finetune.lora.dropout",
     "finetune.lr_scheduler_type",
+    "finetune.max_epochs",
     "finetune.max_train_steps",
     "finetune.num_warmup_steps",
     "finetune.rl",
@@ -54,6 +58,7 @@ _DECIDE = {
     "teacher",
     "test_dataset_names",
     "test_llm",
+    "weights.kv",
 }
 """Keys, and sections of keys, that decide the objective, its schedules, or what is sampled and evaluated. The
 rest say where and how fast a run computes, how long it waits, and what it leaves for people."""

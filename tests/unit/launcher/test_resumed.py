@@ -1,5 +1,6 @@
 """A run that goes on in its folder does so with the model that it began with."""
 
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -302,6 +303,20 @@ def test_a_resume_says_what_it_trains_and_samples_otherwise(begun: Path, dry_run
     assert "this resume changes" not in dry_run(*GUESSING, *other, "force_restart=true")[1]
     shutil.rmtree(begun / "finetune")
     assert "this resume changes" not in dry_run(*GUESSING, *other)[1], "nothing was trained yet"
+
+
+def test_a_resume_says_when_it_ends_or_evaluates_otherwise(begun: Path, dry_run: DryRun) -> None:
+    given = (
+        "finetune.max_epochs=3",
+        "eval_every_n_versions=128",
+        "eval_at_end=false",
+        "weights.kv=recompute",
+    )
+    status, out, err = dry_run(*GUESSING, *given)
+    (line,) = [line for line in out.splitlines() if line.startswith("launcher: this resume changes")]
+    assert (status, err) == (0, "") and "finetune.max_epochs null -> 3" in line
+    assert "eval_at_end true -> false" in line and "weights.kv keep -> recompute" in line
+    assert re.search(r"eval_every_n_versions \d+ -> 128", line)
 
 
 def test_what_a_resume_changes_is_said_without_secrets_and_on_one_line(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import tempfile
 from contextlib import asynccontextmanager
@@ -355,10 +356,16 @@ async def test_a_service_that_finds_another_text_first_is_not_called_foreign():
     assert foreign(texts[:2], texts + pages) == ["local/0", "local/1"]
 
 
-async def test_the_world_of_the_run_is_known_by_its_fingerprint(worlds):
+async def test_a_text_that_differs_is_seen_also_under_the_fingerprint_of_the_run(worlds, tmp_path):
+    """A fingerprint is copied with a command, and stays when files are changed behind it."""
     mine = json.loads((worlds[0] / "manifest.json").read_text())["fingerprint"]
     async with served(worlds[0], fingerprint=mine) as url:
-        assert "; the same fingerprint" in await asked_for(url, world=TINY)
+        assert " texts compared" in await asked_for(url, world=TINY)
+    other = without_manifest(worlds[0], tmp_path)
+    named = the_shortest_document(other)
+    async with served(other, fingerprint=mine) as url:
+        with pytest.raises(ConfigError, match=f"it lacks 1 of .* texts \\({re.escape(named)}\\)"):
+            await asked_for(url, world=TINY)
 
 
 async def test_no_query_to_the_web_is_about_a_page_that_the_chains_need(worlds):
