@@ -21,7 +21,6 @@ from pipelinerl.engines.kind import engine_kind
 from pipelinerl.engines.wire import (
     COPIES,
     OF_A_RUN,
-    SHARED_MEMORY,
     PermanentUpdateError,
     lacks_memory,
     read_mark,
@@ -78,8 +77,8 @@ class FileTransport(Transport):
         self._memory.reserve(HEADER_ROOM + size)
         # Of each engine that reads ahead, by its URL.
         self._ranks: dict[str, int] = {}
-        # Nobody else is left to free memory when the launcher and its guard are killed together.
-        self._guard = guard.start([directory]) if SHARED_MEMORY in directory.parents else None
+        # Nobody else is left to remove them when the launcher and its guard are killed together.
+        self._guard = guard.start([directory]) if self._outside else None
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
         """The name under which an engine says what it has read ahead; to vLLM, whether adapters will come.
@@ -184,12 +183,17 @@ class FileTransport(Transport):
         # Checked once more: a file that was damaged since would accuse the engine.
         return read_tensors(Path(info["path"]), info["bytes"], info["checksum"], HostMemory())
 
+    @property
+    def _outside(self) -> bool:
+        """Whether the folder was made for this run alone, and does not lie in the run's own."""
+        return self.directory.name.startswith(OF_A_RUN)
+
     def close(self) -> None:
         """Remove what was written, and the folder if it was made for this run alone."""
         while self._written:
             _remove(self._written.pop())
         self._memory.release()
-        if self.directory.name.startswith(OF_A_RUN):
+        if self._outside:
             shutil.rmtree(self.directory, ignore_errors=True)
         if self._guard is not None:
             with suppress(subprocess.TimeoutExpired):  # somebody stopped it; there is nothing left to remove

@@ -236,7 +236,8 @@ for folder in sys.argv[1:]:
     if os.fork() == 0:
         run = Path(folder)
         claimed = wire.claim(wire.shared_directory(run))  # else any launcher may clear it away
-        transport = FileTransport(wire.weights_directory(run, 1000))
+        disk = run / "disk"
+        transport = FileTransport(wire.weights_directory(run, 1000, disk if disk.is_dir() else None))
         path = transport.stage(1, [("w", torch.ones(3))]).info["path"]
         print(folder, path, transport._guard.pid, os.getpid(), flush=True)
         signal.sigwait([signal.SIGUSR1])
@@ -245,13 +246,15 @@ for folder in sys.argv[1:]:
 for _ in sys.argv[1:]: os.wait()
 """
 Sender = tuple[Path, psutil.Process, int]
-ENDS = ("killed", "killed while its guard is stopped", "closed")
+ON_DISK = "killed, with weights.directory"
+ENDS = ("killed", "killed while its guard is stopped", "closed", ON_DISK)
 
 
 @pytest.fixture(scope="module")
 def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sender]]:
     """Processes that hold weights, by how they are to end: their file, their guard and their number."""
     runs = {str(tmp_path_factory.mktemp("run")): end for end in ENDS}
+    (Path(next(run for run, end in runs.items() if end == ON_DISK)) / "disk").mkdir()
     with Forked([sys.executable, "-c", SENDERS, *runs], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         said = [parent.stdout.readline().split() for _ in ENDS]
@@ -264,10 +267,10 @@ def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Send
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_weights_in_shared_memory_end_with_their_process(end: str, senders: dict[str, Sender]) -> None:
+def test_weights_outside_the_run_end_with_their_process(end: str, senders: dict[str, Sender]) -> None:
     """Also when nobody else is left, such as the launcher, and its guard."""
     path, guard, sender = senders[end]
-    assert path.exists() and path.is_relative_to("/dev/shm")
+    assert path.exists() and path.is_relative_to("/dev/shm") == (end != ON_DISK)
     if "stopped" in end:
         while not _ignores_hangups(guard.pid):
             time.sleep(0.02)
