@@ -5,7 +5,8 @@ The steps are those of the protocol: 0 health, 1 pause, 2 start, 3 update, 4 fin
 
 import errno
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +156,11 @@ def training(folder: Path, engine: FakeEmbedded) -> Iterator[EngineBroadcaster]:
         trainer.close()
 
 
+def waits_by(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
+    """For the trainer alone: the end of its guard waits by the clock as well."""
+    monkeypatch.setattr(broadcast, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+
+
 def test_a_broken_engine_is_replaced_and_gets_a_full_update_and_parity_before_the_announcement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +174,7 @@ def test_a_broken_engine_is_replaced_and_gets_a_full_update_and_parity_before_th
             seen.append(replacements.take())
             engine.restart()
 
-        monkeypatch.setattr(broadcast.time, "sleep", launcher_replaces)
+        waits_by(monkeypatch, launcher_replaces)
         metrics = trainer.publish(32, unheard)
     [(url, cause)] = seen[0].items()
     assert url in trainer._publisher.engines and "failed at update" in cause
@@ -220,7 +226,7 @@ def replaced(
             engine.refuses = {PATHS["update"]: then[starts[0]]} if then[starts[0]] else {}
         engine.restart()
 
-    monkeypatch.setattr(broadcast.time, "sleep", launcher_replaces)
+    waits_by(monkeypatch, launcher_replaces)
     return starts
 
 
@@ -289,6 +295,6 @@ def test_an_engine_lost_in_the_comparison_gets_the_update_again(
     engine = FakeEmbedded()
     with training(tmp_path, engine) as trainer:
         engine.faults[PATHS["parity"]] = [0]
-        monkeypatch.setattr(broadcast.time, "sleep", lambda seconds: engine.restart())
+        waits_by(monkeypatch, lambda seconds: engine.restart())
         trainer.publish(16, unheard)
         assert engine.label == "16" and not engine.paused
