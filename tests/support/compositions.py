@@ -67,7 +67,7 @@ class Plain(ABCMeta):
 
 
 def imports_once(module: ModuleType, put: Set) -> None:
-    """omegaconf's functions without the imports inside of them, and its classes `Plain`: a tenth of a launch."""
+    """omegaconf's functions without the imports inside of them, and its classes `Plain`."""
 
     def codes(code: CodeType) -> Iterator[tuple[str, CodeType]]:
         for one in code.co_consts:
@@ -101,13 +101,12 @@ def imports_once(module: ModuleType, put: Set) -> None:
 
 
 def remembered(from_files: Callable[..., Made]) -> Callable[..., Made]:
-    """`compose._compose` or `compose.file_order`, once for each choice of bundled files."""
-    known: dict[str, Callable[[], Made]] = {}
+    """`compose._compose` or `compose.file_order`, once for each choice of files and of what a user's hold."""
+    known: dict[tuple[object, ...], Callable[[], Made]] = {}
 
     def made(roots: Sequence[Path], config_name: str, overrides: list[str]) -> Made:
-        if not all(root == conf_dir() or _offers_nothing(root, config_name) for root in roots):
-            return from_files(roots, config_name, overrides)
-        key = " ".join([config_name, *overrides])
+        own = [root for root in roots if root != conf_dir() and not _offers_nothing(root, config_name)]
+        key = (config_name, *overrides, *(_texts(root) for root in own))
         if key not in known:
             known[key] = _copies(from_files(roots, config_name, overrides))
         return known[key]()
@@ -228,6 +227,11 @@ def _offers_nothing(root: Path, config_name: str) -> bool:
         and not (root / f"{config_name}.yaml").exists()
         and not any(path.is_dir() for path in root.iterdir())
     )
+
+
+def _texts(root: Path) -> tuple[object, ...]:
+    """What composing can read in a user's folder."""
+    return tuple((str(path.relative_to(root)), path.read_bytes()) for path in sorted(root.rglob("*.yaml")))
 
 
 def _copies(made: Made) -> Callable[[], Made]:
