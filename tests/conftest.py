@@ -37,6 +37,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A worker that ends looks for no garbage: over all that its tests have left, that took it seconds."""
+    if hasattr(config, "workerinput"):
+        gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of two workers the first begins with whole runs, of many processes each, the second with unit tests."""
     if hasattr(config, "workerinput"):

@@ -114,10 +114,12 @@ def located(settings: DataSettings, split: str) -> list[tuple[str, Problem]]:
         raise ValueError(f"raro.data.files.{split}={path}: no such file")
     problems: dict[str, Problem] = {}
     places: list[str] = []
+    column, named = settings.fields.id, settings.fields.id == "id"  # which files may lack
     for where, record in rows(path):
         problem = _checked(record, settings, split, where)
+        named |= column in record
         earlier = problems.setdefault(problem["id"], problem)
-        if earlier != problem and record.get(settings.fields.id) is None:
+        if earlier != problem and record.get(column) is None:
             # The question again with another answer, as poems to one prompt are: a problem of its own.
             problem["id"] = _hash(f"{problem['question']}\0{problem['expert_answer']}")
             earlier = problems.setdefault(problem["id"], problem)
@@ -128,6 +130,8 @@ def located(settings: DataSettings, split: str) -> list[tuple[str, Problem]]:
             places.append(where)
     if not problems:
         raise ValueError(f"raro.data.files.{split}={path}: holds no question")
+    if not named:
+        raise ValueError(f"raro.data.fields.id={column}: no row of {path} has it; leave it out")
     return list(zip(places, problems.values(), strict=True))
 
 

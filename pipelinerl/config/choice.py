@@ -4,7 +4,7 @@ The launcher collects choices of memory, placement and domain as values (`launch
 to a copy of the composed tree, so that the tree stays what files and command line say.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -21,8 +21,13 @@ class Choice(NamedTuple):
     """A phrase for people."""
 
 
-def with_choices(tree: DictConfig, choices: Iterable[Choice]) -> DictConfig:
-    """A copy of the tree with these values, later ones over earlier ones; a key need not exist before."""
+def with_choices(tree: DictConfig, choices: Sequence[Choice]) -> DictConfig:
+    """A copy of the tree with these values, later ones over earlier ones; a key need not exist before.
+
+    Where nothing was chosen, the tree itself: nobody writes into either.
+    """
+    if not choices:
+        return tree
     chosen: DictConfig = deepcopy(tree)
     with open_dict(chosen):
         for key, value, _ in choices:

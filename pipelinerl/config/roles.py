@@ -61,7 +61,8 @@ class ActorConfig(OpenSection):
     domain_rollouts: Annotated[dict[str, str], KEPT] = {}
     """Rollout policy of each domain, for the dispatcher."""
     domain_mix: dict[str, float] | None = None
-    """Weight of each domain when problems are drawn; null = uniform over problems."""
+    """Weight of each domain when problems are drawn; null = uniform over problems. Where domains' rollouts
+    end at other rates, weights are adapted, so that completed rollouts have these shares."""
     sampling: Literal["uniform", "difficulty"] = "uniform"
     """`uniform` draws all problems equally often, `difficulty` prefers problems that are solved only
     sometimes; with `domain_mix`, within each domain."""

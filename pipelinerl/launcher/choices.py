@@ -15,7 +15,7 @@ from pipelinerl.config.compose import Composition
 from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.config.hosts import Host
-from pipelinerl.config.secrets import hidden, secrets_of
+from pipelinerl.config.secrets import hidden
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import HOST_BACKENDS
 from pipelinerl.domain import ServiceSpec
@@ -54,8 +54,7 @@ class Row(NamedTuple):
 
 def table(plan: RunPlan) -> list[Row]:
     """Rows of the table, in the order in which a run uses them, without secrets."""
-    hidden_values = secrets_of(plan.tree)
-    return [Row(*(printable(hidden(cell, hidden_values)) for cell in row)) for row in _rows(plan)]
+    return [Row(*(printable(hidden(cell, plan.secrets)) for cell in row)) for row in _rows(plan)]
 
 
 def _rows(plan: RunPlan) -> Iterator[Row]:

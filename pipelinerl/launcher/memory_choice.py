@@ -88,7 +88,7 @@ def choose_memory(
         choices += _share_transport(tree, composition.user_keys, hosts)
         _check_numbers(tree)
     try:
-        cfg = typed(with_choices(tree, choices) if choices else tree)
+        cfg = typed(with_choices(tree, choices))
         cards = [imagined[1]] * imagined[0] * len(hosts) if imagined else _cards(cfg, hosts, card_of)
         known = cards or Path(cfg.policy_path).is_dir()
         config = model_config(cfg.policy_path, ask_hub=not dry_run) if known else None

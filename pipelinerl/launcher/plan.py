@@ -22,6 +22,7 @@ from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import typed
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import Job, roles_of
+from pipelinerl.config.secrets import Place, secrets_of
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import STREAM_BACKENDS
 from pipelinerl.domain import BaseDomain, Domain, NamedService, ServiceSpec
@@ -101,6 +102,11 @@ class RunPlan:
     def children(self) -> list[ChildSpec]:
         """What is executed, one for each process."""
         return commands(self.cfg, self.output_dir, self.services, self.hosts, self.facts.checkpoint)
+
+    @cached_property
+    def secrets(self) -> dict[Place, Any]:
+        """The secret values of the tree, which nothing shows."""
+        return secrets_of(self.tree)
 
 
 def run_folder(tree: DictConfig) -> Path:

@@ -15,7 +15,6 @@ from omegaconf import DictConfig
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.files import forget_started, keep_started, save
 from pipelinerl.config.machine import roles_of
-from pipelinerl.config.secrets import secrets_of
 from pipelinerl.domain import BaseDomain, Domain, NamedService, parts_of
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.checks.rehearsal import START_DEADLINE_S, VALIDATE_DEADLINE_S, Looked, look
@@ -72,9 +71,8 @@ def prepare(
         write_token(folder.path)
     write_control_token(folder.path)
     write_accelerate_config(folder.path)
-    hidden_values = secrets_of(made.tree)
     for child in children:
-        write_start_script(child, hidden_values)
+        write_start_script(child, made.secrets)
     return made
 
 

@@ -1,5 +1,8 @@
 """A causal LM small enough to train within a test, and what takes its steps."""
 
+from copy import deepcopy
+from functools import cache
+
 import torch
 from transformers import PreTrainedModel
 
@@ -17,7 +20,15 @@ CONSTANT = FinetuneConfig(lr_scheduler_type="constant")
 
 def tiny_model(seed: int = 0, tied: bool = True) -> PreTrainedModel:
     """Float32 weights of one seed, ready for the trainer's forward pass; vocabulary of VOCAB ids."""
-    return prepare_model(causal_lm(VOCAB, seed=seed, tied=tied))
+    model, drawn = _made(seed, tied)
+    torch.set_rng_state(drawn)
+    return deepcopy(model)
+
+
+@cache
+def _made(seed: int, tied: bool) -> tuple[PreTrainedModel, torch.Tensor]:
+    """The model, whose copies take a tenth of its time, and the random state that making it leaves."""
+    return prepare_model(causal_lm(VOCAB, seed=seed, tied=tied)), torch.get_rng_state()
 
 
 def learner(

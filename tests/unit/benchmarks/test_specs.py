@@ -367,7 +367,7 @@ def test_a_failed_run_leaves_the_others_and_is_wanted_again(
     assert "begins" not in capsys.readouterr().out  # the finished ones are not begun again
 
 
-@pytest.mark.usefixtures("a_run")
+@pytest.mark.usefixtures("a_run", "undrawn")
 def test_a_finished_run_with_other_keys_is_refused(
     tiny: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

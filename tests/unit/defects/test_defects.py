@@ -22,6 +22,7 @@ from domains.privacy_hopqa.agent.errors import TransportFailure
 from domains.privacy_hopqa.agent.transport import JsonClient, Retries
 from pipelinerl.async_llm import llm_async_generate
 from pipelinerl.engines.answers import Generation
+from pipelinerl.finetune.broadcast import Announce, Broadcaster
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.launcher.supervision.liveness import is_healthy
@@ -45,23 +46,16 @@ def policy() -> PreTrainedModel:
     return tiny_model.causal_lm(32, hidden=32, positions=64, spread=0.1, eos=1)
 
 
-class Engines:
+class Engines(Broadcaster):
     """Take every version but those of `refused`."""
 
     def __init__(self, *refused: int) -> None:
         self.refused = refused
 
-    def start(self) -> None: ...
-
-    def publish(self, version: int) -> dict[str, float]:
+    def publish(self, version: int, announce: Announce) -> dict[str, float]:
         if version in self.refused:
             raise WeightUpdateError([Failure("http://engine", "update", "HTTP 500: no")])
-        return {}
-
-    def refresh(self) -> bool:
-        return False
-
-    def close(self) -> None: ...
+        return super().publish(version, announce)
 
 
 def test_a_failed_update_is_not_announced_and_ends_the_trainer_by_name(

@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -223,13 +224,21 @@ def test_registered_variants_are_named_as_they_say_and_ignore_keys_that_exist(va
         assert unknown == []
 
 
+def code_with(*words: str) -> Iterator[tuple[Path, str]]:
+    """Files of the core and of domains, and their texts, with one of these words."""
+    for path in [*(ROOT / "pipelinerl").rglob("*.py"), *(ROOT / "domains").rglob("*.py")]:
+        text = path.read_text(encoding="utf-8")
+        if any(word in text for word in words):
+            yield path, text
+
+
 def test_nobody_compares_the_name_of_a_variant() -> None:
     """What depends on one is asked of its object."""
     objective = ("rl.policy_loss", "rl.advantage_estimator", "rl.estimator")
     keys = (*(variants.key for variants in REGISTRIES), *objective)
     found = []
-    for path in [*(ROOT / "pipelinerl").rglob("*.py"), *(ROOT / "domains").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, text in code_with(*(key.rpartition(".")[2] for key in keys)):
+        for node in ast.walk(ast.parse(text)):
             for side in [node.left, *node.comparators] if isinstance(node, ast.Compare) else []:
                 if ast.unparse(side).endswith(keys) or ast.unparse(side).endswith('("engine.kind")'):
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
@@ -253,9 +262,9 @@ def test_the_unit_of_the_bound_is_one_method(
 def test_only_the_configuration_knows_how_the_bound_on_age_is_given() -> None:
     """Everyone else asks `Config.staleness`, so that another key for the bound is a change of that file."""
     found = []
-    for path in [*(ROOT / "pipelinerl").rglob("*.py"), *(ROOT / "domains").rglob("*.py")]:
+    for path, text in code_with("max_lag"):
         if path.parent != ROOT / "pipelinerl" / "config":
-            tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            tree = ast.walk(ast.parse(text))
             names = [node for node in tree if isinstance(node, ast.Attribute) and node.attr == "max_lag"]
             found += [f"{path.relative_to(ROOT)}:{node.lineno}" for node in names]
     assert found == []

@@ -222,6 +222,7 @@ def test_cut_amounts_only_add_leaks(queries: list[str], question: str, answer: s
         assert other.answer >= one.answer and other.full >= one.full
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_tells_cut_amounts_beside_the_published_rule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,6 +301,7 @@ def test_command_reads_a_run_and_writes_its_report(
     assert "no audit log in" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_tries_that_did_not_finish_are_counted_and_not_rated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

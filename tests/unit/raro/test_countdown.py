@@ -177,6 +177,15 @@ def test_an_id_that_comes_again_with_other_content_is_refused(tmp_path, again, w
         load_problems(["train"], {"source": "jsonl", "files": {"train": str(path)}})
 
 
+def test_a_column_of_ids_that_no_row_has_is_refused(tmp_path):
+    path = written(tmp_path, {"question": "q", "expert_answer": "4", "uid": "first"})
+    data = {"source": "jsonl", "files": {"train": str(path)}}
+    (problem,) = load_problems(["train"], {**data, "fields": {"id": "uid"}})
+    assert problem["id"] == "first"
+    with pytest.raises(ValueError, match=r"raro\.data\.fields\.id=nope: no row of .* has it; leave it out"):
+        load_problems(["train"], {**data, "fields": {"id": "nope"}})
+
+
 def test_deepmath_and_poems_name_their_columns_and_say_what_an_answer_is(tmp_path):
     path = written(tmp_path, {"prompt": "a rose", "poem": "two  roses\r\n\r\nred"})
     data = {
