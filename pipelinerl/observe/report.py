@@ -39,7 +39,7 @@ def comparison_rows(summary: Summary, names: Sequence[str], digits: int = 3) -> 
     known = {name: summary.comparisons[name] for name in names if name in summary.comparisons}
     if first == last:
         alone = [(name, _interval(found.after, form), str(found.after.n)) for name, found in known.items()]
-        return [("metric", f"at {last} samples", "n"), *alone]
+        return [("metric", f"at {last:,} samples of this run", "n"), *alone]
     header = ("metric", f"before ({first:,} samples)", f"after ({last:,} samples)", "paired difference", "n")
     rows: list[tuple[str, ...]] = [header]
     for name, found in known.items():

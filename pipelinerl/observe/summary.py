@@ -78,7 +78,7 @@ class Summary:
         steps, texts = (self.rates.get(name, 0) for name in ("optimizer_steps", "trained_texts"))
         trained = f"{steps:,.0f} steps on {texts:,.0f} samples"
         if not texts and any(self.versions):
-            trained = "steps that are not known (finetune/metrics.jsonl has none; it was removed)"
+            trained = "steps that are not known (finetune/metrics.jsonl has none of them)"
         name = next((name for name in self.headline if name in self.comparisons), None)
         if name is None:
             return f"The run trained {trained}; no evaluation tells what came of it."

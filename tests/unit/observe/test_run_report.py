@@ -173,7 +173,7 @@ def test_the_report_opens_with_one_sentence_and_the_curve_of_the_domain_s_headli
         (
             [(0, [0.0, 1.0]), (8, [1.0, 0.0])],
             "On 2 held-out problems success went from 0.50 to 0.50 in steps that are not known "
-            "(finetune/metrics.jsonl has none; it was removed): +0.00, 95 % interval -1.00 to +1.00, which "
+            "(finetune/metrics.jsonl has none of them): +0.00, 95 % interval -1.00 to +1.00, which "
             "may be chance.",
         ),
     ],
@@ -216,7 +216,7 @@ def test_a_single_evaluation_has_no_before_and_after(run_dir: Path) -> None:
     header, *rows = comparison_rows(
         replace(summary, evaluations=last, comparisons=compare(last)), ["success"]
     )
-    assert header == ("metric", "at 1920 samples", "n")
+    assert header == ("metric", "at 1,920 samples of this run", "n")
     assert [len(row) for row in rows] == [3] and rows[0][0] == "success"
 
 
