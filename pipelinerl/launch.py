@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 from pipelinerl.base import faults
 from pipelinerl.base.digests import model_digest
-from pipelinerl.base.errors import ConfigError, drop_stdout, printable, show_what_it_can
+from pipelinerl.base.errors import ConfigError, drop_output, printable, show_what_it_can
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _without_stdout() -> int:
     """Whoever read the output has gone (`| head`): what was running has been stopped; say so."""
-    drop_stdout()
+    drop_output()
     print(
         "launcher: nobody reads the output any more (a closed pipe), so it ends here; give the same "
         "command with its output in a file, which resumes a run that was going on",

@@ -30,6 +30,7 @@ _OF_ANSWERS = re.compile(
 """Names of answer files and of their copies; `eval` is a common word, so only with what marks a copy."""
 _POINTERS = {"version https://git-lfs.github.com/spec/": "git lfs pull", "/annex/objects/": "git annex get"}
 """What stands in the place of a file that is elsewhere, and what brings it."""
+_POINTER_BYTES = max(map(len, _POINTERS))
 _TYPED = str.maketrans(
     dict.fromkeys("‘’‚‛′`´‹›ʼ", "'") | dict.fromkeys("“”„‟″«»", '"') | dict.fromkeys("‐‑‒–—―−", "-")
 )
@@ -165,9 +166,8 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
         if holds_answers(places[path].relative_to(boundary)) or (status.st_dev, status.st_ino) in answers:
             continue
         text = _read_text(path)
-        for pointer, remedy in _POINTERS.items():
-            if text.startswith(pointer):
-                raise CorpusError(f"{path} is a pointer of git and not the text; run {remedy}")
+        if (remedy := _fetches(text)) is not None:
+            raise CorpusError(f"{path} is a pointer of git and not the text; run {remedy}")
         if 4 * text.count("\0") > len(text):
             raise CorpusError(f"{path} is not UTF-8 (every other byte is 0, as in UTF-16); convert it")
         if text.strip() and not copies & _forms(text):
@@ -260,6 +260,11 @@ def holds_answers(relative: PurePath) -> bool:
     return any(_OF_ANSWERS.fullmatch(re.sub(r"[ _-]+", "_", stem)) for stem in stems)
 
 
+def _fetches(text: str) -> str | None:
+    """The command that brings the file in whose place this text stands; None for a text of its own."""
+    return next((command for pointer, command in _POINTERS.items() if text.startswith(pointer)), None)
+
+
 def _read_text(path: Path, errors: str = "strict") -> str:
     try:
         return path.read_text(encoding="utf-8-sig", errors=errors)
@@ -290,9 +295,8 @@ def path_in_files(source: str) -> str:
 
 def parse_web_line(line: bytes, where: str) -> WebDocument:
     """One line of the web corpus, without halves of surrogate pairs. Raises `CorpusError` naming `where`."""
-    for pointer, remedy in _POINTERS.items():
-        if line.startswith(pointer.encode()):
-            raise CorpusError(f"{where}: the file is a pointer of git and not the pages; run {remedy}")
+    if (remedy := _fetches(line[:_POINTER_BYTES].decode(errors="replace"))) is not None:
+        raise CorpusError(f"{where}: the file is a pointer of git and not the pages; run {remedy}")
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -87,10 +87,10 @@ def _have_stdout() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
-def drop_stdout() -> None:
-    """Nobody takes what is left in stdout; the interpreter, which writes it once more at its end, is not to
-    complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def drop_output(descriptor: int = 1) -> None:
+    """Nobody takes what is left in stdout, or another output; the interpreter, which writes it once more at
+    its end, is not to complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def leave(command: str, main: Callable[[], int]) -> NoReturn:
@@ -109,7 +109,7 @@ def leave(command: str, main: Callable[[], int]) -> NoReturn:
         status = 0 if isinstance(error, BrokenPipeError) else 1
         if status:
             print(printable(f"{command}: {error}; put it right, then try again"), file=sys.stderr)
-        drop_stdout()
+        drop_output()
     sys.exit(status)
 
 

@@ -172,13 +172,13 @@ class EngineBroadcaster(Broadcaster):
                 wait.check()
         try:
             report = update.result()
+            self._taken(report)
+            owed = bool(report.joined)
         except WeightUpdateError as error:
             self._repair(error)
+            owed = True
+        if owed:
             self._owed, self._unchecked = version, FIRST_UPDATES
-            return
-        if report.joined:
-            self._owed, self._unchecked = version, FIRST_UPDATES
-        self._taken(report)
 
     def _wait(self, version: int) -> Wait:
         name = f"the engines to take version {version}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipelinerl.base import faults
-from pipelinerl.base.errors import printable
+from pipelinerl.base.errors import drop_output, printable
 from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.engines.wire import SHARED_MEMORY, claim, outside_directory, remove_abandoned
 from pipelinerl.launcher import early
@@ -76,7 +76,7 @@ def _drop_closed() -> None:
         try:
             os.write(fd, b"")
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+            drop_output(fd)
 
 
 class Completion:

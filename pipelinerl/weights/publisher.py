@@ -111,7 +111,7 @@ class Publisher:
             raise WeightUpdateError([Failure(TRAINER, "stage", error)]) from error
 
     def publish(self, version: int, named_tensors: Iterable[NamedTensor]) -> UpdateReport:
-        """`hold` and `publish_held`."""
+        """`publish_held` of the tensors themselves, which may not change until it returns."""
         return self.publish_held(version, lambda number: self._transport.stage(number, named_tensors))
 
     def publish_held(self, version: int, held: Held) -> UpdateReport:

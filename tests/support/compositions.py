@@ -1,33 +1,15 @@
 """Compositions that are made once: hydra's part of one takes a tenth of a second, a file of them ten ms."""
 
-import ast
-import inspect
 import pickle
-from abc import ABCMeta
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import yaml
 from hydra._internal import config_loader_impl
-from omegaconf import (
-    DictConfig,
-    ListConfig,
-    OmegaConf,
-    SCMode,
-    ValueNode,
-    _utils,
-    base,
-    basecontainer,
-    dictconfig,
-    listconfig,
-    nodes,
-    omegaconf,
-)
+from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode, ValueNode, _utils, base, basecontainer
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelinerl.config import compose
@@ -42,8 +24,6 @@ def quick(put: Set) -> dict[str, Any]:
     """Puts all of this in place by `put`, which is `setattr` or pytest's; returns what omegaconf had."""
     put(_utils, "get_yaml_loader", loader := with_libyaml(_utils.get_yaml_loader))
     put(basecontainer, "get_yaml_loader", loader)
-    for module in (_utils, base, basecontainer, dictconfig, listconfig, nodes, omegaconf):
-        imports_once(module, put)
     put(compose, "_schema", schema_once(compose._schema))
     put(compose, "_compose", remembered(compose._compose))
     put(compose, "file_order", remembered(compose.file_order))
@@ -58,46 +38,6 @@ def quick(put: Set) -> dict[str, Any]:
         put(kind, "__deepcopy__", quick_copy(kind.__deepcopy__))
     put(base, "parse", cache(base.parse))  # of `${...}`: what it returns is only read
     return slow
-
-
-class Plain(ABCMeta):
-    """Asks a class what its instances are as Python does, because nobody registers others as its own."""
-
-    __instancecheck__ = type.__instancecheck__
-
-
-def imports_once(module: ModuleType, put: Set) -> None:
-    """omegaconf's functions without the imports inside of them, and its classes `Plain`."""
-
-    def codes(code: CodeType) -> Iterator[tuple[str, CodeType]]:
-        for one in code.co_consts:
-            if isinstance(one, CodeType):
-                yield one.co_qualname, one
-                yield from codes(one)
-
-    tree = ast.parse(inspect.getsource(module))
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef):
-            for line in [line for line in function.body if isinstance(line, ast.ImportFrom)]:
-                source = import_module("." * line.level + (line.module or ""), module.__package__)
-                for alias in line.names:
-                    setattr(module, alias.asname or alias.name, getattr(source, alias.name))
-                function.body[function.body.index(line)] = ast.copy_location(ast.Pass(), line)
-    known = dict(codes(compile(tree, str(module.__file__), "exec")))
-    classes = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
-    for owner in (module, *classes):
-        if type(owner) is ABCMeta:
-            owner.__class__ = Plain
-        for held in [*getattr(owner, "__dict__", {}).values()]:
-            function = getattr(held, "fget", None) or getattr(held, "__func__", held)
-            code = known.get(getattr(function, "__qualname__", ""))
-            # A decorated function is another one of that name, which holds it.
-            if (
-                code
-                and isinstance(function, FunctionType)
-                and function.__code__.co_freevars == code.co_freevars
-            ):
-                put(function, "__code__", code)
 
 
 def remembered(from_files: Callable[..., Made]) -> Callable[..., Made]:

@@ -133,7 +133,7 @@ def _tokenizer(cfg: Config, path: Path) -> Iterator[str]:
 
 
 def of_hub(model: str) -> bool:
-    """Whether a `model_path` is a hub's name: no file or folder, nor one in a folder that is there."""
+    """Whether a model is given by a hub's name: no file or folder, nor one in a folder that is there."""
     path = Path(model)
     return not path.exists() and bool(HUB_NAME.match(model)) and not Path(path.parts[0]).is_dir()
 

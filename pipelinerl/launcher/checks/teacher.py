@@ -14,7 +14,7 @@ from pipelinerl.config.roles import is_address
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.requests import scoring_body
 from pipelinerl.finetune.rl.losses import declared
-from pipelinerl.launcher.checks.data import HUB_NAME, TOKENIZER_FILES, WEIGHTS, unusable_files
+from pipelinerl.launcher.checks.data import TOKENIZER_FILES, WEIGHTS, of_hub, unusable_files
 from pipelinerl.launcher.checks.same_ids import other_tokens, other_vocabulary, posting
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _absent(key: str, place: str) -> Iterator[str]:
                 yield f"{key}={place}: no {what} in it; give a model folder in Hugging Face format"
                 return
         yield from (line.replace("model_path", key, 1) for line in unusable_files(folder))
-    elif folder.exists() or not HUB_NAME.match(place) or Path(folder.parts[0]).is_dir():
+    elif not of_hub(place):
         yield f"{key}={place}: no such folder; give a model folder, a hub name (owner/model) or an address"
 
 
