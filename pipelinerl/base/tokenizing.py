@@ -59,9 +59,21 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
     return PreTrainedTokenizerFast.from_pretrained(name)
 
 
-def copy_tokenizer(source: Path, folder: Path) -> None:
-    """The tokenizer's files of one folder into another, byte for byte, with the chat template."""
-    for file in chain.from_iterable(map(source.glob, _FILES)):
+def tokenizer_folder(name: str) -> Path:
+    """Where the tokenizer's files of a model are: its folder, or for a hub's name that of the local cache.
+
+    Files that the cache lacks are fetched. Raises OSError where they can be had from neither.
+    """
+    if (folder := Path(name)).is_dir():
+        return folder
+    from huggingface_hub import snapshot_download  # half a second
+
+    return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+
+
+def copy_tokenizer(source: str, folder: Path) -> None:
+    """The tokenizer's files of a model folder or hub name into a folder, byte for byte, with the chat template."""
+    for file in chain.from_iterable(map(tokenizer_folder(source).glob, _FILES)):
         shutil.copy2(file, folder / file.name)
 
 

@@ -84,7 +84,7 @@ def save_checkpoint(
     learner: Learner,
     counters: TrainingMetrics,
     extra: Mapping[str, Any],
-    tokenizer_from: Path | None = None,
+    tokenizer_from: str | None = None,
     keep_intermediate: bool = False,
     with_state: bool = True,
 ) -> None:
@@ -92,7 +92,7 @@ def save_checkpoint(
 
     Called on the main rank, and with a sharded policy on all of them; files hold whole tensors either way.
     `extra` holds plain values that the loop wants back, such as stream positions. `tokenizer_from` is a
-    folder whose tokenizer files are copied beside the weights.
+    model folder or hub name whose tokenizer files are copied beside the weights.
     """
     step = counters.completed_steps
     tensors = collect_tensors(learner, with_state)

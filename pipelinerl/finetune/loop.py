@@ -17,6 +17,7 @@ import torch
 
 from pipelinerl.base.files import write_whole
 from pipelinerl.base.logs import REMARK
+from pipelinerl.base.tokenizing import tokenizer_folder
 from pipelinerl.config import Config
 from pipelinerl.finetune.broadcast import Broadcaster, broadcaster_of
 from pipelinerl.finetune.build import build_learner
@@ -77,8 +78,10 @@ class Trainer:
         self._follows_preprocess = bool(cfg.jobs_of("preprocessor"))
         self.counters = TrainingMetrics()
         step = ranks.gather(resume_step(self.folder) if ranks.is_main else None)[0]
-        self._source = Path(cfg.policy_path) if step is None else self.folder / MODEL
-        self.learner = build_learner(cfg, ranks, self._source, resumes=step is not None)
+        source = Path(cfg.policy_path) if step is None else self.folder / MODEL
+        self.learner = build_learner(cfg, ranks, source, resumes=step is not None)
+        # A hub that has to be asked is asked before anything is trained.
+        self._tokenizer = str(tokenizer_folder(cfg.policy_path)) if ranks.is_main else None
         saved: dict[str, Any] = {}
         if step is not None:
             self.counters, saved = load_state(self.folder / STATE, self.learner)
@@ -319,7 +322,7 @@ class Trainer:
         if self.ranks.is_main and with_state:
             self._wait_for_snapshots()
         if self.ranks.is_main or self.learner.sharded:
-            save_checkpoint(self.folder, self.learner, self.counters, extra, self._source, keep, with_state)
+            save_checkpoint(self.folder, self.learner, self.counters, extra, self._tokenizer, keep, with_state)
         self.ranks.gather(None)
 
     def _wait_for_snapshots(self) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -37,6 +38,19 @@ def save_model(folder: Path, more: str = "") -> Path:
     """A model folder with a tokeniser and without weights."""
     build_tokenizer(more).save_pretrained(str(folder))
     return folder
+
+
+def hub_snapshot(monkeypatch: pytest.MonkeyPatch, cache: Path, name: str) -> Path:
+    """An empty folder for the files of a hub's name in a cache that this process uses, without a network."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text("0123")
+    (snapshot := repository / "snapshots/0123").mkdir(parents=True)
+    return snapshot
 
 
 def causal_lm(

@@ -83,7 +83,7 @@ def run(
     record = recipe.model_dump(exclude={"out", "budget", "checkpoint_steps"})
     record["shape"]["rope_theta"] = ROPE_THETA
     record |= {"added_tokens": list(added_tokens), "warmup_fraction": WARMUP_FRACTION}
-    copy_tokenizer(beside, out)
+    copy_tokenizer(str(beside), out)
     _save(model, out, record, results, last, time.monotonic() - started)
     shutil.rmtree(beside)
     resumable.path.unlink(missing_ok=True)
@@ -107,10 +107,10 @@ def _new(
 
 def _pretrained(recipe: BootstrapConfig, out: Path) -> Pupil:
     """The model that the recipe starts from; its tokenizer's files go to `out` as they are."""
-    folder = Path(str(recipe.start))
-    tokenizer = load_tokenizer(str(folder))
-    model = load_causal_lm(folder, dtype=torch.float32)
-    copy_tokenizer(folder, out)
+    start = str(recipe.start)
+    tokenizer = load_tokenizer(start)
+    model = load_causal_lm(start, dtype=torch.float32)
+    copy_tokenizer(start, out)
     return Pupil(model, tokenizer.backend_tokenizer, chat_format(tokenizer))
 
 

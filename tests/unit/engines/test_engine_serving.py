@@ -29,6 +29,7 @@ from pipelinerl.weights.transports.file import FileTransport
 from pipelinerl.weights.version_update import WeightUpdateError
 from tests.support.engine_harness import reference, running_engine, until
 from tests.support.processes import bound
+from tests.support.tiny_model import hub_snapshot
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -197,15 +198,9 @@ def test_the_command_says_in_one_line_why_it_cannot_serve(
 def test_a_hub_s_name_serves_the_model_in_the_local_cache(
     tied_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from huggingface_hub import constants
-
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    repository = tmp_path / "models--somebody--tied"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs/main").write_text("0123")
-    shutil.copytree(tied_model, repository / "snapshots/0123")
+    snapshot = hub_snapshot(monkeypatch, tmp_path, "somebody/tied")
+    shutil.copytree(tied_model, snapshot, dirs_exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as taken:  # the model is read before the port is
         port = taken.getsockname()[1]
         assert main(["--model", "somebody/tied", "--port", str(port)]) == 1

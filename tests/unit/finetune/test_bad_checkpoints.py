@@ -312,7 +312,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     save(OmegaConf.create(cfg.model_dump(mode="json", by_alias=True)), folder)
     learner = learner_of(policy, cfg, Ranks())
     counters = TrainingMetrics(completed_steps=2, samples=4)
-    save_checkpoint(folder / "finetune", learner, counters, {"positions": {}}, model)
+    save_checkpoint(folder / "finetune", learner, counters, {"positions": {}}, str(model))
     return folder
 
 

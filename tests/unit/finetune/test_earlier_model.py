@@ -1,5 +1,6 @@
-"""A run that starts from the model of an earlier run: it begins with those weights, and only with them."""
+"""What a run leaves is a model that the next one starts from: with those weights only, and a tokenizer."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.modeling.model import distinct_parameters
 from tests.support.builders import trainer_config, write_steps
 from tests.support.policy import tiny_model
+from tests.support.tiny_model import hub_snapshot, save_model
 from tests.support.training import saved, train
 
 RANK = 4
@@ -36,3 +38,19 @@ def test_adapters_of_an_earlier_run_are_in_its_weights_and_are_not_applied_again
     name = "model.layers.0.self_attn.q_proj.weight"
     assert float((learned[name] - original[name]).detach().abs().max()) > 1e-3
     assert all(torch.equal(published[name], tensor) for name, tensor in learned.items())
+
+
+def test_a_model_from_a_hub_s_name_is_saved_with_the_hub_s_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = hub_snapshot(monkeypatch, tmp_path / "hub", "somebody/small")
+    written = {file.name: file.read_bytes() for file in save_model(snapshot).iterdir()}
+    assert {"tokenizer.json", "chat_template.jinja"} <= set(written)
+    tiny_model().save_pretrained(snapshot)
+    run = tmp_path / "run"
+    write_steps(run, 4, 6)
+    cfg = trainer_config(run, tiny_model())
+    shutil.rmtree(run / "model")
+    Trainer(cfg.model_copy(update={"model_path": "somebody/small"}), Ranks()).run()
+    current = run / "finetune/current"
+    assert {name: (current / name).read_bytes() for name in written} == written

@@ -10,6 +10,7 @@ from pipelinerl.engines.kind import eight_bits
 from pipelinerl.engines.vllm.options import SHARED_PROMPTS
 from pipelinerl.weights.transports.base import adapters_alone, weights_ahead
 from tests.support.one_line import check_one_line
+from tests.support.tiny_model import hub_snapshot
 from tests.unit.launcher.conftest import ON_GPUS, QWEN_1_7B, DryRun, Placed, Refused
 
 TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size=2"
@@ -274,13 +275,7 @@ def test_shared_prompts_are_a_back_end_of_the_engine(
 def test_a_hub_s_model_is_checked_by_the_file_in_the_local_cache(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    snapshot = tmp_path / "models--somebody--short/snapshots/0123"
-    snapshot.mkdir(parents=True)
-    (snapshot.parents[1] / "refs").mkdir()
-    (snapshot.parents[1] / "refs/main").write_text("0123")
+    snapshot = hub_snapshot(monkeypatch, tmp_path, "somebody/short")
     (snapshot / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 128}')
     said = refused(*ON_GPUS, "hardware.devices=2", "model_path=somebody/short")
     assert "the model has 128 positions; set vllm_config.vllm_kwargs.max_model_len=128 or lower" in said
