@@ -197,13 +197,18 @@ def _controlled() -> list[Instruction]:
     return [_argument(1), *unlocked, *_one_of(_FCNTL_COMMANDS)]
 
 
+def _clock() -> list[Instruction]:
+    """Clocks of the machine and of the program itself."""
+    refused = _answer(_ERRNO | errno.EPERM)
+    return [_argument(0), (_JUMP_GE, 0, 1, _FOREIGN_CLOCKS), refused, _answer(_ALLOW)]
+
+
 def _special(own_pid: int) -> dict[int, list[Instruction]]:
     """Calls that depend on their arguments."""
     refused = _answer(_ERRNO | errno.EPERM)
-    clock = [_argument(0), (_JUMP_GE, 0, 1, _FOREIGN_CLOCKS), refused, _answer(_ALLOW)]
     return {
-        **dict.fromkeys(_CLOCKS, clock),
-        **dict.fromkeys(_OF_PROCESS, [_argument(0), *_one_of((0, own_pid))]),
+        **{number: _clock() for number in _CLOCKS},
+        **{number: [_argument(0), *_one_of((0, own_pid))] for number in _OF_PROCESS},
         _CLONE: [_argument(0), (_JUMP_SET, 0, 1, _CLONE_THREAD), _answer(_ALLOW), refused],
         _OPEN: _opened(1),
         _OPENAT: _opened(2),
