@@ -87,7 +87,7 @@ def test_a_damaged_configuration_of_a_complete_run_is_rewritten(
     tree = config_path(tmp_path / "run")
     whole = tree.read_text()
     tree.write_bytes(damaged)
-    status, out, err = run("finetune.max_train_steps=40")
+    status, _, err = run("finetune.max_train_steps=40")
     assert status == 0 and "damaged tree" in err and str(tree) in err
     assert [line for line in tree.read_text().splitlines() if "seed" in line] == [
         line for line in whole.splitlines() if "seed" in line
