@@ -18,8 +18,8 @@ BODY_DEADLINE_S = 30.0
 
 
 async def read_body(request: web.Request, most_bytes: int) -> bytes:
-    """The whole body. Raises HTTP 413 unread if it is too large, `RequestError` 415 if it is compressed, 408 if
-    it does not arrive."""
+    """The whole body. Raises HTTP 413 unread if it is too large, `RequestError` 415 unread if it is
+    compressed, 408 if it does not arrive."""
     if is_compressed(request.headers):
         raise RequestError(415, "compressed", COMPRESSED)
     if request.content_length is not None and request.content_length > most_bytes:

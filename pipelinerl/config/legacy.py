@@ -71,12 +71,11 @@ _FP32_HEAD = Gone(why=_GONE, instead="fp32_layer_prefix=lm_head", usual=False, m
 _LENGTH = "is called max_tokens here"
 REMOVED: dict[str, Gone] = {
     "actor.log_each_n_secs": _NO_EFFECT,
-    "actor.task_prompt": Gone(why=_GONE, instead="actor.task_template=VALUE", usual="", matters=True),
+    "actor.task_prompt": Gone(
+        why="no longer exists; write it into actor.task_template", usual="", matters=True
+    ),
     "actor.ensure_boxed_answers": Gone(
-        why="no longer exists; say it in the prompt",
-        instead="actor.system_prompt=VALUE",
-        usual=False,
-        matters=True,
+        why="no longer exists; say it in actor.system_prompt", usual=False, matters=True
     ),
     "actor.shared_memory_entry_size": _NO_EFFECT,
     "actor.max_stream_size": Gone(why="no longer exists; unread records are never dropped"),
@@ -118,7 +117,7 @@ REMOVED: dict[str, Gone] = {
     "finetune.eval_callback": Gone(why=_GONE, instead="eval_every_n_versions=VALUE"),
     "finetune.auto_device_map": _NO_EFFECT,
     "finetune.rl.reward_minus_kl_coef": Gone(
-        why=_GONE, instead="finetune.rl.kl_coef=VALUE", usual=0, matters=True
+        why="no longer exists; finetune.rl.kl_coef weighs the penalty that is here", usual=0, matters=True
     ),
     "wandb.wandb_name": Gone(why="no longer exists; run names are the role folders"),
     "wandb.wandb_use_basename": _NO_EFFECT,

@@ -106,17 +106,17 @@ def test_an_upstream_file_is_taken_and_what_is_left_out_is_said(composed: Compos
         (
             "finetune.rl.reward_minus_kl_coef",
             0.1,
-            "reward_minus_kl_coef=0.1: no longer exists; use .*kl_coef=VALUE",
+            "reward_minus_kl_coef=0.1: no longer exists; finetune.rl.kl_coef weighs",
         ),
         (
             "actor.task_prompt",
             "In a box.",
-            "task_prompt=In a box.: no longer exists; use actor.task_template=VALUE",
+            "task_prompt=In a box.: no longer exists; write it into actor.task_template",
         ),
         (
             "actor.ensure_boxed_answers",
             True,
-            "ensure_boxed_answers=True: no longer exists; say it in the prompt",
+            "ensure_boxed_answers=True: no longer exists; say it in actor.system_prompt",
         ),
         ("finetune.max_lag", 512, "finetune.max_lag=512: stands at the top level; use max_lag"),
         (
