@@ -89,7 +89,7 @@ _SHORT = re.compile(
 )
 _IN_WORDS = re.compile(
     r"(?<![\w-])([A-Za-z][\w-]{0,60})['\"]?\]?(?::\s*|\s?=\s?)['\"]?"
-    r"((?=\S{0,80}\d)(?=\S{0,80}[A-Za-z])\S{6}|(?<=['\"])[^\s'\"]{8,200}(?=['\"]))"
+    r"(?:((?=\S{0,80}\d)(?=\S{0,80}[A-Za-z])\S{6})|(?<=['\"])([^\s'\"]{8,200})(?=['\"]))"
 )
 """A name and what looks made by a machine or is a word in quotes: in a header, in JSON, in a program, in the
 words of a connection."""
@@ -223,9 +223,8 @@ def _parts(text: str) -> Iterator[str]:
             yield text[found.end() :].split(maxsplit=1)[0].strip("'\"")
     for found in _SHORT.finditer(text):
         yield text[found.end() - 1 :].split(maxsplit=1)[0].strip("'\"")
-    for found in _IN_WORDS.finditer(text):
-        if names_secret(found[1]):
-            yield re.split(r"[\s'\",;&]", text[found.start(2) :], maxsplit=1)[0]
+    for found in _in_words(text):
+        yield re.split(r"[\s'\",;&]", text[found.start(found.lastindex or 1) :], maxsplit=1)[0]
     for found in _MADE.finditer(text):
         yield re.split(r"[^\w.-]", text[found.start() :], maxsplit=1)[0].rstrip(".")
 
@@ -260,11 +259,17 @@ def _is_secret(place: Place, value: Any, raw: Any) -> bool:
 def _holds_secret(text: str) -> bool:
     """Whether an address, a header, an option or a name in it has a secret, or it is known to be one."""
     named = [variable or option for variable, option in _IN_COMMAND.findall(text)]
-    named += [name for name, _ in _IN_WORDS.findall(text)] + [
-        "".join(pair) for pair in _HEADERS.findall(text)
-    ]
+    named += ["".join(pair) for pair in _HEADERS.findall(text)]
     known = any(one.search(text) for one in (_IN_ADDRESS, _IN_HEADER, _MADE, _USER, _SHORT, _LOGIN))
-    return known or any(map(names_secret, named)) or any(map(_is_random, text.split()))
+    found = known or any(map(names_secret, named)) or any(map(_is_random, text.split()))
+    return found or next(_in_words(text), None) is not None
+
+
+def _in_words(text: str) -> Iterator[re.Match[str]]:
+    """Names of secrets with their values; `"key": "word"` in the JSON of a prompt is no secret."""
+    for found in _IN_WORDS.finditer(text):
+        if names_secret(found[1]) and (found[2] or _names_always(found[1]) or len(_words(found[1])) > 1):
+            yield found
 
 
 def _is_random(word: str) -> bool:

@@ -91,6 +91,7 @@ more:
   hook: https://chat.example.com/hooks/written0111aaaaaaaaaaaaaa
   random: aws configure set x wJ4lrXUtnF3M1/K7MD3Nh/bPxRf1CY9zT0pLq2Ks
   commands: [mkdir -p plain-folder, docker run -p plain:plain image, ssh -p plain-port h]
+  asked: 'Answer as {"key": "plain-answer", "token": "plain-tokens"}'
   camel: PlainModelOfManyWordsWithoutAnyMark7BInstruct
   wandb: [wandb_v1_written6363aaaaaaaaaaaa, local-6464deadbeef6464deadbeef6464deadbeef6464]
   sign_in: wandb login --relogin 6565deadbeef6565deadbeef6565deadbeef6565
@@ -148,6 +149,7 @@ OPEN = [
     "plain-database",
     "plain-registry",
     "mkdir -p plain-folder",
+    '"plain-answer", "token": "plain-tokens"',
     "docker run -p plain:plain image",
     "ssh -p plain-port h",
     "PlainModelOfManyWordsWithoutAnyMark7BInstruct",
