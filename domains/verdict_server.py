@@ -19,7 +19,7 @@ from aiohttp import web
 from omegaconf import DictConfig
 
 from domains.pool import JudgePool
-from pipelinerl.base.malformed import BAD_BODY, BODY_ERRORS, log_one_line
+from pipelinerl.base.malformed import BAD_BODY, BODY_ERRORS, UNCOMPRESSED, log_one_line
 from pipelinerl.base.web_pages import no_web_pages, whole_body
 from pipelinerl.utils import get_environment_jobs
 
@@ -45,8 +45,8 @@ def make_app(
     async def verify(request: web.Request) -> web.Response:
         try:
             sent = await whole_body(request)
-        except web.HTTPRequestTimeout as late:
-            return _error(late.status, late.reason)
+        except (web.HTTPRequestTimeout, web.HTTPUnsupportedMediaType) as refused:
+            return _error(refused.status, refused.reason)
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         except BODY_ERRORS:
@@ -69,7 +69,9 @@ def make_app(
         async with pool or nullcontext():
             yield
 
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[no_web_pages])
+    app = web.Application(
+        client_max_size=MAX_BODY_BYTES, middlewares=[no_web_pages], handler_args=UNCOMPRESSED
+    )
     app.router.add_post(ROUTE, verify)
     app.router.add_get("/health", health)
     app.cleanup_ctx.append(running)

@@ -25,6 +25,7 @@ from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.compose import Composition, compose
+from pipelinerl.config.files import is_readable
 from pipelinerl.config.reference import explained
 from pipelinerl.config.secrets import mask_in_texts, secrets_of, shown_tree
 from pipelinerl.config.tree import Config
@@ -111,6 +112,7 @@ def _without_stdout() -> int:
 
 _REMEDIES = {
     errno.ENOSPC: "free some space",
+    errno.EFBIG: "allow larger files (ulimit -f)",
     errno.EDQUOT: "free some space",
     errno.ENOMEM: "give it more memory (ulimit -v, or the container's limit)",
     errno.EAGAIN: "allow more processes and threads (ulimit -u, or the container's limit)",
@@ -186,7 +188,9 @@ def _run(
     print(f"output_dir={folder.path}", flush=True)
     limits = cfg.finetune.last_step, cfg.finetune.max_epochs
     completed = None if cfg.force_restart else folder.completed(*limits)
-    if completed is not None and not dry_run:
+    if (
+        completed is not None and not dry_run and is_readable(folder.path)
+    ):  # else a start writes the tree anew
         further = "a larger finetune.max_train_steps (or max_epochs) trains it further"
         print(f"this run completed its {completed}; {further}, force_restart=true starts over", flush=True)
         _report(folder.path, domain)

@@ -26,7 +26,7 @@ from retrieval_server.limits import (
     parse_object,
     parse_web_search,
 )
-from retrieval_server.malformed import log_one_line
+from retrieval_server.malformed import UNCOMPRESSED, log_one_line
 from retrieval_server.store import Store, UnknownTask
 from retrieval_server.world import HEADER, in_header
 
@@ -194,7 +194,9 @@ class RetrievalService:
 
 def build_app(service: RetrievalService) -> web.Application:
     """The aiohttp application around a service; the store may still be loading."""
-    app = web.Application(middlewares=[service.errors_as_json], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(
+        middlewares=[service.errors_as_json], client_max_size=MAX_BODY_BYTES, handler_args=UNCOMPRESSED
+    )
     app.router.add_get("/health", service.health)
     app.router.add_get("/ready", service.ready)
     app.router.add_post(KNOWN_ROUTE, service.known)

@@ -24,10 +24,13 @@ TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TEXT_SUFFIXES = (".md", ".txt", ".csv")
 ORIGINAL_SUFFIXES = (".pdf", ".docx", ".pptx", ".xlsx", ".html", ".jsonl")
 _OF_ANSWERS = re.compile(
-    r"(?:.*[^a-z])?(?:qa_dict|file_dict|dr_question)(?:[^a-z].*)?"
-    r"|(?:copy_of_)?eval(?:_*(?:copy|copy_\d+|backup|bak|old|orig|v\d+|\(\d+\)))*"
+    r"(?:.*[^a-z])?(?:qa_?dict|file_?dict|dr_?question)(?:[^a-z].*)?"
+    r"|(?:copy_of_)?eval(?:_*(?:copy|copy_\d+|backup|bak|old|orig|v\d+|\(\d+\)))*_*(?:\..*)?"
 )
 """Names of answer files and of their copies; `eval` is a common word, so only with what marks a copy."""
+_LEAST_COPIED, _LEAST_WORDS, _LEAST_SENTENCES = 50, 4, 3
+"""Characters of an answer file by which it is known within a longer text; words of a text in its JSON that is
+more than a name or a figure, and how many of these together are no coincidence."""
 _POINTERS = {"version https://git-lfs.github.com/spec/": "git lfs pull", "/annex/objects/": "git annex get"}
 """What stands in the place of a file that is elsewhere, and what brings it."""
 _POINTER_BYTES = max(map(len, _POINTERS))
@@ -150,7 +153,7 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
     # Links in a circle lead nowhere; `Path.resolve` raises for them before Python 3.13.
     places = {path: Path(os.path.realpath(path)) for path in found}
     paths = [path for path in found if places[path].is_relative_to(boundary)]
-    inside, (answers, copies), kept = set(paths), _answer_files(folder), 0
+    inside, answers, kept, copies = set(paths), _answer_files(folder), 0, []
     originals = _original_paths(task_id, folder)
     for path in paths:
         if path.suffix.lower() in ORIGINAL_SUFFIXES and path.is_file():
@@ -163,16 +166,26 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
         kept += 1
         named.add(strip_extensions(relative.as_posix()).lower())
         status = path.stat()
-        if holds_answers(places[path].relative_to(boundary)) or (status.st_dev, status.st_ino) in answers:
+        if (
+            holds_answers(places[path].relative_to(boundary))
+            or (status.st_dev, status.st_ino) in answers.numbers
+        ):
             continue
         text = _read_text(path)
         if (remedy := _fetches(text)) is not None:
             raise CorpusError(f"{path} is a pointer of git and not the text; run {remedy}")
         if 4 * text.count("\0") > len(text):
             raise CorpusError(f"{path} is not UTF-8 (every other byte is 0, as in UTF-16); convert it")
-        if text.strip() and not copies & _forms(text):
+        if answers.are_in(text):
+            copies.append(relative)
+        elif text.strip():
             rest = replaced(relative.as_posix())  # it reaches a prompt, which takes no half of a pair
             yield LocalDocument(task_id, rest, text, originals.get(strip_extensions(rest).lower()))
+    if copies:
+        logger.warning(
+            "%s: %d texts hold what an answer file of the task holds and are not served, first %s",
+            *(files, len(copies), replaced(copies[0].as_posix())),
+        )
     if unread := [
         path for path in (files, *paths) if path.is_dir() and not os.access(path, os.R_OK | os.X_OK)
     ]:
@@ -207,11 +220,46 @@ def _say_outward(files: Path, outward: Sequence[Path], kept: int) -> None:
         )
 
 
-def _answer_files(folder: Path) -> tuple[set[tuple[int, int]], set[str]]:
-    """Of the task's answer files: device and number, by which a hard link to one is known, and the text."""
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """By what a task's answer files are known under another name."""
+
+    numbers: set[tuple[int, int]]
+    """Device and number of each, which its hard links have too."""
+    texts: set[str]
+    sentences: list[set[str]]
+    """Of each that is JSON, what it says in words, which a copy has in whatever format."""
+
+    def are_in(self, text: str) -> bool:
+        """Whether it is the text of one, or holds all of one beside other things."""
+        bare, forms = _bare(text), _forms(text)
+        return (
+            bool(forms & self.texts - {""})
+            or any(len(one) >= _LEAST_COPIED and one in bare for one in self.texts)
+            or any(all(one in bare for one in said) for said in self.sentences)
+        )
+
+
+def _answer_files(folder: Path) -> _Answers:
     named = [path for path in _below(folder) if holds_answers(path.relative_to(folder)) and path.is_file()]
     numbers = {(status.st_dev, status.st_ino) for status in (path.stat() for path in named)}
-    return numbers, {form for path in named for form in _forms(_read_text(path, "replace"))}
+    texts = [_read_text(path, "replace") for path in named]
+    said = [sentences for text in texts if len(sentences := _sentences(text)) >= _LEAST_SENTENCES]
+    return _Answers(numbers, {form for text in texts for form in _forms(text)}, said)
+
+
+def _sentences(text: str) -> set[str]:
+    """The longer texts in a JSON text, without blanks; none of what is no JSON."""
+    found, open_ = set(), []
+    with contextlib.suppress(ValueError, RecursionError):
+        open_.append(json.loads(text))
+    while open_:
+        node = open_.pop()
+        if isinstance(node, dict | list):
+            open_ += node.values() if isinstance(node, dict) else node
+        elif isinstance(node, str) and len(node.split()) >= _LEAST_WORDS:
+            found.add(_bare(node))
+    return found
 
 
 def _below(folder: Path) -> list[Path]:
@@ -256,8 +304,8 @@ def holds_answers(relative: PurePath) -> bool:
 
     Whatever its extension: `qa_dict.json`, `QA-dict (1).md`, `Copy of qa_dict.csv`, `eval_backup.txt`.
     """
-    stems = (part.lstrip(".").split(".", 1)[0].strip().lower() for part in relative.parts)
-    return any(_OF_ANSWERS.fullmatch(re.sub(r"[ _-]+", "_", stem)) for stem in stems)
+    names = (part.lstrip(".").strip().lower() for part in relative.parts)
+    return any(_OF_ANSWERS.fullmatch(re.sub(r"[ _-]+", "_", name)) for name in names)
 
 
 def _fetches(text: str) -> str | None:

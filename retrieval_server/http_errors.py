@@ -9,7 +9,7 @@ from aiohttp import web
 
 from retrieval_server.access import page_refusal
 from retrieval_server.limits import RequestError
-from retrieval_server.malformed import BAD_BODY, BODY_ERRORS
+from retrieval_server.malformed import BAD_BODY, BODY_ERRORS, COMPRESSED, is_compressed
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +18,10 @@ BODY_DEADLINE_S = 30.0
 
 
 async def read_body(request: web.Request, most_bytes: int) -> bytes:
-    """The whole body. Raises HTTP 413 unread if it is too large, `RequestError` 408 if it does not arrive."""
+    """The whole body. Raises HTTP 413 unread if it is too large, `RequestError` 415 unread if it is
+    compressed, 408 if it does not arrive."""
+    if is_compressed(request.headers):
+        raise RequestError(415, "compressed", COMPRESSED)
     if request.content_length is not None and request.content_length > most_bytes:
         raise web.HTTPRequestEntityTooLarge(most_bytes, request.content_length)
     try:

@@ -7,14 +7,18 @@ imports nothing of this one; a test compares them.
 import errno
 import logging
 import time
-import zlib
+from collections.abc import Mapping
 
 from aiohttp import http_exceptions, web_protocol
 from aiohttp.log import server_logger
 
-BODY_ERRORS = (http_exceptions.BadHttpMessage, web_protocol.RequestPayloadError, zlib.error)
-"""What reading a body raises whose chunks or compression are broken; the client's fault, so 400."""
-BAD_BODY = "the body cannot be decoded; check Content-Encoding and Transfer-Encoding"
+BODY_ERRORS = (http_exceptions.BadHttpMessage, web_protocol.RequestPayloadError)
+"""What reading a body raises whose chunks are broken; the client's fault, so 400."""
+BAD_BODY = "the body cannot be decoded; check Transfer-Encoding"
+UNCOMPRESSED = {"auto_decompress": False}
+"""Arguments of an application's handlers: aiohttp would inflate a body before anybody looks at it, and go on
+for seconds after it was refused: a megabyte of gzip holds a gigabyte."""
+COMPRESSED = "the body is compressed; send it without Content-Encoding"
 HANDLES_EVERY_S = 60.0
 _OF_CLIENTS = (*BODY_ERRORS, http_exceptions.HttpProcessingError)
 
@@ -57,6 +61,11 @@ class _OutOfHandles(logging.Filter):
 
 
 _ONE_LINE, _OUT_OF_HANDLES = _OneLine(), _OutOfHandles()
+
+
+def is_compressed(headers: Mapping[str, str]) -> bool:
+    """Whether a request says so; its body is then refused unread (415)."""
+    return headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity")
 
 
 def log_one_line() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from pipelinerl.base.access import own_names, refusal
+from pipelinerl.base.malformed import COMPRESSED, is_compressed
 
 BODY_DEADLINE_S = 30.0
 """From the headers of a request to the end of its body; half a body would hold its connection for ever."""
@@ -22,7 +23,13 @@ async def no_web_pages(
 
 
 async def whole_body(http: web.Request) -> bytes:
-    """The body of a request. Raises HTTPRequestTimeout (408) where it does not arrive."""
+    """The body of a request.
+
+    Raises HTTPRequestTimeout (408) where it does not arrive, HTTPUnsupportedMediaType (415) where it is
+    compressed.
+    """
+    if is_compressed(http.headers):
+        raise web.HTTPUnsupportedMediaType(reason=COMPRESSED)
     try:
         async with asyncio.timeout(BODY_DEADLINE_S):
             return await http.read()

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from yaml import YAMLError
 
 from pipelinerl.base.errors import ConfigError, first_line, suggestion
+from pipelinerl.base.masking import MASK
 from pipelinerl.config.choice import Choice
 from pipelinerl.config.detect import visible_devices
 from pipelinerl.config.hydra_files import check_aliases, file_order, files, in_one_line, in_subfolder
@@ -24,6 +25,7 @@ from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_b
 from pipelinerl.config.keys import apply, brought_keys, check_interpolations, leaves
 from pipelinerl.config.legacy import leave_out_unread, not_yaml, settle, whole_tree
 from pipelinerl.config.origins import Layer, file_name, layer, origin
+from pipelinerl.config.secrets import names_secret
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import HOST_BACKENDS
 
@@ -204,9 +206,9 @@ def _parse(texts: Sequence[str]) -> list[Override]:
     try:
         parsed = OverridesParser.create().parse_overrides(list(texts))
     except OverrideParseException as error:
-        raise ConfigError(
-            f"{error.override!r}: not an override; write key=value, and quote values with spaces"
-        ) from None
+        key, given, _ = error.override.partition("=")
+        told = f"{key}={MASK}" if given and names_secret(key) else repr(error.override)
+        raise ConfigError(f"{told}: not an override; write key=value, and quote values with spaces") from None
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: sweeps are not supported; start one run per value")

@@ -170,6 +170,15 @@ def read_shown(output_dir: str | Path) -> DictConfig:
     return shown
 
 
+def is_readable(output_dir: str | Path) -> bool:
+    """Whether the resolved tree is there and whole."""
+    try:
+        _read(config_path(output_dir))
+    except ConfigError:
+        return False
+    return True
+
+
 def read_started(output_dir: str | Path) -> DictConfig:
     """The tree of the last start, whatever dry runs came after it. Raises as `read_tree`."""
     kept = _started_path(output_dir)

@@ -71,9 +71,11 @@ _FP32_HEAD = Gone(why=_GONE, instead="fp32_layer_prefix=lm_head", usual=False, m
 _LENGTH = "is called max_tokens here"
 REMOVED: dict[str, Gone] = {
     "actor.log_each_n_secs": _NO_EFFECT,
-    "actor.task_prompt": Gone(why=_GONE, instead="actor.task_template=VALUE"),
+    "actor.task_prompt": Gone(
+        why="no longer exists; write it into actor.task_template", usual="", matters=True
+    ),
     "actor.ensure_boxed_answers": Gone(
-        why="no longer exists; say it in the prompt", instead="actor.system_prompt=VALUE"
+        why="no longer exists; say it in actor.system_prompt", usual=False, matters=True
     ),
     "actor.shared_memory_entry_size": _NO_EFFECT,
     "actor.max_stream_size": Gone(why="no longer exists; unread records are never dropped"),
@@ -108,13 +110,15 @@ REMOVED: dict[str, Gone] = {
     "finetune.max_eval_steps": _NO_EFFECT,
     "finetune.sft_config_name": _NO_EFFECT,
     "finetune.n_examples": _NO_EFFECT,
-    "finetune.objective": _NO_EFFECT,
+    "finetune.objective": Gone(why=_GONE, instead="finetune.rl.policy_loss=sft", usual="rl", matters=True),
     "finetune.queue_size": _NO_EFFECT,
     "finetune.output_dir": Gone(why="no longer exists; the trainer writes below output_dir"),
     "finetune.pop_old_data": Gone(why=_COPY, instead="pop_old_data={value}"),
     "finetune.eval_callback": Gone(why=_GONE, instead="eval_every_n_versions=VALUE"),
     "finetune.auto_device_map": _NO_EFFECT,
-    "finetune.rl.reward_minus_kl_coef": Gone(why=_GONE, instead="finetune.rl.kl_coef=VALUE"),
+    "finetune.rl.reward_minus_kl_coef": Gone(
+        why="no longer exists; finetune.rl.kl_coef weighs the penalty that is here", usual=0, matters=True
+    ),
     "wandb.wandb_name": Gone(why="no longer exists; run names are the role folders"),
     "wandb.wandb_use_basename": _NO_EFFECT,
     "vllm_config.use_v1": Gone(

@@ -160,8 +160,8 @@ class StreamsConfig(Section):
     save: str = "3600 1"
     """When the launcher's own server writes its data to disk (redis' `save`); "" = never."""
     password: SecretStr | None = None
-    """Password of the server, needed if it listens beyond this machine. On several hosts the launcher makes
-    one for its own server."""
+    """Password of the server, needed if it listens beyond this machine. The launcher makes one for its own
+    server."""
     namespace: str | None = None
     """Prefix of the redis keys, for a server that several machines share; the run's folder when null."""
 

@@ -9,9 +9,10 @@ it (an address, a header, an option of a command), and what refers to one of the
 import json
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -62,12 +63,36 @@ _QUERY = re.compile(r"[?&#;]([\w-]+)=([^&#;\s'\"]+)")
 _SIGNATURES = {"sig", "signature"}
 _AFTER_SCHEME = re.compile(r"\b(?:bearer|basic)\s+(\S+)", re.IGNORECASE)
 _IN_HEADER = re.compile(r"\bauthorization:\s*\S|^\s*(?:bearer|basic)\s+\S{6,}\s*$", re.IGNORECASE)
-_IN_COMMAND = re.compile(r"(?<!\S)(?:--?([A-Za-z][\w-]*)(?:=|\s+(?!-))|([A-Z][A-Z0-9_]*)=)(?=\S*[A-Za-z])")
-"""An option or a variable with its value, as commands have them; one of a number counts something."""
-_IN_WORDS = re.compile(
-    r"(?<![\w-])([A-Za-z][\w-]{0,60})['\"]?(?::\s*|=)['\"]?(?=\S{0,80}\d)(?=\S{0,80}[A-Za-z])\S{6}"
+_HEADERS = re.compile(
+    r"^([A-Za-z]+(?:-[A-Za-z]+)+):\s*\S+\s*$|(?<!\S)(?:-H|--header)[\s=]*['\"]?([A-Za-z][\w-]{0,60}):\s*\S"
 )
-"""A name and what looks made by a machine, in a header, in JSON or in the words of a connection."""
+"""A header alone, or behind an option of curl or wget."""
+_IN_COMMAND = re.compile(
+    r"(?<!\S)(?:(?:--?[a-z]{1,20}=)?([A-Z][A-Z0-9_]*)=|--?([A-Za-z][\w-]*)(?:=|\s+(?!-)))(?=\S*[A-Za-z])"
+)
+"""An option or a variable with its value, as commands have them; one of a number counts something."""
+_SHORT_OPTIONS = {
+    "-p": r"sshpass|my(?:sql|cli)\w*|mariadb[\w-]*|mongo\w*|7z\w*|(?:docker|podman|helm|az)(?: \w+)? login",
+    "-P": "zip|unzip|sqlcmd|bcp",
+    "-a": "redis-cli",
+    "-b": "curl",
+    "-k": "openssl",
+    "-w": r"ldap\w+",
+}
+"""Programs by the option that has their password, which does not say so."""
+_SHORT = re.compile(
+    "|".join(
+        rf"\b(?:{programs})\b(?:\s{{1,9}}(?!{option})\S{{1,200}}){{0,20}}?\s{{1,9}}{option}\s{{0,9}}['\"]?"
+        r"(?=\S{0,80}[A-Za-z])[^\s-]"
+        for option, programs in _SHORT_OPTIONS.items()
+    )
+)
+_IN_WORDS = re.compile(
+    r"(?<![\w-])([A-Za-z][\w-]{0,60})['\"]?\]?(?::\s*|\s?=\s?)['\"]?"
+    r"(?:((?=\S{0,80}\d)(?=\S{0,80}[A-Za-z])\S{6})|(?<=['\"])([^\s'\"]{8,200})(?=['\"]))"
+)
+"""A name and what looks made by a machine or is a word in quotes: in a header, in JSON, in a program, in the
+words of a connection."""
 _OF_CONTENT = {
     "checksum",
     "commit",
@@ -82,15 +107,15 @@ _OF_CONTENT = {
 }
 """In a key whose hexadecimal digits name a content; behind any other key they may be one of wandb."""
 _MADE = re.compile(
-    r"\b(?:[rs]k-(?:[a-z0-9]{1,40}-){0,8}\w{16}|gh[oprsu]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|hf_[A-Za-z0-9]{20}"
+    r"\b(?:[rs]k-(?:[a-z0-9]{1,40}-){0,8}\w{16}|sk-(?:admin|ant|None|or|proj|svcacct)-[\w-]{16}|gh[oprsu]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|hf_[A-Za-z0-9]{20}"
     r"|npm_\w{20}|gsk_\w{16}|r8_\w{20}|dop_v1_\w{20}|[rs]k_(?:live|test)_\w{16}|SG\.[\w-]{16,80}\.[\w-]{16}"
     r"|(?:pypi|nvapi|pplx|tvly|xai|xapp|csk)-[\w-]{16}|\d{8,12}:AA[\w-]{30}"
     r"|wandb_v\d{1,3}_\w{20}|local-[0-9a-f]{40}\b|(?:lsv2_\w\w|api_org)_\w{20}|dapi[0-9a-f]{32}|hvs\.[\w-]{20}"
     r"|dp\.(?:pt|st|ct|sa)\.[\w-]{20}|fw_\w{20}|dckr_pat_\w{20}|shp(?:at|ca|pa|ss)_\w{20}|lin_api_\w{20}"
-    r"|(?:tskey|figd|ATATT3)[\w-]{20}|ya29\.[\w-]{20}|AGE-SECRET-KEY-1\w{20}"
+    r"|(?:tskey|figd|ATATT3)[\w-]{20}|ya29\.[\w-]{20}|GOCSPX-[\w-]{20}|\w{3}8Q~[\w~.-]{30}|AGE-SECRET-KEY-1\w{20}"
     r"|xox[a-z]-[\w-]{10}|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30}|eyJ[\w-]{8,}\.[\w-]{2,}\.)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|\bhooks\.slack\.com/services/\w|/api/webhooks/\d+/\w"
-    r"|/webhookb2/\w|/bot\d{8,12}:AA[\w-]{30}|\b[ps]k-lf-[0-9a-f]{8}-"
+    r"|/webhookb2/\w|/hooks?/\w{20}|/bot/v2/hook/[\w-]{20}|/bot\d{8,12}:AA[\w-]{30}|\b[ps]k-lf-[0-9a-f]{8}-"
     rf"|(?<![\w./-])(?!(?:checkpoint|md5|run|{'|'.join(sorted(_OF_CONTENT))})\d*[_-])[A-Za-z]\w{{1,11}}[_-]"
     r"(?=[A-Za-z]{0,60}\d{1,20}[A-Za-z]{1,60}\d)[A-Za-z0-9]{20,200}(?![\w./-])"
 )
@@ -98,12 +123,15 @@ _MADE = re.compile(
 short name and a long run of letters with digits between them. Bounded: a text is read once."""
 _LOGIN = re.compile(
     r"\b(?:login|password)\s{1,9}(?:--?[\w=-]{1,40}\s{1,9}){0,4}(?=\S{0,80}\d)(?=\S{0,80}[A-Za-z])\S{20}"
+    r"|\bmachine\s{1,9}\S{1,80}\s{1,9}login\s{1,9}\S{1,80}\s{1,9}password\s{1,9}\S"
 )
 """`wandb login KEY` and a line of netrc: a key without a form, such as 40 hexadecimal digits."""
 _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_RANDOM = re.compile(r"[A-Za-z0-9]{32,100}|[A-Za-z0-9+][A-Za-z0-9+/]{39}")
+_RUNS = re.compile(r"[A-Z]+|[a-z]+|\d+")
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
-_USER = re.compile(r"(?:^|\s)(?:-[uU]|--(?:proxy-)?user)[\s=]*(?=\S*[A-Za-z])[^\s:-][^\s:]{0,80}:[^\s:]")
-"""curl's user and password; a program that runs as user and group has numbers there."""
+_USER = re.compile(r"(?:^|\s)(?:-[uU]|--(?:proxy-)?user)[\s=]*(?=\S*[A-Za-z])[^\s:-][^\s:%]{0,80}[:%][^\s:]")
+"""The user and password of curl or smbclient; a program that runs as user and group has numbers there."""
 _USER_OPTIONS = {"-u", "-U", "--user", "--proxy-user"}
 _HEADER = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)+|Authorization|Cookie")
 _LOOKS_MADE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S{6}")
@@ -193,9 +221,10 @@ def _parts(text: str) -> Iterator[str]:
     for found in _IN_COMMAND.finditer(text):
         if names_secret(found[1] or found[2]):
             yield text[found.end() :].split(maxsplit=1)[0].strip("'\"")
-    for found in _IN_WORDS.finditer(text):
-        if names_secret(found[1]):
-            yield re.split(r"[\s'\",;&]", text[found.end() - 6 :], maxsplit=1)[0]
+    for found in _SHORT.finditer(text):
+        yield text[found.end() - 1 :].split(maxsplit=1)[0].strip("'\"")
+    for found in _in_words(text):
+        yield re.split(r"[\s'\",;&]", text[found.start(found.lastindex or 1) :], maxsplit=1)[0]
     for found in _MADE.finditer(text):
         yield re.split(r"[^\w.-]", text[found.start() :], maxsplit=1)[0].rstrip(".")
 
@@ -229,9 +258,23 @@ def _is_secret(place: Place, value: Any, raw: Any) -> bool:
 
 def _holds_secret(text: str) -> bool:
     """Whether an address, a header, an option or a name in it has a secret, or it is known to be one."""
-    named = [option or variable for option, variable in _IN_COMMAND.findall(text)] + _IN_WORDS.findall(text)
-    known = any(one.search(text) for one in (_IN_ADDRESS, _IN_HEADER, _MADE, _USER, _LOGIN))
-    return known or any(map(names_secret, named))
+    named = [variable or option for variable, option in _IN_COMMAND.findall(text)]
+    named += ["".join(pair) for pair in _HEADERS.findall(text)]
+    known = any(one.search(text) for one in (_IN_ADDRESS, _IN_HEADER, _MADE, _USER, _SHORT, _LOGIN))
+    found = known or any(map(names_secret, named)) or any(map(_is_random, text.split()))
+    return found or next(_in_words(text), None) is not None
+
+
+def _in_words(text: str) -> Iterator[re.Match[str]]:
+    """Names of secrets with their values; `"key": "word"` in the JSON of a prompt is no secret."""
+    for found in _IN_WORDS.finditer(text):
+        if names_secret(found[1]) and (found[2] or _names_always(found[1]) or len(_words(found[1])) > 1):
+            yield found
+
+
+def _is_random(word: str) -> bool:
+    """Whether capitals, small letters and digits alternate as by chance: a key without a form of its own."""
+    return _RANDOM.fullmatch(word) is not None and 2 * len(_RUNS.findall(word)) >= len(word)
 
 
 def _named_by_others(values: Iterable[tuple[Place, Any, Any]]) -> set[Place]:
@@ -247,6 +290,20 @@ def _named_by_others(values: Iterable[tuple[Place, Any, Any]]) -> set[Place]:
                 found.add(behind)
         elif last in ("name", "key", "header") and names_secret(text):
             found.add((*above, "value"))
+    return found | _behind_short(texts)
+
+
+def _behind_short(texts: Mapping[Place, str]) -> set[Place]:
+    """Items of a command in a list that are a program's password: `[sshpass, -p, PASSWORD]`."""
+    lists: dict[Place, list[Place]] = {}
+    for place in texts:
+        if isinstance(place[-1], int):
+            lists.setdefault(place[:-1], []).append(place)
+    found = set()
+    for places in lists.values():
+        ends = list(accumulate(len(texts[place]) + 1 for place in places))
+        for match in _SHORT.finditer(" ".join(texts[place] for place in places)):
+            found.add(places[bisect_right(ends, match.end() - 1)])
     return found
 
 

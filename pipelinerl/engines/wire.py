@@ -105,13 +105,13 @@ def weights_directory(
 
 
 def make_private(folder: Path, instead: str = "set weights.directory") -> None:
-    """Make a folder; one where everybody may write, as in shared memory or /tmp, is this user's alone.
+    """Make a folder; where others may write, as in shared memory, /tmp or a group's, it is this user's alone.
 
     Raises OSError for one that another user made there, who could read or replace what is in it; `instead`
     says how to have another folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if folder.parent != SHARED_MEMORY and not folder.parent.stat().st_mode & stat.S_IWOTH:
+    if folder.parent != SHARED_MEMORY and not folder.parent.stat().st_mode & (stat.S_IWOTH | stat.S_IWGRP):
         folder.mkdir(exist_ok=True)
         return
     with suppress(FileExistsError):

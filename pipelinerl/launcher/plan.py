@@ -248,6 +248,6 @@ def _addresses(
             Choice("streams.host", redis.hostname, NO_ADDRESS),
             Choice("streams.port", redis.port, "the first free one"),
         ]
-        if len(hosts) > 1 and cfg.streams.password is None:
+        if cfg.streams.password is None:  # on one host its other users reach the server too
             chosen.append(Choice("streams.password", password, "made for this start"))
     return chosen

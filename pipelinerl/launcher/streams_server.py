@@ -1,6 +1,6 @@
 """The redis server that a run with `streams=redis` starts for itself; it is gone with the run.
 
-It is reached over the loopback interface only or, by the processes of several hosts, with a password.
+It is reached over the loopback interface only or by the processes of several hosts, and with a password.
 """
 
 import json

@@ -1,5 +1,6 @@
 """Print a stream as JSON, one record per line: python -m pipelinerl.streams OUTPUT_DIR TOPIC [--follow]."""
 
+import secrets
 import shutil
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from pipelinerl.streams import (
     set_streams_backend,
     wait_any,
 )
+from pipelinerl.streams.errors import WrongPassword
 from pipelinerl.streams.kind import stream_settings, streams_kind
 from pipelinerl.streams.local_server import answers, local_server
 from pipelinerl.streams.segments import plain
@@ -54,14 +56,15 @@ def backend_of(output_dir: Path) -> Iterator[None]:
     chosen = StreamsConfig.model_validate(OmegaConf.to_container(streams))
     settings = stream_settings(chosen)
     saved = output_dir / "streams" / "redis" / "dump.rdb"
-    if streams_kind(chosen).on_disk or _has_run(settings, output_dir):
+    if streams_kind(chosen).on_disk or _has_run(settings, output_dir, saved.is_file()):
         set_streams_backend(**settings)
         yield
     elif saved.is_file():
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy2(saved, folder)
-            with local_server(Path(folder)) as port:
-                set_streams_backend("redis", port=port, namespace=settings["namespace"])
+            password = secrets.token_urlsafe()
+            with local_server(Path(folder), password=password) as port:
+                set_streams_backend("redis", port=port, password=password, namespace=settings["namespace"])
                 yield
     else:
         raise StreamError(
@@ -69,12 +72,18 @@ def backend_of(output_dir: Path) -> Iterator[None]:
         )
 
 
-def _has_run(settings: dict[str, Any], output_dir: Path) -> bool:
-    """Whether the server of the run is still there, and not that of a later run at the same port."""
+def _has_run(settings: dict[str, Any], output_dir: Path, saved: bool) -> bool:
+    """Whether the server of the run is still there, and not that of a later run at the same port, which asks
+    for another password."""
     if not answers(settings["host"], settings["port"]):
         return False
     set_streams_backend(**settings)
-    return any(not is_for_people(spec.topic) for spec in list_streams(output_dir))
+    try:
+        return any(not is_for_people(spec.topic) for spec in list_streams(output_dir))
+    except WrongPassword:
+        if not saved:
+            raise
+        return False
 
 
 def records(readers: list[StreamReader], follow: bool) -> Iterator[Any]:

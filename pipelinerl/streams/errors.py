@@ -13,5 +13,9 @@ class UnsupportedValue(StreamError, TypeError):
     """A value that a record cannot carry."""
 
 
+class WrongPassword(StreamError):
+    """A server that asks for another password, or for none."""
+
+
 class StreamBusy(StreamError):
     """A second writer for a partition."""

@@ -1,5 +1,7 @@
 """A redis server of one's own for a short time: loopback only, data in a given folder, nothing saved.
 
+Other users of the machine reach it unless it has a password, which is no argument that they could list.
+
 It ends with the thread that started it, also where that is killed.
 """
 
@@ -28,7 +30,7 @@ def answers(host: str, port: int) -> bool:
 
 
 @contextmanager
-def local_server(folder: Path, *options: str) -> Iterator[int]:
+def local_server(folder: Path, *options: str, password: str | None = None) -> Iterator[int]:
     """Starts a server with the data in `folder` and yields its port. Raises StreamError without a binary."""
     binary = shutil.which("redis-server")
     if binary is None:
@@ -36,8 +38,23 @@ def local_server(folder: Path, *options: str) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    argv = [binary, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", "", *options]
-    server = subprocess.Popen(wrapped(argv), stdout=subprocess.DEVNULL)
+    argv = [
+        binary,
+        "-",
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dir",
+        str(folder),
+        "--save",
+        "",
+        *options,
+    ]
+    server = subprocess.Popen(wrapped(argv), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert server.stdin is not None
+    with server.stdin:
+        server.stdin.write("" if password is None else f"requirepass {password}\n")
     try:
         with Wait(f"redis-server at port {port} to start", START_DEADLINE_S) as wait:
             while not answers("127.0.0.1", port):

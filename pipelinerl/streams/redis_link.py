@@ -7,7 +7,7 @@ descriptor of its connection becomes readable when a record comes.
 import threading
 from typing import Any
 
-from pipelinerl.streams.errors import StreamError
+from pipelinerl.streams.errors import StreamError, WrongPassword
 from pipelinerl.streams.wakeup import readable
 
 try:
@@ -85,7 +85,7 @@ class RedisLink:
 
     def _failure(self, error: Exception) -> StreamError:
         if isinstance(error, redis.AuthenticationError):
-            return StreamError(f"redis at {self.address} wants another password; set streams.password")
+            return WrongPassword(f"redis at {self.address} wants another password; set streams.password")
         if isinstance(error, redis.TimeoutError):
             return StreamError(f"redis at {self.address} gave no answer for {ANSWER_DEADLINE_S:g} s")
         if isinstance(error, redis.ResponseError):

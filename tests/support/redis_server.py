@@ -13,9 +13,9 @@ DEADLINE_S = 90.0
 
 
 @contextmanager
-def redis_server(folder: Path, *options: str) -> Iterator[int]:
+def redis_server(folder: Path, *options: str, password: str | None = None) -> Iterator[int]:
     """Starts a server and yields its port; the test is skipped where the binary is missing."""
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
-    with local_server(folder, *options) as port:
+    with local_server(folder, *options, password=password) as port:
         yield port

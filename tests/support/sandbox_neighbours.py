@@ -85,6 +85,10 @@ ATTACKER = """
             attempt('limits', lambda: resource.prlimit(pid, resource.RLIMIT_CPU) and 1)
             attempt('priority', lambda: os.setpriority(os.PRIO_PROCESS, pid, 19) or 1)
             attempt('affinity', lambda: os.sched_setaffinity(pid, {0}) or 1)
+            attempt('processor time', lambda: time.clock_gettime((~pid << 3) | 2))
+            attempt('session', lambda: os.getsid(pid))
+            attempt('process group', lambda: os.getpgid(pid))
+            attempt('processors', lambda: len(os.sched_getaffinity(pid)))
             attempt('pidfd', lambda: libc.syscall(434, pid, 0))
             for call in (101, 310, 311, 312, 440):  # ptrace, process_vm_*, kcmp, process_madvise
                 attempt('memory', lambda: libc.syscall(call, 16 if call == 101 else pid, pid, 0, 0, 0))

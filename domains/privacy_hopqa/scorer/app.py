@@ -21,7 +21,7 @@ from domains.privacy_hopqa.scorer.protocol import (
     checked_probabilities,
     parse_request,
 )
-from pipelinerl.base.malformed import log_one_line
+from pipelinerl.base.malformed import UNCOMPRESSED, log_one_line
 from retrieval_server.http_errors import Handler, answered, read_body
 from retrieval_server.limits import RequestError, SearchQueue
 
@@ -97,7 +97,9 @@ def scored(classifier: Classifier, examples: list[Example]) -> bytes:
 
 def build_app(service: ScoringService) -> web.Application:
     """The aiohttp application around a service."""
-    app = web.Application(middlewares=[service.errors_as_json], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(
+        middlewares=[service.errors_as_json], client_max_size=MAX_BODY_BYTES, handler_args=UNCOMPRESSED
+    )
     app.router.add_get("/health", service.health)
     app.router.add_post(ROUTE, service.score)
     app.on_cleanup.append(service.close)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from pipelinerl.base.access import control_refusal, control_token, own_names, refusal
-from pipelinerl.base.malformed import log_one_line
+from pipelinerl.base.malformed import UNCOMPRESSED, log_one_line
 from pipelinerl.base.web_pages import whole_body
 from pipelinerl.engines.openai import protocol
 from pipelinerl.engines.openai.handlers import (
@@ -79,7 +79,9 @@ class EngineServer:
         self._pending = PendingRequests(self.settings.max_num_seqs, self.settings.max_waiting)
         self._token = control_token()
         self.app = web.Application(
-            client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_json(_status_of), self._guarded]
+            client_max_size=MAX_BODY_BYTES,
+            middlewares=[errors_as_json(_status_of), self._guarded],
+            handler_args=UNCOMPRESSED,
         )
         self.app.add_routes(self._routes())
         log_one_line()

@@ -21,7 +21,7 @@ from aiohttp import web
 from jinja2 import TemplateError
 
 from pipelinerl.base.access import is_loopback
-from pipelinerl.base.malformed import log_one_line
+from pipelinerl.base.malformed import UNCOMPRESSED, log_one_line
 from pipelinerl.base.waits import wait_for
 from pipelinerl.base.web_pages import no_web_pages, whole_body
 from pipelinerl.engines.errors import EngineRequestError
@@ -65,7 +65,9 @@ class Site:
         self._secret = None if is_loopback(host) else secrets.token_bytes(32)
         # Anthropic's client tells an error by its type, OpenAI's by what is below `error`.
         errors = errors_as_json(_status_of, _path_of, {"type": "error"})
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors, no_web_pages])
+        app = web.Application(
+            client_max_size=MAX_BODY_BYTES, middlewares=[errors, no_web_pages], handler_args=UNCOMPRESSED
+        )
         app.add_routes(
             [
                 web.get("/r/{token}/v1/models", self._models),

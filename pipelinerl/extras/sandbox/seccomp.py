@@ -78,11 +78,7 @@ SIMPLE = {
     "rseq": 334,
     "membarrier": 324,
     "sched_yield": 24,
-    "sched_getaffinity": 204,
     "nanosleep": 35,
-    "clock_nanosleep": 230,
-    "clock_gettime": 228,
-    "clock_getres": 229,
     "gettimeofday": 96,
     "time": 201,
     "times": 100,
@@ -113,8 +109,6 @@ SIMPLE = {
     "getresuid": 118,
     "getresgid": 120,
     "getpgrp": 111,
-    "getpgid": 121,
-    "getsid": 124,
     "uname": 63,
     "getrlimit": 97,
     "setrlimit": 160,
@@ -130,6 +124,12 @@ SIMPLE = {
 }
 _CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT64, _FCNTL, _IOCTL, _SOCKETPAIR = 56, 435, 62, 234, 302, 72, 16, 53
 _FUTEX = 202
+_CLOCKS = (228, 229, 230)
+"""clock_gettime, clock_getres and clock_nanosleep, with a clock as their first argument."""
+_OF_PROCESS = (121, 124, 204)
+"""getpgid, getsid and sched_getaffinity, with a process as their first argument."""
+_FOREIGN_CLOCKS = 1 << 31
+"""From here on, which is below zero, a clock is the processor time of the process whose id is in it."""
 _OPEN, _OPENAT = 2, 257
 _CLONE_THREAD = 0x00010000
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)
@@ -197,10 +197,18 @@ def _controlled() -> list[Instruction]:
     return [_argument(1), *unlocked, *_one_of(_FCNTL_COMMANDS)]
 
 
+def _clock() -> list[Instruction]:
+    """Clocks of the machine and of the program itself."""
+    refused = _answer(_ERRNO | errno.EPERM)
+    return [_argument(0), (_JUMP_GE, 0, 1, _FOREIGN_CLOCKS), refused, _answer(_ALLOW)]
+
+
 def _special(own_pid: int) -> dict[int, list[Instruction]]:
     """Calls that depend on their arguments."""
     refused = _answer(_ERRNO | errno.EPERM)
     return {
+        **{number: _clock() for number in _CLOCKS},
+        **{number: [_argument(0), *_one_of((0, own_pid))] for number in _OF_PROCESS},
         _CLONE: [_argument(0), (_JUMP_SET, 0, 1, _CLONE_THREAD), _answer(_ALLOW), refused],
         _OPEN: _opened(1),
         _OPENAT: _opened(2),

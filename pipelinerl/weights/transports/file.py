@@ -6,6 +6,7 @@ where NCCL cannot connect them.
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import subprocess
@@ -114,9 +115,10 @@ class FileTransport(Transport):
         try:
             found = write_version(path, data, used)
         except OSError as error:
+            room = f"set weights.directory to a folder with room for {COPIES} of them"
+            remedy = "allow larger files (ulimit -f)" if error.errno == errno.EFBIG else room
             raise PermanentUpdateError(
-                f"{self.directory} does not take a version of {len(data) / 2**30:.3g} GiB ({error}); set "
-                f"weights.directory to a folder with room for {COPIES} of them"
+                f"{self.directory} does not take a version of {len(data) / 2**30:.3g} GiB ({error}); {remedy}"
             ) from error
         self._written.append(path)
         info = {"path": str(path), "version": str(version), "bytes": len(data), "checksum": found}

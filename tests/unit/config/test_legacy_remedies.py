@@ -31,14 +31,12 @@ VALUES = {
     "test_llm.parameters.max_completion_tokens": 128,
     "finetune.rl.algo": "reinforce",
     "curriculum.enabled": True,
+    "finetune.objective": "nll",
 }
 """Another value than upstream's default, of the key's own type; any other key gets a word."""
 MEANT = {
-    "actor.task_template": "ask",
-    "actor.system_prompt": "speak",
     "finetune.use_flash_attention": "false",
     "eval_every_n_versions": "1000",
-    "finetune.rl.kl_coef": "0.1",
 }
 """What a user writes where a remedy says `VALUE`."""
 

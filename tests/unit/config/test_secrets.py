@@ -77,6 +77,22 @@ more:
   teams: https://x.webhook.office.com/webhookb2/written-8080
   run_in: docker run -e HF_TOKEN=written-wordsonly image
   joined: {dbpassword: written-8181, apitoken: written-8282, secretkey: written-8383, creds: written-8484}
+  short: [sshpass -p written-0101 ssh h, mysql -u me -pwritten-0102 db, "redis-cli -h h -a 'written-0103'"]
+  shorter: ["docker login -p 'written-0104' -u me", zip -P written-0105 a.zip, smbclient -U me%written-0106]
+  short_items: [mysql, -u, plain-user, -pwritten-0107, plain-database]
+  shorter_items: [podman, login, -p, written-0108, plain-registry]
+  by_hand: [curl, -H, "x-api-key: writtenOneHeader"]
+  in_command: "curl -H 'X-Auth-Token: writtenTwoHeader' https://h"
+  of_docker: docker run --env=HF_TOKEN=writtenInOption image
+  assigned: ["password = 'writtenAssigned'", 'os.environ["HF_TOKEN"] = "writtenInPython"']
+  as_json: '{"password": "writtenInJson"}'
+  of_openai: sk-proj-Ab_written0109-Cd-Ef_Gh
+  of_google: GOCSPX-written0110aaaaaaaaaaa
+  hook: https://chat.example.com/hooks/written0111aaaaaaaaaaaaaa
+  random: aws configure set x wJ4lrXUtnF3M1/K7MD3Nh/bPxRf1CY9zT0pLq2Ks
+  commands: [mkdir -p plain-folder, docker run -p plain:plain image, ssh -p plain-port h]
+  asked: 'Answer as {"key": "plain-answer", "token": "plain-tokens"}'
+  camel: PlainModelOfManyWordsWithoutAnyMark7BInstruct
   wandb: [wandb_v1_written6363aaaaaaaaaaaa, local-6464deadbeef6464deadbeef6464deadbeef6464]
   sign_in: wandb login --relogin 6565deadbeef6565deadbeef6565deadbeef6565
   netrc: machine api.wandb.ai login user password 6767deadbeef6767deadbeef6767deadbeef6767
@@ -109,6 +125,9 @@ SECRETS += [f"written-{n}" for n in (4949, 5050, 5151, 5252, 5353, 5454)] + ["wr
 SECRETS += ["written6363", *(f"{n}deadbeef{n}deadbeef" for n in (6464, 6565, 6767, 6868))]
 SECRETS += ["0076deadbeef", "0077dead", "w0078a9written", "written7979", "written-8080", "written-wordsonly"]
 SECRETS += [f"written-{n}" for n in (8181, 8282, 8383, 8484)]
+SECRETS += [f"written-{n:04}" for n in range(101, 109)] + [f"written{n:04}" for n in (109, 110, 111)]
+SECRETS += ["writtenOneHeader", "writtenTwoHeader", "writtenInOption", "writtenAssigned", "writtenInPython"]
+SECRETS += ["writtenInJson", "wJ4lrXUtnF3M1"]
 SECRETS += ["environment-8888", "environment-9999", "environment-1010", "60606"]
 OPEN = [
     "JUDGE_KEY",
@@ -126,6 +145,14 @@ OPEN = [
     "plain-hotkey",
     "plain-compass",
     "plain-secretary",
+    "- -u\n  - plain-user",
+    "plain-database",
+    "plain-registry",
+    "mkdir -p plain-folder",
+    '"plain-answer", "token": "plain-tokens"',
+    "docker run -p plain:plain image",
+    "ssh -p plain-port h",
+    "PlainModelOfManyWordsWithoutAnyMark7BInstruct",
     "Write key=value, and the password: none.",
     "timeout: 30",
     "max-num-seqs: 3",
@@ -310,7 +337,25 @@ def test_what_a_start_writes_is_masked_or_its_owners_alone(
 
 
 @pytest.mark.parametrize(
-    "piece", ["a", "a-", "a=1", "a: ", "--a ", "A", '"', "sk-a-", "eyJ", "://", "-u ", "-ua"]
+    "piece",
+    [
+        "a",
+        "a-",
+        "a=1",
+        "a: ",
+        "--a ",
+        "A",
+        '"',
+        "sk-a-",
+        "eyJ",
+        "://",
+        "-u ",
+        "-ua",
+        "mysql ",
+        "zip ",
+        'a="',
+        "aB1",
+    ],
 )
 def test_a_long_text_is_looked_at_in_linear_time(piece: str) -> None:
     """A prompt of a hundred thousand characters would take minutes otherwise."""

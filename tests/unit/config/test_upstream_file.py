@@ -74,11 +74,9 @@ def test_an_upstream_file_is_taken_and_what_is_left_out_is_said(composed: Compos
         "actor.log_each_n_secs",
         "actor.shared_memory_entry_size",
         "preprocess.shared_memory_entry_size",
-        "finetune.objective",
         "finetune.queue_size",
         "finetune.resume_dataloader",
         "finetune.auto_device_map",
-        "finetune.rl.reward_minus_kl_coef",
         "wandb.wandb_name",
         "wandb.wandb_use_basename",
     }
@@ -100,6 +98,26 @@ def test_an_upstream_file_is_taken_and_what_is_left_out_is_said(composed: Compos
             "curriculum.enabled=True: there is no curriculum of categories; use actor.sampling=difficulty",
         ),
         ("finetune.rl.algo", "grpo", "finetune.rl.algo=grpo: no longer exists; use finetune.rl.policy_loss"),
+        (
+            "finetune.objective",
+            "nll",
+            "finetune.objective=nll: no longer exists; use finetune.rl.policy_loss=sft",
+        ),
+        (
+            "finetune.rl.reward_minus_kl_coef",
+            0.1,
+            "reward_minus_kl_coef=0.1: no longer exists; finetune.rl.kl_coef weighs",
+        ),
+        (
+            "actor.task_prompt",
+            "In a box.",
+            "task_prompt=In a box.: no longer exists; write it into actor.task_template",
+        ),
+        (
+            "actor.ensure_boxed_answers",
+            True,
+            "ensure_boxed_answers=True: no longer exists; say it in actor.system_prompt",
+        ),
         ("finetune.max_lag", 512, "finetune.max_lag=512: stands at the top level; use max_lag"),
         (
             "actor.rollout_polcy",

@@ -166,10 +166,8 @@ LEFT_OUT = {
     "finetune.memory_debug.top_n",
     "finetune.valid_batch_size",
     "finetune.max_eval_steps",
-    "finetune.objective",
     "finetune.queue_size",
     "finetune.eval_callback",
-    "finetune.rl.reward_minus_kl_coef",
     "wandb.wandb_use_basename",
 }
 

@@ -60,6 +60,16 @@ def test_the_server_starts_as_written_and_wants_the_password(dry_run: DryRun, tm
     assert not answers("127.0.0.1", job.port or 0)
 
 
+def test_the_server_of_a_run_on_one_host_asks_for_a_password_too(dry_run: DryRun, tmp_path: Path) -> None:
+    """Every user of the machine reaches the loopback interface; without a password one writes samples."""
+    status, out, err = dry_run("+domain=guessing", "streams=redis")
+    run = tmp_path / "run"
+    password = stream_settings(load(run).streams)["password"]
+    assert (status, err) == (0, "") and len(password) >= 32
+    assert password not in out + config_path(run).read_text()
+    assert f'requirepass "{password}"' in (run / "services/redis/redis.conf").read_text().splitlines()
+
+
 def test_every_role_waits_for_the_server_and_nothing_restarts_it(dry_run: DryRun, tmp_path: Path) -> None:
     from pipelinerl.launcher.commands import commands
 

@@ -77,6 +77,24 @@ def test_a_damaged_mark_of_completion_is_one_line(run: Run, tmp_path: Path) -> N
     assert run("finetune.max_train_steps=40")[0] == 0
 
 
+@pytest.mark.parametrize("damaged", [b"\x9b\x00", b"[1, 2]\n", b""])
+def test_a_damaged_configuration_of_a_complete_run_is_rewritten(
+    damaged: bytes, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the line says; the mark of completion, by which nothing is started, had kept the start from it."""
+    monkeypatch.setattr(RunFolder, "lost_training", lambda _: None)  # no trainer has saved anything here
+    assert run("finetune.max_train_steps=40")[0] == 0
+    tree = config_path(tmp_path / "run")
+    whole = tree.read_text()
+    tree.write_bytes(damaged)
+    status, _, err = run("finetune.max_train_steps=40")
+    assert status == 0 and "damaged tree" in err and str(tree) in err
+    assert [line for line in tree.read_text().splitlines() if "seed" in line] == [
+        line for line in whole.splitlines() if "seed" in line
+    ]
+    assert "this run completed its 40 steps" in run("finetune.max_train_steps=40")[1]
+
+
 def test_a_mark_of_an_earlier_version_counts(tmp_path: Path) -> None:
     (tmp_path / "launcher").mkdir()
     (tmp_path / COMPLETED).write_text('{"steps": 40}\n')

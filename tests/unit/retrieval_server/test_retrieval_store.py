@@ -124,6 +124,13 @@ def test_answer_files_binaries_and_outside_files_are_never_found(data: Path) -> 
             "2_qa_dict.csv",
             "file_dict_old (2).csv",
         ),
+        *(
+            "qaDict.md",
+            "notes.qa_dict.txt",
+            "FileDict.csv",
+            "drQuestion (1).md",
+            "eval .md",
+        ),
     ],
 )
 def test_answers_under_other_extensions_and_in_folders_are_never_found(name: str, data: Path) -> None:
@@ -328,6 +335,36 @@ def test_a_copy_of_an_answer_file_is_one_whatever_its_typography(tmp_path: Path)
     (folder / "files" / "notes.md").write_text("“It’s \ufb01nal” – 5\u00a0of them…")
     (folder / "files" / "other.md").write_text("“It’s \ufb01nal” – 6\u00a0of them…")
     assert [one.rest for one in read_task("DR1", folder)] == ["other.md", "report.md"]
+
+
+ROWS = {
+    "q1": {"question": "Which plant had the most leaks?", "answer": "the plant in the north, with 41"},
+    "q2": {"question": "When did the new line start?", "answer": "1914"},
+}
+LINES = [f"{row['question']},{row['answer']}" for row in ROWS.values()]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"# Notes\n\n```json\n{json.dumps(ROWS, indent=4)}\n```\nTo be asked tomorrow.\n",
+        "question,answer\n" + "\n".join(LINES),
+        "\n".join(f"- **{row['question']}**\n  {row['answer']}" for row in reversed(ROWS.values())),
+    ],
+)
+def test_a_copy_of_an_answer_file_within_a_longer_text_is_one(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A single row of it, or its answers alone, may be what a document says."""
+    folder = task_of(tmp_path / "DR1")
+    (folder / "qa_dict.json").write_text(json.dumps(ROWS))
+    (folder / "files" / "notes.md").write_text(text)
+    (folder / "files" / "row.md").write_text(f"Minutes: {LINES[0]}")
+    (folder / "files" / "said.md").write_text("It was the plant in the north, with 41, since 1914.")
+    assert [one.rest for one in read_task("DR1", folder)] == ["report.md", "row.md", "said.md"]
+    assert (
+        "1 texts hold what an answer file of the task holds and are not served, first notes.md" in caplog.text
+    )
 
 
 def test_a_file_without_a_text_beside_it_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

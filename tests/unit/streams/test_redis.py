@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import redis
 
@@ -187,7 +188,18 @@ def test_the_command_reads_what_an_ended_run_saved(tmp_path: Path) -> None:
         assert list_streams(tmp_path) == [spec]
         redis.Redis(port=port).save()
     set_streams_backend("files")
-    with redis_server(tmp_path) as another:  # a later run's server has taken the port
-        settings = {"backend": "redis", "host": "127.0.0.1", "port": another}
-        done = print_stream(tmp_path, settings, "actor")
-    assert done.stdout == '{"ids":[0,1]}\n', done.stderr
+    for theirs in (None, "of-the-later-run"):
+        with redis_server(tmp_path, password=theirs) as another:  # a later run's server has taken the port
+            settings = {"backend": "redis", "host": "127.0.0.1", "port": another, "password": "of-this-run"}
+            done = print_stream(tmp_path, settings, "actor")
+        assert done.stdout == '{"ids":[0,1]}\n', done.stderr
+
+
+def test_a_server_of_ones_own_asks_for_its_password_and_tells_nobody(tmp_path: Path) -> None:
+    with redis_server(tmp_path, password="word-of-the-test") as port:
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=port).ping()
+        assert redis.Redis(port=port, password="word-of-the-test").ping()
+        commands = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+    assert any(f":{port}" in command for command in commands), "every user may list these"
+    assert not any("word-of-the-test" in command for command in commands)

@@ -144,12 +144,14 @@ def test_a_folder_in_shared_memory_is_the_users_alone(
             assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_configured_folder_where_everybody_writes_is_as_safe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", [0o1777, 0o2775])
+def test_a_configured_folder_where_others_write_is_as_safe(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The name is known beforehand, so that whoever may write there could make it first."""
     shared = tmp_path / "tmp"
     shared.mkdir()
-    shared.chmod(0o1777)
+    shared.chmod(mode)
     folder = wire.weights_directory(tmp_path / "run", 1, shared)
     assert folder.stat().st_mode & 0o777 == 0o700
     another = os.geteuid() + 1

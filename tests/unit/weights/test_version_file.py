@@ -191,6 +191,17 @@ def test_a_version_has_its_name_when_all_of_it_is_there(
     assert read(transport.stage(4, odd_tensors(4)))["a.weight"].equal(dict(odd_tensors(4))["a.weight"])
 
 
+def test_a_limit_of_a_files_size_is_named_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder has room then."""
+
+    def refuse(*_: Any) -> int:
+        raise OSError(27, "File too large")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(PermanentUpdateError, match=r"File too large\); allow larger files \(ulimit -f\)"):
+        FileTransport(tmp_path).stage(1, odd_tensors())
+
+
 def test_short_reads_and_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, read_into = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:777], at))
