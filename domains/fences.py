@@ -14,12 +14,15 @@ from dataclasses import dataclass
 _FENCE = re.compile(r"`{3,}|~{3,}")
 _ITEM = re.compile(r"\s*(?:(?:[-*+>]|\d+[.)])\s+)*")
 _QUOTED = re.compile(r"\A\s*(?:> ?)+")
-_PYTHON = re.compile(r"\{?\.?(?:i?python|py)[\d.]*\b(?![-+#])|[\w./-]+\.py\b", re.IGNORECASE)
+_NAME = r"(?:i?python|py|pypy)(?:-?\d[\d.]*)?"
+_PYTHON = re.compile(rf"\{{?\.?{_NAME}\b(?![-+#])|[\w./-]+\.py\b", re.IGNORECASE)
 _LANGUAGE = re.compile(r"[\w{}.+#-]+")
 _SESSION = re.compile(r"(?:[ \t]*(?:#.*)?\n)*+[ \t]*>>>")
 """How an interactive session begins; a prompt in a docstring makes none."""
-_NAMED = re.compile(r"\s*(?:i?python|py)[\d.]*[ \t]*\n(?=\s*\S)", re.IGNORECASE)
+_NAMED = re.compile(rf"\s*{_NAME}[ \t]*\n(?=\s*\S)", re.IGNORECASE)
 """A language on the line below the fence."""
+_SAMPLE = re.compile(r"(?:(?:[ \t]*[A-Z][A-Za-z ]*:)?[^A-Za-z\n]*\n)+")
+"""Lines without letters, each with a label at most, such as `Input: 1 2`."""
 _LINE_END = re.compile(r"\r\n|[\n\r\v\f\x85\u2028\u2029]")
 _PYTHONS = ("\n", "\r\n", "\r")
 """The ends of lines that Python knows."""
@@ -178,17 +181,22 @@ def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
 def _shows(text: str) -> bool:
     """Whether a block holds nothing but values and remarks, as output does."""
     lines = _does(text)
-    return lines is not None and not lines
+    return not lines if lines is not None else _SAMPLE.fullmatch(f"{text}\n") is not None
 
 
 def _does(text: str) -> list[ast.stmt] | None:
-    """The statements of a block that are no bare values; None for what is no Python."""
+    """The statements of a block that are no bare or labelled values; None for what is no Python."""
     try:
         body = ast.parse(text[:_LONGEST]).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     bare = (ast.Constant, ast.Name, ast.Tuple, ast.List, ast.UnaryOp, ast.BinOp, ast.Dict, ast.Set)
-    return [line for line in body if not (isinstance(line, ast.Expr) and isinstance(line.value, bare))]
+    labelled = (line for line in body if isinstance(line, ast.AnnAssign) and line.value is None)
+    shown = {
+        *labelled,
+        *(line for line in body if isinstance(line, ast.Expr) and isinstance(line.value, bare)),
+    }
+    return [line for line in body if line not in shown]
 
 
 def _likeness(text: str) -> int:
