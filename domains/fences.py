@@ -157,7 +157,7 @@ def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
     Blocks that hold nothing but values and remarks, as output does, come after the others.
 
     Where some define one of `names`, which tests will call, only these count: a block behind the program may
-    show how it is used. An interactive session counts only where there is no other; blocks of other languages
+    show how it is used, or how it is declared. An interactive session counts only where there is no other; blocks of other languages
     never do. "" for none.
     """
     named = [block.text for block in blocks if block.python]
@@ -169,7 +169,7 @@ def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
         )
         for some in (named, unnamed):
             if defining := [text for text in some if not _SESSION.match(text) and begins.search(text)]:
-                return defining[-1]
+                return next((text for text in reversed(defining) if not _is_stub(text)), defining[-1])
     if programs := [text for text in named if not _SESSION.match(text)]:
         # Output and remarks that are called Python are no program; a program that Python cannot read is one.
         return next((text for text in reversed(programs) if not _shows(text)), programs[-1])
@@ -182,6 +182,23 @@ def _shows(text: str) -> bool:
     """Whether a block holds nothing but values and remarks, as output does."""
     lines = _does(text)
     return not lines if lines is not None else _SAMPLE.fullmatch(f"{text}\n") is not None
+
+
+def _is_stub(text: str) -> bool:
+    """Whether a block only declares functions, with `...`, `pass`, a docstring or nothing for a body."""
+    for whole in (text, f"{text}\n    pass"):
+        try:
+            return all(map(_is_empty, ast.parse(whole[:_LONGEST]).body))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return False
+
+
+def _is_empty(line: ast.stmt) -> bool:
+    if isinstance(line, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return all(map(_is_empty, line.body))
+    shown = isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+    return shown or isinstance(line, ast.Import | ast.ImportFrom | ast.Pass)
 
 
 def _does(text: str) -> list[ast.stmt] | None:

@@ -108,6 +108,25 @@ def test_a_sample_that_is_called_python_is_no_program(shown: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "declared",
+    [
+        "def f(x): ...",
+        "def f(x: int) -> int:\n    pass",
+        'from typing import List\n\ndef f(x: List[int]) -> int:\n    """Counts."""',
+        "def f(x: int) -> int:",
+        "class Solution:\n    def f(self, x):\n        pass",
+    ],
+)
+def test_a_declaration_behind_the_program_does_not_replace_it(declared: str) -> None:
+    said = f"{block('python')}\nIts form is:\n{block('python', declared)}"
+    assert extract_code(said, {"fn_name": "f"}) == RIGHT
+    assert extract_code(block("python", declared), {"fn_name": "f"}) == declared
+    assert extract_code(f"{block('python', declared)}\n{block('python')}", {"fn_name": "f"}) == RIGHT
+    for other in ("def f(x):\n    return 1", "f = len", "def f(x"):
+        assert extract_code(f"{block('python')}\n{block('python', other)}", {"fn_name": "f"}) == other
+
+
 DOCUMENTED = 'def f(x):\n    """Doubles.\n\n    >>> f(2)\n    4\n    """\n    return 2 * x'
 
 
