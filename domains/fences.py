@@ -157,8 +157,8 @@ def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
     Blocks that hold nothing but values and remarks, as output does, come after the others.
 
     Where some define one of `names`, which tests will call, only these count: a block behind the program may
-    show how it is used, or how it is declared. An interactive session counts only where there is no other; blocks of other languages
-    never do. "" for none.
+    show how it is used, or how it is declared. An interactive session counts only where there is no other;
+    blocks of other languages never do. "" for none.
     """
     named = [block.text for block in blocks if block.python]
     unnamed = [block.text for block in blocks if not block.info]

@@ -402,10 +402,11 @@ def test_tests_may_import_the_library_and_try_more(tmp_path: Path) -> None:
 
 def test_the_further_tests_of_mbpp_plus_count() -> None:
     row = {"prompt": "Add.", "code": "def add(a, b): return a + b", "test_imports": []}
-    more = "inputs, results = [[1, 2], [5, 5]], [3, 10]\nfor x, y in zip(inputs, results):\n    assert add(*x) == y"
+    more = "inputs, results = [[1, 2], [5, 5]], [3, 10]\nfor x, y in zip(inputs, results):\n"
+    more += "    assert add(*x) == y"
     _, context = read_row(row | {"test_list": ["assert add(1, 2) == 3"], "test": more})
     assert [test.strip() for test in context["tests"]] == ["assert add(1, 2) == 3", more]
-    with pytest.raises(ValueError, match="^test: 'for': no Python"):
+    with pytest.raises(ValueError, match=r"^test: 'for': no Python"):
         read_row(row | {"test_list": ["assert add(1, 2) == 3"], "test": "for"})
 
 
