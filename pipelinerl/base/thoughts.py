@@ -27,7 +27,7 @@ CHANNEL, MESSAGE, START, FINAL = "<|channel|>", "<|message|>", "<|start|>", "fin
 """gpt-oss writes `<|channel|>NAME<|message|>TEXT`; only the text of the channel `final` is the answer."""
 _BOTH = r"(?<!\w)[rRfFbB]{0,2}[\"'`](?!\s)[^\"'`<\n]{0,40}<think>[^<\n]{0,200}</think>"
 """Both tags in what a quotation mark or backtick begins; an apostrophe has a letter before it."""
-_BLANK = r"(?:\\[nrt])*"
+_BLANK = r"(?:\\[nrt]){0,4}"
 """Line ends and tabs as programs write them."""
 _QUOTED = rf"(?<![\"'`])([\"'`]){_BLANK}</?think>{_BLANK}\1(?![\"'`\w])"
 """A letter behind it begins a quotation of the answer, as in `"no"</think>"Yes"`."""
@@ -65,7 +65,7 @@ def bounds(completion: str, opened: bool = False) -> tuple[int, int | None]:
     start, end = 0, 0 if opened else None
     if "think>" not in completion:  # told at once; the expression looks at every character by itself
         return start, end
-    blocks = _fenced(completion)
+    blocks, _ = _fenced(completion)
     quoted_in = None
     for tag in _TAG.finditer(completion):
         if tag[2] is None:
@@ -83,8 +83,20 @@ def bounds(completion: str, opened: bool = False) -> tuple[int, int | None]:
     return start, end
 
 
-def _fenced(text: str) -> deque[tuple[int, int]]:
-    """Where each fenced block begins and ends; one that does not end is none."""
+def is_undecided(text: str) -> bool:
+    """Whether what comes may yet make a tag the text of a block: one is in a block that has not ended.
+
+    A line that is not over may go on, so that it ends no block.
+    """
+    for known in (text, text[: text.rfind("\n") + 1]):
+        _, begun = _fenced(known)
+        if begun is not None and text.find("think>", begun) >= 0:
+            return True
+    return False
+
+
+def _fenced(text: str) -> tuple[deque[tuple[int, int]], int | None]:
+    """Where each fenced block begins and ends, and where one begins that does not end."""
     found: deque[tuple[int, int]] = deque()
     begun: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
@@ -94,4 +106,4 @@ def _fenced(text: str) -> deque[tuple[int, int]]:
         elif first is not None and marks.startswith(begun[2]) and not info:
             found.append((begun.start(2), fence.end()))
             begun = None
-    return found
+    return found, None if begun is None else begun.start(2)
