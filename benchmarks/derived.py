@@ -189,7 +189,9 @@ def later_rates(read: Read) -> Any:
     for name in ("gpu_sizes", "gpu_sizes_newest"):
         for arm, row in read(name)["rows"].items():
             tokens = [step["throughput/tokens_per_step"] for step in row["steps"][1:]]
-            times = [step["throughput/sec_per_step"] + step["weights/total_s"] for step in row["steps"][1:]]
+            # What an update takes of the trainer's time; all of it, where it did not go on beside a step.
+            held = [step.get("weights/held_s", step.get("weights/total_s")) for step in row["steps"][1:]]
+            times = [step["throughput/sec_per_step"] + one for step, one in zip(row["steps"][1:], held)]
             if tokens:
                 rate, rates = sum(tokens) / sum(times), [one / time for one, time in zip(tokens, times)]
                 found.setdefault(name, {})[arm] = {
@@ -199,6 +201,12 @@ def later_rates(read: Read) -> Any:
                     "most": max(rates),
                 }
     return found
+
+
+def commands_run(read: Read) -> Any:
+    """Documented commands that were run on cards, and those of them that did what their page says."""
+    commands = read("gpu_commands")["commands"]
+    return {"all": len(commands), "held": sum(one["held"] for one in commands)}
 
 
 ON_CARDS = ("gpu_sizes", "gpu_sizes_newest", "gpu_models")
@@ -319,6 +327,7 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         optimum,
         on_cards,
         served,
+        commands_run,
         later_rates,
         engine_shares,
         tried_architectures,

@@ -29,6 +29,11 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things, for people: `1 GPU`, `2 GPUs`."""
+    return f"{number} {thing}" + "s" * (number != 1)
+
+
 def printable(text: str, form: str = "\\x{:02x}") -> str:
     """A text as a terminal and a page may show it: what would steer them is written out, as `\\x1b`.
 

@@ -72,7 +72,7 @@ def tokenizer_folder(name: str) -> Path:
 
 
 def copy_tokenizer(source: str, folder: Path) -> None:
-    """The tokenizer's files of a model folder or hub name into a folder, byte for byte, with the chat template."""
+    """The tokenizer's files of a folder or hub name into a folder, byte for byte, with the chat template."""
     for file in chain.from_iterable(map(tokenizer_folder(source).glob, _FILES)):
         shutil.copy2(file, folder / file.name)
 

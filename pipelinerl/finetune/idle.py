@@ -6,6 +6,7 @@ which no token of any sample is left in the loss.
 
 from collections.abc import Iterator
 
+from pipelinerl.base.errors import counted
 from pipelinerl.config.finetune import RLConfig
 
 GROUPS = 20
@@ -27,8 +28,8 @@ class IdleWatch:
             return None
         self._said = True
         return (
-            f"the gradient of {self._steps} steps in a row ({self._samples} samples) is 0, so that nothing "
-            f"is learned: {', or '.join(self._causes())}"
+            f"the gradient of {counted(self._steps, 'step')} in a row ({self._samples} samples) is 0, so "
+            f"that nothing is learned: {', or '.join(self._causes())}"
         )
 
     def _causes(self) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from pipelinerl.base.errors import printable
+from pipelinerl.base.errors import counted, printable
 from pipelinerl.base.files import write_whole
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.environments import environment_specs
@@ -144,10 +144,10 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
 
 def _hardware(cfg: Config, composition: Composition, hosts: Sequence[Host]) -> Row:
     devices = sum(len(host.devices) for host in hosts)
-    found = f"{len(composition.devices)} GPUs found" if composition.devices else "no GPU found"
+    found = f"{counted(len(composition.devices), 'GPU')} found" if composition.devices else "no GPU found"
     used, given, change = "cpu", "hardware" in composition.user_keys, "hardware=cpu|gpu"
     if cfg.hardware.kind == "gpu":
-        used = f"gpu, {devices} GPUs"
+        used = f"gpu, {counted(devices, 'GPU')}"
         if not composition.devices:
             used, change = f"{used}, none of them here", f"{change} hardware.devices=4xH100-80GB"
     elif composition.devices:
@@ -204,7 +204,7 @@ def _memory(plan: RunPlan, why: Why) -> Iterator[Row]:
         return
     ranks, key = sum(len(job.gpus) for job in trainers), "world.actor_fraction"
     each = f" of {len(engines[0].gpus)} GPUs" if len(engines[0].gpus) > 1 else ""
-    shown = f"{len(engines)} engines{each}, {ranks} trainer ranks"
+    shown = f"{counted(len(engines), 'engine')}{each}, {counted(ranks, 'trainer rank')}"
     if memory is not None and memory.shared:
         yield Row("division of GPUs", "one for engine and trainer", "there is one", "hardware.devices=N")
     else:
@@ -251,7 +251,7 @@ def _trainer(cfg: Config, why: Why, chosen: str) -> Row:
     if (together := cfg.finetune.seq_parallel) > 1:
         shared += f", each row over {together}"
         because += f"; finetune.seq_parallel={together}"
-    return Row("trainer", f"{gpus} GPUs, {shared}", because, "use_fsdp=true|false")
+    return Row("trainer", f"{counted(gpus, 'GPU')}, {shared}", because, "use_fsdp=true|false")
 
 
 def _layers(trainer: TrainerChoice, why: Why) -> Iterator[Row]:
@@ -335,7 +335,7 @@ def _servers(cfg: Config, services: Sequence[ServiceSpec], why_redis: str) -> It
         change = f"{spec.url_key}=URL" if spec else "streams.host=HOST"
         yield Row(f"service {job.name}", address, because, change)
     served = Counter(job.environment_key for job in cfg.jobs_of("environment"))
-    shown = [f"{key}: {served[key]} servers" for key in environment_specs(cfg)]
+    shown = [f"{key}: {counted(served[key], 'server')}" for key in environment_specs(cfg)]
     mixed = "shares of actor.domain_mix" if cfg.actor.domain_mix else f"mode {cfg.world.environment_mode}"
     if shown:
         yield Row("environments", ", ".join(shown), mixed, "world.env_replicas=N")

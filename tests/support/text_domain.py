@@ -60,4 +60,4 @@ def upstreams_file(
 def check_one_server(dry_run: Callable[..., Any], folder: Path, name: str) -> None:
     """A dry run of upstream's configuration starts one server of verdicts."""
     status, out, err = dry_run(f"--config-dir={folder}", f"--config-name={name}", "hardware=cpu")
-    assert (status, err) == (0, "") and f"{name}: 1 servers" in out
+    assert (status, err) == (0, "") and f"{name}: 1 server" in out

@@ -427,6 +427,7 @@ def test_todays_estimates_lie_at_most_a_tenth_above_what_cards_showed(cell: dict
         modes: dict[str, tuple[DecoderShape | None, int, Checkpointing, bool]] = {
             "8B on four": (shape("8B"), 3, True, True),
             "4B on two": (shape("4B"), 1, "selective", True),
+            "4B shared": (shape("4B"), 1, "selective", True),
             "experts on two": (slice_, 1, True, False),
         }
         one, ranks, mode, compiled = modes[cell["arm"]]

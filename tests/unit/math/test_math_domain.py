@@ -20,7 +20,7 @@ GROUPS = ("base", "format", "pure_success", "success", "success_and_format")
 
 def test_the_domain_is_composed_with_its_server(dry_run: Callable[..., Any], tmp_path: Path) -> None:
     status, out, err = dry_run(MATH)
-    assert (status, err) == (0, "") and "math: 1 servers" in out
+    assert (status, err) == (0, "") and "math: 1 server" in out
     assert (tmp_path / "run/environment_0/start.sh").is_file()
     assert load(tmp_path / "run").jobs_of("environment")[0].environment_key == "math"
     assert dry_run(MATH, "world.environment_mode=embedded", "force_restart=true")[0] == 0

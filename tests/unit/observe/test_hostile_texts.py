@@ -86,6 +86,7 @@ def test_what_nobody_reads_is_an_error_that_the_launcher_names() -> None:
         Output(file=Left()).print("a line")
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "command",
     [
