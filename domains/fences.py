@@ -14,12 +14,15 @@ from dataclasses import dataclass
 _FENCE = re.compile(r"`{3,}|~{3,}")
 _ITEM = re.compile(r"\s*(?:(?:[-*+>]|\d+[.)])\s+)*")
 _QUOTED = re.compile(r"\A\s*(?:> ?)+")
-_PYTHON = re.compile(r"\{?\.?(?:i?python|py)[\d.]*\b(?![-+#])|[\w./-]+\.py\b", re.IGNORECASE)
+_NAME = r"(?:i?python|py|pypy)(?:-?\d[\d.]*)?"
+_PYTHON = re.compile(rf"\{{?\.?{_NAME}\b(?![-+#])|[\w./-]+\.py\b", re.IGNORECASE)
 _LANGUAGE = re.compile(r"[\w{}.+#-]+")
 _SESSION = re.compile(r"(?:[ \t]*(?:#.*)?\n)*+[ \t]*>>>")
 """How an interactive session begins; a prompt in a docstring makes none."""
-_NAMED = re.compile(r"\s*(?:i?python|py)[\d.]*[ \t]*\n(?=\s*\S)", re.IGNORECASE)
+_NAMED = re.compile(rf"\s*{_NAME}[ \t]*\n(?=\s*\S)", re.IGNORECASE)
 """A language on the line below the fence."""
+_SAMPLE = re.compile(r"(?:(?:[ \t]*[A-Z][A-Za-z ]*:)?[^A-Za-z\n]*\n)+")
+"""Lines without letters, each with a label at most, such as `Input: 1 2`."""
 _LINE_END = re.compile(r"\r\n|[\n\r\v\f\x85\u2028\u2029]")
 _PYTHONS = ("\n", "\r\n", "\r")
 """The ends of lines that Python knows."""
@@ -154,8 +157,8 @@ def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
     Blocks that hold nothing but values and remarks, as output does, come after the others.
 
     Where some define one of `names`, which tests will call, only these count: a block behind the program may
-    show how it is used. An interactive session counts only where there is no other; blocks of other languages
-    never do. "" for none.
+    show how it is used, or how it is declared. An interactive session counts only where there is no other;
+    blocks of other languages never do. "" for none.
     """
     named = [block.text for block in blocks if block.python]
     unnamed = [block.text for block in blocks if not block.info]
@@ -166,7 +169,7 @@ def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
         )
         for some in (named, unnamed):
             if defining := [text for text in some if not _SESSION.match(text) and begins.search(text)]:
-                return defining[-1]
+                return next((text for text in reversed(defining) if not _is_stub(text)), defining[-1])
     if programs := [text for text in named if not _SESSION.match(text)]:
         # Output and remarks that are called Python are no program; a program that Python cannot read is one.
         return next((text for text in reversed(programs) if not _shows(text)), programs[-1])
@@ -178,17 +181,39 @@ def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
 def _shows(text: str) -> bool:
     """Whether a block holds nothing but values and remarks, as output does."""
     lines = _does(text)
-    return lines is not None and not lines
+    return not lines if lines is not None else _SAMPLE.fullmatch(f"{text}\n") is not None
+
+
+def _is_stub(text: str) -> bool:
+    """Whether a block only declares functions, with `...`, `pass`, a docstring or nothing for a body."""
+    for whole in (text, f"{text}\n    pass"):
+        try:
+            return all(map(_is_empty, ast.parse(whole[:_LONGEST]).body))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return False
+
+
+def _is_empty(line: ast.stmt) -> bool:
+    if isinstance(line, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return all(map(_is_empty, line.body))
+    shown = isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+    return shown or isinstance(line, ast.Import | ast.ImportFrom | ast.Pass)
 
 
 def _does(text: str) -> list[ast.stmt] | None:
-    """The statements of a block that are no bare values; None for what is no Python."""
+    """The statements of a block that are no bare or labelled values; None for what is no Python."""
     try:
         body = ast.parse(text[:_LONGEST]).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     bare = (ast.Constant, ast.Name, ast.Tuple, ast.List, ast.UnaryOp, ast.BinOp, ast.Dict, ast.Set)
-    return [line for line in body if not (isinstance(line, ast.Expr) and isinstance(line.value, bare))]
+    labelled = (line for line in body if isinstance(line, ast.AnnAssign) and line.value is None)
+    shown = {
+        *labelled,
+        *(line for line in body if isinstance(line, ast.Expr) and isinstance(line.value, bare)),
+    }
+    return [line for line in body if line not in shown]
 
 
 def _likeness(text: str) -> int:

@@ -15,6 +15,8 @@ _FOLDED = str.maketrans(_DASHES | {"\u2019": "'", "\u2018": "'", "\u2044": "/"})
 _BRACKETS = re.compile(r"[(\[]([^()\[\]]*)[)\]]")
 _AROUND = " \t\n\r\"'.,;:!?\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a\u300c\u300d\u300e\u300f`*"
 _INITIALS = re.compile(r"(?<![\w.])(?:[^\W\d_]\.\s?)+[^\W\d_]\b\.?(?!\w)")
+_ABBREVIATED = re.compile(r"(?<![\w.])(?:[^\W\d_]{1,2}\.)+(?:[^\W\d_]{2}\.|[^\W\d_]\b\.?)(?!\w)")
+"""`Ph.D.` and `B.Sc.`, whose parts may have two letters."""
 _STOP = re.compile(r"(?<=[^\W\d_])\.(?=\s)")
 """Behind an abbreviation: `Dr. No`, `John F. Kennedy`."""
 _ARTICLE = re.compile(r"(?:the|an|a)\s+(?=\S)")
@@ -23,7 +25,15 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _POINT = re.compile(r"(?<![\w.])\.(?=\d)")
 """Of a number without a zero before it, which is no full stop around an answer."""
 _PERCENT = re.compile(r"(?<=\d) ?(?:%|per ?cent\b)")
-_UNIT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*([mglsh]|[a-z]{2,}[23]?|°\s*[cf])(?!\w)")
+_LIST_COMMA = re.compile(r"(?<!\d),(?=\s)|,(?=\s+\D)")
+"""One that a comma or a blank alone may replace; between numbers it stays."""
+_JOINED = re.compile(r"\s*/\s*")
+_AND = re.compile(r"\s*&\s*")
+_WHOLE = re.compile(r"(?<![\w.])(\d+)\.0+(?![\w.])")
+_MONEY = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?([$\u20ac\u00a3\u00a5])")
+_PLUS = re.compile(r"\A\+(?=\d)")
+_HOUR = re.compile(r"(?<=\d):00(?= ?[ap]m\b)")
+_UNIT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*([mglshvwj]|[a-z]{2,}[23]?|°\s*[cf])(?!\w)")
 """A number with what it counts; one letter such as that of `3d` belongs to it, unless it is a unit."""
 _RANGE = re.compile(r"(?<=\d)\s+-\s+(?=\d)")
 _DECADE = re.compile(r"(?<=\d0)'s\b")
@@ -43,17 +53,21 @@ def normalised(answer: str) -> str:
     is `1200`. A zero before a point: `.5` is `0.5`. Fractions and
     powers: `2½` is `2 1/2`, `10⁶` is `10^6`. One blank between a number and its unit or what it counts, none
     before a percent sign: `5km` is `5 km`, `50 %` is `50%`. Ranges and decades: `1914 - 1918` is `1914-1918`,
-    `1990's` is `1990s`.
+    `1990's` is `1990s`. Whole numbers, hours and money: `5.0` and `+5` are `5`, `3:00 PM` is `3 pm`, `5 €` is
+    `€5`. No comma before a blank but between numbers, no blanks around a slash, and `&` is `and`.
     """
     shown = "".join(one for one in answer if unicodedata.category(one) != "Cf")
     text = unicodedata.normalize("NFKC", unglued(shown)).translate(_FOLDED).casefold().replace("i\u0307", "i")
     text = whole = _POINT.sub("0.", " ".join(text.split()))
-    text = _INITIALS.sub(lambda found: "".join(filter(str.isalpha, found[0])), text)
+    text = _AND.sub(" and ", text) if any(map(str.isalnum, text)) else text
+    for stops in (_INITIALS, _ABBREVIATED):
+        text = stops.sub(lambda found: "".join(filter(str.isalpha, found[0])), text)
     text = _STOP.sub("", text).strip(_AROUND)
     if (inside := _BRACKETS.fullmatch(text)) is not None:
         text = inside[1].strip(_AROUND)
     text = _ARTICLE.sub("", text, count=1) if _ARTICLE.match(text) else text
     text = _ORDINAL.sub(r"\1", _THOUSANDS.sub("", text))
-    text = _RANGE.sub("-", _DECADE.sub("s", text))
+    text = _RANGE.sub("-", _DECADE.sub("s", _PLUS.sub("", _WHOLE.sub(r"\1", text))))
+    text = _MONEY.sub(r"\2\1", _HOUR.sub("", _JOINED.sub("/", _LIST_COMMA.sub("", text))))
     text = _PERCENT.sub("%", _UNIT.sub(lambda found: f"{found[1]} {''.join(found[2].split())}", text))
     return text.strip(_AROUND) or whole

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from domains.coding.formats import FORMS, read_row, reference_of
+from domains.coding.formats import FORMS, read_row, reference_of, refuse_imports
 from domains.coding.references import Reference, unsolvable
 from domains.coding.tiny import NAME as TINY
 from domains.coding.tiny import problems as tiny_problems
@@ -39,13 +39,15 @@ def load_problems(
     count: int = 1000,
     test_count: int = 64,
     check_references: bool = False,
+    packages: Sequence[str] | None = None,
 ) -> list[Problem]:
     """Problems `{id, problem_id, task, reward_context, dataset, domain}` of all names, in their order.
 
     `subset` of a training set's rows in an order drawn once, of which `train_ratio` are `train`; `seed`
     shuffles each data set, `max_examples` bounds it. `count` and `test_count` are of generated problems.
     `skip_apps` leaves the data set `apps` out. `check_references` leaves out rows whose own reference program
-    is judged wrong, which nothing can solve; it runs each of them. `huggingface_token` is taken and not used.
+    is judged wrong, which nothing can solve; it runs each of them. `packages` are those that programs may
+    import; rows whose tests import others are refused if it is given. `huggingface_token` is not used.
     Raises ValueError in one line naming what cannot be read.
     """
     if subset not in get_args(Subset) or not 0.0 < train_ratio <= 1.0:
@@ -61,7 +63,7 @@ def load_problems(
             found = list(_tiny(name, test_count if "test" in name else count))
         else:
             found = _from_file(
-                name, data_dir, splits.get(name), set(taco_excluded_difficulties), check_references
+                name, data_dir, splits.get(name), set(taco_excluded_difficulties), check_references, packages
             )
             if name.startswith(DIVIDED):
                 found = split_rows(found, subset, train_ratio)
@@ -97,7 +99,12 @@ def _tiny(name: str, count: int) -> Iterator[Problem]:
 
 
 def _from_file(
-    name: str, data_dir: str | None, split: str | None, excluded: set[str], checked: bool
+    name: str,
+    data_dir: str | None,
+    split: str | None,
+    excluded: set[str],
+    checked: bool,
+    packages: Sequence[str] | None,
 ) -> list[Problem]:
     found: list[Problem] = []
     references: list[Reference] = []
@@ -106,12 +113,14 @@ def _from_file(
             continue
         try:
             task, context = read_row(row)
+            if packages is not None:
+                refuse_imports(context, packages)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         found.append(_problem(name, index, task, context))
         if checked and (program := reference_of(row)) is not None:
             references.append(Reference(found[-1]["id"], where, program, context))
-    wrong = unsolvable(name, references)
+    wrong = unsolvable(name, references, packages or ())
     found = [problem for problem in found if problem["id"] not in wrong]
     if not found:
         raise ValueError(f"dataset {name!r}: holds no problem")

@@ -39,11 +39,18 @@ class CodingDomain(BaseDomain):
     def validate(self, cfg: DictConfig) -> list[str]:
         """The machine has a sandbox, the data can be read, the prompt holds the task."""
         problems = template_problems(cfg)
+        packages: tuple[str, ...] = ()
         try:
-            mechanism(settings_of(cfg).packages)
+            packages = settings_of(cfg).packages
+            mechanism(packages)
         except (SandboxUnavailable, ValueError) as error:
             problems.append(first_line(error))
-        return [*problems, *loading_problems(cfg, LOADER, _readable)]
+
+        def load(names: list[str], **given: Any) -> list[dict[str, Any]]:
+            # Without running the references: the actor does that once.
+            return load_problems(names, **given | {"check_references": False, "packages": packages})
+
+        return [*problems, *loading_problems(cfg, LOADER, load)]
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
         """Answers to training questions in the right form, most of them wrong; none is the only right one."""
@@ -56,11 +63,6 @@ class CodingDomain(BaseDomain):
                 raise ValueError("actor.system_prompt: demonstrations of coding have none")
             answer = f"```python\n{task.program(shown(task, known[task.family], rng))}\n```"
             yield Demonstration(task.family, messages[0]["content"], answer, exact=False)
-
-
-def _readable(names: list[str], **given: Any) -> list[dict[str, Any]]:
-    """The problems, without running the references: the actor does that once."""
-    return load_problems(names, **given | {"check_references": False})
 
 
 def shown(task: Task, known: list[Task], rng: random.Random) -> str:

@@ -9,6 +9,7 @@ import io
 import json
 import pickle
 import re
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -24,8 +25,8 @@ FORMS: dict[str, str] = {
     "taco": "question, input_output (JSON of inputs, outputs, fn_name), starter_code, difficulty (BAAI/TACO)",
     "apps": "question, input_output (JSON of inputs, outputs, fn_name), starter_code (codeparrot/apps)",
     "livecodebench": "question_content, public_test_cases, private_test_cases, starter_code, metadata",
-    "mbpp": "prompt or text, code, test_list, test_imports or test_setup_code (MBPP)",
-    "humaneval": "prompt, entry_point, test (openai/openai_humaneval)",
+    "mbpp": "prompt or text, code, test_list, test_imports or test_setup_code (MBPP), test (MBPP+)",
+    "humaneval": "prompt, entry_point, test (openai/openai_humaneval, HumanEval+)",
     "intellect3": "question, info (JSON with tests: inputs, outputs, fn_name) (INTELLECT-3-RL)",
     "mixed": "prompt (messages), reward_model.ground_truth (JSON of inputs, outputs, call_type)",
 }
@@ -44,6 +45,25 @@ def read_row(row: Any) -> tuple[str, Context]:
             return read(row)
     found = ", ".join(list(map(str, row))[:10]) or "none"
     raise ValueError(f"no problem with tests; columns are {found}; known are those of {', '.join(FORMS)}")
+
+
+def refuse_imports(context: Context, packages: Sequence[str]) -> None:
+    """Raises ValueError for tests that import what is neither in the library nor one of `packages`."""
+    known = {*sys.stdlib_module_names, *packages}
+    left: list[ast.AST] = [ast.parse(text) for text in (*context.get("tests", ()), context.get("prefix", ""))]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Try):  # what may fail
+            continue
+        left += ast.iter_child_nodes(node)
+        named = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+        named += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        for name in named:
+            if (package := name.partition(".")[0]) not in known:
+                raise ValueError(
+                    f"its tests import {package}, which no program may, so that every one fails; set "
+                    f"coding.packages=[{','.join((*packages, package))}]"
+                )
 
 
 def reference_of(row: Row) -> str | None:
@@ -224,12 +244,14 @@ def _mbpp(row: Row) -> tuple[str, Context]:
     if not isinstance(tests, list) or not tests:
         raise ValueError("test_list: expected a list of assertions")
     code = _text(row, "code")
+    more = row.get("test")  # MBPP+ has its further tests in one program
+    tests = [*map(str, tests), *([more] if isinstance(more, str) and more.strip() else [])]
     for test in tests:
-        _refuse_no_python(str(test), "test_list")
+        _refuse_no_python(test, "test_list" if test is not more else "test")
     functions = [name for name in _defined(code, ast.FunctionDef) if _names(name, *tests)]
     if not functions:
         raise ValueError("test_list: tests none of the functions of code")
-    _refuse_no_verdict(list(map(str, tests)), "test_list")
+    _refuse_no_verdict(tests, "test_list")
     setup = row.get("test_imports") or row.get("test_setup_code") or ""
     setup = "\n".join(map(str, setup)) if isinstance(setup, list) else str(setup)
     _refuse_no_python(setup, "test_imports or test_setup_code")
@@ -239,7 +261,7 @@ def _mbpp(row: Row) -> tuple[str, Context]:
     if own:
         written = "\n\n".join((*own.values(), setup)).replace("\r\n", "\n")
         shown += f"\n\nTests use these classes, which the program has to define:\n```python\n{written}\n```"
-    return shown, _assertions([str(test) for test in tests], functions, setup, tuple(own))
+    return shown, _assertions(tests, functions, setup, tuple(own))
 
 
 def _names(name: str, *texts: Any) -> bool:

@@ -36,13 +36,13 @@ class Reference:
     context: Mapping[str, Any]
 
 
-def unsolvable(name: str, references: Sequence[Reference]) -> frozenset[str]:
+def unsolvable(name: str, references: Sequence[Reference], packages: Sequence[str] = ()) -> frozenset[str]:
     """Ids of rows that tell no program from another, which one line of the log counts and names."""
     if not references:
         return frozenset()
     # A loop of its own: loaders are called inside of one, and without one.
     with ThreadPoolExecutor(1) as thread:
-        statuses = thread.submit(asyncio.run, _statuses(references)).result()
+        statuses = thread.submit(asyncio.run, _statuses(references, packages)).result()
     pairs = zip(references, statuses, strict=True)
     wrong = [(one, status) for one, status in pairs if status != "passed"]
     if wrong:
@@ -62,10 +62,10 @@ def unsolvable(name: str, references: Sequence[Reference]) -> frozenset[str]:
     return frozenset(one.id for one, _ in wrong)
 
 
-async def _statuses(references: Sequence[Reference]) -> list[str]:
+async def _statuses(references: Sequence[Reference], packages: Sequence[str]) -> list[str]:
     """Of each `passed`, or how its first bad test ended; `tests nothing` where an empty program passes."""
     limits = Limits(cpu_s=CPU_S, wall_s=2 * CPU_S)
-    async with Sandbox(limits, at_once=len(os.sched_getaffinity(0))) as box:
+    async with Sandbox(limits, at_once=len(os.sched_getaffinity(0)), packages=packages) as box:
 
         async def one(reference: Reference) -> str:
             # The first test nearly always tells them apart.

@@ -103,12 +103,15 @@ def read_calls(
 def speaks_of_a_call(completion: str, functions: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a text without calls holds one of these functions among words, or in a form that is not read.
 
-    `f(x=...)`, `f("a")`, `f: {"x"`, `"tool": "f"`, `<f>`, `to=f`; `f` and `f(x)` may only be spoken of.
+    `f(x=1)`, `f("a")`, `f: {"x": 1`, `"tool": "f"`, `<f>`, `to=f`; `f`, `f(x)` and `f(x=...)` may only be
+    spoken of.
     """
     names = "|".join(
         {re.escape(name) for one in functions for name in (one["name"], one["name"].replace(".", "_"))}
     )
-    called = rf"\b(?:{names})(?:\(\s*(?:\w+\s*=|[\"'\d])|[^{{}}]{{0,40}}\{{\s*[\"']\w)"
+    value = r"(?!\s*[\"'<{\[]?(?:\.\.|\u2026|<))"
+    called = rf"\b(?:{names})(?:\(\s*(?:\w+\s*={value}|(?!.\.\.)[\"'\d])"
+    called += rf"|[^{{}}]{{0,40}}\{{\s*[\"']\w[^\"'\n]*[\"']\s*:{value})"
     called += rf"|:\s*[\"'](?:{names})[\"']\s*[,}}]"
     tagged = rf"<(?:{names})>|\bto=(?:{names})\b|<function(?:=|\sname=\")(?:{names})\b"
     return bool(names) and re.search(f"{called}|{tagged}", answer_part(completion)) is not None

@@ -110,6 +110,9 @@ _LETTERS = {
 _CONTRACTED = re.compile(r"(?<=[a-z])['\u2019][stdm]\b")
 """Of English words: the letters of `it's` and `don't` are words of other languages."""
 _LEAST_WORDS = 2
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)")
+_SYLLABLES, _LETTERS_EACH = ("CJK", "HANGUL"), 2
+"""Scripts whose signs are syllables, and about how many letters each stands for."""
 LANGUAGES = frozenset({*_SCRIPTS.values(), *(code for known in _WORDS.values() for code in known)})
 _RUN = re.compile(r"[^\W\d_]+(?:[\u0300-\u036f\u0900-\u0d7f]+[^\W\d_]*)*")
 
@@ -119,13 +122,36 @@ def language_of(text: str) -> str | None:
 
     In a script of several languages a text says too little if no language has more of its words than every
     other one, or if only one word speaks for it: "Hallo wereld" has one word of German, and is Dutch. A
-    letter that only one of the script's languages has decides alone.
+    letter that only one of the script's languages has decides alone. Fenced blocks, whose code has English
+    words, are read only where the text around them says too little.
     """
+    around = _around_blocks(text)
+    return _language_of(around) or (_language_of(text) if around != text else None)
+
+
+def _around_blocks(text: str) -> str:
+    kept: list[str] = []
+    fence, begun = "", 0
+    for line in text.split("\n"):
+        kept.append(line)
+        if (mark := _FENCE.match(line)) is None:
+            continue
+        if not fence:
+            fence, begun = mark[1], len(kept) - 1
+        elif mark[1].startswith(fence) and not mark[2].strip():
+            del kept[begun:]
+            fence = ""
+    return "\n".join(kept)
+
+
+def _language_of(text: str) -> str | None:
     scripts = Counter(unicodedata.name(letter, "?").split()[0] for letter in text if letter.isalpha())
     if not scripts:
         return None
     if scripts["HIRAGANA"] + scripts["KATAKANA"] > 0.2 * scripts.total():
         return "ja"  # beside Chinese characters
+    for name in _SYLLABLES:
+        scripts[name] *= _LETTERS_EACH
     script = _leader(scripts)
     if script is None or script in _SCRIPTS:
         return _SCRIPTS.get(script or "")

@@ -1,6 +1,5 @@
 """The rollout policy of `ifeval`: one prompt, one response, one verdict on each of its instructions."""
 
-import re
 from typing import Any
 
 import aiohttp
@@ -11,14 +10,11 @@ from domains.math.rewards import rollout_reward
 from domains.prompts import question_messages
 from domains.verdict_server import any_server
 from pipelinerl.async_llm import llm_async_generate, make_training_text
-from pipelinerl.base.thoughts import answer_part
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
 from pipelinerl.utils import resolve_environment_key
 
 KEY = "ifeval"
-BEGIN = re.compile(r"\[BEGIN FINAL RESPONSE\]", re.IGNORECASE)
-END = re.compile(r"\[END FINAL RESPONSE\]", re.IGNORECASE)
 
 
 class IFEvalMetrics(BaseMetrics):
@@ -38,23 +34,15 @@ class IFEvalMetrics(BaseMetrics):
     """Of those that are not followed: nobody can tell, such as the language of two words."""
 
 
-def judged_part(completion: str) -> str:
-    """What stands behind the thoughts, or there between the marks of a final response if it has them."""
-    shown = answer_part(completion)
-    begin = BEGIN.search(shown)
-    end = END.search(shown, begin.end()) if begin else None
-    return shown if begin is None or end is None else shown[begin.end() : end.start()].strip()
-
-
 async def verdict(
     cfg: DictConfig, problem: dict[str, Any], completion: str, session: aiohttp.ClientSession
 ) -> Verdict:
     """From one of the run's servers, or without any from this process."""
-    given, context = judged_part(completion), problem["reward_context"]
+    context = problem["reward_context"]
     server = any_server(cfg, resolve_environment_key(cfg, default=KEY))
     if server is None:
-        return verify_answer(given, context)
-    return await verify_answer_rpc(session, *server, given, context)
+        return verify_answer(completion, context)
+    return await verify_answer_rpc(session, *server, completion, context)
 
 
 async def generate_ifeval_rollout(

@@ -35,6 +35,11 @@ from pipelinerl.base.thoughts import answer_part
 BOXED = "\\boxed"
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _MATH_END = re.compile(r"(?<!\\)\$|\\\)|\\\]|\n")
+_AND = re.compile(
+    r"(?:[\s$]|\\[()\[\];:! ]|\\q?quad\b)*+(?:\\?,|and\b|\\text\s*\{[\s,]*and\s*\})"
+    r"(?:[\s$,]|\\[()\[\],;:! ]|\\q?quad\b|and\b|\\text\s*\{\s*and\s*\})*"
+)
+"""What stands between boxes of one answer, as in `$\\boxed{2}$ and $\\boxed{3}$`."""
 MAX_PREDICTION_LENGTH = 1000
 """Characters of a boxed answer that are looked at."""
 PLACES, DIGITS = 6, 15
@@ -62,21 +67,38 @@ def last_boxed(text: str) -> str | None:
     """What stands in the last box: `\\boxed{...}` or `\\fbox{...}`, braces matched, or `\\boxed 5`.
 
     Without a brace the box reaches to the end of the formula that it stands in, outside of one to the next
-    blank. None without a box, or where it is empty or does not end.
+    blank. Boxes between which only a comma or "and" stands are one answer, `2, 3`. None without a box, or
+    where it is empty or does not end.
     """
-    box = max(_BOX.finditer(text), key=re.Match.start, default=None)
-    if box is None:
+    boxes = list(_BOX.finditer(text))
+    if not boxes:
         return None
+    box = boxes.pop()
     rest = text[box.end() :].lstrip()
     if not rest.startswith("{"):
         end = _MATH_END.search(rest) if _in_formula(text[: box.start()]) else None
         bare = rest[: end.start()] if end else "".join(rest.split(None, 1)[:1])
         return bare.strip().rstrip(".,;:") or None
+    if (last := _in_braces(rest)) is None:
+        return None
+    answers = [last]
+    for before in reversed(boxes):
+        rest = text[before.end() : box.start()].lstrip()
+        inside = _in_braces(rest)
+        if not inside or not inside.strip() or _AND.fullmatch(rest[len(inside) + 2 :]) is None:
+            break
+        answers.append(inside)
+        box = before
+    return ", ".join(dict.fromkeys(reversed(answers)))
+
+
+def _in_braces(text: str) -> str | None:
+    """What the brace with which a text begins holds; None where it does not close, or none begins it."""
     depth = 0
-    for position, character in enumerate(rest):
+    for position, character in enumerate(text if text.startswith("{") else ""):
         depth += (character == "{") - (character == "}")
         if depth == 0:
-            return rest[1:position]
+            return text[1:position]
     return None
 
 

@@ -21,7 +21,8 @@ from domains.split import is_held_out
 
 Problem = dict[str, Any]
 DOMAIN = "math"
-QUESTIONS = ("question", "problem", "task", "prompt")
+QUESTIONS = ("question", "problem", "prompt", "task")
+"""A `task` beside a prompt is the name of one, as in rows of evaluations."""
 ANSWERS = ("answer", "gold", "expected_answer", "final_answer")
 ARITHMETIC = "arithmetic"
 _NO_FILE = f"give a file, set dataset_loader_params.data_dir, or use {ARITHMETIC}_train"
@@ -31,7 +32,7 @@ HELD_OUT = 0.25
 GSM8K_MARK = "####"
 _LISTED = re.compile(r",\s|[()\[\]{}]")
 """A comma is one of thousands only in a text without these."""
-_MISSING = frozenset({"nan", "<na>", "null", "n/a", "n.a", "#n/a", "tbd", "notfound", "proof"})
+_MISSING = frozenset({"nan", "<na>", "null", "n/a", "n.a", "#n/a", "tbd", "unknown", "notfound", "proof"})
 """What tables, and NuminaMath with the last two, write for a missing value; `None` may be an answer."""
 _TOLD_ELSEWHERE = re.compile(
     r"\(?see\s+(?:the\s+)?(?:solution|explanation|figure|diagram|graph|proof|answer|above|below|attached)\b.*"
@@ -43,7 +44,7 @@ _TOLD_ELSEWHERE = re.compile(
 """What stands for an answer that the data set does not hold."""
 _OPTIONS = ("choices", "options")
 _PICTURES = ("image", "images")
-_PICTURE = re.compile(r"<image(?:_?\d+)?>|<\|image\w*\|>")
+_PICTURE = re.compile(r"<image(?:_?\d+)?>|<\|image\w*\|>|<img\b|\\includegraphics\b|!\[[^][]*\]\(")
 _SEVERAL = re.compile(r"\S\s*\n\s*\S|[a-z)\d]\.\s+[A-Z][a-z]+ ")
 """Lines, or a sentence behind another one."""
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -130,7 +131,11 @@ def read_row(row: Any) -> tuple[str, str]:
     if picture is not None:
         named = picture if isinstance(picture, str) else picture[0]
         raise ValueError(f"{named}: a question is asked without its picture; leave the row out")
-    given = next((row[key] for key in ANSWERS if row.get(key) not in (None, "")), None)
+    columns = [key for key in ANSWERS if row.get(key) not in (None, "")]
+    given = row[columns[0]] if columns else None
+    for key in columns[1:]:  # a log of an evaluation has the model's answer beside the gold one
+        if plain(result_of(row[key])) != plain(result_of(given)):
+            raise ValueError(f"{columns[0]} and {key} differ, {given!r:.60} and {row[key]!r:.60}; keep one")
     if given is None and isinstance(row.get("solution"), str):
         given = last_boxed(row["solution"])
     if given is None:

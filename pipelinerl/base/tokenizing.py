@@ -201,7 +201,11 @@ def with_tags(
         starts, ends = [0, *(end for _, end, _ in marks)], [*(start for start, _, _ in marks), len(ids)]
         *pieces, last = (ids[start:end] for start, end in zip(starts, ends, strict=True))
         whole = [*(decode(tokenizer, piece, skip_special=True) for piece in pieces), text_of_end(last)]
-        text = whole[0] + "".join(tag + one for (_, _, tag), one in zip(marks, whole[1:], strict=True))
+        # Between quotation marks a tag would be a quoted one.
+        apart = ("\n" if one.startswith(('"', "'", "`")) else "" for one in whole[1:])
+        text = whole[0] + "".join(
+            tag + blank + one for (_, _, tag), blank, one in zip(marks, apart, whole[1:], strict=True)
+        )
     end = _end_of(tokenizer, prompt_ids).rstrip()
     if not end.endswith(tuple(token for token, tag in TOKENS.items() if tag == OPEN)):
         return text, False

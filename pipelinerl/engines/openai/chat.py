@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pipelinerl.base.foreign_calls import ARGUMENTS
 from pipelinerl.base.tagged_calls import BEGIN, NotTagged, Schemas, read_tagged, schemas_of
-from pipelinerl.base.thoughts import bounds
+from pipelinerl.base.thoughts import bounds, is_undecided
 from pipelinerl.base.tokenizing import Message, render_chat
 from pipelinerl.engines.openai.fields import ChatFields
 from pipelinerl.engines.openai.protocol import BadRequest
@@ -56,9 +56,10 @@ Function = tuple[str, Any]
 Reader = Callable[[str], tuple[str | None, list[dict[str, Any]]]]
 """Text before the first call, and the calls as OpenAI writes them; all as text if one is malformed."""
 # A tag of thoughts that a quotation mark may yet turn into text (`base.thoughts`).
-_MAYBE_QUOTED = re.compile(r"[\"'`]</?think>[\"'`]?\Z")
-_THOUGHT, _THOUGHT_CHARS = "think>", 12
-"""The end of a tag of thoughts, and how many characters decide what it is."""
+_MAYBE_QUOTED = re.compile(r"[\"'`](?:\\[nrt])*</?think>(?:\\[nrt])*\\?[\"'`]?\Z")
+_THOUGHT, _THOUGHT_CHARS = "think>", 20
+"""The end of a tag of thoughts, and how many characters decide what it is, but for a block that it is in."""
+_BLOCK_MARK = re.compile(r"```|~~~")
 
 
 class TextBeforeCalls:
@@ -72,16 +73,21 @@ class TextBeforeCalls:
         """Characters of it that were handed out."""
         self._opened = opened
         self._start, self._end = bounds("", opened)
+        self._undecided = False
 
     def add(self, piece: str) -> str:
         """The text that is certain now and was not before."""
         near = max(0, len(self.text) - _THOUGHT_CHARS)
         self.text += piece
         text = self.text
-        if text.find(_THOUGHT, near) >= 0:  # only then: long thoughts would be read again for each token
+        # Only where it may change something: long thoughts would be read again for each token.
+        if text.find(_THOUGHT, near) >= 0 or (self._undecided and _BLOCK_MARK.search(text, near)):
             self._start, self._end = bounds(text, self._opened)
+            self._undecided = is_undecided(text)
             if _MAYBE_QUOTED.search(text, near):
                 return ""
+        if self._undecided:
+            return ""
         # Blanks around the text before a call are taken away, and a call may follow.
         end = 0 if text[:1].isspace() else len(text[: self._before_call()].rstrip())
         certain = text[self.given : end]

@@ -355,6 +355,61 @@ def test_rows_that_are_wrong_for_their_own_program_are_left_out_and_named(
         load_problems(["bad"], data_dir=str(tmp_path), check_references=True)
 
 
+def test_references_may_import_what_programs_may(tmp_path: Path) -> None:
+    row = PLUS | {"canonical_solution": "    return 2 * x\n"}
+    (tmp_path / "plus.jsonl").write_text(json.dumps(row) + "\n")
+    kept = load_problems(["plus"], data_dir=str(tmp_path), check_references=True, packages=["numpy"])
+    assert len(kept) == 1
+
+
+PLUS = {
+    "prompt": "def f(x):\n    'Twice.'\n",
+    "entry_point": "f",
+    "test": "import numpy as np\n\ndef check(candidate):\n    assert np.allclose(candidate(1), 2)",
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "package"),
+    [
+        (PLUS, "numpy"),
+        (PLUS | {"test": PLUS["test"].replace("numpy", "numpy.linalg")}, "numpy"),
+        (PLUS | {"test": "def check(f):\n    from scipy import linalg\n    assert f(1) == linalg"}, "scipy"),
+        (PLUS | {"prompt": "import torch\n\n" + PLUS["prompt"]}, "numpy|torch"),
+        ({"text": "Twice.", "code": "def f(x): return x", "test_imports": ["import pandas as pd"],
+          "test_list": ["assert f(pd)"]}, "pandas"),
+    ],
+)  # fmt: skip
+def test_tests_that_import_what_no_program_may_are_refused(
+    tmp_path: Path, row: dict[str, Any], package: str
+) -> None:
+    """Those of HumanEval+ and MBPP+ import numpy: without it every program fails."""
+    (tmp_path / "plus.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(
+        ValueError, match=rf"plus\.jsonl:1: its tests import ({package}), .*packages=\[math,\1\]"
+    ):
+        load_problems(["plus"], data_dir=str(tmp_path), packages=["math"])
+    every = ["numpy", "scipy", "torch", "pandas"]
+    assert len(load_problems(["plus"], data_dir=str(tmp_path), packages=every)) == 1
+
+
+def test_tests_may_import_the_library_and_try_more(tmp_path: Path) -> None:
+    test = "import math, os.path\ntry:\n    import numpy\nexcept ImportError:\n    numpy = None\n"
+    row = PLUS | {"test": f"{test}def check(f):\n    assert math.isclose(f(1), 2)"}
+    (tmp_path / "plus.jsonl").write_text(json.dumps(row) + "\n")
+    assert len(load_problems(["plus"], data_dir=str(tmp_path), packages=[])) == 1
+
+
+def test_the_further_tests_of_mbpp_plus_count() -> None:
+    row = {"prompt": "Add.", "code": "def add(a, b): return a + b", "test_imports": []}
+    more = "inputs, results = [[1, 2], [5, 5]], [3, 10]\nfor x, y in zip(inputs, results):\n"
+    more += "    assert add(*x) == y"
+    _, context = read_row(row | {"test_list": ["assert add(1, 2) == 3"], "test": more})
+    assert [test.strip() for test in context["tests"]] == ["assert add(1, 2) == 3", more]
+    with pytest.raises(ValueError, match=r"^test: 'for': no Python"):
+        read_row(row | {"test_list": ["assert add(1, 2) == 3"], "test": "for"})
+
+
 def test_missing_values_of_tables_are_missing(tmp_path: Path) -> None:
     nan = float("nan")
     row = {"question": "Add.", "input_output": json.dumps(FN), "starter_code": nan, "difficulty": nan}

@@ -31,9 +31,13 @@ def test_what_is_missing_or_wrong_is_one_line_each(
 ) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps({"question": "q", "input_output": "{}"}) + "\n")
+    plus = tmp_path / "plus.jsonl"
+    test = "import numpy\ndef check(f):\n    assert f(1) == numpy.ones(1)"
+    plus.write_text(json.dumps({"prompt": "def f(x):\n", "entry_point": "f", "test": test}) + "\n")
     check_refusals(
         dry_run,
         CODING,
+        (f"train_dataset_names=[{plus}]", "plus.jsonl:1: its tests import numpy, which no program may"),
         (f"train_dataset_names=[{bad}]", "bad.jsonl:1: input_output: no inputs or no outputs"),
         ("train_dataset_names=[taco,apps]", "dataset 'taco': no file taco.jsonl"),
         ("test_dataset_names=[livecodebench_v5]", "with columns question_content, public_test_cases"),

@@ -223,6 +223,11 @@ def test_a_call_among_words_or_under_another_name_is_no_refusal(said: str) -> No
         'None of the functions, such as "shop.order", helps.',
         "I can order with shop_order: name an item.",
         "I have no tool for that; shop.order() is for orders.",
+        "I cannot call shop.order(item=...) because you name none.",
+        'A call such as shop.order(item="...") needs an item.',
+        "It would be `shop.order(item=<what you want>)`.",
+        'To use shop.order, I need {"item": ...}.',
+        'The form is shop.order: {"item": "<item>"}.',
     ],
 )
 def test_a_refusal_may_name_a_function(said: str) -> None:

@@ -276,6 +276,26 @@ def test_a_short_text_is_of_its_language_or_of_none() -> None:
     assert {code: language_of(text) for code, text in GREETINGS.items()} == {code: code for code in GREETINGS}
 
 
+CODE = "```python\nfor it in range(10):\n    if it is not None and it in the_list:\n        print(it)\n```"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (f"{CODE}\nDas Programm gibt die Zahlen von 0 bis 9 aus.", "de"),
+        (f"以下是代码：\n{CODE}\n它打印数字。", "zh"),
+        (f"다음 코드입니다:\n{CODE}", "ko"),
+        ('```json\n{"antwort": "Der Hund schläft und die Katze auch."}\n```', "de"),
+        (f"{CODE}\nThe program prints the numbers from 0 to 9.", "en"),
+        ("PyTorch와 TensorFlow로 모델을 학습합니다", "ko"),
+        ("使用 PyTorch 训练深度学习模型", "zh"),
+        ("The Chinese word 你好 is a greeting that you say to a friend.", "en"),
+    ],
+)
+def test_code_and_names_do_not_make_a_text_english(text: str, code: str) -> None:
+    assert language_of(text) == code
+
+
 def test_languages_are_told_apart() -> None:
     samples = {
         **SAMPLES,

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
 from domains.ifeval import generate_ifeval_rollout, load_problems, verify_answer, verify_answer_rpc
-from domains.ifeval.rollouts import judged_part
+from domains.ifeval.verifier_api import judged_part
 from domains.verdict_server import make_app
 from tests.support.one_line import check_refusals, check_starts
 from tests.support.text_domain import REWARDS, check_bad_row, check_one_server, played, upstreams_file

@@ -41,6 +41,8 @@ OTHERS = [
         "{python .numberLines startFrom=1}",
         "python:main.py",
         "src/main.py",
+        "pypy3",
+        "python-3.11",
     ],
 )
 def test_blocks_before_and_behind_the_program_do_not_run(other: str, info: str) -> None:
@@ -92,6 +94,37 @@ def test_output_that_is_called_python_is_not_the_program(shown: str) -> None:
     assert extract_code(block("python", shown)) == shown
     broken = f"{block('python')}\nBetter:\n{block('python', 'def f(:')}"
     assert extract_code(broken) == "def f(:", "the last program counts, also one that cannot run"
+
+
+@pytest.mark.parametrize(
+    "shown", ["Output: 3", "Input: 1 2\nOutput: 3", "1 2", "3 4\n\n[1, 2]", "# Output: 3"]
+)
+def test_a_sample_that_is_called_python_is_no_program(shown: str) -> None:
+    assert extract_code(f"{block('python')}\nIt prints:\n{block('python', shown)}") == RIGHT
+    assert extract_code(block("python", shown)) == shown
+    assert extract_code(f"{block('python', 'x = 1')}\n{block('python', 'x: int = 2')}") == "x: int = 2"
+    assert extract_code(f"{block('python', 'x = 1')}\n{block('python', 'x = (')}") == "x = (", (
+        "a program with an error"
+    )
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        "def f(x): ...",
+        "def f(x: int) -> int:\n    pass",
+        'from typing import List\n\ndef f(x: List[int]) -> int:\n    """Counts."""',
+        "def f(x: int) -> int:",
+        "class Solution:\n    def f(self, x):\n        pass",
+    ],
+)
+def test_a_declaration_behind_the_program_does_not_replace_it(declared: str) -> None:
+    said = f"{block('python')}\nIts form is:\n{block('python', declared)}"
+    assert extract_code(said, {"fn_name": "f"}) == RIGHT
+    assert extract_code(block("python", declared), {"fn_name": "f"}) == declared
+    assert extract_code(f"{block('python', declared)}\n{block('python')}", {"fn_name": "f"}) == RIGHT
+    for other in ("def f(x):\n    return 1", "f = len", "def f(x"):
+        assert extract_code(f"{block('python')}\n{block('python', other)}", {"fn_name": "f"}) == other
 
 
 DOCUMENTED = 'def f(x):\n    """Doubles.\n\n    >>> f(2)\n    4\n    """\n    return 2 * x'

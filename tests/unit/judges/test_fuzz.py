@@ -16,7 +16,6 @@ from domains.counting.counting import answer_of
 from domains.fn_calling.verifier_api import verify_fn_calling_answer
 from domains.guessing import guessing, stepwise
 from domains.ifeval.instructions import CHECKS
-from domains.ifeval.rollouts import judged_part
 from domains.ifeval.verifier_api import verify_answer as verify_instructions
 from domains.ifeval.writing import WRITINGS
 from domains.logic.published import JUDGES, judge_row
@@ -76,7 +75,7 @@ GAMES = {
 
 
 def ifeval(said: str) -> bool:
-    found = verify_instructions(judged_part(said), CONTEXT)
+    found = verify_instructions(said, CONTEXT)
     return (
         found["answer_status"] in ("correct", "partial", "wrong", "no_answer")
         and len(CHECKS) == len(NAMES) + 1

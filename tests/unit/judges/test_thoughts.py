@@ -13,7 +13,7 @@ from domains.coding.verifier_api import extract_code
 from domains.counting.counting import answer_of, generate_counting_rollout
 from domains.fn_calling.calls import read_calls
 from domains.fn_calling.verifier_api import verify_fn_calling_answer
-from domains.ifeval.rollouts import judged_part
+from domains.ifeval.verifier_api import judged_part
 from domains.ifeval.verifier_api import verify_answer as verify_instructions
 from domains.logic.published import judge_row
 from domains.math.answers import verify_answer
@@ -61,11 +61,42 @@ from tests.support.text_model import byte_tokenizer
         ('t</think>{"text": "<think>u</think>a"}', '{"text": "<think>u</think>a"}', False),
         ("Let's see. It's <think>t</think>a", "a", False),
         ('"t." <think>u</think>a', "a", False),
+        ('"no"</think>"Yes"', '"Yes"', False),
+        ('t</think>x.split("</think>\\n\\n")[1]', 'x.split("</think>\\n\\n")[1]', False),
+        ('p += "<think>\\n"', 'p += "<think>\\n"', False),
     ],
 )
 def test_the_answer_stands_behind_the_last_thought(completion: str, answer: str, still_open: bool) -> None:
     assert answer_part(completion) == answer
     assert thoughts_are_open(completion) is still_open
+
+
+FENCED = [
+    "```xml\n<think>\nu\n</think>\na\n```",
+    '```python\np = """\n<think>\nu\n</think>\n"""\n```\nDone.',
+    "```jinja\n{{ '<think>' + '\\n' }}\n<think>\n```",
+    "```js\nx.replace(/<think>[^]*<\\/think>/g, '')\n```",
+]
+
+
+@pytest.mark.parametrize("answer", [*FENCED, "```python\nf()  # behind </think>\n```"])
+def test_tags_in_a_block_of_the_answer_are_its_text(answer: str) -> None:
+    for thoughts in ("t</think>", "<think>t</think>\n\n", "t\n```python\nu\n```\n</think>\n"):
+        assert answer_part(thoughts + answer) == answer
+    assert answer_part(f"{answer}</think>a") == "a"
+
+
+@pytest.mark.parametrize("answer", FENCED)
+def test_tags_in_a_block_are_text_where_nothing_was_thought(answer: str) -> None:
+    assert answer_part(answer) == answer
+
+
+@pytest.mark.parametrize(
+    "thoughts",
+    ["```python\nu\n</think>\n", "<think>\n```python\nu\n</think>\n", "t</think>a<think>```\nu\n</think>"],
+)
+def test_a_block_that_thoughts_leave_open_does_not_hold_their_end(thoughts: str) -> None:
+    assert answer_part(f"{thoughts}```python\na\n```") == "```python\na\n```"
 
 
 CALL = '<tool_call>{{"name": "f", "arguments": {{"x": {}}}}}</tool_call>'
@@ -136,6 +167,26 @@ def test_an_engine_shows_a_call_in_thoughts_as_text() -> None:
     assert text == f"{CALL.format(1)}</think>\nI look." and len(calls) == 1
     quoted = f"<think>{CALL.format(1)}</think> No call is needed."
     assert read_tool_calls(quoted) == (quoted, [])
+
+
+@pytest.mark.parametrize("tag", ["answer", "response"])
+def test_ifeval_reads_what_a_tag_of_the_answer_holds(tag: str) -> None:
+    """Hunyuan, Granite 3.3 and ERNIE write such tags behind their thoughts."""
+    capitals: Any = {"instruction_id_list": ["change_case:english_capital"], "kwargs": [{}]}
+    said = f"<{tag}>\nYES\n</{tag}>"
+    assert judged_part(f"<think>no</think>\n{said}") == "YES"
+    assert verify_instructions(f"no</think>\n{said}", capitals)["answer_status"] == "correct"
+    for other in (f"So: {said}", f"<{tag}>\nYES"):
+        assert judged_part(f"no</think>{other}") == other
+    assert judged_part(said) == said, "nothing was thought: a prompt may ask for tags"
+
+
+def test_ifeval_takes_the_thoughts_away_once() -> None:
+    said = "```python\nf()  # BEHIND </think>\n```"
+    assert judged_part(f"a, b</think>{said}") == said
+    assert verify_instructions(f"a, b</think>{said}", NO_COMMA)["answer_status"] == "correct"
+    later = {"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": ["BEHIND"]}]}
+    assert verify_instructions(f"a, b</think>{said}", later)["answer_status"] == "correct"
 
 
 ROOT = Path(__file__).parents[3]
@@ -214,6 +265,10 @@ async def test_tokens_of_other_families_divide_thoughts_from_the_answer(
         tokenizer.add_tokens([opens, closes])
     wrong = "<answer>1</answer>"
     assert (await _counted(tokenizer, TURN, f"{opens}{wrong}{closes}\n{RIGHT}"))[0].success
+    _, call = await _counted(tokenizer, TURN, f'{opens}I say "no"{closes}"Yes"')
+    assert answer_part(call.completion) == '"Yes"', "a token is no quoted tag"
+    _, call = await _counted(tokenizer, TURN, f'{opens}"no"{closes}"...so"')
+    assert answer_part(call.completion) == '"...so"'
     assert (await _counted(tokenizer, TURN, f"{opens}{RIGHT}{closes}"))[0].no_answer
     assert (await _counted(tokenizer, TURN, f"{opens}{RIGHT}"))[0].no_answer  # cut off
     assert (await _counted(tokenizer, TURN + opens, f"{RIGHT} or"))[0].no_answer

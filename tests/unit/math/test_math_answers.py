@@ -457,6 +457,25 @@ def test_the_last_box_counts_and_a_missing_one_is_told_apart(text: str, status: 
     assert verify_answer(text, "42") == status
 
 
+@pytest.mark.parametrize(
+    ("said", "gold", "status"),
+    [
+        (r"$\boxed{2}$ and $\boxed{3}$", "2, 3", "correct"),
+        (r"$x = \boxed{3}, \boxed{2}$.", "2, 3", "correct"),
+        (r"\boxed{1}, \boxed{2}, and \boxed{3}", r"\{1, 2, 3\}", "correct"),
+        (r"\boxed{x=2}, \boxed{y=3}", "x=2, y=3", "correct"),
+        (r"\boxed{5}, \boxed{5}", "5", "correct"),
+        (r"\boxed{2} and \boxed{3}", "3", "wrong"),
+        (r"\boxed{3}", "2, 3", "wrong"),
+        (r"\boxed{2} is no root, and \boxed{3} is", "3", "correct"),
+        (r"\boxed{} and \boxed{3}", "3", "correct"),
+        ("".join(rf"\boxed{{{i}}}, " for i in range(30_000)) + r"\boxed{3}", "3", "unparsable"),
+    ],
+)
+def test_boxes_beside_each_other_are_one_answer(said: str, gold: str, status: str) -> None:
+    assert verify_answer(said, gold) == status
+
+
 HOSTILE = [
     "10^{10^{10}}",
     "9^{9^{9^{9}}}",

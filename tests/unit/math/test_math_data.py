@@ -19,6 +19,14 @@ FORMS = {
     "deepscaler": ({"problem": "q", "answer": "7", "solution": ""}, ("q", "7")),
     "boxed answer": ({"problem": "q", "answer": r"\boxed{7}"}, ("q", "7")),
     "bare box": ({"problem": "q", "solution": r"so $x=\boxed 5$, done."}, ("q", "5")),
+    "two boxes": ({"problem": "q", "solution": r"$\boxed{2}$ and $\boxed{-3}$."}, ("q", "2, -3")),
+    "boxes": (
+        {"problem": "q", "solution": r"\[\boxed{1},\quad\boxed{2},\text{ and }\boxed{1}\]"},
+        ("q", "1, 2"),
+    ),
+    "another box before": ({"problem": "q", "solution": r"\boxed{1} it is, so \boxed{7}"}, ("q", "7")),
+    "task and prompt": ({"task": "gsm8k", "prompt": "q", "answer": 5}, ("q", "5")),
+    "two columns": ({"question": "q", "answer": "So\n#### 5", "final_answer": "$5$"}, ("q", "5")),
     "framed box": ({"problem": "q", "solution": r"so \fbox{-5} it is"}, ("q", "-5")),
     "percent": ({"question": "q", "answer": "1\n#### 60%"}, ("q", "60%")),
     "number": ({"task": "q", "answer": 3.5}, ("q", "3.5")),
@@ -130,6 +138,13 @@ BAD_ROWS: list[tuple[Any, str]] = [
         {"problem": "Find x.", "images": [{"bytes": "x"}], "answer": "5"},
         "images: a question is asked without",
     ),
+    *(
+        ({"problem": f"{picture} Find x.", "answer": "5"}, ".*: a question is asked without its picture")
+        for picture in ("![](https://a.b/c.png)", r"\includegraphics[width=3cm]{a}", '<img src="a.png">')
+    ),
+    ({"question": "q", "answer": "9", "gold": "8"}, "answer and gold differ, '9' and '8'; keep one"),
+    ({"question": "q", "answer": "5 + 3 = 8", "final_answer": 8}, "answer and final_answer differ, '5"),
+    ({"question": "q", "answer": "Unknown"}, "answer 'Unknown': is missing in the data"),
     ({"question": "q", "answer": "1" * 20001}, "answer of 20001 characters"),
     ([{"value": "q"}], "a list that is not"),
     ([], "a list that is not"),
