@@ -12,24 +12,10 @@ from math import floor, log10
 from typing import Any
 
 from domains.math.rewards import AnswerStatus
-from domains.math.texts import (
-    bare,
-    in_base,
-    in_signs,
-    in_terms,
-    long_enough,
-    measured,
-    other_brackets,
-    other_case,
-    other_marks,
-    other_order,
-    product,
-    proportions,
-    radians,
-    same_time,
-    words,
-)
-from domains.math.typeset import hundredth, number, typeset, with_point
+from domains.math.objects import PLACES, read, same
+from domains.math.texts import bare, chosen_letters, in_base, in_signs, long_enough, other_case, same_time, words
+from domains.math.typeset import typeset
+from domains.math.values import Unreadable
 from pipelinerl.base.thoughts import answer_part
 
 BOXED = "\\boxed"
@@ -37,7 +23,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _MATH_END = re.compile(r"(?<!\\)\$|\\\)|\\\]|\n")
 MAX_PREDICTION_LENGTH = 1000
 """Characters of a boxed answer that are looked at."""
-PLACES, DIGITS = 6, 15
+DIGITS = 15
 """math-verify's own: decimal places of two numbers, and digits of a difference."""
 _DOLLARS = re.compile(r"\A\$+|(?<!\\)(?<!(?<!\\)\$)\$+\Z")
 """At the end from the first of a run on: tried from each, a long run in the middle takes quadratic time."""
@@ -110,6 +96,8 @@ def quick_status(answer: str, gold: str) -> AnswerStatus | None:
     given, wanted = plain(answer), plain(gold)
     if given == wanted or given == plain(_wanted(gold)):
         return "correct"
+    if (several := chosen_letters(wanted)) is not None and several == chosen_letters(given):
+        return "correct"
     choice, chosen = _CHOSEN.fullmatch(wanted), _CHOSEN.fullmatch(given)
     if choice is not None and chosen is not None:
         return "correct" if choice[1] == chosen[1] else "wrong"
@@ -154,30 +142,27 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
     A percent sign on one side only stands for itself or for a hundredth: 60% is 60 and 0.6.
     """
     answer, gold = _given(answer), _wanted(typeset(gold))
+    if _in_text(answer) and any(map(str.isdigit, answer)):  # `\\text{2 and 3}`
+        answer = plain(answer)
     based = in_base(plain(gold)), in_base(plain(answer))
-    if None not in based:  # of a number's base math-verify sees nothing
-        return "correct" if based[0] == based[1] else "wrong"
-    if (same := same_time(plain(gold), plain(answer))) is not None:
-        return "correct" if same else "wrong"
-    wanted, given = measured(plain(gold)), measured(plain(answer), plain(gold))
-    counted = _in_text(answer) and any(map(str.isdigit, given.value))  # `\\text{2 and 3}`
-    ours, theirs = wanted.value, given.value if given.changed or counted else answer
-    # Once more as a number: it may have stood before a unit, as in `2 1/2 cups`.
-    ours, theirs = product(number(with_point(ours))), product(number(with_point(theirs, ours)))
-    ours, theirs = map(radians, proportions(ours, theirs))
-    ours, theirs = in_terms(ours, ours), in_terms(theirs, ours)
+    if based[0] is not None:
+        return "correct" if plain(answer) == based[0][0] or based[0] == based[1] else "wrong"
+    if (one_time := same_time(plain(gold), plain(answer))) is not None:
+        return "correct" if one_time else "wrong"
     try:
-        status = _compared(ours, theirs, strict)
-        if status == "wrong" and given.changed and not wanted.changed and _VARIABLE.search(ours):
-            # Beside `6s^2`, `6 s^2` is no 6 in square seconds.
-            status = _compared(ours, in_terms(product(plain(answer)), ours), strict)
-        if status == "wrong" and wanted.percent != given.percent:
-            pair = (hundredth(ours), theirs) if wanted.percent else (ours, hundredth(theirs))
-            status = _compared(*pair, strict)
+        pairs = [(one, other) for one in read(gold) for other in read(answer, gold)]
+        if any(same(one, other) for one, other in pairs):
+            return "correct"
+    except Unreadable:
+        pass
+    else:
+        if strict:
+            return "wrong"
+    try:
+        status = _compared(gold, answer, strict)
     except (Exception, RecursionError, MemoryError):  # whatever a hostile expression brings down
         return "unparsable"
-    unlike = (other_case, other_marks, other_brackets, other_order)
-    return "wrong" if status == "correct" and any(one(ours, theirs) for one in unlike) else status
+    return "wrong" if status == "correct" and other_case(gold, answer) else status
 
 
 def _compared(wanted: str, given: str, strict: bool) -> AnswerStatus:

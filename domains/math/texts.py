@@ -86,6 +86,7 @@ _NO_TERM = re.compile(
     r"\\(?:in|cup|cap|to|p?mod|[lg](?:eq?|t)q?|neq?|approx|text|mbox|mid|l?dots|%)(?![A-Za-z])|\b(?:or|and)\b|[%:|]"
 )
 _COEFFICIENT = re.compile(r"(-?\d+(?:\.\d+)?) *([A-Za-z]{2,4})")
+_LETTERS = re.compile(r"\(?[A-Ja-j]\)?|\(?[A-J]\)?(?:(?:\s|,|;|\band\b)*\(?[A-J]\)?)+")
 _CHOICES = re.compile(r"\W*[A-Ja-j](?:\W+[A-Ja-j])*\W*")
 _OPERATORS = re.compile(r"[-+*/^=<>|!_]")
 _MARKS = re.compile(
@@ -126,7 +127,7 @@ def bare(text: str) -> str | None:
     return said and next(part for part in said.groups() if part is not None)
 
 
-def _is_word(run: str) -> bool:
+def is_word(run: str) -> bool:
     """Whether letters that stand together are certainly a word, and no product of variables such as `xyz`."""
     low = run.lower()
     if low in _SHORT:
@@ -142,6 +143,12 @@ def _is_name(run: str) -> bool:
     return len(run) > 2 and run[0].isupper() and run[1:].islower() and bool(set(run[1:]) & set("aeiou"))
 
 
+def chosen_letters(text: str) -> list[str] | None:
+    """The choices that a text names, `A, C` and `AC` and `(A) and (C)`; None where it may be something else."""
+    found = _LETTERS.fullmatch(text) and re.findall(r"(?<![a-z])[A-Ja-j](?![a-z])", text)
+    return sorted({letter.upper() for letter in found}) if found and len(set(found)) == len(found) else None
+
+
 def words(text: str, marked: bool = False) -> str | None:
     """The text without the case of its words, if it certainly consists of words; else None.
 
@@ -150,7 +157,7 @@ def words(text: str, marked: bool = False) -> str | None:
     if _WORDS.fullmatch(text) is None:
         return None
     runs = _RUN.findall(text)
-    if not marked and (not any(map(_is_word, runs)) or any(run.lower() in _FUNCTIONS for run in runs)):
+    if not marked and (not any(map(is_word, runs)) or any(run.lower() in _FUNCTIONS for run in runs)):
         return None
     # A letter of its own may be a variable, in whose name the case counts; not the article in front.
     folded = _RUN.sub(lambda run: run[0] if len(run[0]) == 1 else run[0].lower(), text)
@@ -236,7 +243,7 @@ def _names(names: str, counted: bool) -> bool:
         # Each variable of a product is written once, in the order of the alphabet.
         return len(said[0]) > 2 and [*said[0]] != sorted(set(said[0]))
     plain = ("per", "of", "sq", "cubic", "an", *(["old", "left", "ago", "away"] if counted else []))
-    return all(_is_word(run) or run in plain for run in said)
+    return all(is_word(run) or run in plain for run in said)
 
 
 def in_terms(text: str, other: str) -> str:
@@ -248,7 +255,7 @@ def in_terms(text: str, other: str) -> str:
     if found is None or _NO_TERM.search(text):
         return text
     run, before = found["run"], _COMMAND.sub(" ", found["last"].rstrip()[: -len(found["run"])])
-    if _is_word(run) or (len(run) > 1 and re.fullmatch(_UNIT, run)) or before.count("(") != before.count(")"):
+    if is_word(run) or (len(run) > 1 and re.fullmatch(_UNIT, run)) or before.count("(") != before.count(")"):
         return text
     alone = not _RUN.search(before) and not re.search(r"\S\s*[-+]", before)
     if alone and (re.fullmatch(_UNIT, run) or not _RUN.search(_COMMAND.sub("", other))):
@@ -265,7 +272,7 @@ def product(text: str) -> str:
     """Variables of a product written close together; math-verify takes some of them for units."""
     close = _APART.sub(lambda found: "".join(found[0].split()), text)
     found = _COEFFICIENT.fullmatch(close)
-    if found is None or re.fullmatch(_UNIT, found[2]) or _is_word(found[2]):
+    if found is None or re.fullmatch(_UNIT, found[2]) or is_word(found[2]):
         return close
     return r" \cdot ".join((found[1], *found[2]))
 

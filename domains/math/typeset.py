@@ -46,6 +46,8 @@ _UNIT_VECTOR = (
 )
 _WRITTEN = (
     (re.compile(r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{[^{}]*\}|\\(?:ang|num)\s*\{([^{}]*)\}"), r"\1\2"),
+    (re.compile(r"\A(?:``?|''?|\"+)((?:(?!'').)+?)(?:''?|\"+)\Z", re.DOTALL), r"\1"),
+    (re.compile(r"(?<=\d)\{,\}(?=\d+(?!\d))(?!\d{3}(?!\d))"), "."),
     (re.compile(r"\\([ij])math(?![A-Za-z])"), r"\1"),
     _UNIT_VECTOR,
     _UNIT_VECTOR,  # one may stand inside the other
@@ -102,9 +104,6 @@ _POWER_OF_TEN = re.compile(
 )
 _MIXED = re.compile(r"([-+]?\d+)\s+(\d+)\s*/\s*(\d+)")
 _REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\s*\{?\s*(\d+)\s*\}?")
-_COMMA = re.compile(r"([-+]?\d+)(?:,|\{,\})(\d+)")
-_POINT = re.compile(r"[-+]?\d+\.\d+")
-_DECIMAL = re.compile(r"[-+]?\d+(?:\.\d+)?")
 _LONGEST = 40
 """Digits of a repeating decimal, and the largest power of ten that is written out."""
 
@@ -168,23 +167,6 @@ def number(text: str) -> str:
     return text
 
 
-def hundredth(text: str) -> str:
-    """A hundredth of an answer, exact where it is a number: a quotient of a decimal would be rounded."""
-    return _fraction(Fraction(text) / 100) if _DECIMAL.fullmatch(text) else f"\\frac{{{text}}}{{100}}"
-
-
 def _fraction(value: Fraction) -> str:
     over, under = abs(value.numerator), value.denominator
     return ("-" if value < 0 else "") + (str(over) if under == 1 else rf"\frac{{{over}}}{{{under}}}")
-
-
-def with_point(answer: str, gold: str = "") -> str:
-    """A number with a decimal comma, `12{,}5`, with a point; a list stays, and so do thousands.
-
-    A bare comma is one of a decimal only where `gold` has a number with a point: `1,2` may be a list.
-    """
-    found = _COMMA.fullmatch(answer)
-    if found is None or len(found[2]) == 3:
-        return answer
-    certain = "{,}" in answer or _POINT.fullmatch(gold) is not None
-    return f"{found[1]}.{found[2]}" if certain else answer

@@ -1,0 +1,389 @@
+"""Reads an expression, in LaTeX or plain, as a function of its variables.
+
+Called by `objects.py` for what stands between commas, brackets and relations; `values.py` compares the functions.
+Whatever this grammar does not have, such as an integral, raises `Unreadable`, and math-verify is asked.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from operator import add, mul
+from typing import NamedTuple
+
+from mpmath import mp, mpc, mpf
+
+from domains.math.values import FUNCTIONS, Function, Unreadable, divided, factorial, logarithm, power, real
+
+
+_PLAIN = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|sqrt|exp|log|ln|pi"
+_TOKEN = re.compile(
+    r"\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|\*\*|[<>!]="
+    rf"|(?<![A-Za-z\\])(?:{_PLAIN})(?![a-z])|[^\s]"
+)
+_GREEK = """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi
+chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega infty ell hbar emptyset aleph"""
+_SYMBOLS = frozenset(f"\\{name}" for name in _GREEK.split())
+_ACCENTS = {
+    **{name: name for name in (r"\vec", r"\hat", r"\bar", r"\tilde", r"\dot", r"\ddot", r"\mathbb", r"\mathcal")},
+    **{r"\overline": r"\bar", r"\overrightarrow": r"\vec", r"\widehat": r"\hat", r"\widetilde": r"\tilde"},
+}
+_FONTS = frozenset((r"\text", r"\mathrm", r"\mathbf", r"\mathit", r"\textbf", r"\textit", r"\mbox", r"\operatorname"))
+_SKIPPED = frozenset(
+    (r"\left", r"\right", r"\displaystyle", r"\limits", r"\,", r"\;", r"\:", r"\!", r"\ ", "~", "$", r"\quad")
+)
+_SAME_TOKEN = {
+    r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom",
+    r"\times": "*", r"\cdot": "*", r"\ast": "*", "**": "^", r"\div": "/", r"\lvert": "|", r"\rvert": "|", r"\vert": "|",
+    r"\lbrack": "[", r"\rbrack": "]", r"\lparen": "(", r"\rparen": ")", r"\imath": "i", r"\degree": r"\circ",
+    r"\leq": r"\le", r"\geq": r"\ge", r"\leqslant": r"\le", r"\geqslant": r"\ge", "<=": r"\le", ">=": r"\ge",
+    r"\lt": "<", r"\gt": ">", r"\neq": r"\ne", "!=": r"\ne", r"\land": "and", r"\wedge": "and", r"\lor": "or", r"\vee": "or",
+    r"\colon": ":", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\langle": "(", r"\rangle": ")",
+}  # fmt: skip
+_ANGULAR = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
+_CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
+_ENDS = frozenset((None, "+", "-", ")", "]", "}", "*", "/", r"\rfloor", r"\rceil", "^", "_", "!", "'", r"\circ", r"\choose"))
+
+
+def tokens(text: str) -> list[str]:
+    """The signs of a text, without blanks and sizes of brackets, each in its usual name."""
+    found = (token for token in _TOKEN.findall(text) if token not in _SKIPPED)
+    return [_SAME_TOKEN.get(token, token) for token in found]
+
+
+class Expression(NamedTuple):
+    """A function of its variables, and what decides how it is compared."""
+
+    at: Function
+    names: frozenset[str]
+    signs: frozenset[str]
+    """`decimal`, `complex`, `absolute`, `log`, `angle` and `degree`, where they occur."""
+
+
+def read_expression(found: Sequence[str]) -> Expression:
+    """The expression that all tokens are. Raises `Unreadable`."""
+    reader = _Reader(list(found))
+    at = reader.sum()
+    if reader.peek() is not None:
+        raise Unreadable(f"{reader.peek()} at {reader.place}")
+    return Expression(at, frozenset(reader.names), frozenset(reader.signs))
+
+
+class _Reader:
+    """Recursive descent: sum, product, power, atom."""
+
+    def __init__(self, found: list[str]) -> None:
+        self.tokens, self.place, self.bars = found, 0, 0
+        self.names: set[str] = set()
+        self.signs: set[str] = set()
+
+    def peek(self, ahead: int = 0) -> str | None:
+        place = self.place + ahead
+        return self.tokens[place] if place < len(self.tokens) else None
+
+    def take(self, wanted: str | None = None) -> str:
+        token = self.peek()
+        if token is None or (wanted is not None and token != wanted):
+            raise Unreadable(f"{token} at {self.place}, expected {wanted}")
+        self.place += 1
+        return token
+
+    def sum(self) -> Function:
+        sign = self.take() if self.peek() in ("+", "-") else "+"
+        total = self.product()
+        total = _negative(total) if sign == "-" else total
+        while self.peek() in ("+", "-"):
+            sign, one = self.take(), self.product()
+            total = _sum(total, _negative(one) if sign == "-" else one)
+        return total
+
+    def product(self) -> Function:
+        total, before = self.factor(), self.place - 1
+        while True:
+            token = self.peek()
+            if token in ("*", "/"):
+                self.take()
+                sign = self.take() if self.peek() in ("+", "-") else "+"
+                one = self.factor()
+                one = _negative(one) if sign == "-" else one
+                total = _product(total, one) if token == "*" else _quotient(total, one)
+            elif self._starts(token):
+                if _is_number(token) and _is_number(self.tokens[self.place - 1]):
+                    raise Unreadable("two numbers side by side")
+                total = _product(total, self.factor())
+            else:
+                return total
+            before = self.place
+
+    def _starts(self, token: str | None) -> bool:
+        """Whether a factor may start with a token, without a sign of multiplication before it."""
+        if token == "|":
+            return self.bars == 0
+        return token not in _ENDS and token not in (",", ";", ":", "=", "<", ">", "&")
+
+    def factor(self) -> Function:
+        """An atom with its powers; a whole number beside a proper fraction is a mixed number."""
+        start = self.peek()
+        base = self.atom()
+        if start is not None and start.isdigit() and self.peek() == r"\frac":
+            place = self.place
+            part = self.atom()
+            inside = [token for token in self.tokens[place + 1 : self.place] if token not in "{}"]
+            if len("".join(inside)) < 30 and all(token.isdigit() for token in inside):
+                return self.powers(_sum(base, part))
+            self.place = place
+        return self.powers(base)
+
+    def powers(self, base: Function) -> Function:
+        while (token := self.peek()) in ("^", "!", "'", r"\circ", "%", r"\%"):
+            self.take()
+            if token == "!":
+                base = _call(factorial, base)
+            elif token in ("%", r"\%"):
+                base = _quotient(base, _constant(mpf(100)))
+            elif token == r"\circ" or (token == "^" and self._degree()):
+                base = self._degrees(base)
+            elif token == "^":
+                base = self._raised(base)
+            # A prime behind a number says nothing; behind a name it is part of it.
+        return base
+
+    def _raised(self, base: Function) -> Function:
+        sign = self.take() if self.peek() in ("+", "-") else "+"
+        exponent = self.group() if self.peek() == "{" else self.factor()
+        if sign == "-":
+            exponent = _negative(exponent)
+        return lambda point: power(base(point), exponent(point), point)
+
+    def _degree(self) -> bool:
+        for shape in ([r"\circ"], ["{", r"\circ", "}"]):
+            if self.tokens[self.place : self.place + len(shape)] == shape:
+                self.place += len(shape)
+                return True
+        return False
+
+    def _degrees(self, base: Function) -> Function:
+        self.signs.add("degree")
+        return lambda point: base(point) * mp.pi / 180 if point["angle"] else base(point)
+
+    def group(self) -> Function:
+        """What stands in braces, or one token, as the argument of a command."""
+        token = self.peek()
+        if token == "{":
+            self.take()
+            inside = self.sum()
+            if self.peek() == r"\choose":
+                self.take()
+                inside = _binomial(inside, self.sum())
+            self.take("}")
+            return inside
+        if token is not None and token.isdigit() and len(token) > 1:
+            self.tokens[self.place : self.place + 1] = list(token)
+        return self.atom()
+
+    def atom(self) -> Function:
+        token = self.take()
+        if _is_number(token):
+            if "." in token:
+                self.signs.add("decimal")
+            return _constant(token)
+        if token in ("(", "["):
+            inside = self._apart(self.sum)
+            self.take(_CLOSING[token])
+            return inside
+        if token == "{":
+            self.place -= 1
+            return self._apart(self.group)
+        if token == "|":
+            self.bars += 1
+            inside = self.sum()
+            self.take("|")
+            self.bars -= 1
+            self.signs.add("absolute")
+            return _call(abs, inside)
+        if token in (r"\lfloor", r"\lceil"):
+            inside = self._apart(self.sum)
+            self.take(_CLOSING[token])
+            return _call(mp.floor if token == r"\lfloor" else mp.ceil, inside)
+        return self._command(token)
+
+    def _apart(self, read: Callable[[], Function]) -> Function:
+        """Inside brackets a bar opens again."""
+        bars, self.bars = self.bars, 0
+        inside = read()
+        self.bars = bars
+        return inside
+
+    def _command(self, token: str) -> Function:
+        if token == r"\frac":
+            if (name := self._derivative()) is not None:
+                return self._variable(name)
+            over = self.group()
+            return _quotient(over, self.group())
+        if token == r"\binom":
+            over = self.group()
+            return _binomial(over, self.group())
+        if token in (r"\sqrt", "sqrt"):
+            return self._root()
+        if token in (r"\log", "log"):
+            return self._logarithm()
+        if token.removeprefix("\\") in FUNCTIONS and token != "i":
+            return self._function(token.removeprefix("\\"))
+        if token in (r"\pi", "pi", "\u03c0"):
+            return lambda point: +mp.pi
+        if token in _FONTS:
+            return self._font()
+        if token in (r"\angle", r"\triangle"):
+            return self._points(token)
+        if token in _ACCENTS:
+            return self._variable(_ACCENTS[token] + " " + "".join(self._raw()))
+        if token in _SYMBOLS or (len(token) == 1 and token.isalpha()):
+            return self._letter(token)
+        raise Unreadable(f"{token} at {self.place}")
+
+    def _font(self) -> Function:
+        place = self.place
+        inside = "".join(self._raw())
+        if inside in FUNCTIONS:
+            return self._function(inside)
+        if inside.isalpha():
+            return self._letter(inside)
+        self.place = place
+        return self.group()
+
+    def _letter(self, name: str) -> Function:
+        """A constant, or a variable with its index and primes; `f(x)` and `f'(x)` are no products."""
+        if self.peek() == "_":
+            self.take()
+            index = "".join(self._raw())
+            name += "_" + re.sub(r"\\[a-z]+|[{}]", "", index)
+        while self.peek() == "'":
+            name += self.take()
+        if name == "i":
+            self.signs.add("complex")
+            return _constant(mpc(0, 1))
+        if name == "e":
+            return lambda point: +mp.e
+        if (name == "f" or name.endswith("'")) and self.peek() == "(":
+            argument = self.atom()
+            self.names.add(name)
+            return lambda point: point[name] + mp.sin(point[name] * argument(point))
+        return self._variable(name)
+
+    def _variable(self, name: str) -> Function:
+        self.names.add(name)
+        return lambda point: point[name]
+
+    def _raw(self) -> list[str]:
+        """The tokens in braces, or the next one."""
+        token = self.take()
+        if token != "{":
+            return [token]
+        depth, start = 1, self.place
+        while depth:
+            token = self.take()
+            depth += (token == "{") - (token == "}")
+        return self.tokens[start : self.place - 1]
+
+    def _derivative(self) -> str | None:
+        """`dy/dx` of `\\frac{dy}{dx}`, which is one name."""
+        shape = self.tokens[self.place : self.place + 8]
+        if len(shape) < 8 or shape[::4] != ["{", "{"] or shape[1::4] != ["d", "d"] or shape[3::4] != ["}", "}"]:
+            return None
+        self.place += 8
+        return f"d{shape[2]}/d{shape[6]}"
+
+    def _points(self, token: str) -> Function:
+        letters = self._raw()
+        while (more := self.peek()) is not None and len(more) == 1 and more.isupper():
+            letters.append(self.take())
+        letters = sorted(letters) if token == r"\triangle" else min(letters, letters[::-1])
+        return self._variable(token + "".join(letters))
+
+    def _root(self) -> Function:
+        degree: Function = _constant(mpf(2))
+        if self.peek() == "[":
+            self.take()
+            degree = self.sum()
+            self.take("]")
+        inside = self.group()
+        return lambda point: power(inside(point), divided(1, degree(point)), point)
+
+    def _logarithm(self) -> Function:
+        base: Function | None = None
+        if self.peek() == "_":
+            self.take()
+            base = self.group()
+        raised = self._function_power()
+        inside = self._argument()
+        if base is None:
+            self.signs.add("log")
+            base = lambda point: point["log"]  # noqa: E731
+        log = lambda point: divided(logarithm(inside(point), point), logarithm(base(point), point))  # noqa: E731
+        return log if raised is None else lambda point: power(log(point), raised(point), point)
+
+    def _function(self, name: str) -> Function:
+        raised, called = self._function_power(), FUNCTIONS[name]
+        if name in _ANGULAR:
+            self.signs.add("angle")
+        if raised and name in _ANGULAR and self.tokens[self.place - 4 : self.place] == ["{", "-", "1", "}"]:
+            called, raised = FUNCTIONS[f"arc{name}"], None
+        inside = self._argument()
+        if name == "ln":
+            result: Function = lambda point: logarithm(inside(point), point)  # noqa: E731
+        else:
+            result = lambda point: real(called(inside(point)), point)  # noqa: E731
+        return result if raised is None else lambda point: power(result(point), raised(point), point)
+
+    def _function_power(self) -> Function | None:
+        if self.peek() != "^":
+            return None
+        self.take()
+        return self.group()
+
+    def _argument(self) -> Function:
+        """Of a function: brackets, or what is written behind it up to a sign or another function."""
+        if self.peek() in ("(", "[", "{", "|"):
+            return self.atom()
+        sign = self.take() if self.peek() == "-" else "+"
+        total, last = self.factor(), self.tokens[self.place - 1]
+        while self._starts(token := self.peek()) and token is not None:
+            name = token.removeprefix("\\")
+            if name in FUNCTIONS or name == "log" or (token in "([|" and not _is_number(last)):
+                break
+            total, last = _product(total, self.factor()), self.tokens[self.place - 1]
+        while self.peek() == "/" and _is_number(self.peek(1)):
+            self.take()
+            total = _quotient(total, self.factor())
+        return _negative(total) if sign == "-" else total
+
+
+def _is_number(token: str | None) -> bool:
+    return token is not None and (token[0].isdigit() or (token[0] == "." and len(token) > 1))
+
+
+def _constant(value: object) -> Function:
+    return lambda point: mpf(value) if isinstance(value, str) else value
+
+
+def _joined(join: Callable[..., object]) -> Callable[[Function, Function], Function]:
+    return lambda one, other: lambda point: join(one(point), other(point))
+
+
+_sum, _product, _quotient, _binomial = map(_joined, (add, mul, divided, mp.binomial))
+
+
+def _negative(one: Function) -> Function:
+    return lambda point: -one(point)
+
+
+def _call(called: Callable[..., object], one: Function) -> Function:
+    return lambda point: called(one(point))
+
+
+def difference(one: Expression, other: Expression) -> Expression:
+    """`one - other`."""
+    return Expression(_sum(one.at, _negative(other.at)), one.names | other.names, one.signs | other.signs)
+
+
+def quotient(one: Expression, other: Expression) -> Expression:
+    """`one / other`."""
+    return Expression(_quotient(one.at, other.at), one.names | other.names, one.signs | other.signs)

@@ -1,0 +1,406 @@
+"""Reads an answer as an object: lists, tuples, sets, intervals, unions, matrices, ratios, relations, values.
+
+Called by `answers.py`. A text is split at the signs that bind least, down to expressions, which `expressions.py`
+reads; objects are compared part by part. What is not read raises `Unreadable`.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from math import floor, log10
+from typing import NamedTuple
+
+from mpmath import mpf
+
+from domains.math.expressions import Expression, difference, quotient, read_expression, tokens
+from domains.math.typeset import number
+from domains.math.units import Measured, measured
+from domains.math.values import Unreadable, proportional, same_value, size_of
+
+PLACES = 6
+"""Decimal places in which numbers with a point are compared, more for a gold answer below a thousandth."""
+
+
+class Node(NamedTuple):
+    """An object: a sign (`,`, `and`, `or`, `set`, `()`, `[)`, `cup`, `:`, `=`, `<`, ...) with parts, or a text."""
+
+    sign: str
+    parts: tuple["Node", ...] = ()
+    text: str = ""
+
+
+_SIZES = re.compile(
+    r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])\.?|\\(?=[{}])(?=x)|\$"
+)
+_SAID = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s*\{\s*,?\s*(and|or|to)\s*\}|\\q?quad\s*(?:\\text\s*\{\s*)?(and|or)\b\s*\}?|(?<=[\s)\d])(and|or|to)(?=[\s(])")
+_EDGES = re.compile(r"\A(?:\\[ ,;:!]|~|\s|\\q?quad(?![A-Za-z]))+|(?:\\[ ,;:!]|~|\s|\\q?quad(?![A-Za-z])|(?<!\\)\\$|(?<=[\w})])\.$)+\Z")
+_SIGN = re.compile(
+    r"\\begin\{[a-z]*\}|\\end\{[a-z]*\}|\\\\|\\[A-Za-z]+|\\.|[<>!]=|\S"
+)
+_OPEN = frozenset(("(", "[", "{", r"\{", r"\lfloor", r"\lceil", r"\lbrace", r"\langle", r"\lbrack"))
+_CLOSE = frozenset((")", "]", "}", r"\}", r"\rfloor", r"\rceil", r"\rbrace", r"\rangle", r"\rbrack"))
+_LISTS = {",": ",", ";": ",", "\u2227": "and", r"\land": "and", r"\wedge": "and", r"\lor": "or", r"\vee": "or"}
+_RELATIONS = {
+    "=": "=", "<": "<", ">": ">", r"\lt": "<", r"\gt": ">",
+    **dict.fromkeys(("<=", r"\le", r"\leq", r"\leqslant", r"\leqq"), r"\le"),
+    **dict.fromkeys((">=", r"\ge", r"\geq", r"\geqslant", r"\geqq"), r"\ge"),
+    **dict.fromkeys(("!=", r"\ne", r"\neq", r"\not"), r"\ne"),
+    **{sign: sign for sign in (r"\in", r"\to", r"\approx", r"\propto", r"\equiv", r"\sim", r"\subset", r"\mapsto",
+                               r"\notin", r"\Rightarrow", r"\implies", r"\mid", r"\perp", r"\parallel", r"\cong")},
+}  # fmt: skip
+_UNIONS = {r"\cup": "cup", r"\cap": "cap", r"\bigcup": "cup"}
+_RATIOS = {":": ":", r"\colon": ":"}
+_LEVELS: tuple[dict[str, str], ...] = (_LISTS, _RELATIONS, _UNIONS, _RATIOS)
+_BRACKETS = {"(": "(", "[": "[", r"\{": "set", r"\lbrace": "set", r"\langle": "(", r"\lbrack": "["}
+_ENDS = {")": ")", "]": "]", r"\}": "set", r"\rbrace": "set", r"\rangle": ")", r"\rbrack": "]"}
+_BUILT = re.compile(r"[|:]|\\(?:mid|colon|vert)(?![A-Za-z])")
+_MATRIX = re.compile(r"\\begin\{([pbBv]?matrix|smallmatrix)\}(.*)\\end\{\1\}", re.DOTALL)
+_SIGNED = re.compile(r"\\(pm|mp)(?![A-Za-z])")
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_POINT, _COMMA = re.compile(r"\d\.\d"), re.compile(r"(?<![\d,])(\d+),(?!\d{3}(?!\d))(\d+)(?![\d,])")
+_NAME = re.compile(
+    r"(?:\\?[A-Za-z]+(?:_(?:\w|\{[^{}]*\}))?'*|\\(?:angle|triangle|overline|vec|bar)\s*\{?[A-Z ]+\}?|\|[A-Z]+\||"
+    r"\\text\s*\{[^{}]*\}(?:_\w)?|\\frac\{d\w\}\{d\w\})(?:\([^()=]*\))?|[A-Z]{1,3}"
+)
+_FLIPPED = {">": "<", r"\ge": r"\le"}
+_BOUNDS = ("<", r"\le")
+
+
+def read(text: str, gold: str = "") -> list[Node]:
+    """The objects that a text may be: more than one where a comma may separate thousands, as in `1,234`.
+
+    Beside a `gold` answer with a point, a comma may be one of a decimal, as in `3,14`.
+    """
+    said = _SIZES.sub(" ", text)
+    said = _SAID.sub(lambda found: {"and": r" \land ", "or": r" \lor ", "to": r" \colon "}[found[1] or found[2] or found[3]], said)
+    joined = _GROUPED.sub(lambda digits: digits[0].replace(",", ""), said)
+    ways = [joined, said]
+    if "," not in gold and _POINT.search(gold):
+        ways.append(_COMMA.sub(r"\1.\2", said))
+    return [_node(one) for one in dict.fromkeys(ways)]
+
+
+def _node(text: str) -> Node:
+    text = _unwrapped(text)
+    for level in _LEVELS:
+        parts, signs = _split(text, level)
+        if level is _LISTS and signs:
+            said = set(signs) - {","}
+            return Node(max(said, default=","), tuple(_node(part) for part in parts if part.strip()))
+        if level is _LISTS and _SIGNED.search(text):
+            pair = [_SIGNED.sub(lambda sign: {"pm": " + ", "mp": " - "}[sign[1]][::way], text) for way in (1, -1)]
+            pair[1] = _SIGNED.sub(lambda sign: {"pm": " - ", "mp": " + "}[sign[1]], text)
+            return Node(",", tuple(map(_node, pair)))
+        if level is _RELATIONS and signs:
+            return _related([_node(part) for part in parts], signs)
+        if signs and (level is not _RATIOS or all(part.strip() for part in parts)):
+            return _flat(Node(signs[0], tuple(map(_node, parts))))
+    return _bracketed(text)
+
+
+def _flat(node: Node) -> Node:
+    parts = [inner for part in node.parts for inner in (part.parts if part.sign == node.sign else (part,))]
+    return node._replace(parts=tuple(parts))
+
+
+def _unwrapped(text: str) -> str:
+    """A text without blanks around it, and without the braces that hold it."""
+    while True:
+        bare = _EDGES.sub("", text)
+        if bare.startswith("{") and _closing(bare) == len(bare):
+            bare = bare[1:-1]
+        if bare == text:
+            return text
+        text = bare
+
+
+def _signs(text: str) -> Iterator[tuple[re.Match[str], int]]:
+    """The signs of a text and the depth of brackets behind each."""
+    depth = 0
+    for found in _SIGN.finditer(text):
+        sign = found[0]
+        depth += sign in _OPEN or sign.startswith(r"\begin{")
+        depth -= sign in _CLOSE or sign.startswith(r"\end{")
+        yield found, depth
+
+
+def _closing(text: str) -> int:
+    """Where the bracket that a text starts with has closed."""
+    return next((found.end() for found, depth in _signs(text) if depth == 0), -1)
+
+
+def _split(text: str, level: dict[str, str]) -> tuple[list[str], list[str]]:
+    """The parts of a text between the signs of a level that no bracket holds, and these signs."""
+    parts, signs, start = [], [], 0
+    for found, depth in _signs(text):
+        if depth == 0 and found[0] in level:
+            parts.append(text[start : found.start()])
+            signs.append(level[found[0]])
+            start = found.end()
+    return [*parts, text[start:]], signs
+
+
+def _related(parts: list[Node], signs: list[str]) -> Node:
+    """A chain of relations: of equations one from the first to the last, of bounds each for itself."""
+    if signs[0] == r"\ne" and not parts[1].text and len(signs) > 1:  # \not=
+        parts, signs = [parts[0], *parts[2:]], [r"\ne", *signs[2:]]
+    if r"\in" in signs and len(signs) == 1:
+        return parts[1]
+    if set(signs) == {"="}:
+        return Node("=", tuple(parts))
+    pairs = []
+    for left, sign, right in zip(parts, signs, parts[1:], strict=False):
+        pair = (right, left) if sign in _FLIPPED else (left, right)
+        pairs.append(Node(_FLIPPED.get(sign, sign), pair))
+    return pairs[0] if len(pairs) == 1 else Node("and", tuple(pairs))
+
+
+def _bracketed(text: str) -> Node:
+    if (found := _MATRIX.fullmatch(text)) is not None and found[1] != "vmatrix":
+        rows = [row for row in _split(found[2], {r"\\": r"\\"})[0] if row.strip()]
+        cells = [[_node(cell) for cell in _split(row, {"&": "&"})[0]] for row in rows]
+        return Node("matrix", tuple(Node("row", tuple(row)) for row in cells))
+    if tokens(text) == [r"\mathbb", "{", "R", "}"]:
+        return Node("()", (Node("", text=r"-\infty"), Node("", text=r"\infty")))
+    first, last = _SIGN.match(text), list(_SIGN.finditer(text))[-1:]
+    if first is None or first[0] not in _BRACKETS or last[0][0] not in _ENDS or _closing(text) != len(text):
+        return Node("", text=text)
+    kind, inside = _BRACKETS[first[0]], text[first.end() : last[0].start()]
+    if kind == "set" and _BUILT.search(inside):
+        raise Unreadable("a set that is built")
+    within = _node(inside)
+    if kind == "set":
+        return Node("set", within.parts if within.sign in (",", "and") else (within,) if inside.strip() else ())
+    # What is one value in brackets is this value; `(x+1)` too.
+    return Node(kind + _ENDS[last[0][0]], within.parts) if within.sign == "," else within
+
+
+def same(gold: Node, given: Node) -> bool:
+    """Whether an answer is the object of the gold answer. Raises `Unreadable`."""
+    gold, given = _as_list(gold), _as_list(given)
+    if gold.sign == "=" and given.sign == "=":
+        return _same_equation(gold, given)
+    if "=" in (gold.sign, given.sign):
+        return _same_value_of(gold, given)
+    if gold.sign in _BOUNDS or gold.sign in ("and", "or"):
+        if (interval := _interval(gold)) is not None and given.sign in ("()", "(]", "[)", "[]", "cup"):
+            return same(interval, given)
+    listed = (",", "and", "or")
+    if gold.sign in listed or given.sign in listed:
+        return _same_list(gold, given)
+    if "set" in (gold.sign, given.sign):
+        return _same_set(gold, given)
+    if gold.sign != given.sign:
+        pair = sorted((gold, given), key=lambda node: node.sign)
+        if pair[0].sign == "" and pair[1].sign == ":" and len(pair[1].parts) == 2:
+            return _same_ratio(*(one.parts if one.sign else (one, Node("", text="1")) for one in (gold, given)))
+        ordered = all(one.sign in ("()", "[]") for one in (gold, given)) and len(gold.parts) > 2
+        return ordered and _in_order(gold.parts, given.parts)
+    if gold.sign == "":
+        return same_measured(gold.text, given.text)
+    if gold.sign == ":":
+        return _same_ratio(gold.parts, given.parts)
+    if gold.sign in _RELATIONS.values():
+        return _same_bound(gold, given)
+    if gold.sign in ("cup", "cap"):
+        return _matched(gold.parts, given.parts)
+    return _in_order(gold.parts, given.parts)
+
+
+def _in_order(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
+    return len(ours) == len(theirs) and all(map(same, ours, theirs))
+
+
+def _matched(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
+    """Whether the parts are the same in some order, each as often as there."""
+    left = list(theirs)
+    for one in ours:
+        found = next((place for place, other in enumerate(left) if same(one, other)), None)
+        if found is None:
+            return False
+        del left[found]
+    return not left
+
+
+def _as_list(node: Node) -> Node:
+    """`(x,y)=(1,2)` is `x=1, y=2`; a list within a list is one list."""
+    if node.sign == "=" and len(node.parts) == 2 and all(part.sign == "()" for part in node.parts):
+        names, values = (part.parts for part in node.parts)
+        if len(names) == len(values):
+            return Node(",", tuple(Node("=", pair) for pair in zip(names, values, strict=True)))
+    return _flat(node) if node.sign in (",", "and", "or") else node
+
+
+def _is_name(node: Node) -> bool:
+    return not node.sign and _NAME.fullmatch("".join(node.text.split())) is not None
+
+
+def _named(node: Node) -> tuple[Node, Node] | None:
+    """Name and value of an equation: `x` and 5 of `x = 2 + 3 = 5` and of `5 = x`."""
+    first, last = node.parts[0], node.parts[-1]
+    if _is_name(first):
+        return first, last
+    return (last, first) if _is_name(last) else None
+
+
+def _same_equation(gold: Node, given: Node) -> bool:
+    ours, theirs = _named(gold), _named(given)
+    if ours and theirs and same(ours[0], theirs[0]):
+        return _is_consistent(given) and same(ours[1], theirs[1])
+    if not all(one.sign == "" for one in (*gold.parts, *given.parts)) or max(len(gold.parts), len(given.parts)) > 2:
+        return False
+    one, other = (difference(*map(_plain, node.parts)) for node in (gold, given))
+    return proportional(one, other)
+
+
+def _same_value_of(gold: Node, given: Node) -> bool:
+    """An equation on one side: its value, if it names one, or tells what an answer was computed from."""
+    equation, other = (gold, given) if gold.sign == "=" else (given, gold)
+    named = _named(equation)
+    if named is None:
+        if equation is gold:
+            return False
+        named = equation.parts[0], equation.parts[-1]
+    if not _is_consistent(equation):
+        return False
+    return same(named[1], given) if equation is gold else same(gold, named[1])
+
+
+def _is_consistent(equation: Node) -> bool:
+    """Whether the constants of a chain are one: `19 = 18` is no way to say 18."""
+    constants = [one for one in equation.parts if not one.sign and not _names_of(one)]
+    return all(same(one, constants[-1]) for one in constants[:-1])
+
+
+def _names_of(node: Node) -> frozenset[str] | None:
+    try:
+        return _plain(node).names
+    except Unreadable:
+        return frozenset((node.text,))
+
+
+def _same_list(gold: Node, given: Node) -> bool:
+    """Lists, with values in the order of their names where one side has them."""
+    if given.sign in ("()", "[]", "(]", "[)") or gold.sign in ("()", "[]", "(]", "[)"):
+        bracketed = given if len(given.sign) == 2 else gold
+        if bracketed.sign not in ("()", "[]"):
+            return False
+    for one, other in ((gold, given), (given, gold)):
+        if all(part.sign == "=" for part in one.parts) and not any(part.sign == "=" for part in other.parts):
+            pairs = [_named(part) for part in one.parts]
+            names = [pair[0].text for pair in pairs if pair]
+            if len(set(names)) == len(pairs) == len(other.parts) > 1:
+                if other.sign == "set":
+                    return False
+                if all(len(name.strip()) == 1 for name in names):
+                    pairs.sort(key=lambda pair: pair[0].text if pair else "")
+                values = tuple(pair[1] for pair in pairs if pair)
+                return _in_order(values, other.parts) if one is gold else _in_order(other.parts, values)
+    if "set" in (gold.sign, given.sign):
+        return _same_set(gold, given)
+    bounds = any(part.sign in _BOUNDS for part in (*gold.parts, *given.parts))
+    if bounds and {gold.sign, given.sign} == {"and", "or"}:
+        return False
+    if gold.sign == "()" or gold.sign == "[]":
+        return _in_order(gold.parts, given.parts)
+    return _matched(gold.parts, given.parts or (given,))
+
+
+def _same_set(gold: Node, given: Node) -> bool:
+    if len(gold.sign) == 2 or len(given.sign) == 2:  # brackets
+        inner = gold if gold.sign == "set" else given
+        return len(inner.parts) == 1 and _in_order((gold,) if inner is given else gold.parts, (given,) if inner is gold else given.parts)
+    ours, theirs = (_distinct(one.parts) if one.sign == "set" else one.parts or (one,) for one in (gold, given))
+    return _matched(ours, theirs)
+
+
+def _distinct(parts: tuple[Node, ...]) -> tuple[Node, ...]:
+    found: list[Node] = []
+    for part in parts:
+        if not any(same(one, part) for one in found):
+            found.append(part)
+    return tuple(found)
+
+
+def _same_ratio(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
+    if len(ours) != len(theirs):
+        return False
+    one, other = (tuple(map(_plain, parts)) for parts in (ours, theirs))
+    return all(same_value(quotient(a, one[-1]), quotient(b, other[-1]), PLACES) for a, b in zip(one, other, strict=True))
+
+
+def _same_bound(gold: Node, given: Node) -> bool:
+    if all(one.text for one in (*gold.parts, *given.parts)):
+        one, other = (difference(*map(_plain, node.parts)) for node in (gold, given))
+        return proportional(one, other, positive=gold.sign in _BOUNDS)
+    return _in_order(gold.parts, given.parts)
+
+
+def _interval(node: Node) -> Node | None:
+    """The interval that bounds of one variable are, or the union of two."""
+    if node.sign in ("and", "or"):
+        sides = [_interval(part) for part in node.parts if part.sign in _BOUNDS]
+        if len(sides) != 2 or None in sides or len(node.parts) != 2:
+            return None
+        one, other = sides  # type: ignore[misc]
+        assert one is not None and other is not None
+        if node.sign == "or":
+            return Node("cup", (one, other))
+        low, high = (one, other) if "infty" in one.parts[1].text else (other, one)
+        return Node(low.sign[0] + high.sign[1], (low.parts[0], high.parts[1]))
+    left, right = node.parts
+    weak = node.sign == r"\le"
+    if _is_name(left):
+        return Node("(" + ")]"[weak], (Node("", text=r"-\infty"), right))
+    return Node("(["[weak] + ")", (left, Node("", text=r"\infty"))) if _is_name(right) else None
+
+
+def _plain(node: Node) -> Expression:
+    if node.sign:
+        raise Unreadable(f"{node.sign} within an expression")
+    return _expression(node.text)
+
+
+def _expression(text: str) -> Expression:
+    return read_expression(tokens(number(text.strip())))
+
+
+def same_measured(gold: str, given: str) -> bool:
+    """Whether two values are one, as they stand, or without their percent signs and units."""
+    if tokens(gold) == tokens(given):
+        return True
+    ours, theirs = measured(gold), measured(given, gold)
+    units = [one.unit for one in (ours, theirs) if one.unit is not None]
+    bare = ours.value == gold and theirs.value == given
+    if len(units) < 2 and not bare and _read_both(gold, given, _same_numbers):
+        return True
+    if len(units) == 2 and units[0].powers != units[1].powers:
+        return False
+    factor = units[0].scale / units[1].scale if len(units) == 2 else Fraction(1)
+    if _same_scaled(ours, theirs, factor):
+        return True
+    if ours.percent == theirs.percent:
+        return False
+    return _same_scaled(ours, theirs, Fraction(1, 100) if ours.percent else Fraction(100))
+
+
+def _read_both(gold: str, given: str, compare: Callable[[Expression, Expression], bool]) -> bool:
+    try:
+        return compare(_expression(gold), _expression(given))
+    except Unreadable:
+        return False
+
+
+def _same_scaled(ours: Measured, theirs: Measured, factor: Fraction) -> bool:
+    one, other = _expression(ours.value), _expression(theirs.value)
+    scaled = one if factor == 1 else one._replace(at=lambda point: one.at(point) * factor.numerator / factor.denominator)
+    return _same_numbers(scaled, other)
+
+
+def _same_numbers(gold: Expression, given: Expression) -> bool:
+    places = None
+    if "decimal" in gold.signs | given.signs and not gold.names | given.names:
+        size = size_of(gold)
+        more = 2 - PLACES - floor(log10(size)) if size is not None and mpf(10) ** -300 < size < 1 else 0
+        places = PLACES + max(0, more)
+    return same_value(gold, given, places)
