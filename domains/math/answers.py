@@ -15,7 +15,7 @@ from domains.math.rewards import AnswerStatus
 from domains.math.objects import PLACES, read, same
 from domains.math.texts import bare, chosen_letters, in_base, in_signs, long_enough, other_case, same_time, words
 from domains.math.typeset import typeset
-from domains.math.values import Unreadable
+from domains.math.values import TooLarge, Unreadable
 from pipelinerl.base.thoughts import answer_part
 
 BOXED = "\\boxed"
@@ -32,7 +32,7 @@ _VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _CHOSEN = re.compile(
     r"(?:(?i:option|choice|answer)[\s:]+)?"
     r"\(?([A-J])(?:\)?|(?:\)|(?=[:.]\W))[:.]?+(?:(?:\s|\\[ ,;:])*+"
-    r"(?P<says>(?![-+*/^=(]|(?:and|or)\b\W*[A-J]\b)\S.*))?)"
+    r"(?P<says>(?![-+*/^=(,;]|(?:and|or)\b\W*[A-J]\b)\S.*))?)"
 )
 """A choice with what it says behind it: `\\textbf{(C) }5` and `C. 5` choose C, and are no product. Of two
 choices, as in `(C) or (D)`, none is chosen."""
@@ -142,8 +142,8 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
     A percent sign on one side only stands for itself or for a hundredth: 60% is 60 and 0.6.
     """
     answer, gold = _given(answer), _wanted(typeset(gold))
-    if _in_text(answer) and any(map(str.isdigit, answer)):  # `\\text{2 and 3}`
-        answer = plain(answer)
+    # `\\text{2 and 3}`
+    answer, gold = (plain(one) if _in_text(one) and any(map(str.isdigit, one)) else one for one in (answer, gold))
     based = in_base(plain(gold)), in_base(plain(answer))
     if based[0] is not None:
         return "correct" if plain(answer) == based[0][0] or based[0] == based[1] else "wrong"
@@ -153,6 +153,8 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
         pairs = [(one, other) for one in read(gold) for other in read(answer, gold)]
         if any(same(one, other) for one, other in pairs):
             return "correct"
+    except (TooLarge, RecursionError):
+        return "unparsable"
     except Unreadable:
         pass
     else:

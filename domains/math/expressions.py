@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mpmath import mp, mpc, mpf
 
-from domains.math.values import FUNCTIONS, Function, Unreadable, divided, factorial, logarithm, power, real
+from domains.math.values import FUNCTIONS, MOST_DIGITS, Function, TooLarge, Unreadable, divided, factorial, logarithm, power, real
 
 
 _PLAIN = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|sqrt|exp|log|ln|pi"
@@ -61,7 +61,7 @@ class Expression(NamedTuple):
 def read_expression(found: Sequence[str]) -> Expression:
     """The expression that all tokens are. Raises `Unreadable`."""
     reader = _Reader(list(found))
-    at = reader.sum()
+    at = reader.whole()
     if reader.peek() is not None:
         raise Unreadable(f"{reader.peek()} at {reader.place}")
     return Expression(at, frozenset(reader.names), frozenset(reader.signs))
@@ -85,6 +85,14 @@ class _Reader:
             raise Unreadable(f"{token} at {self.place}, expected {wanted}")
         self.place += 1
         return token
+
+    def whole(self) -> Function:
+        """What brackets or a text hold: a sum, or `n \\choose k`."""
+        inside = self.sum()
+        if self.peek() != r"\choose":
+            return inside
+        self.take()
+        return _binomial(inside, self.sum())
 
     def sum(self) -> Function:
         sign = self.take() if self.peek() in ("+", "-") else "+"
@@ -169,10 +177,7 @@ class _Reader:
         token = self.peek()
         if token == "{":
             self.take()
-            inside = self.sum()
-            if self.peek() == r"\choose":
-                self.take()
-                inside = _binomial(inside, self.sum())
+            inside = self.whole()
             self.take("}")
             return inside
         if token is not None and token.isdigit() and len(token) > 1:
@@ -182,11 +187,13 @@ class _Reader:
     def atom(self) -> Function:
         token = self.take()
         if _is_number(token):
+            if len(token) > MOST_DIGITS:
+                raise TooLarge(token)
             if "." in token:
                 self.signs.add("decimal")
             return _constant(token)
         if token in ("(", "["):
-            inside = self._apart(self.sum)
+            inside = self._apart(self.whole)
             self.take(_CLOSING[token])
             return inside
         if token == "{":

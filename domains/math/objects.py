@@ -60,8 +60,9 @@ _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _POINT, _COMMA = re.compile(r"\d\.\d"), re.compile(r"(?<![\d,])(\d+),(?!\d{3}(?!\d))(\d+)(?![\d,])")
 _NAME = re.compile(
     r"(?:\\?[A-Za-z]+(?:_(?:\w|\{[^{}]*\}))?'*|\\(?:angle|triangle|overline|vec|bar)\s*\{?[A-Z ]+\}?|\|[A-Z]+\||"
-    r"\\text\s*\{[^{}]*\}(?:_\w)?|\\frac\{d\w\}\{d\w\})(?:\([^()=]*\))?|[A-Z]{1,3}"
+    r"\\text\s*\{[^{}]*\}(?:_\w)?|\\frac\{d\w\}\{d\w\})(?:\^(?:-1|\{-1\}))?(?:\([^()=]*\))?|[A-Z]{1,3}"
 )
+_BRACKETED = frozenset(("()", "[]", "(]", "[)"))
 _FLIPPED = {">": "<", r"\ge": r"\le"}
 _BOUNDS = ("<", r"\le")
 
@@ -183,7 +184,7 @@ def same(gold: Node, given: Node) -> bool:
     if "=" in (gold.sign, given.sign):
         return _same_value_of(gold, given)
     if gold.sign in _BOUNDS or gold.sign in ("and", "or"):
-        if (interval := _interval(gold)) is not None and given.sign in ("()", "(]", "[)", "[]", "cup"):
+        if (interval := _interval(gold)) is not None and given.sign in _BRACKETED | {"cup"}:
             return same(interval, given)
     listed = (",", "and", "or")
     if gold.sign in listed or given.sign in listed:
@@ -281,10 +282,8 @@ def _names_of(node: Node) -> frozenset[str] | None:
 
 def _same_list(gold: Node, given: Node) -> bool:
     """Lists, with values in the order of their names where one side has them."""
-    if given.sign in ("()", "[]", "(]", "[)") or gold.sign in ("()", "[]", "(]", "[)"):
-        bracketed = given if len(given.sign) == 2 else gold
-        if bracketed.sign not in ("()", "[]"):
-            return False
+    if {"(]", "[)"} & {gold.sign, given.sign}:
+        return False
     for one, other in ((gold, given), (given, gold)):
         if all(part.sign == "=" for part in one.parts) and not any(part.sign == "=" for part in other.parts):
             pairs = [_named(part) for part in one.parts]
@@ -307,7 +306,7 @@ def _same_list(gold: Node, given: Node) -> bool:
 
 
 def _same_set(gold: Node, given: Node) -> bool:
-    if len(gold.sign) == 2 or len(given.sign) == 2:  # brackets
+    if _BRACKETED & {gold.sign, given.sign}:
         inner = gold if gold.sign == "set" else given
         return len(inner.parts) == 1 and _in_order((gold,) if inner is given else gold.parts, (given,) if inner is gold else given.parts)
     ours, theirs = (_distinct(one.parts) if one.sign == "set" else one.parts or (one,) for one in (gold, given))
@@ -369,7 +368,8 @@ def same_measured(gold: str, given: str) -> bool:
     """Whether two values are one, as they stand, or without their percent signs and units."""
     if tokens(gold) == tokens(given):
         return True
-    ours, theirs = measured(gold), measured(given, gold)
+    ours = measured(gold)
+    theirs = measured(given, ours.value)
     units = [one.unit for one in (ours, theirs) if one.unit is not None]
     bare = ours.value == gold and theirs.value == given
     if len(units) < 2 and not bare and _read_both(gold, given, _same_numbers):

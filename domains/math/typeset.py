@@ -8,6 +8,8 @@ import unicodedata
 from fractions import Fraction
 from functools import partial
 
+_GREEK = "\u03b1\u03b2\u03b3\u03b4\u03b5\u03b8\u03bb\u03bc\u03c0\u03c1\u03c3\u03c4\u03c6\u03c8\u03c9\u0394\u03a3\u03a9"
+_LISTED = "alpha beta gamma delta epsilon theta lambda mu pi rho sigma tau phi psi omega Delta Sigma Omega"
 _SIGNS = str.maketrans(
     {
         **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212\ufe63", "-"),
@@ -26,7 +28,7 @@ _SIGNS = str.maketrans(
         "\u2208": r"\in ",
         "\u2205": r"\emptyset ",
         "\u00b0": r"^\circ ",
-        "\u03c0": r"\pi ",
+        **{letter: rf"\{name} " for letter, name in zip(_GREEK, _LISTED.split(), strict=True)},
         "\u211d": r"\mathbb{R}",
         "\u2044": "/",
         "\u2215": "/",
@@ -40,12 +42,27 @@ _SCRIPTS = tuple(
 _ROOT = re.compile(r"\u221a\s*(\d+(?:\.\d+)?|[A-Za-z]|\([^()]*\))")
 _MARKDOWN = re.compile(r"(\*\*|__|`)(.*)\1", re.DOTALL)
 _LEFT_OUT = re.compile(r"(?:\\[ ,;:!]|\\+$|\\q?quad\b|~|(?<!\.)\.$|[\s,;:])+$")
+_BEFORE = re.compile(r"\A(?:\\[ ,;:!]|\\q?quad(?![A-Za-z])|\\(?:display|text)style(?![A-Za-z])|~|\s)+")
+_MONEY = re.compile(r"\$\s*\d")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_QUANTITY = re.compile(r"\\(?:SI|qty)\s*(?:\[[^][]*\])?\{([^{}]*)\}\s*\{([^{}]*)\}")
+_SIUNITX = (
+    (re.compile(r"\\per(?![a-z])"), "/"),
+    (re.compile(r"\\squared(?![a-z])"), "^2"),
+    (re.compile(r"\\cubed(?![a-z])"), "^3"),
+    (re.compile(r"\\(?:degree)?[cC]elsius"), " C"),
+    (re.compile(r"\\percent"), "%"),
+    (re.compile(r"\\(kilo|mega|giga|centi|deci|milli|micro|nano)(?![a-z])"), r" \1"),
+    (re.compile(r"\\([a-zA-Z]+)|(?<=[a-z])\.(?=[a-z])"), r"\1 "),
+    (re.compile(r"(kilo|mega|giga|centi|deci|milli|micro|nano) (?=[a-z])|\s+(?=\^)"), r"\1"),
+)
 _UNIT_VECTOR = (
     re.compile(r"\\(?:mathbf|hat|vec|boldsymbol|bm)\s*(?:\{\s*([ijk])\s*\}|(?<=[a-z]) ([ijk])(?![A-Za-z]))"),
     r"\1\2",
 )
 _WRITTEN = (
-    (re.compile(r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{[^{}]*\}|\\(?:ang|num)\s*\{([^{}]*)\}"), r"\1\2"),
+    (re.compile(r"\\num\s*\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\ang\s*\{([^{}]*)\}"), r"\1^\\circ "),
     (re.compile(r"\A(?:``?|''?|\"+)((?:(?!'').)+?)(?:''?|\"+)\Z", re.DOTALL), r"\1"),
     (re.compile(r"(?<=\d)\{,\}(?=\d+(?!\d))(?!\d{3}(?!\d))"), "."),
     (re.compile(r"\\([ij])math(?![A-Za-z])"), r"\1"),
@@ -90,7 +107,7 @@ _WRITTEN = (
     (re.compile(r"\{\\(?:rm|bf|it)\s+([^{}]*)\}"), r"\\text{\1}"),
     (re.compile(r"\\(?:underline|uline|bf|bm|boldsymbol|pmb|ensuremath)(?![A-Za-z])"), ""),
     (re.compile(r"(?<=[\d}])(?:\\[ ,;:!]|~|\s)*\{?\\?%\}?$"), r"\\%"),
-    (re.compile(r"(?<=\d)\s*(?:\^\s*(?:\{\s*)?)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}$"), ""),
+    (re.compile(r"^(\d[\d,]*)\s*(?:\^\s*(?:\{\s*)?)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}$"), r"\1"),
 )
 SPACE = r"\\[,;: ]|~"
 """A blank of LaTeX, as an alternative of a pattern."""
@@ -122,10 +139,41 @@ def typeset(answer: str) -> str:
     text = _ROOT.sub(lambda root: rf"\sqrt{{{root[1].strip('()')}}}", text).translate(_SIGNS)
     if (marked := _MARKDOWN.fullmatch(text)) is not None:
         text = marked[2].strip()
-    text = _LEFT_OUT.sub("", text)
+    text = unwrapped(_QUANTITY.sub(lambda found: rf"{found[1]}\ \text{{{_siunitx(found[2])}}}", text))
+    if _MONEY.match(text) and text.count("$") == 1:
+        text = "\\" + text
     for written, usual in _WRITTEN:
         text = written.sub(usual, text)
     return number(_GROUPS.sub(lambda groups: _GAP.sub("", groups[0]), text))
+
+
+def unwrapped(text: str) -> str:
+    """A text without blanks, dollar signs and commands of style around it, and without braces that hold it."""
+    while True:
+        bare = _LEFT_OUT.sub("", _BEFORE.sub("", text))
+        if bare.startswith("{") and _closing_brace(bare) == len(bare) - 1:
+            bare = bare[1:-1]
+        if bare.startswith("$") and bare.endswith("$") and bare.count("$") == 2 + 2 * bare.startswith("$$"):
+            bare = bare.strip("$")
+        if bare == text:
+            return text
+        text = bare
+
+
+def _closing_brace(text: str) -> int:
+    depth = 0
+    for found in _BRACE.finditer(text):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if depth == 0:
+            return found.start()
+    return -1
+
+
+def _siunitx(unit: str) -> str:
+    """A unit of siunitx in words: `km /hour` of `\\km\\per\\hour`."""
+    for sign, said in _SIUNITX:
+        unit = sign.sub(said, unit)
+    return unit.strip()
 
 
 def _script(mark: str, run: re.Match[str]) -> str:

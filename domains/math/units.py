@@ -71,7 +71,7 @@ _EXPONENT = re.compile(r"\s*\^\s*\{\s*(-?\d)\s*\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _BLANK = re.compile(rf"{SPACE}|\\cdot(?![A-Za-z])|\\times(?![A-Za-z])|[*$\s\u00b7()]")
 _WORD = re.compile(r"(\D+?)\.?\^?(-?[1-9])?\.?")
-_ONE = r"(?:\\(?:text|mathrm|mbox|textbf|mathbf|mathit)\s*\{[^{}]*\}|\{\\rm\s[^{}]*\}|\\Omega|\\mu|\\cents?|[A-Za-z\u00b5\u00a2]+\.?)"
+_ONE = r"(?:\\(?:text|mathrm|mbox|textbf|mathbf|mathit)\s*\{(?:[^{}]|\{[^{}]*\})*\}|\{\\rm\s[^{}]*\}|\\Omega|\\mu|\\cents?|[A-Za-z\u00b5\u00a2]+\.?)"
 _RAISED = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d)|\d(?![\d.]))?"
 _GAP = rf"(?:{SPACE}|\s)*"
 _ANY = rf"(?:{_ONE}{_RAISED}|\\[dt]?frac\s*\{{\s*{_ONE}{_RAISED}\s*\}}\s*\{{\s*{_ONE}{_RAISED}\s*\}})"
@@ -102,7 +102,7 @@ _SMALL = ("per", "of", "sq", "cubic", "square", "an", "a", "old", "left", "ago",
 def unit_of(text: str) -> Unit | None:
     """The unit that a text is, in any form; None where a word of it is unknown."""
     plain = _EXPONENT.sub(r"^\1", text).replace(r"\Omega", "ohm").replace(r"\mu", "\u00b5")
-    plain = _FONT.sub(lambda found: f" {found[1] or found[2]} ", plain)
+    plain = _FONT.sub(lambda found: f" {(found[1] or found[2]).strip()}", plain)
     plain = _BLANK.sub(" ", re.sub(r"\bper\b", "/", _FRACTION.sub(r"\1/\2", plain)))
     plain = re.sub(r"([kM\u00b5]) +(?=ohm|[A-Z]\b)", r"\1", plain)
     scale, powers = Fraction(1), Counter[str]()
@@ -175,7 +175,7 @@ def measured(text: str, gold: str | None = None) -> Measured:
         taken = marked or not alone or bare or (bool(found["gap"]) and gold is None)
     else:
         names = _FONT.sub(r" \1\2 ", said).split()
-        taken = bool(names) and (marked or _counted(names, bare))
+        taken = bool(names) and (marked or _counted(names, bare or bool(found["gap"])))
     return Measured(found["value"], False, unit) if taken else Measured(text, False, None)
 
 

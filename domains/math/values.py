@@ -14,7 +14,7 @@ Value = Any
 """A real or complex number of mpmath."""
 Point = Mapping[str, Value]
 Function = Callable[[Point], Value]
-DIGITS = 450
+DIGITS, MOST_DIGITS = 450, 400
 _LARGEST, _CLOSE, _ZERO = 400 * 2.31, mpf(10) ** -420, mpf(10) ** -435
 _ROOTS = (3, 5, 7, 9, 11)
 FUNCTIONS: dict[str, Callable[[Value], Value]] = {
@@ -25,7 +25,11 @@ FUNCTIONS: dict[str, Callable[[Value], Value]] = {
 
 
 class Unreadable(ValueError):
-    """A text that is no expression of the grammar, or one whose value is too large to compute."""
+    """A text that is no expression of the grammar."""
+
+
+class TooLarge(ValueError):
+    """A number of more than 400 digits, of which not each would be compared."""
 
 
 class Undefined(ArithmeticError):
@@ -48,20 +52,23 @@ def divided(one: Value, other: Value) -> Value:
 
 
 def factorial(value: Value) -> Value:
-    """Also between the integers. Raises `Unreadable` for one of more than 400 digits."""
+    """Also between the integers. Raises `TooLarge`."""
     if abs(value) > 200:
-        raise Unreadable("a factorial too large to compute")
+        raise TooLarge("a factorial")
     return mp.factorial(value)
 
 
 def power(base: Value, exponent: Value, point: Point) -> Value:
-    """Real where the point is: an odd root of a negative number is negative, an even one has no value."""
+    """Real where the point is: an odd root of a negative number is negative, an even one has no value.
+
+    Raises `Undefined` and `TooLarge`.
+    """
     if abs(base) < _ZERO:
         if isinstance(exponent, mpc) or exponent < 0:
             raise Undefined("a power of zero")
         return mpf(exponent == 0)
     if abs(exponent) * abs(mp.log(abs(base))) > _LARGEST:
-        raise Unreadable("a power too large to compute")
+        raise TooLarge("a power")
     if not point["complex"] and base < 0 and not mp.isint(exponent):
         for root in _ROOTS:
             if abs(exponent * root - mp.nint(exponent * root)) < _CLOSE:

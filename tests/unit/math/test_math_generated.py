@@ -198,7 +198,7 @@ def percent(rng: Rng) -> Thing:
     text, other = rng.choice([(str(n), str(n + 1)) for n in (7, 12, 60, 95, 150)] + [("12.5", "12.6"), ("0.25", "0.24")])
     value = Fraction(text)
     forms = [f"{text}\\%", f"{text}%", f"{text} \\%", f"{text}\\text{{ percent}}", f"{text}\\text{{%}}", f"{text}\\,\\%"]
-    others = [f"{other}\\%", f"-{text}\\%", f"{text}0\\%", other, fraction(value / 1000), f"{text}x\\%"]
+    others = [f"{other}\\%", f"-{text}\\%", f"1{text}\\%", other, fraction(value / 1000), f"{text}x\\%"]
     return Thing(forms, others, [text, fraction(value / 100), f"{float(value / 100):.6g}", f"{text} percent"])
 
 
@@ -210,7 +210,7 @@ def money(rng: Rng) -> Thing:
     forms += [f"\\$ {text}", f"\\text{{\\${text}}}", f"{whole:,}.{cents}".replace(",", "{,}"), f"USD {text}", f"{text} USD"]
     forms += [f"\\${whole}\\frac{{{cents}}}{{100}}"]
     others = [f"\\${whole}.{cents + 1}", f"\\${whole}", f"-\\${text}", f"\\${whole + 1}.{cents}", f"\\${whole}{cents}", f"\\${text}0x"]
-    return Thing(forms, [*others, f"{text} cents" if rng.random() < 0.5 else f"\\${cents}.{whole}1"])
+    return Thing(forms, [*others, f"\\${cents}.{whole}1"])
 
 
 @kind
@@ -426,7 +426,7 @@ def interval(rng: Rng) -> Thing:
     inside = f"{left}{a}, {b}{right}"
     forms = [inside, f"\\left{left}{a},{b}\\right{right}", f"x \\in {inside}", f"{left}{a},\\ {b}{right}", inside.replace(r"\infty", "\u221e")]
     flipped = {"(": "[", "[": "(", ")": "]", "]": ")"}
-    others = [f"{left}{a}, {high + 7}{right}", f"\\{{{a}, {b}\\}}", f"{left}{a}, {b}{right} \\cup (90, 91)"]
+    others = [f"{left}{a}, {high + 7}{right}", f"\\{{{a}, {b}\\}}", f"(-99, -98) \\cup {left}{a}, {b}{right}" if "infty" not in a else f"{left}{a}, {b}{right} \\cup (90, 91)"]
     if "infty" not in a:
         others += [f"{flipped[left]}{a}, {b}{right}", f"{left}{low - 1}, {b}{right}"]
     if "infty" not in b:
@@ -443,7 +443,7 @@ def union(rng: Rng) -> Thing:
         one, two = f"(-\\infty, {b}{r1}", f"{l2}{c}, \\infty)"
     forms = [f"{one} \\cup {two}", f"{two} \\cup {one}", f"{one}\\cup{two}", f"x \\in {one} \\cup {two}", f"\\left{one[:-1]}\\right{r1} \u222a {two}"]
     flip = {"(": "[", "[": "("}[l2]
-    return Thing(forms, [f"{one} \\cap {two}", one, two, f"{one} \\cup {flip}{two[1:]}", f"{one} \\cup {two} \\cup \\{{99\\}}", f"{one} \\cup {l2}{c + 1}{two[two.index(','):]}"])
+    return Thing(forms, [f"{one} \\cap {two}", one, two, f"{one} \\cup {flip}{two[1:]}", f"{one} \\cap {two}", f"{one} \\cup {l2}{c + 1}{two[two.index(','):]}"])
 
 
 @kind
@@ -491,7 +491,14 @@ def equation(rng: Rng) -> Thing:
         return Thing([f"{x}={text}", f"{x} = {fraction(value, 'dfrac')}", f"{text} = {x}", f"{x}={value}"], others, [text])
     forms = [f"y={m}x{b:+}", f"y = {b} + {m}x", f"{m}x{b:+}=y", f"y-{m}x={b}", f"{m}x-y{b:+}=0", f"{k}y={k * m}x{k * b:+}", f"y={m}\\cdot x{b:+}"]
     others = [f"y={m}x{-b:+}", f"y=-{m}x{b:+}", f"y={m + 1}x{b:+}", f"x={m}y{b:+}", f"y={m}x", f"y={m}x^2{b:+}", f"z={m}x{b:+}", f"y>{m}x{b:+}"]
-    return Thing(forms, others, [f"{m}x{b:+}"])
+    return Thing(forms, others)
+
+
+@kind
+def function(rng: Rng) -> Thing:
+    m, b, name = rng.randint(2, 9), nonzero(rng, 9), rng.choice(("y", "f(x)", "g(x)", "h(x)", "P(x)", "f^{-1}(x)"))
+    forms = [f"{name}={m}x{b:+}", f"{name} = {b} + {m}x", f"{name}={m}\\left(x+\\frac{{{b}}}{{{m}}}\\right)", f"{m}x{b:+}"]
+    return Thing(forms, [f"{name}={m}x{-b:+}", f"{name}={m + 1}x{b:+}", f"{name}={m}t{b:+}", f"{m}x", f"{name}={m}x{b:+}+x^2"])
 
 
 @kind
@@ -503,11 +510,10 @@ def system(rng: Rng) -> Thing:
 
 @kind
 def ratio(rng: Rng) -> Thing:
-    a, b = rng.randint(1, 9), rng.randint(10, 30)
-    g = gcd(a, b)
+    a, b = rng.choice([(a, b) for a in range(1, 10) for b in range(10, 31) if gcd(a, b) == 1])
     if rng.random() < 0.5:
-        forms = [f"{a}:{b}", f"{a} : {b}", f"{a}\\colon {b}", f"{a}{{:}}{b}", f"{a // g}:{b // g}", f"{a}\\text{{ to }}{b}", f"\\frac{{{a}}}{{{b}}}"]
-        return Thing(forms[:-1], [f"{b}:{a}", f"{a}:{b + 1}", f"{a}:{b}:1", str(a), f"-{a}:{b}"], forms[-1:])
+        forms = [f"{a}:{b}", f"{a} : {b}", f"{a}\\colon {b}", f"{a}{{:}}{b}", f"{a} \\colon {b}", f"{a}\\text{{ to }}{b}", f"\\frac{{{a}}}{{{b}}}"]
+        return Thing(forms[:-1], [f"{b}:{a}", f"{a}:{b + 1}", f"{a}:{b}:1", str(a), f"-{a}:{b}"], [forms[-1], f"{3 * a}:{3 * b}"])
     c = rng.randint(31, 60)
     others = [f"{b}:{a}:{c}", f"{a}:{c}:{b}", f"{a}:{b}", f"{a}:{b}:{c + 1}", f"{c}:{b}:{a}"]
     return Thing([f"{a}:{b}:{c}", f"{a} : {b} : {c}", f"{a}\\colon{b}\\colon{c}", f"{2 * a}:{2 * b}:{2 * c}"], others)
@@ -581,10 +587,10 @@ def counted(rng: Rng) -> Thing:
 def magnitude(rng: Rng) -> Thing:
     n, (word, size) = rng.choice(("3", "70", "2.5", "12")), rng.choice((("million", 10**6), ("thousand", 10**3), ("billion", 10**9)))
     value = int(Fraction(n) * size)
-    forms = [f"{n} {word}", f"{n}\\text{{ {word}}}", str(value), f"{value:,}"]
+    forms = [f"{n} {word}", f"{n}\\text{{ {word}}}", str(value), f"{value:,}", f"{n}~\\text{{{word}}}"]
     if word == "thousand":
         forms += [f"{n}k", f"{n}K", f"{n}\\text{{k}}"]
-    return Thing(forms, [f"{value}0", str(value + 1), n, f"{n}0 {word}", f"-{n} {word}"])
+    return Thing(forms, [f"{value}0", str(value + 1), n, f"1{n} {word}", f"-{n} {word}"])
 
 
 @kind
@@ -654,7 +660,7 @@ def cases(seed: int, only: str = "") -> Iterator[Case]:
             right = rng.random() < 0.5
             answer = rng.choice(thing.forms + thing.answers if right else thing.others)
             around = rng.choice(AROUND)
-            if around == "$%s$" and "$" in answer:
+            if (around == "$%s$" and "$" in answer) or (around == "%s." and answer.endswith(".")):
                 around = "%s"
             if only in name:
                 yield Case(name, gold, rng.choice(BOXES) % (around % answer), right)
