@@ -11,9 +11,18 @@ from functools import cache
 from math import floor, log10
 from typing import Any
 
-from domains.math.rewards import AnswerStatus
 from domains.math.objects import PLACES, read, same
-from domains.math.texts import bare, chosen_letters, in_base, in_signs, long_enough, other_case, same_time, words
+from domains.math.rewards import AnswerStatus
+from domains.math.texts import (
+    bare,
+    chosen_letters,
+    in_base,
+    in_signs,
+    long_enough,
+    other_case,
+    same_time,
+    words,
+)
 from domains.math.typeset import typeset
 from domains.math.values import TooLarge, Unreadable
 from pipelinerl.base.thoughts import answer_part
@@ -143,7 +152,9 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
     """
     answer, gold = _given(answer), _wanted(typeset(gold))
     # `\\text{2 and 3}`
-    answer, gold = (plain(one) if _in_text(one) and any(map(str.isdigit, one)) else one for one in (answer, gold))
+    answer, gold = (
+        plain(one) if _in_text(one) and any(map(str.isdigit, one)) else one for one in (answer, gold)
+    )
     based = in_base(plain(gold)), in_base(plain(answer))
     if based[0] is not None:
         return "correct" if plain(answer) == based[0][0] or based[0] == based[1] else "wrong"

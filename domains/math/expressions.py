@@ -1,6 +1,6 @@
 """Reads an expression, in LaTeX or plain, as a function of its variables.
 
-Called by `objects.py` for what stands between commas, brackets and relations; `values.py` compares the functions.
+Called by `objects.py` for what stands between commas, brackets and relations; `values.py` compares functions.
 Whatever this grammar does not have, such as an integral, raises `Unreadable`, and math-verify is asked.
 """
 
@@ -11,42 +11,94 @@ from typing import NamedTuple
 
 from mpmath import mp, mpc, mpf
 
-from domains.math.values import FUNCTIONS, MOST_DIGITS, Function, TooLarge, Unreadable, divided, factorial, logarithm, power, real
-
+from domains.math.values import (
+    FUNCTIONS,
+    MOST_DIGITS,
+    Function,
+    TooLarge,
+    Unreadable,
+    divided,
+    factorial,
+    logarithm,
+    power,
+    real,
+)
 
 _PLAIN = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|sqrt|exp|log|ln|pi"
 _TOKEN = re.compile(
-    r"\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|\*\*|[<>!]="
+    r"\\[A-Za-z]+|\\.|\.\.\.|\d+(?:\.\d+)?|\.\d+|\*\*|[<>!]="
     rf"|(?<![A-Za-z\\])(?:{_PLAIN})(?![a-z])|[^\s]"
 )
 _GREEK = """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi
-chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega infty ell hbar emptyset aleph"""
+chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega infty dots ell hbar emptyset aleph"""
 _SYMBOLS = frozenset(f"\\{name}" for name in _GREEK.split())
 _ACCENTS = {
-    **{name: name for name in (r"\vec", r"\hat", r"\bar", r"\tilde", r"\dot", r"\ddot", r"\mathbb", r"\mathcal")},
-    **{r"\overline": r"\bar", r"\overrightarrow": r"\vec", r"\widehat": r"\hat", r"\widetilde": r"\tilde"},
+    **{
+        name: name
+        for name in [r"\vec", r"\hat", r"\bar", r"\tilde", r"\dot", r"\ddot", r"\mathbb", r"\mathcal"]
+    },
+    r"\overline": r"\bar",
+    r"\overrightarrow": r"\vec",
+    r"\widehat": r"\hat",
+    r"\widetilde": r"\tilde",
 }
-_FONTS = frozenset((r"\text", r"\mathrm", r"\mathbf", r"\mathit", r"\textbf", r"\textit", r"\mbox", r"\operatorname"))
+_FONTS = frozenset(
+    [r"\text", r"\mathrm", r"\mathbf", r"\mathit", r"\textbf", r"\textit", r"\mbox", r"\operatorname"]
+)
 _SKIPPED = frozenset(
     (r"\left", r"\right", r"\displaystyle", r"\limits", r"\,", r"\;", r"\:", r"\!", r"\ ", "~", "$", r"\quad")
 )
-_SAME_TOKEN = {
-    r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom",
-    r"\times": "*", r"\cdot": "*", r"\ast": "*", "**": "^", r"\div": "/", r"\lvert": "|", r"\rvert": "|", r"\vert": "|",
-    r"\lbrack": "[", r"\rbrack": "]", r"\lparen": "(", r"\rparen": ")", r"\imath": "i", r"\degree": r"\circ",
-    r"\leq": r"\le", r"\geq": r"\ge", r"\leqslant": r"\le", r"\geqslant": r"\ge", "<=": r"\le", ">=": r"\ge",
-    r"\lt": "<", r"\gt": ">", r"\neq": r"\ne", "!=": r"\ne", r"\land": "and", r"\wedge": "and", r"\lor": "or", r"\vee": "or",
-    r"\colon": ":", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\langle": "(", r"\rangle": ")",
-}  # fmt: skip
+_LISTED = r"""
+\dfrac \tfrac \cfrac = \frac | \dbinom \tbinom = \binom | \times \cdot \ast = * | ** = ^ | \div = /
+\ldots \cdots ... = \dots | \bmod \mod = \pmod | \lvert \rvert \mid = \vert | \lbrack = [ | \rbrack = ] | \langle = ( | \rangle = ) | \lbrace = \{ | \rbrace = \}
+\imath = i | \degree = \circ | \leq \leqslant \leqq <= = \le | \geq \geqslant \geqq >= = \ge | \lt = < | \gt = >
+\neq != = \ne | \land \wedge = and | \lor \vee = or | \colon = : | \bigcup = \cup | \bigcap = \cap
+"""
+SAME_TOKEN = {
+    name: meant
+    for line in re.split(r" \| |\n", _LISTED.strip())
+    for *names, _, meant in (line.split(),)
+    for name in names
+}
+SAME_TOKEN["|"] = r"\vert"
+"""The usual name of a sign or command that has several."""
 _ANGULAR = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
-_ENDS = frozenset((None, "+", "-", ")", "]", "}", "*", "/", r"\rfloor", r"\rceil", "^", "_", "!", "'", r"\circ", r"\choose"))
+_ENDS = frozenset(
+    [
+        None,
+        *[
+            r")",
+            r"]",
+            r"}",
+            r"+",
+            r"-",
+            r"*",
+            r"/",
+            r"^",
+            r"_",
+            r"!",
+            r"'",
+            r",",
+            r";",
+            r":",
+            r"=",
+            r"<",
+            r">",
+            r"&",
+            r"\rfloor",
+            r"\rceil",
+            r"\circ",
+            r"\choose",
+        ],
+    ]
+)
 
 
 def tokens(text: str) -> list[str]:
     """The signs of a text, without blanks and sizes of brackets, each in its usual name."""
     found = (token for token in _TOKEN.findall(text) if token not in _SKIPPED)
-    return [_SAME_TOKEN.get(token, token) for token in found]
+    return [SAME_TOKEN.get(token, token) for token in found]
 
 
 class Expression(NamedTuple):
@@ -101,10 +153,13 @@ class _Reader:
         while self.peek() in ("+", "-"):
             sign, one = self.take(), self.product()
             total = _sum(total, _negative(one) if sign == "-" else one)
+        if self.peek() == r"\pmod":
+            self.take()
+            total = _sum(total, _product(self._variable("mod"), self.group()))
         return total
 
     def product(self) -> Function:
-        total, before = self.factor(), self.place - 1
+        total = self.factor()
         while True:
             token = self.peek()
             if token in ("*", "/"):
@@ -119,13 +174,12 @@ class _Reader:
                 total = _product(total, self.factor())
             else:
                 return total
-            before = self.place
 
     def _starts(self, token: str | None) -> bool:
         """Whether a factor may start with a token, without a sign of multiplication before it."""
-        if token == "|":
+        if token == r"\vert":
             return self.bars == 0
-        return token not in _ENDS and token not in (",", ";", ":", "=", "<", ">", "&")
+        return token not in _ENDS
 
     def factor(self) -> Function:
         """An atom with its powers; a whole number beside a proper fraction is a mixed number."""
@@ -199,10 +253,10 @@ class _Reader:
         if token == "{":
             self.place -= 1
             return self._apart(self.group)
-        if token == "|":
+        if token == r"\vert":
             self.bars += 1
             inside = self.sum()
-            self.take("|")
+            self.take(r"\vert")
             self.bars -= 1
             self.signs.add("absolute")
             return _call(abs, inside)
@@ -293,7 +347,7 @@ class _Reader:
     def _derivative(self) -> str | None:
         """`dy/dx` of `\\frac{dy}{dx}`, which is one name."""
         shape = self.tokens[self.place : self.place + 8]
-        if len(shape) < 8 or shape[::4] != ["{", "{"] or shape[1::4] != ["d", "d"] or shape[3::4] != ["}", "}"]:
+        if len(shape) < 8 or [*shape[:2], shape[3], *shape[4:6], shape[7]] != list("{d}{d}"):
             return None
         self.place += 8
         return f"d{shape[2]}/d{shape[6]}"
@@ -348,13 +402,13 @@ class _Reader:
 
     def _argument(self) -> Function:
         """Of a function: brackets, or what is written behind it up to a sign or another function."""
-        if self.peek() in ("(", "[", "{", "|"):
+        if self.peek() in ("(", "[", "{", r"\vert"):
             return self.atom()
         sign = self.take() if self.peek() == "-" else "+"
         total, last = self.factor(), self.tokens[self.place - 1]
         while self._starts(token := self.peek()) and token is not None:
             name = token.removeprefix("\\")
-            if name in FUNCTIONS or name == "log" or (token in "([|" and not _is_number(last)):
+            if name in FUNCTIONS or name == "log" or (token in ("(", "[", r"\vert") and not _is_number(last)):
                 break
             total, last = _product(total, self.factor()), self.tokens[self.place - 1]
         while self.peek() == "/" and _is_number(self.peek(1)):

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from mpmath import mpf
 
-from domains.math.expressions import Expression, difference, quotient, read_expression, tokens
-from domains.math.typeset import number
+from domains.math.expressions import SAME_TOKEN, Expression, difference, quotient, read_expression, tokens
+from domains.math.typeset import number, unwrapped
 from domains.math.units import Measured, measured
 from domains.math.values import Unreadable, proportional, same_value, size_of
 
@@ -29,38 +29,31 @@ class Node(NamedTuple):
     text: str = ""
 
 
-_SIZES = re.compile(
-    r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])\.?|\\(?=[{}])(?=x)|\$"
+_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])\.?|\$")
+_SAID = re.compile(
+    r"\\(?:text|mathrm|mbox|textbf)\s*\{\s*,?\s*(?P<said>and|or|to)\s*\}"
+    r"|(?<=[\s)}\d])(?P<plain>and|or|to)(?=[\s(\\])"
 )
-_SAID = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s*\{\s*,?\s*(and|or|to)\s*\}|\\q?quad\s*(?:\\text\s*\{\s*)?(and|or)\b\s*\}?|(?<=[\s)\d])(and|or|to)(?=[\s(])")
-_EDGES = re.compile(r"\A(?:\\[ ,;:!]|~|\s|\\q?quad(?![A-Za-z]))+|(?:\\[ ,;:!]|~|\s|\\q?quad(?![A-Za-z])|(?<!\\)\\$|(?<=[\w})])\.$)+\Z")
-_SIGN = re.compile(
-    r"\\begin\{[a-z]*\}|\\end\{[a-z]*\}|\\\\|\\[A-Za-z]+|\\.|[<>!]=|\S"
-)
-_OPEN = frozenset(("(", "[", "{", r"\{", r"\lfloor", r"\lceil", r"\lbrace", r"\langle", r"\lbrack"))
-_CLOSE = frozenset((")", "]", "}", r"\}", r"\rfloor", r"\rceil", r"\rbrace", r"\rangle", r"\rbrack"))
-_LISTS = {",": ",", ";": ",", "\u2227": "and", r"\land": "and", r"\wedge": "and", r"\lor": "or", r"\vee": "or"}
-_RELATIONS = {
-    "=": "=", "<": "<", ">": ">", r"\lt": "<", r"\gt": ">",
-    **dict.fromkeys(("<=", r"\le", r"\leq", r"\leqslant", r"\leqq"), r"\le"),
-    **dict.fromkeys((">=", r"\ge", r"\geq", r"\geqslant", r"\geqq"), r"\ge"),
-    **dict.fromkeys(("!=", r"\ne", r"\neq", r"\not"), r"\ne"),
-    **{sign: sign for sign in (r"\in", r"\to", r"\approx", r"\propto", r"\equiv", r"\sim", r"\subset", r"\mapsto",
-                               r"\notin", r"\Rightarrow", r"\implies", r"\mid", r"\perp", r"\parallel", r"\cong")},
-}  # fmt: skip
-_UNIONS = {r"\cup": "cup", r"\cap": "cap", r"\bigcup": "cup"}
-_RATIOS = {":": ":", r"\colon": ":"}
+_MEANT = {"and": r" \land ", "or": r" \lor ", "to": " : "}
+_SIGN = re.compile(r"\\begin\{[a-z]*\}|\\end\{[a-z]*\}|\\\\|\\[A-Za-z]+|\\.|[<>!]=|\S")
+_OPEN = frozenset(("(", "[", "{", r"\{", r"\lfloor", r"\lceil"))
+_CLOSE = frozenset((")", "]", "}", r"\}", r"\rfloor", r"\rceil"))
+_LISTS = {",": ",", ";": ",", "and": "and", "or": "or"}
+_LISTED = r"""= < > \le \ge \ne \not \in \to \approx \propto \equiv \sim \simeq \subset \subseteq \mapsto \notin
+\Rightarrow \implies \perp \parallel \cong"""
+_RELATIONS = {sign: sign for sign in _LISTED.split()} | {r"\not": r"\ne"}
+_UNIONS = {r"\cup": "cup", r"\cap": "cap"}
+_RATIOS = {":": ":"}
 _LEVELS: tuple[dict[str, str], ...] = (_LISTS, _RELATIONS, _UNIONS, _RATIOS)
-_BRACKETS = {"(": "(", "[": "[", r"\{": "set", r"\lbrace": "set", r"\langle": "(", r"\lbrack": "["}
-_ENDS = {")": ")", "]": "]", r"\}": "set", r"\rbrace": "set", r"\rangle": ")", r"\rbrack": "]"}
-_BUILT = re.compile(r"[|:]|\\(?:mid|colon|vert)(?![A-Za-z])")
+_BRACKETS = {"(": "(", "[": "[", r"\{": "set"}
+_ENDS = {")": ")", "]": "]", r"\}": "set"}
 _MATRIX = re.compile(r"\\begin\{([pbBv]?matrix|smallmatrix)\}(.*)\\end\{\1\}", re.DOTALL)
 _SIGNED = re.compile(r"\\(pm|mp)(?![A-Za-z])")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _POINT, _COMMA = re.compile(r"\d\.\d"), re.compile(r"(?<![\d,])(\d+),(?!\d{3}(?!\d))(\d+)(?![\d,])")
 _NAME = re.compile(
     r"(?:\\?[A-Za-z]+(?:_(?:\w|\{[^{}]*\}))?'*|\\(?:angle|triangle|overline|vec|bar)\s*\{?[A-Z ]+\}?|\|[A-Z]+\||"
-    r"\\text\s*\{[^{}]*\}(?:_\w)?|\\frac\{d\w\}\{d\w\})(?:\^(?:-1|\{-1\}))?(?:\([^()=]*\))?|[A-Z]{1,3}"
+    r"\\text\s*\{[^{}]*\}(?:_\w)?|\\[dt]?frac\{d\w\}\{d\w\})(?:\^(?:-1|\{-1\}))?(?:\([^()=]*\))?|[A-Z]{1,3}"
 )
 _BRACKETED = frozenset(("()", "[]", "(]", "[)"))
 _FLIPPED = {">": "<", r"\ge": r"\le"}
@@ -73,7 +66,7 @@ def read(text: str, gold: str = "") -> list[Node]:
     Beside a `gold` answer with a point, a comma may be one of a decimal, as in `3,14`.
     """
     said = _SIZES.sub(" ", text)
-    said = _SAID.sub(lambda found: {"and": r" \land ", "or": r" \lor ", "to": r" \colon "}[found[1] or found[2] or found[3]], said)
+    said = _SAID.sub(lambda found: _MEANT[found["said"] or found["plain"]], said)
     joined = _GROUPED.sub(lambda digits: digits[0].replace(",", ""), said)
     ways = [joined, said]
     if "," not in gold and _POINT.search(gold):
@@ -82,16 +75,16 @@ def read(text: str, gold: str = "") -> list[Node]:
 
 
 def _node(text: str) -> Node:
-    text = _unwrapped(text)
+    text = unwrapped(text)
     for level in _LEVELS:
         parts, signs = _split(text, level)
         if level is _LISTS and signs:
             said = set(signs) - {","}
             return Node(max(said, default=","), tuple(_node(part) for part in parts if part.strip()))
         if level is _LISTS and _SIGNED.search(text):
-            pair = [_SIGNED.sub(lambda sign: {"pm": " + ", "mp": " - "}[sign[1]][::way], text) for way in (1, -1)]
-            pair[1] = _SIGNED.sub(lambda sign: {"pm": " - ", "mp": " + "}[sign[1]], text)
-            return Node(",", tuple(map(_node, pair)))
+            upper = _SIGNED.sub(lambda sign: "+-"[sign[1] == "mp"], text)
+            lower = _SIGNED.sub(lambda sign: "-+"[sign[1] == "mp"], text)
+            return Node(",", (_node(upper), _node(lower)))
         if level is _RELATIONS and signs:
             return _related([_node(part) for part in parts], signs)
         if signs and (level is not _RATIOS or all(part.strip() for part in parts)):
@@ -104,39 +97,30 @@ def _flat(node: Node) -> Node:
     return node._replace(parts=tuple(parts))
 
 
-def _unwrapped(text: str) -> str:
-    """A text without blanks around it, and without the braces that hold it."""
-    while True:
-        bare = _EDGES.sub("", text)
-        if bare.startswith("{") and _closing(bare) == len(bare):
-            bare = bare[1:-1]
-        if bare == text:
-            return text
-        text = bare
-
-
-def _signs(text: str) -> Iterator[tuple[re.Match[str], int]]:
-    """The signs of a text and the depth of brackets behind each."""
+def _signs(text: str) -> Iterator[tuple[re.Match[str], str, int]]:
+    """The signs of a text, each with its usual name and the depth of brackets behind it."""
     depth = 0
     for found in _SIGN.finditer(text):
-        sign = found[0]
+        sign = SAME_TOKEN.get(found[0], found[0])
         depth += sign in _OPEN or sign.startswith(r"\begin{")
         depth -= sign in _CLOSE or sign.startswith(r"\end{")
-        yield found, depth
+        yield found, sign, depth
+    if depth:
+        raise Unreadable("brackets that do not match")
 
 
 def _closing(text: str) -> int:
     """Where the bracket that a text starts with has closed."""
-    return next((found.end() for found, depth in _signs(text) if depth == 0), -1)
+    return next((found.end() for found, _, depth in _signs(text) if depth == 0), -1)
 
 
 def _split(text: str, level: dict[str, str]) -> tuple[list[str], list[str]]:
     """The parts of a text between the signs of a level that no bracket holds, and these signs."""
     parts, signs, start = [], [], 0
-    for found, depth in _signs(text):
-        if depth == 0 and found[0] in level:
+    for found, sign, depth in _signs(text):
+        if depth == 0 and sign in level:
             parts.append(text[start : found.start()])
-            signs.append(level[found[0]])
+            signs.append(level[sign])
             start = found.end()
     return [*parts, text[start:]], signs
 
@@ -163,17 +147,22 @@ def _bracketed(text: str) -> Node:
         return Node("matrix", tuple(Node("row", tuple(row)) for row in cells))
     if tokens(text) == [r"\mathbb", "{", "R", "}"]:
         return Node("()", (Node("", text=r"-\infty"), Node("", text=r"\infty")))
-    first, last = _SIGN.match(text), list(_SIGN.finditer(text))[-1:]
-    if first is None or first[0] not in _BRACKETS or last[0][0] not in _ENDS or _closing(text) != len(text):
+    signs = list(_signs(text))
+    if not signs or signs[0][1] not in _BRACKETS or signs[-1][1] not in _ENDS or _closing(text) != len(text):
         return Node("", text=text)
-    kind, inside = _BRACKETS[first[0]], text[first.end() : last[0].start()]
-    if kind == "set" and _BUILT.search(inside):
-        raise Unreadable("a set that is built")
+    (first, opening, _), (last, closing, _) = signs[0], signs[-1]
+    kind, inside = _BRACKETS[opening], text[first.end() : last.start()]
+    for bar in (":", r"\vert") if kind == "set" else ():
+        built, signs = _split(inside, {bar: bar})
+        if len(signs) == 1:
+            return Node("built", tuple(map(_node, built)))
     within = _node(inside)
     if kind == "set":
-        return Node("set", within.parts if within.sign in (",", "and") else (within,) if inside.strip() else ())
+        return Node(
+            "set", within.parts if within.sign in (",", "and") else (within,) if inside.strip() else ()
+        )
     # What is one value in brackets is this value; `(x+1)` too.
-    return Node(kind + _ENDS[last[0][0]], within.parts) if within.sign == "," else within
+    return Node(kind + _ENDS[closing], within.parts) if within.sign == "," else within
 
 
 def same(gold: Node, given: Node) -> bool:
@@ -194,7 +183,9 @@ def same(gold: Node, given: Node) -> bool:
     if gold.sign != given.sign:
         pair = sorted((gold, given), key=lambda node: node.sign)
         if pair[0].sign == "" and pair[1].sign == ":" and len(pair[1].parts) == 2:
-            return _same_ratio(*(one.parts if one.sign else (one, Node("", text="1")) for one in (gold, given)))
+            return _same_ratio(
+                *(one.parts if one.sign else (one, Node("", text="1")) for one in (gold, given))
+            )
         ordered = all(one.sign in ("()", "[]") for one in (gold, given)) and len(gold.parts) > 2
         return ordered and _in_order(gold.parts, given.parts)
     if gold.sign == "":
@@ -248,7 +239,10 @@ def _same_equation(gold: Node, given: Node) -> bool:
     ours, theirs = _named(gold), _named(given)
     if ours and theirs and same(ours[0], theirs[0]):
         return _is_consistent(given) and same(ours[1], theirs[1])
-    if not all(one.sign == "" for one in (*gold.parts, *given.parts)) or max(len(gold.parts), len(given.parts)) > 2:
+    if (
+        not all(one.sign == "" for one in (*gold.parts, *given.parts))
+        or max(len(gold.parts), len(given.parts)) > 2
+    ):
         return False
     one, other = (difference(*map(_plain, node.parts)) for node in (gold, given))
     return proportional(one, other)
@@ -308,8 +302,12 @@ def _same_list(gold: Node, given: Node) -> bool:
 def _same_set(gold: Node, given: Node) -> bool:
     if _BRACKETED & {gold.sign, given.sign}:
         inner = gold if gold.sign == "set" else given
-        return len(inner.parts) == 1 and _in_order((gold,) if inner is given else gold.parts, (given,) if inner is gold else given.parts)
-    ours, theirs = (_distinct(one.parts) if one.sign == "set" else one.parts or (one,) for one in (gold, given))
+        return len(inner.parts) == 1 and _in_order(
+            (gold,) if inner is given else gold.parts, (given,) if inner is gold else given.parts
+        )
+    ours, theirs = (
+        _distinct(one.parts) if one.sign == "set" else one.parts or (one,) for one in (gold, given)
+    )
     return _matched(ours, theirs)
 
 
@@ -325,7 +323,10 @@ def _same_ratio(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
     if len(ours) != len(theirs):
         return False
     one, other = (tuple(map(_plain, parts)) for parts in (ours, theirs))
-    return all(same_value(quotient(a, one[-1]), quotient(b, other[-1]), PLACES) for a, b in zip(one, other, strict=True))
+    return all(
+        same_value(quotient(a, one[-1]), quotient(b, other[-1]), PLACES)
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def _same_bound(gold: Node, given: Node) -> bool:
@@ -393,7 +394,11 @@ def _read_both(gold: str, given: str, compare: Callable[[Expression, Expression]
 
 def _same_scaled(ours: Measured, theirs: Measured, factor: Fraction) -> bool:
     one, other = _expression(ours.value), _expression(theirs.value)
-    scaled = one if factor == 1 else one._replace(at=lambda point: one.at(point) * factor.numerator / factor.denominator)
+    scaled = (
+        one
+        if factor == 1
+        else one._replace(at=lambda point: one.at(point) * factor.numerator / factor.denominator)
+    )
     return _same_numbers(scaled, other)
 
 

@@ -61,6 +61,8 @@ _UNIT_VECTOR = (
     r"\1\2",
 )
 _WRITTEN = (
+    (re.compile(r"\(?\\(?:text|mathrm)\s*\{\s*mod\s*\}\s*(\w+)\s*\)?"), r"\\pmod{\1}"),
+    (re.compile(r"^\\mathbf\s*\{([A-J])\}$"), r"\1"),
     (re.compile(r"\\num\s*\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\ang\s*\{([^{}]*)\}"), r"\1^\\circ "),
     (re.compile(r"\A(?:``?|''?|\"+)((?:(?!'').)+?)(?:''?|\"+)\Z", re.DOTALL), r"\1"),

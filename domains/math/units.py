@@ -28,9 +28,44 @@ class Measured(NamedTuple):
     unit: Unit | None
 
 
-_PREFIXES = {"k": 3, "M": 6, "G": 9, "T": 12, "c": -2, "d": -1, "m": -3, "\u00b5": -6, "u": -6, "n": -9, "p": -12}
+_PREFIXES = {
+    "k": 3,
+    "M": 6,
+    "G": 9,
+    "T": 12,
+    "c": -2,
+    "d": -1,
+    "m": -3,
+    "\u00b5": -6,
+    "u": -6,
+    "n": -9,
+    "p": -12,
+}
 _LONG = {"kilo": 3, "mega": 6, "giga": 9, "centi": -2, "deci": -1, "milli": -3, "micro": -6, "nano": -9}
-_SHORT = "m g s L l W J N Pa V A eV Hz F C K T H B mol cal ohm".split()
+_SHORT = [
+    "m",
+    "g",
+    "s",
+    "L",
+    "l",
+    "W",
+    "J",
+    "N",
+    "Pa",
+    "V",
+    "A",
+    "eV",
+    "Hz",
+    "F",
+    "C",
+    "K",
+    "T",
+    "H",
+    "B",
+    "mol",
+    "cal",
+    "ohm",
+]
 _UNPREFIXED = frozenset(("cd", "nm/", "pt", "min", "dT", "Th", "TL", "mT/"))
 _TABLE = """
 m meter meters metre metres = 1 m | g gram grams = 1/1000 kg | s sec secs second seconds = 1 s
@@ -52,7 +87,9 @@ _POWERS = re.compile(r"([^\d-]+)(-?\d+)?")
 
 
 def _powers(factors: list[str], sign: int = 1) -> Counter[str]:
-    return Counter({found[1]: sign * int(found[2] or 1) for one in factors if (found := _POWERS.fullmatch(one))})
+    return Counter(
+        {found[1]: sign * int(found[2] or 1) for one in factors if (found := _POWERS.fullmatch(one))}
+    )
 
 
 def _table() -> dict[str, tuple[Fraction, Counter[str]]]:
@@ -66,7 +103,9 @@ def _table() -> dict[str, tuple[Fraction, Counter[str]]]:
 
 
 _NAMES = _table()
-_FONT = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf|mathit|operatorname)\s*\{([^{}]*)\}|\{\\rm\s+([^{}]*)\}")
+_FONT = re.compile(
+    r"\\(?:text|mathrm|mbox|textbf|mathbf|mathit|operatorname)\s*\{([^{}]*)\}|\{\\rm\s+([^{}]*)\}"
+)
 _EXPONENT = re.compile(r"\s*\^\s*\{\s*(-?\d)\s*\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _BLANK = re.compile(rf"{SPACE}|\\cdot(?![A-Za-z])|\\times(?![A-Za-z])|[*$\s\u00b7()]")
@@ -76,7 +115,9 @@ _RAISED = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d)|\d(?![\d.]))?"
 _GAP = rf"(?:{SPACE}|\s)*"
 _ANY = rf"(?:{_ONE}{_RAISED}|\\[dt]?frac\s*\{{\s*{_ONE}{_RAISED}\s*\}}\s*\{{\s*{_ONE}{_RAISED}\s*\}})"
 _TAIL = re.compile(
-    rf"(?P<value>.*?[\d}})!.|])(?P<gap>{_GAP})(?P<unit>(?!e[-\d]){_ANY}(?:{_GAP}(?:/|\\cdot(?![a-z]))?{_GAP}{_ANY})*)", re.DOTALL
+    rf"(?P<value>.*?(?:[\d}})!.|]|[A-Za-z](?={_GAP}\\(?:text|mathrm|mbox)\s*\{{)))"
+    rf"(?P<gap>{_GAP})(?P<unit>(?!e[-\d]){_ANY}(?:{_GAP}(?:/|\\cdot(?![a-z]))?{_GAP}{_ANY})*)",
+    re.DOTALL,
 )
 _MONEY = re.compile(
     r"\A(?P<sign>-?)(?:\\?\$|USD\b|(?P<other>[\u20ac\u00a3\u00a5]|\\(?:pounds|euro)\b))\s*(?P<value>-?\.?\d.*)\Z"
@@ -134,7 +175,9 @@ def _factors(words: list[str]) -> list[tuple[str, int]]:
 
 
 def _named(name: str) -> tuple[Fraction, Counter[str]] | None:
-    if (found := _NAMES.get(name)) is not None or (found := _NAMES.get(name.lower()) if len(name) > 2 else None):
+    if (found := _NAMES.get(name)) is not None or (
+        found := _NAMES.get(name.lower()) if len(name) > 2 else None
+    ):
         return found
     for prefixes, units in ((_PREFIXES, _SHORT), (_LONG, _NAMES)):
         for prefix, power in prefixes.items():
@@ -175,7 +218,9 @@ def measured(text: str, gold: str | None = None) -> Measured:
         taken = marked or not alone or bare or (bool(found["gap"]) and gold is None)
     else:
         names = _FONT.sub(r" \1\2 ", said).split()
-        taken = bool(names) and (marked or _counted(names, bare or bool(found["gap"])))
+        taken = any(len(name) > 1 for name in names) and (
+            marked or _counted(names, bare or bool(found["gap"]))
+        )
     return Measured(found["value"], False, unit) if taken else Measured(text, False, None)
 
 

@@ -18,8 +18,11 @@ DIGITS, MOST_DIGITS = 450, 400
 _LARGEST, _CLOSE, _ZERO = 400 * 2.31, mpf(10) ** -420, mpf(10) ** -435
 _ROOTS = (3, 5, 7, 9, 11)
 FUNCTIONS: dict[str, Callable[[Value], Value]] = {
-    **{name: getattr(mp, name) for name in "sin cos tan cot sec csc sinh cosh tanh exp ln".split()},
-    **{f"arc{name}": getattr(mp, f"a{name}") for name in "sin cos tan cot sec csc".split()},
+    **{
+        name: getattr(mp, name)
+        for name in ["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp", "ln"]
+    },
+    **{f"arc{name}": getattr(mp, f"a{name}") for name in ["sin", "cos", "tan", "cot", "sec", "csc"]},
 }
 """Of one number, by their names in LaTeX."""
 
@@ -102,7 +105,9 @@ def _points(one: Evaluated, other: Evaluated) -> Iterator[dict[str, Value]]:
     """One point without variables, else positive, negative and whole ones, always the same for the same names."""
     names, signs = sorted(one.names | other.names), one.signs | other.signs
     rng = random.Random(" ".join(names))
-    for low, high, step in (((1, 60, 61), (61, 400, 61), (-300, -1, 61)) * 2 + ((3, 40, 1),) * 2)[: 8 if names else 1]:
+    for low, high, step in (((1, 60, 61), (61, 400, 61), (-300, -1, 61)) * 2 + ((3, 40, 1),) * 2)[
+        : 8 if names else 1
+    ]:
         drawn = {name: mpf(rng.randint(low, high)) / step for name in names}
         yield {"complex": "complex" in signs, "angle": "angle" in signs, **drawn}
 
@@ -140,7 +145,10 @@ def _value(one: Evaluated, point: Point) -> Value | None:
 def same_value(one: Evaluated, other: Evaluated, places: int | None = None) -> bool:
     """Whether two expressions agree wherever both have a value; with `places`, when rounded to them."""
     return any(
-        all(close(a, b) or (places is not None and _rounded(a, places) == _rounded(b, places)) for a, b in pairs)
+        all(
+            close(a, b) or (places is not None and _rounded(a, places) == _rounded(b, places))
+            for a, b in pairs
+        )
         for pairs in _pairs(one, other)
     )
 

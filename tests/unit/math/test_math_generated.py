@@ -335,7 +335,7 @@ def logarithm(rng: Rng) -> Thing:
 
 @kind
 def counting(rng: Rng) -> Thing:
-    n, k = rng.randint(5, 12), rng.randint(2, 4)
+    n, k = rng.randint(6, 12), rng.randint(2, 4)
     c = comb(n, k)
     return rng.choice(
         [
@@ -644,6 +644,141 @@ def named(rng: Rng) -> Thing:
             Thing([r"\frac{dy}{dx}=2x", r"\dfrac{dy}{dx} = 2x", r"\frac{dy}{dx}=x+x"], [r"\frac{dx}{dy}=2x", r"\frac{dy}{dx}=3x", r"\frac{dy}{dx}=2y"], ["2x"]),
         ]
     )
+
+
+def apart(*groups: str) -> Callable[[Rng], Thing]:
+    """Objects that all differ, a group each with its forms between ` ;; `."""
+
+    def make(rng: Rng) -> Thing:
+        things = [group.split(" ;; ") for group in groups]
+        ours = things.pop(rng.randrange(len(things)))
+        return Thing(ours, [form for thing in things for form in thing])
+
+    return make
+
+
+KINDS["sums"] = apart(
+    r"\int_0^1 x\,dx ;; \int_{0}^{1} x dx",
+    r"\int_0^2 x\,dx",
+    r"\int_0^1 x^2\,dx",
+    r"\sum_{k=1}^{n} k ;; \sum_{k=1}^n k",
+    r"\sum_{k=1}^{n} k^2",
+    r"\sum_{k=0}^{n+1} k",
+    r"\lim_{x\to 0} f(x)",
+    r"\lim_{x\to 1} f(x)",
+)
+KINDS["built"] = apart(
+    r"\{x \mid x > 0\} ;; \{x : x > 0\} ;; \{ x \mid x>0 \}",
+    r"\{x \mid x \ge 0\}",
+    r"\{x \mid x < 0\}",
+    r"\{x \mid x > 1\}",
+    r"\mathbb{R} \setminus \{0\} ;; \mathbb{R}\setminus\{0\}",
+    r"\mathbb{R} \setminus \{1\}",
+    r"\mathbb{R} \setminus \{0, 1\} ;; \mathbb{R} \setminus \{1, 0\}",
+    r"\mathbb{Z} \setminus \{0\}",
+)
+KINDS["congruence"] = apart(
+    r"x \equiv 3 \pmod{7} ;; x \equiv 3 \pmod 7 ;; x\equiv 3 \ (\text{mod } 7) ;; x \equiv 3 \mod 7",
+    r"x \equiv 3 \pmod{5}",
+    r"x \equiv 4 \pmod{7}",
+    r"x \equiv -3 \pmod{7}",
+    r"x \equiv 7 \pmod{3}",
+    r"y \equiv 3 \pmod{7}",
+    r"x = 3",
+    r"x \equiv 3",
+)
+KINDS["dotted"] = apart(
+    r"2, 4, 6, \ldots ;; 2, 4, 6, \dots ;; 2,4,6,...",
+    r"2, 4, 8, \ldots",
+    r"2, 4, 6",
+    r"1, 4, 6, \ldots",
+    r"2+4+6+\cdots",
+    r"2+4+8+\cdots",
+)
+KINDS["geometry"] = apart(
+    r"\triangle ABC ;; \triangle {ABC}",
+    r"\triangle ABD",
+    r"\angle ABC ;; \angle CBA",
+    r"\angle BAC",
+    r"AB = CD ;; CD = AB",
+    r"AB = CE",
+    r"AB \parallel CD",
+    r"AB \perp CD",
+    r"AB \perp CE",
+    r"\triangle ABC \cong \triangle DEF",
+    r"\triangle ABC \cong \triangle DFG",
+)
+KINDS["probability"] = apart("P(A|B) ;; P(A \\mid B)", "P(B|A)", "P(A)", "P(A \\cap B)", "P(A \\cup B)", "P(A|C)")
+KINDS["quantities"] = apart(
+    r"2\sqrt{3}\text{ cm} ;; 2\sqrt{3}~\mathrm{cm} ;; \sqrt{12}\text{ cm} ;; 2\sqrt{3}\ \text{centimeters} ;; 20\sqrt{3}\text{ mm}",
+    r"2\sqrt{3}\text{ cm}^2",
+    r"3\sqrt{2}\text{ cm}",
+    r"2\sqrt{3}\text{ m}",
+    r"36\pi\text{ cm}^2 ;; 36\pi \text{ cm}^{2} ;; 36 \pi\ \text{square centimeters} ;; 36\pi~\mathrm{cm}^2",
+    r"36\pi\text{ cm}^3",
+    r"36\text{ cm}^2",
+    r"\frac{3}{4}\text{ mile} ;; \frac34 \text{ miles} ;; 0.75\text{ miles} ;; 3960\text{ feet}",
+    r"\frac{4}{3}\text{ mile}",
+    r"\frac{3}{4}\text{ hour} ;; 45\text{ minutes} ;; 45 min",
+    r"x\text{ cm} ;; x \text{ centimeters}",
+    r"y\text{ cm}",
+)
+KINDS["functions"] = apart(
+    r"\sqrt{x+1} ;; (x+1)^{1/2} ;; (x+1)^{0.5} ;; \sqrt{1+x} ;; (1+x)^{\frac12}",
+    r"\sqrt{x}+1",
+    r"\sqrt{x-1}",
+    r"\sqrt[3]{x+1} ;; (x+1)^{1/3}",
+    r"\frac{1}{x+1} ;; (x+1)^{-1} ;; 1/(x+1) ;; \frac{x}{x^2+x}",
+    r"\frac{1}{x}+1 ;; 1+x^{-1} ;; \frac{x+1}{x}",
+    r"-\frac{1}{x+1}",
+    r"\frac{1}{(x+1)^2}",
+    r"\ln(x+1) ;; \ln(1+x) ;; \ln{(x+1)}",
+    r"\ln x + 1 ;; 1+\ln x ;; \ln(ex)",
+    r"\ln|x+1|",
+    r"x\ln x ;; \ln(x)x ;; x \cdot \ln x",
+    r"\ln^2 x ;; (\ln x)^2",
+    r"2\ln x",
+    r"\sin x\cos x ;; \cos x \sin x ;; \frac{1}{2}\sin 2x ;; \frac{\sin 2x}{2}",
+    r"\sin(x\cos x)",
+    r"\sin^{-1} x ;; \arcsin x ;; \arcsin(x)",
+    r"\frac{1}{\sin x} ;; \csc x ;; (\sin x)^{-1}",
+    r"e^{x+1} ;; e \cdot e^x ;; \exp(x+1)",
+    r"e^x+1",
+    r"xe^x ;; x e^{x} ;; e^x x",
+    r"|x| ;; \sqrt{x^2} ;; \left|x\right|",
+    r"x",
+    r"x^{n+1} ;; x^n x ;; x \cdot x^{n}",
+    r"x^n+1",
+    r"2^{-x} ;; \frac{1}{2^x} ;; \left(\frac{1}{2}\right)^x ;; (1/2)^x",
+    r"\frac{x^2-1}{x-1} ;; x+1",
+)
+KINDS["regions"] = apart(
+    r"x < 1 \text{ or } x > 2 ;; x>2 \text{ or } x<1 ;; x < 1, x > 2 ;; x<1\ \text{or}\ x>2 ;; 1 > x \text{ or } 2 < x",
+    r"x \le 1 \text{ or } x > 2",
+    r"x < 2 \text{ or } x > 1",
+    r"x < 1",
+    r"1 < x < 2 ;; 2 > x > 1 ;; x > 1 \text{ and } x < 2",
+    r"x \ne 1 ;; x \neq 1 ;; 1 \ne x",
+    r"x \ne 2",
+    r"x = 1",
+    r"x + y \le 3 ;; 3 \ge x+y ;; x + y - 3 \leq 0 ;; 2x+2y \le 6 ;; y \le 3 - x",
+    r"x + y < 3",
+    r"x + y \ge 3",
+)
+KINDS["curves"] = apart(
+    r"x^2+y^2=25 ;; y^2+x^2=25 ;; x^2 + y^2 - 25 = 0 ;; 2x^2+2y^2=50 ;; \frac{x^2}{25}+\frac{y^2}{25}=1",
+    r"x^2+y^2=5",
+    r"x^2-y^2=25",
+    r"x^2+y=25",
+    r"(x-1)^2+y^2=25 ;; y^2+(x-1)^2=5^2 ;; x^2-2x+y^2=24",
+    r"(x+1)^2+y^2=25",
+    r"y = x^2 - 2x + 1 ;; y=(x-1)^2 ;; y = 1 - 2x + x^2 ;; (x-1)^2 = y",
+    r"y = (x+1)^2",
+    r"y^2 = x^2-2x+1",
+    r"2x + 3y = 6 ;; 3y+2x=6 ;; 4x+6y=12 ;; 2x+3y-6=0 ;; \frac{x}{3}+\frac{y}{2}=1 ;; y=-\frac{2}{3}x+2",
+    r"2x + 3y = 7",
+    r"3x + 2y = 6",
+)
 
 
 BOXES = ["So it is $\\boxed{%s}$.", "\\boxed{%s}", "\\[\\boxed{%s}\\]", "<think>\\boxed{7}?</think>\nThus $$\\boxed{%s}$$", "\\fbox{%s}", "Answer: \\boxed { %s }, as asked."]
