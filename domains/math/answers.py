@@ -179,35 +179,20 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
 
 
 def _compared(wanted: str, given: str, strict: bool) -> AnswerStatus:
+    """What math-verify says of two texts that it reads as a whole."""
     library = _math_verify()
-    ours, theirs = _parsed(wanted), _parsed(given)
+    ours, theirs = (_parsed(text) for text in (wanted, given))
     if theirs is None:
-        # Beside a sign that cannot be read there, math-verify would take the number alone: 12 of `\ge 12`.
-        theirs = _parsed(given, loosely=True)
-        if theirs is None or _SIGN.search(given) is not None:
-            return "unparsable" if theirs is None else "wrong"
-    ours = ours or _parsed(wanted, loosely=True) or []
-    more = _more_places(ours)
-    precision = {"float_rounding": PLACES + more, "numeric_precision": DIGITS + more}
-    same = library.verify(ours, theirs, strict=strict, timeout_seconds=None, **precision)
+        return "unparsable"
+    same = library.verify(ours or [], theirs, strict=strict, timeout_seconds=None)
     return "correct" if same else "wrong"
 
 
-def _parsed(text: str, loosely: bool = False) -> list[Any] | None:
-    """What math-verify reads, the whole text as LaTeX or `loosely` a number in it; None for nothing."""
+def _parsed(text: str) -> list[Any] | None:
     library = _math_verify()
-    ways = {} if loosely else {"extraction_config": [library.LatexExtractionConfig()]}
-    found: list[Any] = library.parse(f"{BOXED}{{{text}}}", parsing_timeout=None, **ways)
+    ways = [library.LatexExtractionConfig()]
+    found: list[Any] = library.parse(f"{BOXED}{{{text}}}", extraction_config=ways, parsing_timeout=None)
     return None if all(isinstance(item, str) for item in found) else found
-
-
-def _more_places(gold: Sequence[Any]) -> int:
-    """Places beyond `PLACES` in which numbers are compared, so that a small gold answer has three digits."""
-    parts = [(item, *getattr(item, "args", ())) for item in gold]  # of texts and of matrices nothing is told
-    values = [one for part in parts for one in part]
-    sizes = [abs(one.evalf(3)) for one in values if getattr(one, "is_number", False)]
-    small = [float(size) for size in sizes if 0 < size < 1]
-    return max(0, 2 - PLACES - floor(log10(min(small)))) if small and min(small) > 0 else 0
 
 
 def verify_answer(

@@ -42,15 +42,12 @@ _ACCENTS = {
     r"\widehat": r"\hat",
     r"\widetilde": r"\tilde",
 }
-_FONTS = frozenset(
-    [r"\text", r"\mathrm", r"\mathbf", r"\mathit", r"\textbf", r"\textit", r"\mbox", r"\operatorname"]
-)
-_SKIPPED = frozenset(
-    (r"\left", r"\right", r"\displaystyle", r"\limits", r"\,", r"\;", r"\:", r"\!", r"\ ", "~", "$", r"\quad")
-)
+_FONTS = frozenset(r"\text \mathrm \mathbf \mathit \textbf \textit \mbox \operatorname".split())
+_SKIPPED = frozenset((*r"\left \right \displaystyle \limits \, \; \: \! ~ $ . \quad".split(), "\\ "))
 _LISTED = r"""
 \dfrac \tfrac \cfrac = \frac | \dbinom \tbinom = \binom | \times \cdot \ast = * | ** = ^ | \div = /
-\ldots \cdots ... = \dots | \bmod \mod = \pmod | \lvert \rvert \mid = \vert | \lbrack = [ | \rbrack = ] | \langle = ( | \rangle = ) | \lbrace = \{ | \rbrace = \}
+\ldots \cdots ... = \dots | \bmod \mod = \pmod
+\lvert \rvert \mid = \vert | \lbrack = [ | \rbrack = ] | \langle = ( | \rangle = ) | \lbrace = \{ | \rbrace = \}
 \imath = i | \degree = \circ | \leq \leqslant \leqq <= = \le | \geq \geqslant \geqq >= = \ge | \lt = < | \gt = >
 \neq != = \ne | \land \wedge = and | \lor \vee = or | \colon = : | \bigcup = \cup | \bigcap = \cap
 """
@@ -64,35 +61,8 @@ SAME_TOKEN["|"] = r"\vert"
 """The usual name of a sign or command that has several."""
 _ANGULAR = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
-_ENDS = frozenset(
-    [
-        None,
-        *[
-            r")",
-            r"]",
-            r"}",
-            r"+",
-            r"-",
-            r"*",
-            r"/",
-            r"^",
-            r"_",
-            r"!",
-            r"'",
-            r",",
-            r";",
-            r":",
-            r"=",
-            r"<",
-            r">",
-            r"&",
-            r"\rfloor",
-            r"\rceil",
-            r"\circ",
-            r"\choose",
-        ],
-    ]
-)
+_LISTED = r") ] } + - * / ^ _ ! ' , ; : = < > & \rfloor \rceil \circ \choose \pmod"
+_ENDS = frozenset((None, *_LISTED.split()))
 
 
 def tokens(text: str) -> list[str]:

@@ -96,7 +96,7 @@ def integer(rng: Rng) -> Thing:
     place = rng.randrange(len(size))
     digit = size[:place] + str((int(size[place]) + rng.randint(1, 9)) % 10) + size[place + 1 :]
     others = [str(-n), str(n + 1), str(n - 1), f"{n}0", sign + digit, f"|{n}|" if n < 0 else f"-|{n}|"]
-    others += [f"{n}x", f"x+{size}", f"{n}!" if abs(n) > 2 else f"{n}i", f"{n}, {n}"]
+    others += [f"{n}x", f"x+{size}", f"{n}!" if 2 < abs(n) < 999 else f"{n}i", f"{n}, {n}"]
     if len(size) > 1:
         others.append(sign + size[:-1])
     return Thing(forms, others, [f"x = {n}", f"{n - 7} + 7 = {n}", f"\\text{{The answer is }} {n}"])
@@ -720,8 +720,6 @@ KINDS["quantities"] = apart(
     r"\frac{3}{4}\text{ mile} ;; \frac34 \text{ miles} ;; 0.75\text{ miles} ;; 3960\text{ feet}",
     r"\frac{4}{3}\text{ mile}",
     r"\frac{3}{4}\text{ hour} ;; 45\text{ minutes} ;; 45 min",
-    r"x\text{ cm} ;; x \text{ centimeters}",
-    r"y\text{ cm}",
 )
 KINDS["functions"] = apart(
     r"\sqrt{x+1} ;; (x+1)^{1/2} ;; (x+1)^{0.5} ;; \sqrt{1+x} ;; (1+x)^{\frac12}",
