@@ -105,7 +105,7 @@ def quick_status(answer: str, gold: str) -> AnswerStatus | None:
     given, wanted = plain(answer), plain(gold)
     if given == wanted or given == plain(_wanted(gold)):
         return "correct"
-    if (several := chosen_letters(wanted)) is not None and several == chosen_letters(given):
+    if not wanted.islower() and (letters := chosen_letters(wanted)) and letters == chosen_letters(given):
         return "correct"
     choice, chosen = _CHOSEN.fullmatch(wanted), _CHOSEN.fullmatch(given)
     if choice is not None and chosen is not None:

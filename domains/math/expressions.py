@@ -159,7 +159,7 @@ class _Reader:
             place = self.place
             part = self.atom()
             inside = [token for token in self.tokens[place + 1 : self.place] if token not in "{}"]
-            if len("".join(inside)) < 30 and all(token.isdigit() for token in inside):
+            if len(inside) == 2 and all(map(str.isdigit, inside)) and int(inside[0]) < int(inside[1]):
                 return self.powers(_sum(base, part))
             self.place = place
         return self.powers(base)
@@ -180,7 +180,10 @@ class _Reader:
 
     def _raised(self, base: Function) -> Function:
         sign = self.take() if self.peek() in ("+", "-") else "+"
-        exponent = self.group() if self.peek() == "{" else self.factor()
+        exponent = self.group() if self.peek() == "{" else self.atom()
+        if self.peek() == "^":  # 2^3^2 is 2^9
+            self.take()
+            exponent = self._raised(exponent)
         if sign == "-":
             exponent = _negative(exponent)
         return lambda point: power(base(point), exponent(point), point)
@@ -254,8 +257,8 @@ class _Reader:
             return _binomial(over, self.group())
         if token in (r"\sqrt", "sqrt"):
             return self._root()
-        if token in (r"\log", "log"):
-            return self._logarithm()
+        if token in (r"\log", "log", r"\lg"):
+            return self._logarithm(_constant("10") if token == r"\lg" else None)
         if token.removeprefix("\\") in FUNCTIONS and token != "i":
             return self._function(token.removeprefix("\\"))
         if token in (r"\pi", "pi", "\u03c0"):
@@ -338,8 +341,7 @@ class _Reader:
         inside = self.group()
         return lambda point: power(inside(point), divided(1, degree(point)), point)
 
-    def _logarithm(self) -> Function:
-        base: Function | None = None
+    def _logarithm(self, base: Function | None = None) -> Function:
         if self.peek() == "_":
             self.take()
             base = self.group()
@@ -357,7 +359,7 @@ class _Reader:
             self.signs.add("angle")
         if raised and name in _ANGULAR and self.tokens[self.place - 4 : self.place] == ["{", "-", "1", "}"]:
             called, raised = FUNCTIONS[f"arc{name}"], None
-        inside = self._argument()
+        inside = self._argument(name in _ANGULAR)
         if name == "ln":
             result: Function = lambda point: logarithm(inside(point), point)  # noqa: E731
         else:
@@ -370,7 +372,7 @@ class _Reader:
         self.take()
         return self.group()
 
-    def _argument(self) -> Function:
+    def _argument(self, angular: bool = False) -> Function:
         """Of a function: brackets, or what is written behind it up to a sign or another function."""
         if self.peek() in ("(", "[", "{", r"\vert"):
             return self.atom()
@@ -381,8 +383,8 @@ class _Reader:
             if name in FUNCTIONS or name == "log" or (token in ("(", "[", r"\vert") and not _is_number(last)):
                 break
             total, last = _product(total, self.factor()), self.tokens[self.place - 1]
-        while self.peek() == "/" and _is_number(self.peek(1)):
-            self.take()
+        while angular and self.peek() == "/" and _is_number(self.peek(1)):
+            self.take()  # `\cos \pi/6`
             total = _quotient(total, self.factor())
         return _negative(total) if sign == "-" else total
 

@@ -29,7 +29,7 @@ class Node(NamedTuple):
     text: str = ""
 
 
-_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])\.?|\$")
+_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])\.?|(?<!\\)\$")
 _SAID = re.compile(
     r"\\(?:text|mathrm|mbox|textbf)\s*\{\s*,?\s*(?P<said>and|or|to)\s*\}"
     r"|(?<=[\s)}\d])(?P<plain>and|or|to)(?=[\s(\\])"
@@ -58,6 +58,12 @@ _NAME = re.compile(
 _BRACKETED = frozenset(("()", "[]", "(]", "[)"))
 _FLIPPED = {">": "<", r"\ge": r"\le"}
 _BOUNDS = ("<", r"\le")
+
+
+_SETS = {
+    r"\mathbb{R}": Node("()", (Node("", text=r"-\infty"), Node("", text=r"\infty"))),
+    **dict.fromkeys((r"\emptyset", r"\varnothing"), Node("set")),
+}
 
 
 def read(text: str, gold: str = "") -> list[Node]:
@@ -131,6 +137,15 @@ def _related(parts: list[Node], signs: list[str]) -> Node:
         parts, signs = [parts[0], *parts[2:]], [r"\ne", *signs[2:]]
     if r"\in" in signs and len(signs) == 1:
         return parts[1]
+    if r"\approx" in signs:
+        # What is rounded says less than what it was rounded from; behind a name it says all.
+        place = signs.index(r"\approx")
+        if place == 0 and _is_name(parts[0]):
+            signs = ["=", *signs[1:]]
+        else:
+            parts, signs = parts[: place + 1], signs[:place]
+        if not signs:
+            return parts[0]
     if set(signs) == {"="}:
         return Node("=", tuple(parts))
     pairs = []
@@ -145,8 +160,8 @@ def _bracketed(text: str) -> Node:
         rows = [row for row in _split(found[2], {r"\\": r"\\"})[0] if row.strip()]
         cells = [[_node(cell) for cell in _split(row, {"&": "&"})[0]] for row in rows]
         return Node("matrix", tuple(Node("row", tuple(row)) for row in cells))
-    if tokens(text) == [r"\mathbb", "{", "R", "}"]:
-        return Node("()", (Node("", text=r"-\infty"), Node("", text=r"\infty")))
+    if (known := _SETS.get("".join(tokens(text)))) is not None:
+        return known
     signs = list(_signs(text))
     if not signs or signs[0][1] not in _BRACKETS or signs[-1][1] not in _ENDS or _closing(text) != len(text):
         return Node("", text=text)
@@ -330,7 +345,7 @@ def _same_ratio(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
 
 
 def _same_bound(gold: Node, given: Node) -> bool:
-    if all(one.text for one in (*gold.parts, *given.parts)):
+    if gold.sign in (*_BOUNDS, r"\ne", r"\equiv") and all(one.text for one in (*gold.parts, *given.parts)):
         one, other = (difference(*map(_plain, node.parts)) for node in (gold, given))
         return proportional(one, other, positive=gold.sign in _BOUNDS)
     return _in_order(gold.parts, given.parts)
@@ -380,9 +395,19 @@ def same_measured(gold: str, given: str) -> bool:
     factor = units[0].scale / units[1].scale if len(units) == 2 else Fraction(1)
     if _same_scaled(ours, theirs, factor):
         return True
+    if len(units) == 1 and (("deg", 1),) == tuple(units[0].powers) and r"\pi" in gold + given:
+        return _same_angle(ours, theirs)
     if ours.percent == theirs.percent:
         return False
     return _same_scaled(ours, theirs, Fraction(1, 100) if ours.percent else Fraction(100))
+
+
+def _same_angle(ours: Measured, theirs: Measured) -> bool:
+    """Degrees on one side, `60^\\circ`, and a part of pi on the other."""
+    one, other = (
+        f"({side.value})" + (r"\cdot\pi/180" if side.unit is not None else "") for side in (ours, theirs)
+    )
+    return _same_numbers(_expression(one), _expression(other))
 
 
 def _read_both(gold: str, given: str, compare: Callable[[Expression, Expression], bool]) -> bool:

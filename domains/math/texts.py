@@ -39,7 +39,7 @@ _TIME = re.compile(
     rf"(?P<hour>\d{{1,2}})(?::(?P<minute>[0-5]\d))?(?:{SPACE}|\s)*(?:(?P<half>[ap])\.?m\.?)?", re.IGNORECASE
 )
 _COMMAND = re.compile(r"\\[A-Za-z]+")
-_LETTERS = re.compile(r"\(?[A-Ja-j]\)?|\(?[A-J]\)?(?:(?:\s|,|;|\band\b)*\(?[A-J]\)?)+")
+_LETTERS = re.compile(r"\(?[A-J]\)?(?:(?:\s|,|;|\band\b)*\(?[A-J]\)?)*")
 _SAID_IN_WORDS = {
     **dict.fromkeys(
         ("all real numbers", "all reals", "the real numbers", "the set of real numbers"), r"\mathbb{R}"
@@ -81,8 +81,9 @@ def _is_name(run: str) -> bool:
 
 def chosen_letters(text: str) -> list[str] | None:
     """The choices that a text names, `A, C` and `AC` and `(A) and (C)`; None where it may be something else."""
-    found = _LETTERS.fullmatch(text) and re.findall(r"(?<![a-z])[A-Ja-j](?![a-z])", text)
-    return sorted({letter.upper() for letter in found}) if found and len(set(found)) == len(found) else None
+    text = text.upper() if len(text) == 1 else text
+    found = _LETTERS.fullmatch(text) and re.findall(r"[A-J]", text)
+    return sorted(found) if found and len(set(found)) == len(found) else None
 
 
 def words(text: str, marked: bool = False) -> str | None:

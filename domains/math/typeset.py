@@ -44,6 +44,7 @@ _MARKDOWN = re.compile(r"(\*\*|__|`)(.*)\1", re.DOTALL)
 _LEFT_OUT = re.compile(r"(?:\\[ ,;:!]|\\+$|\\q?quad\b|~|(?<!\.)\.$|[\s,;:])+$")
 _BEFORE = re.compile(r"\A(?:\\[ ,;:!]|\\q?quad(?![A-Za-z])|\\(?:display|text)style(?![A-Za-z])|~|\s)+")
 _MONEY = re.compile(r"\$\s*\d")
+_MOST_LAYERS = 6
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _QUANTITY = re.compile(r"\\(?:SI|qty)\s*(?:\[[^][]*\])?\{([^{}]*)\}\s*\{([^{}]*)\}")
 _SIUNITX = (
@@ -122,7 +123,7 @@ _POWER_OF_TEN = re.compile(
     re.DOTALL,
 )
 _MIXED = re.compile(r"([-+]?\d+)\s+(\d+)\s*/\s*(\d+)")
-_REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\s*\{?\s*(\d+)\s*\}?")
+_REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d+)\s*\}?")
 _LONGEST = 40
 """Digits of a repeating decimal, and the largest power of ten that is written out."""
 
@@ -151,15 +152,16 @@ def typeset(answer: str) -> str:
 
 def unwrapped(text: str) -> str:
     """A text without blanks, dollar signs and commands of style around it, and without braces that hold it."""
-    while True:
+    for _ in range(_MOST_LAYERS):
         bare = _LEFT_OUT.sub("", _BEFORE.sub("", text))
         if bare.startswith("{") and _closing_brace(bare) == len(bare) - 1:
             bare = bare[1:-1]
         if bare.startswith("$") and bare.endswith("$") and bare.count("$") == 2 + 2 * bare.startswith("$$"):
             bare = bare.strip("$")
         if bare == text:
-            return text
+            break
         text = bare
+    return text
 
 
 def _closing_brace(text: str) -> int:

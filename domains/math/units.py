@@ -110,13 +110,13 @@ _EXPONENT = re.compile(r"\s*\^\s*\{\s*(-?\d)\s*\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _BLANK = re.compile(rf"{SPACE}|\\cdot(?![A-Za-z])|\\times(?![A-Za-z])|[*$\s\u00b7()]")
 _WORD = re.compile(r"(\D+?)\.?\^?(-?[1-9])?\.?")
-_ONE = r"(?:\\(?:text|mathrm|mbox|textbf|mathbf|mathit)\s*\{(?:[^{}]|\{[^{}]*\})*\}|\{\\rm\s[^{}]*\}|\\Omega|\\mu|\\cents?|[A-Za-z\u00b5\u00a2]+\.?)"
+_ONE = r"(?:\\(?:text|mathrm|mbox|textbf|mathbf|mathit)\s*\{(?:[^{}]|\{[^{}]*\})*\}|\{\\rm\s[^{}]*\}|\\Omega|\\mu|\\cents?|[A-Za-z\u00b5\u00a2]++\.?+)"
 _RAISED = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d)|\d(?![\d.]))?"
-_GAP = rf"(?:{SPACE}|\s)*"
+_GAP = rf"(?:{SPACE}|\s)*+"
 _ANY = rf"(?:{_ONE}{_RAISED}|\\[dt]?frac\s*\{{\s*{_ONE}{_RAISED}\s*\}}\s*\{{\s*{_ONE}{_RAISED}\s*\}})"
 _TAIL = re.compile(
     rf"(?P<value>.*?(?:[\d}})!.|]|[A-Za-z](?={_GAP}\\(?:text|mathrm|mbox)\s*\{{)))"
-    rf"(?P<gap>{_GAP})(?P<unit>(?!e[-\d]){_ANY}(?:{_GAP}(?:/|\\cdot(?![a-z]))?{_GAP}{_ANY})*)",
+    rf"(?P<gap>{_GAP})(?P<unit>(?!e[-\d]){_ANY}(?:{_GAP}(?:(?:/|\\cdot(?![a-z])){_GAP})?{_ANY})*+)",
     re.DOTALL,
 )
 _MONEY = re.compile(
@@ -133,6 +133,7 @@ _ANGULAR = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _PERCENT = re.compile(rf"{_GAP}(?:\\?%|[Pp]er ?cent\b|\\text\s*\{{\s*(?:\\?%|[Pp]er ?cent)\s*\}})\Z")
 _MANY = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "k": 10**3, "K": 10**3, "million": 10**6}
 _MANY |= {"M": 10**6, "billion": 10**9, "trillion": 10**12}
+_PART = re.compile(rf"(\d+(?:\.\d+)?){_GAP}({_ONE}),?{_GAP}")
 _NUMBER_OF = re.compile(
     rf"(?P<number>-?[\d,]*\.?\d+){_GAP}(?:\\(?:text|mathrm)\s*\{{\s*)?(?P<many>{'|'.join(_MANY)})(?![A-Za-z])(?P<more>.*)",
     re.DOTALL,
@@ -202,6 +203,8 @@ def measured(text: str, gold: str | None = None) -> Measured:
         return Measured(inner.value, False, Unit(Fraction(1), frozenset([(money, 1)])))
     if (found := _DEGREES.fullmatch(text)) is not None and _ANGULAR.search(text) is None:
         return Measured(found["value"], False, Unit(Fraction(1), frozenset([(found["scale"] or "deg", 1)])))
+    if (summed := _summed(text)) is not None:
+        return summed
     found = _NUMBER_OF.fullmatch(text)
     if found is not None and (len(found["many"]) > 1 or found["more"] in ("", "}")):
         value = f"{Decimal(found['number'].replace(',', '')) * _MANY[found['many']]:f}"
@@ -222,6 +225,19 @@ def measured(text: str, gold: str | None = None) -> Measured:
             marked or _counted(names, bare or bool(found["gap"]))
         )
     return Measured(found["value"], False, unit) if taken else Measured(text, False, None)
+
+
+def _summed(text: str) -> Measured | None:
+    """`3 hours 20 minutes` as 200 minutes; None of what is no sum of quantities of one kind."""
+    parts = list(_PART.finditer(text))
+    if len(parts) < 2 or "".join(part[0] for part in parts) != text:
+        return None
+    units = [unit_of(part[2]) for part in parts]
+    known = [unit for unit in units if unit is not None]
+    if len(known) < len(units) or len({unit.powers for unit in known}) > 1:
+        return None
+    total = sum(Fraction(part[1]) * unit.scale for part, unit in zip(parts, known, strict=True)) / known[-1].scale
+    return Measured(f"{total.numerator}/{total.denominator}", False, known[-1])
 
 
 def _counted(names: list[str], beside_number: bool) -> bool:
