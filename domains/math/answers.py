@@ -6,12 +6,10 @@ equal "lube").
 """
 
 import re
-from collections.abc import Sequence
 from functools import cache
-from math import floor, log10
 from typing import Any
 
-from domains.math.objects import PLACES, read, same
+from domains.math.objects import read, same
 from domains.math.rewards import AnswerStatus
 from domains.math.texts import (
     bare,

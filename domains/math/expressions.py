@@ -7,22 +7,11 @@ Whatever this grammar does not have, such as an integral, raises `Unreadable`, a
 import re
 from collections.abc import Callable, Sequence
 from operator import add, mul
-from typing import NamedTuple
 
 from mpmath import mp, mpc, mpf
 
-from domains.math.values import (
-    FUNCTIONS,
-    MOST_DIGITS,
-    Function,
-    TooLarge,
-    Unreadable,
-    divided,
-    factorial,
-    logarithm,
-    power,
-    real,
-)
+from domains.math.values import FUNCTIONS, MOST_DIGITS, Expression, Function, TooLarge, Unreadable
+from domains.math.values import divided, factorial, logarithm, power, real
 
 _PLAIN = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|sqrt|exp|log|ln|pi"
 _TOKEN = re.compile(
@@ -32,24 +21,37 @@ _TOKEN = re.compile(
 _GREEK = """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi
 chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega infty dots ell hbar emptyset aleph"""
 _SYMBOLS = frozenset(f"\\{name}" for name in _GREEK.split())
-_ACCENTS = {
-    **{
-        name: name
-        for name in [r"\vec", r"\hat", r"\bar", r"\tilde", r"\dot", r"\ddot", r"\mathbb", r"\mathcal"]
-    },
-    r"\overline": r"\bar",
-    r"\overrightarrow": r"\vec",
-    r"\widehat": r"\hat",
-    r"\widetilde": r"\tilde",
-}
-_FONTS = frozenset(r"\text \mathrm \mathbf \mathit \textbf \textit \mbox \operatorname".split())
-_SKIPPED = frozenset((*r"\left \right \displaystyle \limits \, \; \: \! ~ $ . \quad".split(), "\\ "))
+_ACCENTS = frozenset([r"\vec", r"\hat", r"\bar", r"\tilde", r"\dot", r"\ddot", r"\mathbb", r"\mathcal"])
+_FONTS = frozenset(
+    [r"\text", r"\mathrm", r"\mathbf", r"\mathit", r"\textbf", r"\textit", r"\mbox", r"\operatorname"]
+)
+_SKIPPED = frozenset(
+    (
+        *[
+            r"\left",
+            r"\right",
+            r"\displaystyle",
+            r"\limits",
+            r"\,",
+            r"\;",
+            r"\:",
+            r"\!",
+            r"~",
+            r"$",
+            r".",
+            r"\quad",
+        ],
+        "\\ ",
+    )
+)
 _LISTED = r"""
 \dfrac \tfrac \cfrac = \frac | \dbinom \tbinom = \binom | \times \cdot \ast = * | ** = ^ | \div = /
-\ldots \cdots ... = \dots | \bmod \mod = \pmod
-\lvert \rvert \mid = \vert | \lbrack = [ | \rbrack = ] | \langle = ( | \rangle = ) | \lbrace = \{ | \rbrace = \}
-\imath = i | \degree = \circ | \leq \leqslant \leqq <= = \le | \geq \geqslant \geqq >= = \ge | \lt = < | \gt = >
-\neq != = \ne | \land \wedge = and | \lor \vee = or | \colon = : | \bigcup = \cup | \bigcap = \cap
+\ldots \cdots ... = \dots | \bmod \mod = \pmod | \imath = i | \degree = \circ | \colon = :
+\lvert \rvert \mid = \vert
+\lbrack = [ | \rbrack = ] | \langle = ( | \rangle = ) | \lbrace = \{ | \rbrace = \} | \lt = < | \gt = >
+\neq != = \ne
+\leq \leqslant \leqq <= = \le | \geq \geqslant \geqq >= = \ge | \land \wedge = and | \lor \vee = or
+\bigcup = \cup | \bigcap = \cap | \overline = \bar | \overrightarrow = \vec | \widehat = \hat | \widetilde = \tilde
 """
 SAME_TOKEN = {
     name: meant
@@ -69,15 +71,6 @@ def tokens(text: str) -> list[str]:
     """The signs of a text, without blanks and sizes of brackets, each in its usual name."""
     found = (token for token in _TOKEN.findall(text) if token not in _SKIPPED)
     return [SAME_TOKEN.get(token, token) for token in found]
-
-
-class Expression(NamedTuple):
-    """A function of its variables, and what decides how it is compared."""
-
-    at: Function
-    names: frozenset[str]
-    signs: frozenset[str]
-    """`decimal`, `complex`, `absolute`, `log`, `angle` and `degree`, where they occur."""
 
 
 def read_expression(found: Sequence[str]) -> Expression:
@@ -268,7 +261,7 @@ class _Reader:
         if token in (r"\angle", r"\triangle"):
             return self._points(token)
         if token in _ACCENTS:
-            return self._variable(_ACCENTS[token] + " " + "".join(self._raw()))
+            return self._variable(token + " " + "".join(self._raw()))
         if token in _SYMBOLS or (len(token) == 1 and token.isalpha()):
             return self._letter(token)
         raise Unreadable(f"{token} at {self.place}")
@@ -410,13 +403,3 @@ def _negative(one: Function) -> Function:
 
 def _call(called: Callable[..., object], one: Function) -> Function:
     return lambda point: called(one(point))
-
-
-def difference(one: Expression, other: Expression) -> Expression:
-    """`one - other`."""
-    return Expression(_sum(one.at, _negative(other.at)), one.names | other.names, one.signs | other.signs)
-
-
-def quotient(one: Expression, other: Expression) -> Expression:
-    """`one / other`."""
-    return Expression(_quotient(one.at, other.at), one.names | other.names, one.signs | other.signs)

@@ -1,28 +1,21 @@
 """Reads an answer as an object: lists, tuples, sets, intervals, unions, matrices, ratios, relations, values.
 
-Called by `answers.py`. A text is split at the signs that bind least, down to expressions, which `expressions.py`
-reads; objects are compared part by part. What is not read raises `Unreadable`.
+Called by `answers.py`. A text is split at the signs that bind least, down to values, which `units.py`
+compares; objects are compared part by part. What is not read raises `Unreadable`.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from fractions import Fraction
-from math import floor, log10
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from mpmath import mpf
-
-from domains.math.expressions import SAME_TOKEN, Expression, difference, quotient, read_expression, tokens
-from domains.math.typeset import number, unwrapped
-from domains.math.units import Measured, measured
-from domains.math.values import Unreadable, proportional, same_value, size_of
-
-PLACES = 6
-"""Decimal places in which numbers with a point are compared, more for a gold answer below a thousandth."""
+from domains.math.expressions import SAME_TOKEN
+from domains.math.typeset import unwrapped
+from domains.math.units import expression, same_measured, same_numbers
+from domains.math.values import Expression, Unreadable, difference, proportional, quotient
 
 
 class Node(NamedTuple):
-    """An object: a sign (`,`, `and`, `or`, `set`, `()`, `[)`, `cup`, `:`, `=`, `<`, ...) with parts, or a text."""
+    """An object: a sign (`,`, `and`, `set`, `()`, `[)`, `cup`, `:`, `=`, `<`, ...) with parts, or a text."""
 
     sign: str
     parts: tuple["Node", ...] = ()
@@ -60,8 +53,9 @@ _FLIPPED = {">": "<", r"\ge": r"\le"}
 _BOUNDS = ("<", r"\le")
 
 
+_INFINITY = Node("", text=r"\infty")
 _SETS = {
-    r"\mathbb{R}": Node("()", (Node("", text=r"-\infty"), Node("", text=r"\infty"))),
+    r"\mathbbR": Node("()", (Node("", text=r"-\infty"), _INFINITY)),
     **dict.fromkeys((r"\emptyset", r"\varnothing"), Node("set")),
 }
 
@@ -86,6 +80,8 @@ def _node(text: str) -> Node:
         parts, signs = _split(text, level)
         if level is _LISTS and signs:
             said = set(signs) - {","}
+            if len(said) > 1:
+                raise Unreadable("and beside or")
             return Node(max(said, default=","), tuple(_node(part) for part in parts if part.strip()))
         if level is _LISTS and _SIGNED.search(text):
             upper = _SIGNED.sub(lambda sign: "+-"[sign[1] == "mp"], text)
@@ -94,7 +90,8 @@ def _node(text: str) -> Node:
         if level is _RELATIONS and signs:
             return _related([_node(part) for part in parts], signs)
         if signs and (level is not _RATIOS or all(part.strip() for part in parts)):
-            return _flat(Node(signs[0], tuple(map(_node, parts))))
+            one = len(set(signs)) == 1
+            return _flat(Node(signs[0] if one else " ".join(signs), tuple(map(_node, parts))))
     return _bracketed(text)
 
 
@@ -160,7 +157,7 @@ def _bracketed(text: str) -> Node:
         rows = [row for row in _split(found[2], {r"\\": r"\\"})[0] if row.strip()]
         cells = [[_node(cell) for cell in _split(row, {"&": "&"})[0]] for row in rows]
         return Node("matrix", tuple(Node("row", tuple(row)) for row in cells))
-    if (known := _SETS.get("".join(tokens(text)))) is not None:
+    if (known := _SETS.get(re.sub(r"[{}\s]", "", text))) is not None:
         return known
     signs = list(_signs(text))
     if not signs or signs[0][1] not in _BRACKETS or signs[-1][1] not in _ENDS or _closing(text) != len(text):
@@ -168,8 +165,8 @@ def _bracketed(text: str) -> Node:
     (first, opening, _), (last, closing, _) = signs[0], signs[-1]
     kind, inside = _BRACKETS[opening], text[first.end() : last.start()]
     for bar in (":", r"\vert") if kind == "set" else ():
-        built, signs = _split(inside, {bar: bar})
-        if len(signs) == 1:
+        built, bars = _split(inside, {bar: bar})
+        if len(bars) == 1:
             return Node("built", tuple(map(_node, built)))
     within = _node(inside)
     if kind == "set":
@@ -187,9 +184,8 @@ def same(gold: Node, given: Node) -> bool:
         return _same_equation(gold, given)
     if "=" in (gold.sign, given.sign):
         return _same_value_of(gold, given)
-    if gold.sign in _BOUNDS or gold.sign in ("and", "or"):
-        if (interval := _interval(gold)) is not None and given.sign in _BRACKETED | {"cup"}:
-            return same(interval, given)
+    if given.sign in _BRACKETED | {"cup"} and (interval := _interval(gold)) is not None:
+        return same(interval, given)
     listed = (",", "and", "or")
     if gold.sign in listed or given.sign in listed:
         return _same_list(gold, given)
@@ -254,10 +250,7 @@ def _same_equation(gold: Node, given: Node) -> bool:
     ours, theirs = _named(gold), _named(given)
     if ours and theirs and same(ours[0], theirs[0]):
         return _is_consistent(given) and same(ours[1], theirs[1])
-    if (
-        not all(one.sign == "" for one in (*gold.parts, *given.parts))
-        or max(len(gold.parts), len(given.parts)) > 2
-    ):
+    if any(one.sign for one in (*gold.parts, *given.parts)) or len(gold.parts + given.parts) > 4:
         return False
     one, other = (difference(*map(_plain, node.parts)) for node in (gold, given))
     return proportional(one, other)
@@ -265,15 +258,12 @@ def _same_equation(gold: Node, given: Node) -> bool:
 
 def _same_value_of(gold: Node, given: Node) -> bool:
     """An equation on one side: its value, if it names one, or tells what an answer was computed from."""
-    equation, other = (gold, given) if gold.sign == "=" else (given, gold)
+    equation = gold if gold.sign == "=" else given
     named = _named(equation)
-    if named is None:
-        if equation is gold:
-            return False
-        named = equation.parts[0], equation.parts[-1]
-    if not _is_consistent(equation):
+    if not _is_consistent(equation) or (named is None and equation is gold):
         return False
-    return same(named[1], given) if equation is gold else same(gold, named[1])
+    value = named[1] if named else equation.parts[-1]
+    return same(value, given) if equation is gold else same(gold, value)
 
 
 def _is_consistent(equation: Node) -> bool:
@@ -294,34 +284,44 @@ def _same_list(gold: Node, given: Node) -> bool:
     if {"(]", "[)"} & {gold.sign, given.sign}:
         return False
     for one, other in ((gold, given), (given, gold)):
-        if all(part.sign == "=" for part in one.parts) and not any(part.sign == "=" for part in other.parts):
-            pairs = [_named(part) for part in one.parts]
-            names = [pair[0].text for pair in pairs if pair]
-            if len(set(names)) == len(pairs) == len(other.parts) > 1:
-                if other.sign == "set":
-                    return False
-                if all(len(name.strip()) == 1 for name in names):
-                    pairs.sort(key=lambda pair: pair[0].text if pair else "")
-                values = tuple(pair[1] for pair in pairs if pair)
-                return _in_order(values, other.parts) if one is gold else _in_order(other.parts, values)
+        if (
+            (values := _values(one)) is not None
+            and len(values) == len(other.parts)
+            and _values(other) is None
+        ):
+            if other.sign == "set":
+                return False
+            return _in_order(values, other.parts) if one is gold else _in_order(other.parts, values)
     if "set" in (gold.sign, given.sign):
         return _same_set(gold, given)
     bounds = any(part.sign in _BOUNDS for part in (*gold.parts, *given.parts))
     if bounds and {gold.sign, given.sign} == {"and", "or"}:
         return False
-    if gold.sign == "()" or gold.sign == "[]":
+    if gold.sign in _BRACKETED:
         return _in_order(gold.parts, given.parts)
     return _matched(gold.parts, given.parts or (given,))
 
 
+def _values(node: Node) -> tuple[Node, ...] | None:
+    """The values of several names, single letters in the order of the alphabet; None of anything else."""
+    pairs = [_named(part) if part.sign == "=" else None for part in node.parts]
+    names = [pair[0].text.strip() for pair in pairs if pair]
+    if len(names) < 2 or len(set(names)) < len(pairs):
+        return None
+    if all(len(name) == 1 for name in names):
+        pairs.sort(key=lambda pair: pair[0].text.strip() if pair else "")
+    return tuple(pair[1] for pair in pairs if pair)
+
+
 def _same_set(gold: Node, given: Node) -> bool:
-    if _BRACKETED & {gold.sign, given.sign}:
-        inner = gold if gold.sign == "set" else given
-        return len(inner.parts) == 1 and _in_order(
-            (gold,) if inner is given else gold.parts, (given,) if inner is gold else given.parts
-        )
+    """A set beside another, a list without brackets or, with one element, this element."""
     ours, theirs = (
-        _distinct(one.parts) if one.sign == "set" else one.parts or (one,) for one in (gold, given)
+        _distinct(one.parts)
+        if one.sign == "set"
+        else (one,)
+        if one.sign in _BRACKETED
+        else one.parts or (one,)
+        for one in (gold, given)
     )
     return _matched(ours, theirs)
 
@@ -338,10 +338,8 @@ def _same_ratio(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
     if len(ours) != len(theirs):
         return False
     one, other = (tuple(map(_plain, parts)) for parts in (ours, theirs))
-    return all(
-        same_value(quotient(a, one[-1]), quotient(b, other[-1]), PLACES)
-        for a, b in zip(one, other, strict=True)
-    )
+    pairs = zip(one, other, strict=True)
+    return all(same_numbers(quotient(a, one[-1]), quotient(b, other[-1])) for a, b in pairs)
 
 
 def _same_bound(gold: Node, given: Node) -> bool:
@@ -353,84 +351,30 @@ def _same_bound(gold: Node, given: Node) -> bool:
 
 def _interval(node: Node) -> Node | None:
     """The interval that bounds of one variable are, or the union of two."""
-    if node.sign in ("and", "or"):
-        sides = [_interval(part) for part in node.parts if part.sign in _BOUNDS]
-        if len(sides) != 2 or None in sides or len(node.parts) != 2:
-            return None
-        one, other = sides  # type: ignore[misc]
-        assert one is not None and other is not None
-        if node.sign == "or":
-            return Node("cup", (one, other))
-        low, high = (one, other) if "infty" in one.parts[1].text else (other, one)
-        return Node(low.sign[0] + high.sign[1], (low.parts[0], high.parts[1]))
-    left, right = node.parts
-    weak = node.sign == r"\le"
+    bounds = [_bound(part) for part in (node.parts if node.sign in ("and", "or") else (node,))]
+    if None in bounds or len({name for name, _ in bounds}) > 1 or len(bounds) > 2:  # type: ignore[misc]
+        return None
+    found = [interval for _, interval in bounds]  # type: ignore[misc]
+    if node.sign == "or" or len(found) == 1:
+        return Node("cup", tuple(found)) if len(found) == 2 else found[0]
+    low = [one for one in found if one.parts[1] == _INFINITY]
+    high = [one for one in found if one.parts[1] != _INFINITY]
+    if not low or not high:
+        return None
+    return Node(low[0].sign[0] + high[0].sign[1], (low[0].parts[0], high[0].parts[1]))
+
+
+def _bound(node: Node) -> tuple[str, Node] | None:
+    """The variable that a relation bounds, and the half-line that it is in."""
+    if node.sign not in _BOUNDS:
+        return None
+    (left, right), weak = node.parts, node.sign == r"\le"
     if _is_name(left):
-        return Node("(" + ")]"[weak], (Node("", text=r"-\infty"), right))
-    return Node("(["[weak] + ")", (left, Node("", text=r"\infty"))) if _is_name(right) else None
+        return left.text.strip(), Node("(" + ")]"[weak], (Node("", text=r"-\infty"), right))
+    return (right.text.strip(), Node("(["[weak] + ")", (left, _INFINITY))) if _is_name(right) else None
 
 
 def _plain(node: Node) -> Expression:
     if node.sign:
         raise Unreadable(f"{node.sign} within an expression")
-    return _expression(node.text)
-
-
-def _expression(text: str) -> Expression:
-    return read_expression(tokens(number(text.strip())))
-
-
-def same_measured(gold: str, given: str) -> bool:
-    """Whether two values are one, as they stand, or without their percent signs and units."""
-    if tokens(gold) == tokens(given):
-        return True
-    ours = measured(gold)
-    theirs = measured(given, ours.value)
-    units = [one.unit for one in (ours, theirs) if one.unit is not None]
-    bare = ours.value == gold and theirs.value == given
-    if len(units) < 2 and not bare and _read_both(gold, given, _same_numbers):
-        return True
-    if len(units) == 2 and units[0].powers != units[1].powers:
-        return False
-    factor = units[0].scale / units[1].scale if len(units) == 2 else Fraction(1)
-    if _same_scaled(ours, theirs, factor):
-        return True
-    if len(units) == 1 and (("deg", 1),) == tuple(units[0].powers) and r"\pi" in gold + given:
-        return _same_angle(ours, theirs)
-    if ours.percent == theirs.percent:
-        return False
-    return _same_scaled(ours, theirs, Fraction(1, 100) if ours.percent else Fraction(100))
-
-
-def _same_angle(ours: Measured, theirs: Measured) -> bool:
-    """Degrees on one side, `60^\\circ`, and a part of pi on the other."""
-    one, other = (
-        f"({side.value})" + (r"\cdot\pi/180" if side.unit is not None else "") for side in (ours, theirs)
-    )
-    return _same_numbers(_expression(one), _expression(other))
-
-
-def _read_both(gold: str, given: str, compare: Callable[[Expression, Expression], bool]) -> bool:
-    try:
-        return compare(_expression(gold), _expression(given))
-    except Unreadable:
-        return False
-
-
-def _same_scaled(ours: Measured, theirs: Measured, factor: Fraction) -> bool:
-    one, other = _expression(ours.value), _expression(theirs.value)
-    scaled = (
-        one
-        if factor == 1
-        else one._replace(at=lambda point: one.at(point) * factor.numerator / factor.denominator)
-    )
-    return _same_numbers(scaled, other)
-
-
-def _same_numbers(gold: Expression, given: Expression) -> bool:
-    places = None
-    if "decimal" in gold.signs | given.signs and not gold.names | given.names:
-        size = size_of(gold)
-        more = 2 - PLACES - floor(log10(size)) if size is not None and mpf(10) ** -300 < size < 1 else 0
-        places = PLACES + max(0, more)
-    return same_value(gold, given, places)
+    return expression(node.text)

@@ -5,7 +5,6 @@ Called by `answers.py` for both sides, before texts or expressions are compared.
 
 import re
 import unicodedata
-from fractions import Fraction
 from functools import partial
 
 _GREEK = "\u03b1\u03b2\u03b3\u03b4\u03b5\u03b8\u03bb\u03bc\u03c0\u03c1\u03c3\u03c4\u03c6\u03c8\u03c9\u0394\u03a3\u03a9"
@@ -78,24 +77,9 @@ _WRITTEN = (
         ),
         r"\1",
     ),
-    (
-        re.compile(r"\\[bB]igg?[lrm]?(?![A-Za-z])|\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])"),
-        "",
-    ),
+    (re.compile(r"\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])"), ""),
     (re.compile(r"\\(?:textrm|textsf|texttt|textsc|emph|mathsf|mathtt)(?=\s*\{)"), r"\\text"),
-    (
-        re.compile(
-            r"(?<![\dA-Za-z}])\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox)"
-            r"\s*\{\s*([-+]?\.?\d[\d.,]*)\s*\}(?!\d)"
-        ),
-        r"\1",
-    ),
-    (re.compile(r"\\varnothing\b"), r"\\emptyset"),
     (re.compile(r"\\var(?=(?:epsilon|theta|phi|rho|sigma|kappa|pi)(?![A-Za-z]))"), r"\\"),
-    (re.compile(r"\\(?:left\s*)?\\?langle(?![A-Za-z])"), "("),
-    (re.compile(r"\\(?:right\s*)?\\?rangle(?![A-Za-z])"), ")"),
-    (re.compile(r"\\lbrace(?![A-Za-z])\s*"), r"\\{"),
-    (re.compile(r"\\rbrace(?![A-Za-z])"), r"\\}"),
     (
         re.compile(
             r"^(?:(?:\\(?:approx|simeq|cong|equiv|therefore|implies|Rightarrow|to)(?![A-Za-z])|=)\s*)+"
@@ -105,27 +89,20 @@ _WRITTEN = (
     (re.compile(r"\^\s*\{\s*\\prime\s*\\prime\s*\}"), "''"),
     (re.compile(r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))"), "'"),
     (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),
-    (re.compile(r"\\mathbb\s+([A-Za-z])"), r"\\mathbb{\1}"),
-    (re.compile(r"\\[dt]?binom\s*(\d)\s*(\d)"), r"\\binom{\1}{\2}"),
     (re.compile(r"\{\\(?:rm|bf|it)\s+([^{}]*)\}"), r"\\text{\1}"),
     (re.compile(r"\\(?:underline|uline|bf|bm|boldsymbol|pmb|ensuremath)(?![A-Za-z])"), ""),
     (re.compile(r"(?<=[\d}])(?:\\[ ,;:!]|~|\s)*\{?\\?%\}?$"), r"\\%"),
     (re.compile(r"^(\d[\d,]*)\s*(?:\^\s*(?:\{\s*)?)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}$"), r"\1"),
 )
+_NUMBERS = (
+    (re.compile(r"(?<![\w.\\])(\d+\.?\d*)[eE]([-+]?\d{1,4})(?![\w.])"), r"\1 \\cdot 10^{\2}"),
+    (re.compile(r"(?<![\d./^])(\d+)\s+(\d{1,9})\s*/\s*(\d{1,9})(?![\d./])"), r"\1\\frac{\2}{\3}"),
+)
 SPACE = r"\\[,;: ]|~"
 """A blank of LaTeX, as an alternative of a pattern."""
 _GAP = re.compile(rf"{SPACE}|\{{,\}}|[\u00a0\u2009\u202f ]")
 _GROUPS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:(?:{_GAP.pattern})\d{{3}})+(?!\d)")
-_POWER_OF_TEN = re.compile(
-    r"(?P<factor>[-+]?\d+(?:\.\d*)?)(?:[eE](?P<e>[-+]?\d{1,4})"
-    r"|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*(?P<power>[-+]?\d{1,4})\s*\}|(?P<digit>\d)))"
-    r"(?P<unit>(?:\s|\\[,;: ]|~)*\\(?:text|mathrm|mbox)\s*\{.*\})?",
-    re.DOTALL,
-)
-_MIXED = re.compile(r"([-+]?\d+)\s+(\d+)\s*/\s*(\d+)")
-_REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d+)\s*\}?")
-_LONGEST = 40
-"""Digits of a repeating decimal, and the largest power of ten that is written out."""
+_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d{,20})\\(?:overline|bar|dot)\s*\{?\s*(\d{1,20})\s*\}?")
 
 
 def typeset(answer: str) -> str:
@@ -147,7 +124,10 @@ def typeset(answer: str) -> str:
         text = "\\" + text
     for written, usual in _WRITTEN:
         text = written.sub(usual, text)
-    return number(_GROUPS.sub(lambda groups: _GAP.sub("", groups[0]), text))
+    text = _GROUPS.sub(lambda groups: _GAP.sub("", groups[0]), text)
+    for written, usual in _NUMBERS:
+        text = written.sub(usual, text)
+    return _REPEATING.sub(_repeated, text)
 
 
 def unwrapped(text: str) -> str:
@@ -200,25 +180,7 @@ def _sign(character: str) -> str:
     return unicodedata.normalize("NFKC", character) if form[:1] in (["<wide>"], ["<narrow>"]) else character
 
 
-def number(text: str) -> str:
-    """One number that is the whole text, if it is one of those that math-verify reads otherwise."""
-    if (found := _POWER_OF_TEN.fullmatch(text)) is not None:
-        power = int(found["e"] or found["power"] or found["digit"])
-        if abs(power) > _LONGEST:
-            return rf"{found['factor']} \times 10^{{{power}}}{found['unit'] or ''}"
-        # As a product, which rounds, 2.43 times 100 would be no 243.
-        return _fraction(Fraction(found["factor"]) * Fraction(10) ** power) + (found["unit"] or "")
-    if (found := _MIXED.fullmatch(text)) is not None and int(found[3]) > int(found[2]):
-        return rf"{found[1]}\frac{{{found[2]}}}{{{found[3]}}}"
-    if (found := _REPEATING.fullmatch(text)) is not None and len(found[3] + found[4]) <= _LONGEST:
-        before, period = found[2] + found[3], found[4]
-        value = Fraction(
-            int(before + period) - int(before or "0"), 10 ** len(found[3]) * (10 ** len(period) - 1)
-        )
-        return found[1] + _fraction(value)
-    return text
-
-
-def _fraction(value: Fraction) -> str:
-    over, under = abs(value.numerator), value.denominator
-    return ("-" if value < 0 else "") + (str(over) if under == 1 else rf"\frac{{{over}}}{{{under}}}")
+def _repeated(found: re.Match[str]) -> str:
+    before, period = found[1] + found[2], found[3]
+    over = int(before + period) - int(before or "0")
+    return rf"\frac{{{over}}}{{{10 ** len(found[2]) * (10 ** len(period) - 1)}}}"

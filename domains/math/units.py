@@ -1,16 +1,24 @@
-"""A value and its unit: `60\\%`, `\\$5`, `12\\text{ km/h}`, `30^\\circ`, `12 eggs`.
+"""A value and its unit: `60\\%`, `\\$5`, `12\\text{ km/h}`, `30^\\circ`, `12 eggs`; whether two are one.
 
-Called by `objects.py` for what is no list, bracket or relation. Units are compared only if both sides have one.
+Called by `objects.py` for what is no list, bracket or relation. Units count only if both sides have one.
 """
 
 import re
 from collections import Counter
 from decimal import Decimal
 from fractions import Fraction
+from math import floor, log10
 from typing import NamedTuple
 
+from mpmath import mpf
+
+from domains.math.expressions import read_expression, tokens
 from domains.math.texts import is_word
 from domains.math.typeset import SPACE
+from domains.math.values import Expression, Unreadable, same_value, size_of
+
+PLACES = 6
+"""Decimal places in which numbers with a point are compared, more for a gold answer below a thousandth."""
 
 
 class Unit(NamedTuple):
@@ -236,7 +244,9 @@ def _summed(text: str) -> Measured | None:
     known = [unit for unit in units if unit is not None]
     if len(known) < len(units) or len({unit.powers for unit in known}) > 1:
         return None
-    total = sum(Fraction(part[1]) * unit.scale for part, unit in zip(parts, known, strict=True)) / known[-1].scale
+    total = (
+        sum(Fraction(part[1]) * unit.scale for part, unit in zip(parts, known, strict=True)) / known[-1].scale
+    )
     return Measured(f"{total.numerator}/{total.denominator}", False, known[-1])
 
 
@@ -246,3 +256,63 @@ def _counted(names: list[str], beside_number: bool) -> bool:
         # Each variable of a product is written once, in the order of the alphabet.
         return len(names[0]) > 2 and names[0].isalpha() and [*names[0]] != sorted(set(names[0]))
     return all(is_word(name) or name in _SMALL for name in names)
+
+
+def expression(text: str) -> Expression:
+    """The expression that a text is. Raises `Unreadable`."""
+    return read_expression(tokens(text))
+
+
+def same_measured(gold: str, given: str) -> bool:
+    """Whether two values are one, as they stand, or without their percent signs and units."""
+    if tokens(gold) == tokens(given):
+        return True
+    ours = measured(gold)
+    theirs = measured(given, ours.value)
+    units = [one.unit for one in (ours, theirs) if one.unit is not None]
+    bare = ours.value == gold and theirs.value == given
+    if len(units) < 2 and not bare and _same_as_written(gold, given):
+        return True
+    if len(units) == 2 and units[0].powers != units[1].powers:
+        return False
+    factor = units[0].scale / units[1].scale if len(units) == 2 else Fraction(1)
+    if _same_scaled(ours, theirs, factor):
+        return True
+    if len(units) == 1 and tuple(units[0].powers) == (("deg", 1),) and r"\pi" in gold + given:
+        return _same_angle(ours, theirs)
+    if ours.percent == theirs.percent:
+        return False
+    return _same_scaled(ours, theirs, Fraction(1, 100) if ours.percent else Fraction(100))
+
+
+def _same_angle(ours: Measured, theirs: Measured) -> bool:
+    """Degrees on one side, `60^\\circ`, and a part of pi on the other."""
+    one, other = (
+        f"({side.value})" + (r"\cdot\pi/180" if side.unit is not None else "") for side in (ours, theirs)
+    )
+    return same_numbers(expression(one), expression(other))
+
+
+def _same_as_written(gold: str, given: str) -> bool:
+    try:
+        return same_numbers(expression(gold), expression(given))
+    except Unreadable:
+        return False
+
+
+def _same_scaled(ours: Measured, theirs: Measured, factor: Fraction) -> bool:
+    one, other = expression(ours.value), expression(theirs.value)
+    if factor != 1:
+        at = one.at
+        one = one._replace(at=lambda point: at(point) * factor.numerator / factor.denominator)
+    return same_numbers(one, other)
+
+
+def same_numbers(gold: Expression, given: Expression) -> bool:
+    """Whether two expressions have one value; constants are rounded where one of them has a point."""
+    places = None
+    if "decimal" in gold.signs | given.signs and not gold.names | given.names:
+        size = size_of(gold)
+        more = 2 - PLACES - floor(log10(size)) if size is not None and mpf(10) ** -300 < size < 1 else 0
+        places = PLACES + max(0, more)
+    return same_value(gold, given, places)

@@ -1,12 +1,13 @@
 """Values of expressions, and whether two expressions have the same ones.
 
-Called by `expressions.py` and `objects.py`. Expressions are compared at drawn points with 450 digits, so that
+Called by `expressions.py`, `units.py` and `objects.py`. Expressions are compared at drawn points with 450 digits, so that
 every integer of an answer is exact. A root or a logarithm is real unless one side is a complex number.
 """
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from operator import sub
+from typing import Any, NamedTuple
 
 from mpmath import mp, mpc, mpf
 
@@ -16,6 +17,8 @@ Point = Mapping[str, Value]
 Function = Callable[[Point], Value]
 DIGITS, MOST_DIGITS = 450, 400
 _LARGEST, _CLOSE, _ZERO = 400 * 2.31, mpf(10) ** -420, mpf(10) ** -435
+_DRAWN = ((1, 60, 61), (61, 400, 61), (-300, -1, 61)) * 2 + ((3, 40, 1),) * 2
+"""Least and largest numerator of a variable, and its denominator."""
 _ROOTS = (3, 5, 7, 9, 11)
 FUNCTIONS: dict[str, Callable[[Value], Value]] = {
     **{
@@ -39,12 +42,13 @@ class Undefined(ArithmeticError):
     """An expression without a real value at a point."""
 
 
-class Evaluated(Protocol):
-    """What is compared here: a function of named variables, and the signs that decide how."""
+class Expression(NamedTuple):
+    """A function of its variables, and what decides how it is compared."""
 
     at: Function
     names: frozenset[str]
     signs: frozenset[str]
+    """`decimal`, `complex`, `absolute`, `log`, `angle` and `degree`, where they occur."""
 
 
 def divided(one: Value, other: Value) -> Value:
@@ -101,7 +105,7 @@ def close(one: Value, other: Value) -> bool:
     return bool(abs(one - other) <= _CLOSE * size or size < _ZERO)
 
 
-def _points(one: Evaluated, other: Evaluated) -> Iterator[dict[str, Value]]:
+def _points(one: Expression, other: Expression) -> Iterator[dict[str, Value]]:
     """One point without variables, else positive, negative and whole ones, always the same for the same names."""
     names, signs = sorted(one.names | other.names), one.signs | other.signs
     rng = random.Random(" ".join(names))
@@ -112,7 +116,7 @@ def _points(one: Evaluated, other: Evaluated) -> Iterator[dict[str, Value]]:
         yield {"complex": "complex" in signs, "angle": "angle" in signs, **drawn}
 
 
-def _pairs(one: Evaluated, other: Evaluated) -> Iterator[list[tuple[Value, Value]]]:
+def _pairs(one: Expression, other: Expression) -> Iterator[list[tuple[Value, Value]]]:
     """Both at every point where both are defined, for each meaning of a `\\log` without a base.
 
     Where absolute values stand on one side only, both have to be defined at the same points. Raises
@@ -134,7 +138,7 @@ def _pairs(one: Evaluated, other: Evaluated) -> Iterator[list[tuple[Value, Value
             yield found
 
 
-def _value(one: Evaluated, point: Point) -> Value | None:
+def _value(one: Expression, point: Point) -> Value | None:
     try:
         found = one.at(point)
     except (Undefined, ZeroDivisionError, OverflowError):
@@ -142,7 +146,7 @@ def _value(one: Evaluated, point: Point) -> Value | None:
     return found if mp.isfinite(found) else None
 
 
-def same_value(one: Evaluated, other: Evaluated, places: int | None = None) -> bool:
+def same_value(one: Expression, other: Expression, places: int | None = None) -> bool:
     """Whether two expressions agree wherever both have a value; with `places`, when rounded to them."""
     return any(
         all(
@@ -158,7 +162,7 @@ def _rounded(value: Value, places: int) -> tuple[Value, Value]:
     return mp.nint(mp.re(value) * scale), mp.nint(mp.im(value) * scale)
 
 
-def proportional(one: Evaluated, other: Evaluated, positive: bool = False) -> bool:
+def proportional(one: Expression, other: Expression, positive: bool = False) -> bool:
     """Whether two expressions differ by a constant factor other than zero; `positive`: by a positive one."""
     for pairs in _pairs(one, other):
         first = next((pair for pair in pairs if min(map(abs, pair)) > _ZERO), None)
@@ -169,10 +173,25 @@ def proportional(one: Evaluated, other: Evaluated, positive: bool = False) -> bo
     return False
 
 
-def size_of(one: Evaluated) -> Value | None:
+def size_of(one: Expression) -> Value | None:
     """The absolute value of a constant; None of anything else."""
     if one.names:
         return None
     with mp.workdps(DIGITS):
         found = _value(one, {"complex": True, "angle": "angle" in one.signs, "log": mp.e})
         return None if found is None else abs(found)
+
+
+def difference(one: Expression, other: Expression) -> Expression:
+    """`one - other`."""
+    return _joined(one, other, sub)
+
+
+def quotient(one: Expression, other: Expression) -> Expression:
+    """`one / other`."""
+    return _joined(one, other, divided)
+
+
+def _joined(one: Expression, other: Expression, join: Callable[[Value, Value], Value]) -> Expression:
+    names, signs = one.names | other.names, one.signs | other.signs
+    return Expression(lambda point: join(one.at(point), other.at(point)), names, signs)
