@@ -1,8 +1,8 @@
 """Is a written answer right? Pure functions; `verify_answer` may run for ever and belongs into a worker.
 
-math-verify (https://github.com/huggingface/Math-Verify) compares expressions. What it cannot know is decided
-here: which part of a text is the answer, and that words are compared as words (as an expression "blue" would
-equal "lube").
+Here it is decided which part of a text is the answer, and that words are compared as words (as a product of
+letters "blue" would equal "lube"). `objects.py` reads and compares everything else. What it cannot read, such as
+an integral, goes to math-verify (https://github.com/huggingface/Math-Verify).
 """
 
 import re
@@ -22,7 +22,7 @@ from domains.math.texts import (
     words,
 )
 from domains.math.typeset import typeset
-from domains.math.values import TooLarge, Unreadable
+from domains.math.values import Unreadable
 from pipelinerl.base.thoughts import answer_part
 
 BOXED = "\\boxed"
@@ -129,6 +129,11 @@ def _wanted(gold: str) -> str:
     return in_signs(plain(said)) or said
 
 
+def _counted(answer: str) -> str:
+    """`2 and 3` of `\\text{2 and 3}`, which are no words."""
+    return plain(answer) if _in_text(answer) and any(map(str.isdigit, answer)) else answer
+
+
 def _in_text(answer: str) -> bool:
     return _TEXT.fullmatch(_DOLLARS.sub("", answer.strip()).strip()) is not None
 
@@ -144,34 +149,23 @@ def _math_verify() -> Any:
 
 
 def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
-    """Compare two expressions with math-verify. Whoever calls it must be able to stop it from outside.
-
-    A percent sign on one side only stands for itself or for a hundredth: 60% is 60 and 0.6.
-    """
-    answer, gold = _given(answer), _wanted(typeset(gold))
-    # `\\text{2 and 3}`
-    answer, gold = (
-        plain(one) if _in_text(one) and any(map(str.isdigit, one)) else one for one in (answer, gold)
-    )
+    """Compare two objects; math-verify is asked about what is not read here, and may run for ever."""
+    answer, gold = _counted(_given(answer)), _counted(_wanted(typeset(gold)))
     based = in_base(plain(gold)), in_base(plain(answer))
     if based[0] is not None:
         return "correct" if plain(answer) == based[0][0] or based[0] == based[1] else "wrong"
     if (one_time := same_time(plain(gold), plain(answer))) is not None:
         return "correct" if one_time else "wrong"
     try:
-        pairs = [(one, other) for one in read(gold) for other in read(answer, gold)]
-        if any(same(one, other) for one, other in pairs):
-            return "correct"
-    except (TooLarge, RecursionError):
-        return "unparsable"
-    except Unreadable:
-        pass
-    else:
-        if strict:
-            return "wrong"
-    try:
+        try:
+            if any(same(one, other) for one in read(gold) for other in read(answer, gold)):
+                return "correct"
+            if strict:
+                return "wrong"
+        except Unreadable:
+            pass
         status = _compared(gold, answer, strict)
-    except (Exception, RecursionError, MemoryError):  # whatever a hostile expression brings down
+    except (Exception, RecursionError, MemoryError):  # `TooLarge`, or what a hostile expression brings down
         return "unparsable"
     return "wrong" if status == "correct" and other_case(gold, answer) else status
 

@@ -10,8 +10,19 @@ from operator import add, mul
 
 from mpmath import mp, mpc, mpf
 
-from domains.math.values import FUNCTIONS, MOST_DIGITS, Expression, Function, TooLarge, Unreadable
-from domains.math.values import divided, factorial, logarithm, power, real
+from domains.math.values import (
+    FUNCTIONS,
+    MOST_DIGITS,
+    Expression,
+    Function,
+    TooLarge,
+    Unreadable,
+    divided,
+    factorial,
+    logarithm,
+    power,
+    real,
+)
 
 _PLAIN = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|sqrt|exp|log|ln|pi"
 _TOKEN = re.compile(
@@ -47,11 +58,10 @@ _SKIPPED = frozenset(
 _LISTED = r"""
 \dfrac \tfrac \cfrac = \frac | \dbinom \tbinom = \binom | \times \cdot \ast = * | ** = ^ | \div = /
 \ldots \cdots ... = \dots | \bmod \mod = \pmod | \imath = i | \degree = \circ | \colon = :
-\lvert \rvert \mid = \vert
+\lvert \rvert \mid = \vert | \bigcup = \cup | \bigcap = \cap | \neq != = \ne
 \lbrack = [ | \rbrack = ] | \langle = ( | \rangle = ) | \lbrace = \{ | \rbrace = \} | \lt = < | \gt = >
-\neq != = \ne
 \leq \leqslant \leqq <= = \le | \geq \geqslant \geqq >= = \ge | \land \wedge = and | \lor \vee = or
-\bigcup = \cup | \bigcap = \cap | \overline = \bar | \overrightarrow = \vec | \widehat = \hat | \widetilde = \tilde
+\overline = \bar | \overrightarrow = \vec | \widehat = \hat | \widetilde = \tilde
 """
 SAME_TOKEN = {
     name: meant

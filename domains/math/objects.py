@@ -32,8 +32,8 @@ _SIGN = re.compile(r"\\begin\{[a-z]*\}|\\end\{[a-z]*\}|\\\\|\\[A-Za-z]+|\\.|[<>!
 _OPEN = frozenset(("(", "[", "{", r"\{", r"\lfloor", r"\lceil"))
 _CLOSE = frozenset((")", "]", "}", r"\}", r"\rfloor", r"\rceil"))
 _LISTS = {",": ",", ";": ",", "and": "and", "or": "or"}
-_LISTED = r"""= < > \le \ge \ne \not \in \to \approx \propto \equiv \sim \simeq \subset \subseteq \mapsto \notin
-\Rightarrow \implies \perp \parallel \cong"""
+_LISTED = r"""= < > \le \ge \ne \not \in \to \approx \propto \equiv \sim \simeq \subset \subseteq \mapsto
+\notin \Rightarrow \implies \perp \parallel \cong"""
 _RELATIONS = {sign: sign for sign in _LISTED.split()} | {r"\not": r"\ne"}
 _UNIONS = {r"\cup": "cup", r"\cap": "cap"}
 _RATIOS = {":": ":"}
@@ -45,7 +45,7 @@ _SIGNED = re.compile(r"\\(pm|mp)(?![A-Za-z])")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _POINT, _COMMA = re.compile(r"\d\.\d"), re.compile(r"(?<![\d,])(\d+),(?!\d{3}(?!\d))(\d+)(?![\d,])")
 _NAME = re.compile(
-    r"(?:\\?[A-Za-z]+(?:_(?:\w|\{[^{}]*\}))?'*|\\(?:angle|triangle|overline|vec|bar)\s*\{?[A-Z ]+\}?|\|[A-Z]+\||"
+    r"(?:\\?[A-Za-z]+(?:_(?:\w|\{[^{}]*\}))?'*|\\(?:angle|triangle|overline|vec|bar)\{?[A-Z]+\}?|\|[A-Z]+\||"
     r"\\text\s*\{[^{}]*\}(?:_\w)?|\\[dt]?frac\{d\w\}\{d\w\})(?:\^(?:-1|\{-1\}))?(?:\([^()=]*\))?|[A-Z]{1,3}"
 )
 _BRACKETED = frozenset(("()", "[]", "(]", "[)"))

@@ -1,6 +1,6 @@
-"""What the text of an answer tells without algebra: words, percent signs, units and the case of variables.
+"""What the text of an answer tells without algebra: words, choices, numbers with a base and times of day.
 
-Called by `answers.py` before and after math-verify. Whatever is not certain here is left to math-verify.
+Called by `answers.py` before anything is read as mathematics. Whatever is not certain here is left to that.
 """
 
 import re
@@ -80,7 +80,7 @@ def _is_name(run: str) -> bool:
 
 
 def chosen_letters(text: str) -> list[str] | None:
-    """The choices that a text names, `A, C` and `AC` and `(A) and (C)`; None where it may be something else."""
+    """The choices that a text names, as `A, C`, `AC` or `(A) and (C)`; None of anything else."""
     text = text.upper() if len(text) == 1 else text
     found = _LETTERS.fullmatch(text) and re.findall(r"[A-J]", text)
     return sorted(found) if found and len(set(found)) == len(found) else None
@@ -112,8 +112,9 @@ def in_base(text: str) -> tuple[str, int] | None:
     found = _IN_BASE.fullmatch(text)
     if found is None:
         return None
-    base = found["base"].lower()
-    return found["digits"].upper(), int(base) if base.isdigit() else _BASES.index(base)
+    digits, said = found["digits"].upper(), found["base"].lower()
+    base = int(said) if said.isdigit() else _BASES.index(said)
+    return (digits, base) if all(int(digit, 36) < base for digit in digits) else None
 
 
 def same_time(wanted: str, given: str) -> bool | None:

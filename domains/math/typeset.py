@@ -7,7 +7,7 @@ import re
 import unicodedata
 from functools import partial
 
-_GREEK = "\u03b1\u03b2\u03b3\u03b4\u03b5\u03b8\u03bb\u03bc\u03c0\u03c1\u03c3\u03c4\u03c6\u03c8\u03c9\u0394\u03a3\u03a9"
+_GREEK = "αβγδεθλμπρστφψωΔΣΩ"
 _LISTED = "alpha beta gamma delta epsilon theta lambda mu pi rho sigma tau phi psi omega Delta Sigma Omega"
 _SIGNS = str.maketrans(
     {
@@ -131,7 +131,7 @@ def typeset(answer: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    """A text without blanks, dollar signs and commands of style around it, and without braces that hold it."""
+    """A text without blanks, dollar signs, commands of style and braces around it."""
     for _ in range(_MOST_LAYERS):
         bare = _LEFT_OUT.sub("", _BEFORE.sub("", text))
         if bare.startswith("{") and _closing_brace(bare) == len(bare) - 1:

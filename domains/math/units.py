@@ -79,7 +79,7 @@ _TABLE = """
 m meter meters metre metres = 1 m | g gram grams = 1/1000 kg | s sec secs second seconds = 1 s
 L l liter liters litre litres = 1/1000 m3 | W watt watts = 1 kg m2 s-3 | J joule joules = 1 kg m2 s-2
 N newton newtons = 1 kg m s-2 | Pa pascal pascals = 1 kg m-1 s-2 | V volt volts = 1 V
-A amp amps ampere amperes = 1 A | eV = 1 eV | Hz hertz = 1 s-1 | F farad farads = 1 F
+A amp amps ampere amperes = 1 A | eV = 1 eV | Hz hertz = 1 s-1 | F farad farads fahrenheit = 1 F
 C coulomb coulombs celsius = 1 C | K kelvin = 1 K | T tesla = 1 T | H henry = 1 H
 B byte bytes = 1 B | mol mole moles = 1 mol | cal calorie calories = 1 cal | ohm ohms = 1 ohm
 min mins minute minutes = 60 s | h hr hrs hour hours = 3600 s | day days = 86400 s | week weeks = 604800 s
@@ -89,7 +89,7 @@ in inch inches = 1/12 ft | ft foot feet = 1 ft | yd yard yards = 3 ft | mi mile 
 mph = 22/15 ft s-1 | kph kmh = 5/18 m s-1 | kWh = 3600000 kg m2 s-2 | acre acres = 43560 ft2
 hectare hectares ha = 10000 m2 | cent cents = 1/100 $ | dollar dollars USD = 1 $ | euro euros EUR = 1 euro
 GBP = 1 GBP | deg degree degrees = 1 deg | rad radian radians = 1 rad | dozen = 12 one
-gallon gallons gal = 1 gal | quart quarts = 1/4 gal | pint pints = 1/8 gal | cup cups = 1/16 gal | unit units = 1 unit
+gallon gallons gal = 1 gal | quart quarts = 1/4 gal | pint pints = 1/8 gal | cup cups = 1/16 gal
 """
 _POWERS = re.compile(r"([^\d-]+)(-?\d+)?")
 
@@ -118,7 +118,10 @@ _EXPONENT = re.compile(r"\s*\^\s*\{\s*(-?\d)\s*\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _BLANK = re.compile(rf"{SPACE}|\\cdot(?![A-Za-z])|\\times(?![A-Za-z])|[*$\s\u00b7()]")
 _WORD = re.compile(r"(\D+?)\.?\^?(-?[1-9])?\.?")
-_ONE = r"(?:\\(?:text|mathrm|mbox|textbf|mathbf|mathit)\s*\{(?:[^{}]|\{[^{}]*\})*\}|\{\\rm\s[^{}]*\}|\\Omega|\\mu|\\cents?|[A-Za-z\u00b5\u00a2]++\.?+)"
+_ONE = (
+    r"(?:\\(?:text|mathrm|mbox|textbf|mathbf|mathit)\s*\{(?:[^{}]|\{[^{}]*\})*\}|\{\\rm\s[^{}]*\}"
+    r"|\\Omega|\\mu|\\cents?|[A-Za-z\u00b5\u00a2]++\.?+)"
+)
 _RAISED = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d)|\d(?![\d.]))?"
 _GAP = rf"(?:{SPACE}|\s)*+"
 _ANY = rf"(?:{_ONE}{_RAISED}|\\[dt]?frac\s*\{{\s*{_ONE}{_RAISED}\s*\}}\s*\{{\s*{_ONE}{_RAISED}\s*\}})"
@@ -132,6 +135,8 @@ _MONEY = re.compile(
     r"|\A(?P<before>.*\d)\s*(?:\\?\$|(?P<behind>[\u20ac\u00a3\u00a5]))\Z",
     re.DOTALL,
 )
+_POUNDS = ("\u00a3", r"\pounds")
+"""They may be a weight where the other side says `pounds`."""
 _DEGREES = re.compile(
     rf"(?P<value>.*[\dA-Za-z}})]){_GAP}(?:\^\s*(?:\{{\s*\\circ\s*\}}|\\circ)|\\degree\b){_GAP}"
     r"(?:\\(?:text|mathrm)\s*\{\s*)?(?P<scale>[CFK]?)\s*\}?",
@@ -154,6 +159,7 @@ def unit_of(text: str) -> Unit | None:
     plain = _EXPONENT.sub(r"^\1", text).replace(r"\Omega", "ohm").replace(r"\mu", "\u00b5")
     plain = _FONT.sub(lambda found: f" {(found[1] or found[2]).strip()}", plain)
     plain = _BLANK.sub(" ", re.sub(r"\bper\b", "/", _FRACTION.sub(r"\1/\2", plain)))
+    plain = re.sub(r"degrees? +(?=[CFKcfk])", "", plain)
     plain = re.sub(r"([kM\u00b5]) +(?=ohm|[A-Z]\b)", r"\1", plain)
     scale, powers = Fraction(1), Counter[str]()
     for place, side in enumerate(plain.split("/")):
@@ -200,7 +206,7 @@ def _named(name: str) -> tuple[Fraction, Counter[str]] | None:
 def measured(text: str, gold: str | None = None) -> Measured:
     """A value with its percent sign and unit: of the gold answer, or of an answer beside a `gold` one.
 
-    A single letter close behind a number, as in `4s`, is a unit only in an answer beside a gold without letters.
+    A single letter close behind a number, as in `4s`, is a unit only beside a gold answer without letters.
     """
     if (found := _PERCENT.search(text)) is not None and found.start():
         return Measured(text[: found.start()], True, None)
@@ -208,7 +214,8 @@ def measured(text: str, gold: str | None = None) -> Measured:
         value = found["before"] or found["sign"] + found["value"]
         money = found["other"] or found["behind"] or "$"
         inner = measured(value)
-        return Measured(inner.value, False, Unit(Fraction(1), frozenset([(money, 1)])))
+        unit = None if money in _POUNDS else Unit(Fraction(1), frozenset([(money, 1)]))
+        return Measured(inner.value, False, unit)
     if (found := _DEGREES.fullmatch(text)) is not None and _ANGULAR.search(text) is None:
         return Measured(found["value"], False, Unit(Fraction(1), frozenset([(found["scale"] or "deg", 1)])))
     if (summed := _summed(text)) is not None:

@@ -1,7 +1,7 @@
 """Values of expressions, and whether two expressions have the same ones.
 
-Called by `expressions.py`, `units.py` and `objects.py`. Expressions are compared at drawn points with 450 digits, so that
-every integer of an answer is exact. A root or a logarithm is real unless one side is a complex number.
+Called by `expressions.py`, `units.py` and `objects.py`. Expressions are compared at drawn points with 450
+digits, so that every integer of an answer is exact. A root or a logarithm is real unless one side is complex.
 """
 
 import random
@@ -30,11 +30,11 @@ FUNCTIONS: dict[str, Callable[[Value], Value]] = {
 """Of one number, by their names in LaTeX."""
 
 
-class Unreadable(ValueError):
+class Unreadable(Exception):
     """A text that is no expression of the grammar."""
 
 
-class TooLarge(ValueError):
+class TooLarge(Exception):
     """A number of more than 400 digits, of which not each would be compared."""
 
 
@@ -106,12 +106,10 @@ def close(one: Value, other: Value) -> bool:
 
 
 def _points(one: Expression, other: Expression) -> Iterator[dict[str, Value]]:
-    """One point without variables, else positive, negative and whole ones, always the same for the same names."""
+    """One point without variables, else positive, negative and whole ones; the same for the same names."""
     names, signs = sorted(one.names | other.names), one.signs | other.signs
     rng = random.Random(" ".join(names))
-    for low, high, step in (((1, 60, 61), (61, 400, 61), (-300, -1, 61)) * 2 + ((3, 40, 1),) * 2)[
-        : 8 if names else 1
-    ]:
+    for low, high, step in _DRAWN[: None if names else 1]:
         drawn = {name: mpf(rng.randint(low, high)) / step for name in names}
         yield {"complex": "complex" in signs, "angle": "angle" in signs, **drawn}
 
@@ -141,7 +139,7 @@ def _pairs(one: Expression, other: Expression) -> Iterator[list[tuple[Value, Val
 def _value(one: Expression, point: Point) -> Value | None:
     try:
         found = one.at(point)
-    except (Undefined, ZeroDivisionError, OverflowError):
+    except (ArithmeticError, ValueError):  # a pole
         return None
     return found if mp.isfinite(found) else None
 
