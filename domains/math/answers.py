@@ -1,8 +1,8 @@
 """Is a written answer right? Pure functions; `verify_answer` may run for ever and belongs into a worker.
 
 Here it is decided which part of a text is the answer, and that words are compared as words (as a product of
-letters "blue" would equal "lube"). `objects.py` reads and compares everything else. What it cannot read, such as
-an integral, goes to math-verify (https://github.com/huggingface/Math-Verify).
+letters "blue" would equal "lube"). `objects.py` reads and compares everything else. What it cannot read, such
+as an integral, goes to math-verify (https://github.com/huggingface/Math-Verify).
 """
 
 import re

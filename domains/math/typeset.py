@@ -1,6 +1,6 @@
 """An answer as LaTeX writes it: signs of Unicode, ways to write a number, and what shows nothing.
 
-Called by `answers.py` for both sides, before texts or expressions are compared. Meaning never changes here.
+Called by `answers.py` for both sides, before texts or objects are compared. Meaning never changes here.
 """
 
 import re
@@ -62,6 +62,13 @@ _UNIT_VECTOR = (
 )
 _WRITTEN = (
     (re.compile(r"\(?\\(?:text|mathrm)\s*\{\s*mod\s*\}\s*(\w+)\s*\)?"), r"\\pmod{\1}"),
+    (
+        re.compile(
+            r"(?:\\left\s*)?[(\[]\s*\\begin\{array\}\s*\{[lcr|]*\}(.*?)\\end\{array\}\s*(?:\\right\s*)?[)\]]",
+            re.DOTALL,
+        ),
+        r"\\begin{pmatrix}\1\\end{pmatrix}",
+    ),
     (re.compile(r"^\\mathbf\s*\{([A-J])\}$"), r"\1"),
     (re.compile(r"\\num\s*\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\ang\s*\{([^{}]*)\}"), r"\1^\\circ "),
@@ -106,7 +113,7 @@ _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d{,20})\\(?:overline|bar|dot)\s*\{?
 
 
 def typeset(answer: str) -> str:
-    """The answer with commands of LaTeX for signs of Unicode, and numbers as math-verify reads them.
+    """The answer with commands of LaTeX for signs of Unicode, and numbers in one way.
 
     Full-width and other digits are those of ASCII, `x²` is `x^{2}`, `½` is `\\frac{1}{2}`, `√2` is
     `\\sqrt{2}`. `1 000` and `1\\,000` are 1000, `1e3` is a power of ten, `2 1/2` a mixed number, `12th` is 12

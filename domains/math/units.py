@@ -127,7 +127,7 @@ _GAP = rf"(?:{SPACE}|\s)*+"
 _ANY = rf"(?:{_ONE}{_RAISED}|\\[dt]?frac\s*\{{\s*{_ONE}{_RAISED}\s*\}}\s*\{{\s*{_ONE}{_RAISED}\s*\}})"
 _TAIL = re.compile(
     rf"(?P<value>.*?(?:[\d}})!.|]|[A-Za-z](?={_GAP}\\(?:text|mathrm|mbox)\s*\{{)))"
-    rf"(?P<gap>{_GAP})(?P<unit>(?!e[-\d]){_ANY}(?:{_GAP}(?:(?:/|\\cdot(?![a-z])){_GAP})?{_ANY})*+)",
+    rf"(?P<gap>{_GAP})(?P<unit>(?!e[-\d]|[A-Za-z]{_GAP}\\(?:text|math)){_ANY}(?:{_GAP}(?:(?:/|\\cdot(?![a-z])){_GAP})?{_ANY})*+)",
     re.DOTALL,
 )
 _MONEY = re.compile(

@@ -163,6 +163,8 @@ def _rounded(value: Value, places: int) -> tuple[Value, Value]:
 def proportional(one: Expression, other: Expression, positive: bool = False) -> bool:
     """Whether two expressions differ by a constant factor other than zero; `positive`: by a positive one."""
     for pairs in _pairs(one, other):
+        if all(max(map(abs, pair)) < _ZERO for pair in pairs):
+            return True
         first = next((pair for pair in pairs if min(map(abs, pair)) > _ZERO), None)
         if first is not None and all(close(a * first[1], b * first[0]) for a, b in pairs):
             ratio = first[0] / first[1]

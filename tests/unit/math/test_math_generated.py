@@ -5,7 +5,9 @@ letters or brackets (exact fractions where they could coincide). The verifier is
 A long run by hand: `python -m tests.unit.math.test_math_generated 20000 [SEED [KIND]]`.
 """
 
+import cmath
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import permutations
 from math import comb, factorial, gcd
+from operator import add, mul, sub, truediv
 from typing import NamedTuple
 
 import pytest
@@ -545,17 +548,17 @@ def matrix(rng: Rng) -> Thing:
     numbers = rng.sample(range(-30, 30), rows * columns)
     cells = [[str(n) for n in numbers[r * columns : (r + 1) * columns]] for r in range(rows)]
 
-    def shown(cells: list[list[str]], name: str = "pmatrix", gap: str = " & ", line: str = r" \\ ") -> str:
+    def typeset(cells: list[list[str]], name: str = "pmatrix", gap: str = " & ", line: str = r" \\ ") -> str:
         return f"\\begin{{{name}}}{line.join(gap.join(row) for row in cells)}\\end{{{name}}}"
 
-    forms = [shown(cells), shown(cells, "bmatrix"), shown(cells, gap="&", line=r"\\"),
-        shown(cells) .replace(r"\end", r"\\ \end")]
-    forms.append(shown([[f"{n}.0" if "-" in n else f"\\frac{{{n}}}{{1}}" for n in row] for row in cells]))
+    forms = [typeset(cells), typeset(cells, "bmatrix"), typeset(cells, gap="&", line=r"\\"),
+        typeset(cells) .replace(r"\end", r"\\ \end")]
+    forms.append(typeset([[f"{n}.0" if "-" in n else f"\\frac{{{n}}}{{1}}" for n in row] for row in cells]))
     changed = [row[:] for row in cells]
     changed[-1][-1] = str(numbers[-1] + 61)
-    others = [shown(changed), shown(cells[::-1]), shown([list(column) for column in zip(*cells,
-        strict=True)]), shown(cells[:-1])]
-    return Thing(forms, [*others, shown([[f"-{n}".replace("--", "") for n in row] for row in cells])])
+    others = [typeset(changed), typeset(cells[::-1]), typeset([list(column) for column in zip(*cells,
+        strict=True)]), typeset(cells[:-1])]
+    return Thing(forms, [*others, typeset([[f"-{n}".replace("--", "") for n in row] for row in cells])])
 
 
 @kind
@@ -913,6 +916,125 @@ KINDS["curves"] = apart(
 )
 
 
+Tree = tuple[object, ...]
+SUM, PRODUCT, POWER, ATOM = range(4)
+"""How tightly a rendered tree binds."""
+
+
+def tree(rng: Rng, depth: int) -> Tree:
+    """A random expression of x and y: numbers, sums, products, quotients, powers and functions."""
+    if depth == 0 or rng.random() < 0.15:
+        return ("leaf", rng.choice(("x", "y", "x", "y", "2", "3", "5", "7")))
+    sign = rng.choice(("+", "-", "*", "*", "/", "^", "sqrt", "sin", "ln"))
+    if sign in ("sqrt", "sin", "ln"):
+        return (sign, tree(rng, depth - 1))
+    if sign == "^":
+        return (sign, tree(rng, depth - 1), ("leaf", rng.choice(("2", "3", "-1"))))
+    return (sign, tree(rng, depth - 1), tree(rng, depth - 1))
+
+
+def value(node: Tree, x: float, y: float) -> complex:
+    sign, *parts = node
+    if sign == "leaf":
+        return complex({"x": x, "y": y}.get(str(parts[0])) or float(str(parts[0])))
+    one, *more = (value(part, x, y) for part in parts)  # type: ignore[arg-type]
+    if sign in ("sqrt", "sin", "ln"):
+        return {"sqrt": cmath.sqrt, "sin": cmath.sin, "ln": cmath.log}[str(sign)](one)
+    return {"+": add, "-": sub, "*": mul, "/": truediv, "^": pow}[str(sign)](one, more[0])
+
+
+def shown(rng: Rng, node: Tree) -> tuple[str, int]:
+    """A tree as text in some form, and how tightly it binds."""
+    sign, *parts = node
+    if sign == "leaf":
+        return str(parts[0]), ATOM
+    found = [shown(rng, part) for part in parts]  # type: ignore[arg-type]
+    if sign in "+*" and rng.random() < 0.5:
+        found.reverse()
+    held = [held_at(rng, *one) for one in found]
+    texts = [text for text, _ in found]
+    if sign in ("sqrt", "sin", "ln"):
+        if sign == "sqrt":
+            return f"\\sqrt{{{texts[0]}}}", ATOM
+        return "\\" + str(sign) + rng.choice(("({})", "\\left({}\\right)")).format(texts[0]), PRODUCT
+    if sign == "^":
+        return f"{held[0](ATOM)}^{{{texts[1]}}}", POWER
+    if sign == "/" and rng.random() < 0.7:
+        return f"\\{rng.choice(('frac', 'dfrac'))}{{{texts[0]}}}{{{texts[1]}}}", PRODUCT
+    if sign == "/":
+        return f"{held[0](ATOM)}/{held[1](ATOM)}", PRODUCT
+    if sign == "*":
+        left, right = held[0](PRODUCT), held[1](POWER)
+        close = right[0].isdigit() or "\\frac" in right or left[-1].isalpha() or "\\" in left or "/" in left
+        return left + (rng.choice((r" \cdot ", "*")) if close else rng.choice((r"\cdot ", " ",
+            ""))) + right, PRODUCT
+    right = held[1](PRODUCT) if not texts[1].startswith("-") else f"({texts[1]})"
+    return texts[0] + rng.choice((f" {sign} ", str(sign))) + right, SUM
+
+
+def held_at(rng: Rng, text: str, binds: int) -> Callable[[int], str]:
+    """The text, in brackets where it has to bind more tightly than it does."""
+    return lambda least: text if binds >= least else rng.choice(("({})", "\\left({}\\right)")).format(text)
+
+
+def changed(rng: Rng, node: Tree) -> Tree:
+    """The tree with one sign, number or letter changed."""
+    sign, *parts = node
+    if sign == "leaf":
+        return ("leaf", rng.choice([leaf for leaf in ("x", "y", "2", "3", "5", "-1") if leaf != parts[0]]))
+    if rng.random() < 0.4:
+        if sign in ("sqrt", "sin", "ln"):
+            return parts[0]  # type: ignore[return-value]
+        return (rng.choice([one for one in "+-*/" if one != sign]), *parts)
+    place = rng.randrange(len(parts))
+    parts[place] = changed(rng, parts[place])  # type: ignore[arg-type]
+    return (sign, *parts)
+
+
+@kind
+def trees(rng: Rng) -> Thing:
+    points = ((1.37, 2.91), (0.83, 0.47), (5.3, 1.9), (2.1, 7.7))
+
+    def at(node: Tree) -> list[complex] | None:
+        try:
+            found = [value(node, x, y) for x, y in points]
+        except (ZeroDivisionError, OverflowError, ValueError):
+            return None
+        real = all(abs(one.imag) < 1e-9 and 1e-3 < abs(one) < 1e6 for one in found)
+        return found if real else None
+
+    while True:
+        ours = tree(rng, rng.randint(2, 4))
+        if (values := at(ours)) is None or all(abs(one - values[0]) < 1e-6 for one in values):
+            continue
+        others = []
+        for _ in range(30):
+            other = changed(rng, ours)
+            theirs = at(other)
+            if theirs and all(abs(a - b) > 1e-3 * abs(a) for a, b in zip(values, theirs, strict=True)):
+                others.append(shown(rng, other)[0])
+        if others:
+            return Thing([shown(rng, ours)[0] for _ in range(6)], others)
+
+
+@kind
+def nested(rng: Rng) -> Thing:
+    one, two = (make(rng) for make in rng.sample([fractions, decimal, radical, roots, polynomial, rational,
+        trees], 2))
+    whole = [thing.forms for thing in (one, two)]
+    wrong = [[form for form in thing.others if not re.search(r"[,:]|pm", form)] for thing in (one, two)]
+    shape = rng.choice(("({}, {})", "[{}, {})", "\\{{{}, {}\\}}", "x={}, y={}",
+        "\\begin{{pmatrix}} {} \\\\ {} \\end{{pmatrix}}",
+        "({}, {}, 0)", "x < {} \\text{{ or }} x > {}", "{} : {}", "\\{{({}, 1), (2, {})\\}}",
+        "(-\\infty, {}) \\cup [{}, \\infty)"))
+    forms = [shape.format(*map(rng.choice, whole)) for _ in range(5)]
+    others = [shape.format(rng.choice(wrong[0]), rng.choice(whole[1])) for _ in range(3)]
+    others += [shape.format(rng.choice(whole[0]), rng.choice(wrong[1])) for _ in range(3)]
+    if not shape.startswith("\\{{{}"):
+        others.append(shape.format(rng.choice(whole[1]), rng.choice(whole[0])))
+    return Thing(forms, others)
+
+
 BOXES = ["So it is $\\boxed{%s}$.", "\\boxed{%s}", "\\[\\boxed{%s}\\]",
     "<think>\\boxed{7}?</think>\nThus $$\\boxed{%s}$$", "\\fbox{%s}", "Answer: \\boxed { %s }, as asked."]
 AROUND = ["%s"] * 6 + [" %s ", "%s.", "$%s$", "%s\\,", "\\displaystyle %s", "{%s}", "\\ %s"]
@@ -966,4 +1088,4 @@ def main(count: int, seed: int = 0, only: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *map(int, sys.argv[2:3]), *sys.argv[3:4])
+    main(int(sys.argv[1]), int((*sys.argv, "0")[2]), (*sys.argv, "", "")[3])
