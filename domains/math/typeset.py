@@ -56,10 +56,6 @@ _SIUNITX = (
     (re.compile(r"\\([a-zA-Z]+)|(?<=[a-z])\.(?=[a-z])"), r"\1 "),
     (re.compile(r"(kilo|mega|giga|centi|deci|milli|micro|nano) (?=[a-z])|\s+(?=\^)"), r"\1"),
 )
-_UNIT_VECTOR = (
-    re.compile(r"\\(?:mathbf|hat|vec|boldsymbol|bm)\s*(?:\{\s*([ijk])\s*\}|(?<=[a-z]) ([ijk])(?![A-Za-z]))"),
-    r"\1\2",
-)
 _WRITTEN = (
     (re.compile(r"\(?\\(?:text|mathrm)\s*\{\s*mod\s*\}\s*(\w+)\s*\)?"), r"\\pmod{\1}"),
     (
@@ -75,8 +71,12 @@ _WRITTEN = (
     (re.compile(r"\A(?:``?|''?|\"+)((?:(?!'').)+?)(?:''?|\"+)\Z", re.DOTALL), r"\1"),
     (re.compile(r"(?<=\d)\{,\}(?=\d+(?!\d))(?!\d{3}(?!\d))"), "."),
     (re.compile(r"\\([ij])math(?![A-Za-z])"), r"\1"),
-    _UNIT_VECTOR,
-    _UNIT_VECTOR,  # one may stand inside the other
+    (
+        re.compile(
+            r"\\(?:mathbf|hat|vec|boldsymbol|bm)\s*(?:\{\s*([ijk])\s*\}|(?<=[a-z]) ([ijk])(?![A-Za-z]))"
+        ),
+        r"\1\2",
+    ),
     (
         re.compile(
             r"\\(?:text)?color\s*(?:\[[^][{}]*\])?\s*\{[^{}]*\}(?:\{([^{}]*(?:\{[^{}]*\})?[^{}]*)\})?"
@@ -96,7 +96,6 @@ _WRITTEN = (
     (re.compile(r"\^\s*\{\s*\\prime\s*\\prime\s*\}"), "''"),
     (re.compile(r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))"), "'"),
     (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),
-    (re.compile(r"\{\\(?:rm|bf|it)\s+([^{}]*)\}"), r"\\text{\1}"),
     (re.compile(r"\\(?:underline|uline|bf|bm|boldsymbol|pmb|ensuremath)(?![A-Za-z])"), ""),
     (re.compile(r"(?<=[\d}])(?:\\[ ,;:!]|~|\s)*\{?\\?%\}?$"), r"\\%"),
     (re.compile(r"^(\d[\d,]*)\s*(?:\^\s*(?:\{\s*)?)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}$"), r"\1"),

@@ -74,7 +74,6 @@ _SHORT = [
     "cal",
     "ohm",
 ]
-_UNPREFIXED = frozenset(("cd", "nm/", "pt", "min", "dT", "Th", "TL", "mT/"))
 _TABLE = """
 m meter meters metre metres = 1 m | g gram grams = 1/1000 kg | s sec secs second seconds = 1 s
 L l liter liters litre litres = 1/1000 m3 | W watt watts = 1 kg m2 s-3 | J joule joules = 1 kg m2 s-2
@@ -94,10 +93,9 @@ gallon gallons gal = 1 gal | quart quarts = 1/4 gal | pint pints = 1/8 gal | cup
 _POWERS = re.compile(r"([^\d-]+)(-?\d+)?")
 
 
-def _powers(factors: list[str], sign: int = 1) -> Counter[str]:
-    return Counter(
-        {found[1]: sign * int(found[2] or 1) for one in factors if (found := _POWERS.fullmatch(one))}
-    )
+def _powers(factors: list[str]) -> Counter[str]:
+    found = filter(None, map(_POWERS.fullmatch, factors))
+    return Counter({one[1]: int(one[2] or 1) for one in found})
 
 
 def _table() -> dict[str, tuple[Fraction, Counter[str]]]:
@@ -197,7 +195,7 @@ def _named(name: str) -> tuple[Fraction, Counter[str]] | None:
     for prefixes, units in ((_PREFIXES, _SHORT), (_LONG, _NAMES)):
         for prefix, power in prefixes.items():
             rest = name.removeprefix(prefix)
-            if rest != name and rest in units and name not in _UNPREFIXED:
+            if rest != name and rest in units:
                 scale, powers = _NAMES[rest]
                 return scale * Fraction(10) ** power, powers
     return None

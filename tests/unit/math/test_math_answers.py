@@ -369,6 +369,8 @@ TABLE = [
     ("2^{100}", "1267650600228229401496703205377", "wrong"),
     # What is read by nobody, and numbers of which not every digit can be compared.
     *(("5", boxed, "unparsable") for boxed in ("5+", r"\frac{1}{", "x^", r"\int", "10^{500}", "58477793!")),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\left(\begin{array}{c}1\\2\end{array}\right)", "correct"),
+    ("18", r"{\bf 18}", "correct"),
     # Unit vectors and angle brackets.
     *((r"2\mathbf{i}-\mathbf{j}", boxed, "correct") for boxed in ("2i-j", r"2\hat{i} - \hat{j}")),
     (r"2\mathbf{i}-\mathbf{j}", r"2\hat{\imath} - \mathbf{\hat{j}}", "correct"),
