@@ -6,9 +6,8 @@ Whatever this grammar does not have, such as an integral, raises `Unreadable`, a
 
 import re
 from collections.abc import Callable, Sequence
-from operator import add, mul
 
-from mpmath import mp, mpc, mpf
+from mpmath import mp, mpc
 
 from domains.math.values import (
     FUNCTIONS,
@@ -17,12 +16,19 @@ from domains.math.values import (
     Function,
     TooLarge,
     Unreadable,
+    binomial_of,
+    call_of,
+    constant,
     divided,
     factorial,
     logarithm,
+    negative_of,
     power,
+    product_of,
+    quotient_of,
     real,
-)
+    sum_of,
+)  # fmt: skip
 
 _PLAIN = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|sqrt|exp|log|ln|pi"
 _TOKEN = re.compile(
@@ -68,8 +74,7 @@ SAME_TOKEN = {
     for line in re.split(r" \| |\n", _LISTED.strip())
     for *names, _, meant in (line.split(),)
     for name in names
-}
-SAME_TOKEN["|"] = r"\vert"
+} | {"|": r"\vert"}
 """The usual name of a sign or command that has several."""
 _ANGULAR = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
@@ -117,18 +122,18 @@ class _Reader:
         if self.peek() != r"\choose":
             return inside
         self.take()
-        return _binomial(inside, self.sum())
+        return binomial_of(inside, self.sum())
 
     def sum(self) -> Function:
         sign = self.take() if self.peek() in ("+", "-") else "+"
         total = self.product()
-        total = _negative(total) if sign == "-" else total
+        total = negative_of(total) if sign == "-" else total
         while self.peek() in ("+", "-"):
             sign, one = self.take(), self.product()
-            total = _sum(total, _negative(one) if sign == "-" else one)
+            total = sum_of(total, negative_of(one) if sign == "-" else one)
         if self.peek() == r"\pmod":
             self.take()
-            total = _sum(total, _product(self._variable("mod"), self.group()))
+            total = sum_of(total, product_of(self._variable("mod"), self.group()))
         return total
 
     def product(self) -> Function:
@@ -139,12 +144,12 @@ class _Reader:
                 self.take()
                 sign = self.take() if self.peek() in ("+", "-") else "+"
                 one = self.factor()
-                one = _negative(one) if sign == "-" else one
-                total = _product(total, one) if token == "*" else _quotient(total, one)
+                one = negative_of(one) if sign == "-" else one
+                total = product_of(total, one) if token == "*" else quotient_of(total, one)
             elif self._starts(token):
                 if _is_number(token) and _is_number(self.tokens[self.place - 1]):
                     raise Unreadable("two numbers side by side")
-                total = _product(total, self.factor())
+                total = product_of(total, self.factor())
             else:
                 return total
 
@@ -163,7 +168,7 @@ class _Reader:
             part = self.atom()
             inside = [token for token in self.tokens[place + 1 : self.place] if token not in "{}"]
             if len(inside) == 2 and all(map(str.isdigit, inside)) and int(inside[0]) < int(inside[1]):
-                return self.powers(_sum(base, part))
+                return self.powers(sum_of(base, part))
             self.place = place
         return self.powers(base)
 
@@ -171,9 +176,9 @@ class _Reader:
         while (token := self.peek()) in ("^", "!", "'", r"\circ", "%", r"\%"):
             self.take()
             if token == "!":
-                base = _call(factorial, base)
+                base = call_of(factorial, base)
             elif token in ("%", r"\%"):
-                base = _quotient(base, _constant(mpf(100)))
+                base = quotient_of(base, constant("100"))
             elif token == r"\circ" or (token == "^" and self._degree()):
                 base = self._degrees(base)
             elif token == "^":
@@ -188,7 +193,7 @@ class _Reader:
             self.take()
             exponent = self._raised(exponent)
         if sign == "-":
-            exponent = _negative(exponent)
+            exponent = negative_of(exponent)
         return lambda point: power(base(point), exponent(point), point)
 
     def _degree(self) -> bool:
@@ -221,7 +226,7 @@ class _Reader:
                 raise TooLarge(token)
             if "." in token:
                 self.signs.add("decimal")
-            return _constant(token)
+            return constant(token)
         if token in ("(", "["):
             inside = self._apart(self.whole)
             self.take(_CLOSING[token])
@@ -235,11 +240,11 @@ class _Reader:
             self.take(r"\vert")
             self.bars -= 1
             self.signs.add("absolute")
-            return _call(abs, inside)
+            return call_of(abs, inside)
         if token in (r"\lfloor", r"\lceil"):
             inside = self._apart(self.sum)
             self.take(_CLOSING[token])
-            return _call(mp.floor if token == r"\lfloor" else mp.ceil, inside)
+            return call_of(mp.floor if token == r"\lfloor" else mp.ceil, inside)
         return self._command(token)
 
     def _apart(self, read: Callable[[], Function]) -> Function:
@@ -254,14 +259,14 @@ class _Reader:
             if (name := self._derivative()) is not None:
                 return self._variable(name)
             over = self.group()
-            return _quotient(over, self.group())
+            return quotient_of(over, self.group())
         if token == r"\binom":
             over = self.group()
-            return _binomial(over, self.group())
+            return binomial_of(over, self.group())
         if token in (r"\sqrt", "sqrt"):
             return self._root()
         if token in (r"\log", "log", r"\lg"):
-            return self._logarithm(_constant("10") if token == r"\lg" else None)
+            return self._logarithm(constant("10") if token == r"\lg" else None)
         if token.removeprefix("\\") in FUNCTIONS and token != "i":
             return self._function(token.removeprefix("\\"))
         if token in (r"\pi", "pi", "\u03c0"):
@@ -296,7 +301,7 @@ class _Reader:
             name += self.take()
         if name == "i":
             self.signs.add("complex")
-            return _constant(mpc(0, 1))
+            return constant(mpc(0, 1))
         if name == "e":
             return lambda point: +mp.e
         if (name == "f" or name.endswith("'")) and self.peek() == "(":
@@ -336,7 +341,7 @@ class _Reader:
         return self._variable(token + "".join(letters))
 
     def _root(self) -> Function:
-        degree: Function = _constant(mpf(2))
+        degree: Function = constant("2")
         if self.peek() == "[":
             self.take()
             degree = self.sum()
@@ -363,10 +368,9 @@ class _Reader:
         if raised and name in _ANGULAR and self.tokens[self.place - 4 : self.place] == ["{", "-", "1", "}"]:
             called, raised = FUNCTIONS[f"arc{name}"], None
         inside = self._argument(name in _ANGULAR)
+        result: Function = lambda point: real(called(inside(point)), point)  # noqa: E731
         if name == "ln":
-            result: Function = lambda point: logarithm(inside(point), point)  # noqa: E731
-        else:
-            result = lambda point: real(called(inside(point)), point)  # noqa: E731
+            result = lambda point: logarithm(inside(point), point)  # noqa: E731
         return result if raised is None else lambda point: power(result(point), raised(point), point)
 
     def _function_power(self) -> Function | None:
@@ -385,31 +389,12 @@ class _Reader:
             name = token.removeprefix("\\")
             if name in FUNCTIONS or name == "log" or (token in ("(", "[", r"\vert") and not _is_number(last)):
                 break
-            total, last = _product(total, self.factor()), self.tokens[self.place - 1]
+            total, last = product_of(total, self.factor()), self.tokens[self.place - 1]
         while angular and self.peek() == "/" and _is_number(self.peek(1)):
             self.take()  # `\cos \pi/6`
-            total = _quotient(total, self.factor())
-        return _negative(total) if sign == "-" else total
+            total = quotient_of(total, self.factor())
+        return negative_of(total) if sign == "-" else total
 
 
 def _is_number(token: str | None) -> bool:
     return token is not None and (token[0].isdigit() or (token[0] == "." and len(token) > 1))
-
-
-def _constant(value: object) -> Function:
-    return lambda point: mpf(value) if isinstance(value, str) else value
-
-
-def _joined(join: Callable[..., object]) -> Callable[[Function, Function], Function]:
-    return lambda one, other: lambda point: join(one(point), other(point))
-
-
-_sum, _product, _quotient, _binomial = map(_joined, (add, mul, divided, mp.binomial))
-
-
-def _negative(one: Function) -> Function:
-    return lambda point: -one(point)
-
-
-def _call(called: Callable[..., object], one: Function) -> Function:
-    return lambda point: called(one(point))

@@ -6,7 +6,7 @@ digits, so that every integer of an answer is exact. A root or a logarithm is re
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from operator import sub
+from operator import add, mul, sub
 from typing import Any, NamedTuple
 
 from mpmath import mp, mpc, mpf
@@ -180,6 +180,29 @@ def size_of(one: Expression) -> Value | None:
     with mp.workdps(DIGITS):
         found = _value(one, {"complex": True, "angle": "angle" in one.signs, "log": mp.e})
         return None if found is None else abs(found)
+
+
+def _of_two(join: Callable[[Value, Value], Value]) -> Callable[[Function, Function], Function]:
+    return lambda one, other: lambda point: join(one(point), other(point))
+
+
+sum_of, product_of, quotient_of, binomial_of = map(_of_two, (add, mul, divided, mp.binomial))
+"""Functions of two functions."""
+
+
+def negative_of(one: Function) -> Function:
+    """`-one`."""
+    return lambda point: -one(point)
+
+
+def call_of(called: Callable[[Value], Value], one: Function) -> Function:
+    """A function of a function's value."""
+    return lambda point: called(one(point))
+
+
+def constant(value: object) -> Function:
+    """The same value everywhere; a number in a text gets as many digits as are computed with."""
+    return lambda point: mpf(value) if isinstance(value, str) else value
 
 
 def difference(one: Expression, other: Expression) -> Expression:

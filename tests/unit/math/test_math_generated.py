@@ -940,7 +940,9 @@ def value(node: Tree, x: float, y: float) -> complex:
     one, *more = (value(part, x, y) for part in parts)  # type: ignore[arg-type]
     if sign in ("sqrt", "sin", "ln"):
         return {"sqrt": cmath.sqrt, "sin": cmath.sin, "ln": cmath.log}[str(sign)](one)
-    return {"+": add, "-": sub, "*": mul, "/": truediv, "^": pow}[str(sign)](one, more[0])
+    joins: dict[object, Callable[[complex, complex], complex]] = {
+        "+": add, "-": sub, "*": mul, "/": truediv, "^": pow}
+    return joins[sign](one, more[0])
 
 
 def shown(rng: Rng, node: Tree) -> tuple[str, int]:
@@ -949,7 +951,7 @@ def shown(rng: Rng, node: Tree) -> tuple[str, int]:
     if sign == "leaf":
         return str(parts[0]), ATOM
     found = [shown(rng, part) for part in parts]  # type: ignore[arg-type]
-    if sign in "+*" and rng.random() < 0.5:
+    if sign in ("+", "*") and rng.random() < 0.5:
         found.reverse()
     held = [held_at(rng, *one) for one in found]
     texts = [text for text, _ in found]
@@ -1025,7 +1027,7 @@ def nested(rng: Rng) -> Thing:
     wrong = [[form for form in thing.others if not re.search(r"[,:]|pm", form)] for thing in (one, two)]
     shape = rng.choice(("({}, {})", "[{}, {})", "\\{{{}, {}\\}}", "x={}, y={}",
         "\\begin{{pmatrix}} {} \\\\ {} \\end{{pmatrix}}",
-        "({}, {}, 0)", "x < {} \\text{{ or }} x > {}", "{} : {}", "\\{{({}, 1), (2, {})\\}}",
+        "({}, {}, 0)", "\\omega < {} \\text{{ or }} \\omega > {}", "{} : {}", "\\{{({}, 1), (2, {})\\}}",
         "(-\\infty, {}) \\cup [{}, \\infty)"))
     forms = [shape.format(*map(rng.choice, whole)) for _ in range(5)]
     others = [shape.format(rng.choice(wrong[0]), rng.choice(whole[1])) for _ in range(3)]
