@@ -161,8 +161,7 @@ class _Reader:
 
     def factor(self) -> Function:
         """An atom with its powers; a whole number beside a proper fraction is a mixed number."""
-        start = self.peek()
-        base = self.atom()
+        start, base = self.peek(), self.atom()
         if start is not None and start.isdigit() and self.peek() == r"\frac":
             place = self.place
             part = self.atom()
@@ -183,7 +182,8 @@ class _Reader:
                 base = self._degrees(base)
             elif token == "^":
                 base = self._raised(base)
-            # A prime behind a number says nothing; behind a name it is part of it.
+            elif _is_number(self.peek()):  # feet and inches; at the end a prime behind a number says nothing
+                raise Unreadable("a prime")
         return base
 
     def _raised(self, base: Function) -> Function:

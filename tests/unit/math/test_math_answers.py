@@ -366,6 +366,7 @@ TABLE = [
     ("3", r"\log 1000", "correct"),
     (r"\sqrt[3]{-8}", "-2", "correct"),
     (r"\sqrt{x^2}", "x", "wrong"),
+    ("5", "5'1", "wrong"),
     ("2^{100}", "1267650600228229401496703205377", "wrong"),
     # What is read by nobody, and numbers of which not every digit can be compared.
     *(("5", boxed, "unparsable") for boxed in ("5+", r"\frac{1}{", "x^", r"\int", "10^{500}", "58477793!")),
