@@ -1,4 +1,4 @@
-"""Mathematics with checked answers: one question, one completion, math-verify as the judge.
+"""Mathematics with checked answers: one question, one completion, one verdict.
 
 Names below load on first use, so that loaders and rewards can be imported without the verifier. All but
 `load_datasets`: its module has the same name, and whichever is imported last would own it.

@@ -1,35 +1,28 @@
 """Is a written answer right? Pure functions; `verify_answer` may run for ever and belongs into a worker.
 
-math-verify (https://github.com/huggingface/Math-Verify) compares expressions. What it cannot know is decided
-here: which part of a text is the answer, and that words are compared as words (as an expression "blue" would
-equal "lube").
+Here it is decided which part of a text is the answer, and that words are compared as words (as a product of
+letters "blue" would equal "lube"). `objects.py` reads and compares everything else. What it cannot read, such
+as an integral, goes to math-verify (https://github.com/huggingface/Math-Verify).
 """
 
 import re
-from collections.abc import Sequence
 from functools import cache
-from math import floor, log10
 from typing import Any
 
+from domains.math.objects import read, same
 from domains.math.rewards import AnswerStatus
 from domains.math.texts import (
     bare,
+    chosen_letters,
     in_base,
     in_signs,
-    in_terms,
     long_enough,
-    measured,
-    other_brackets,
     other_case,
-    other_marks,
-    other_order,
-    product,
-    proportions,
-    radians,
     same_time,
     words,
 )
-from domains.math.typeset import hundredth, number, typeset, with_point
+from domains.math.typeset import typeset
+from domains.math.values import Unreadable
 from pipelinerl.base.thoughts import answer_part
 
 BOXED = "\\boxed"
@@ -42,7 +35,7 @@ _AND = re.compile(
 """What stands between boxes of one answer, as in `$\\boxed{2}$ and $\\boxed{3}$`."""
 MAX_PREDICTION_LENGTH = 1000
 """Characters of a boxed answer that are looked at."""
-PLACES, DIGITS = 6, 15
+DIGITS = 15
 """math-verify's own: decimal places of two numbers, and digits of a difference."""
 _DOLLARS = re.compile(r"\A\$+|(?<!\\)(?<!(?<!\\)\$)\$+\Z")
 """At the end from the first of a run on: tried from each, a long run in the middle takes quadratic time."""
@@ -51,7 +44,7 @@ _VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _CHOSEN = re.compile(
     r"(?:(?i:option|choice|answer)[\s:]+)?"
     r"\(?([A-J])(?:\)?|(?:\)|(?=[:.]\W))[:.]?+(?:(?:\s|\\[ ,;:])*+"
-    r"(?P<says>(?![-+*/^=(]|(?:and|or)\b\W*[A-J]\b)\S.*))?)"
+    r"(?P<says>(?![-+*/^=(,;]|(?:and|or)\b\W*[A-J]\b)\S.*))?)"
 )
 """A choice with what it says behind it: `\\textbf{(C) }5` and `C. 5` choose C, and are no product. Of two
 choices, as in `(C) or (D)`, none is chosen."""
@@ -132,6 +125,8 @@ def quick_status(answer: str, gold: str) -> AnswerStatus | None:
     given, wanted = plain(answer), plain(gold)
     if given == wanted or given == plain(_wanted(gold)):
         return "correct"
+    if not wanted.islower() and (letters := chosen_letters(wanted)) and letters == chosen_letters(given):
+        return "correct"
     choice, chosen = _CHOSEN.fullmatch(wanted), _CHOSEN.fullmatch(given)
     if choice is not None and chosen is not None:
         return "correct" if choice[1] == chosen[1] else "wrong"
@@ -156,6 +151,11 @@ def _wanted(gold: str) -> str:
     return in_signs(plain(said)) or said
 
 
+def _counted(answer: str) -> str:
+    """`2 and 3` of `\\text{2 and 3}`, which are no words."""
+    return plain(answer) if _in_text(answer) and any(map(str.isdigit, answer)) else answer
+
+
 def _in_text(answer: str) -> bool:
     return _TEXT.fullmatch(_DOLLARS.sub("", answer.strip()).strip()) is not None
 
@@ -171,67 +171,42 @@ def _math_verify() -> Any:
 
 
 def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
-    """Compare two expressions with math-verify. Whoever calls it must be able to stop it from outside.
-
-    A percent sign on one side only stands for itself or for a hundredth: 60% is 60 and 0.6.
-    """
-    answer, gold = _given(answer), _wanted(typeset(gold))
+    """Compare two objects; math-verify is asked about what is not read here, and may run for ever."""
+    answer, gold = _counted(_given(answer)), _counted(_wanted(typeset(gold)))
     based = in_base(plain(gold)), in_base(plain(answer))
-    if None not in based:  # of a number's base math-verify sees nothing
-        return "correct" if based[0] == based[1] else "wrong"
-    if (same := same_time(plain(gold), plain(answer))) is not None:
-        return "correct" if same else "wrong"
-    wanted, given = measured(plain(gold)), measured(plain(answer), plain(gold))
-    counted = _in_text(answer) and any(map(str.isdigit, given.value))  # `\\text{2 and 3}`
-    ours, theirs = wanted.value, given.value if given.changed or counted else answer
-    # Once more as a number: it may have stood before a unit, as in `2 1/2 cups`.
-    ours, theirs = product(number(with_point(ours))), product(number(with_point(theirs, ours)))
-    ours, theirs = map(radians, proportions(ours, theirs))
-    ours, theirs = in_terms(ours, ours), in_terms(theirs, ours)
+    if based[0] is not None:
+        return "correct" if plain(answer) == based[0][0] or based[0] == based[1] else "wrong"
+    if (one_time := same_time(plain(gold), plain(answer))) is not None:
+        return "correct" if one_time else "wrong"
     try:
-        status = _compared(ours, theirs, strict)
-        if status == "wrong" and given.changed and not wanted.changed and _VARIABLE.search(ours):
-            # Beside `6s^2`, `6 s^2` is no 6 in square seconds.
-            status = _compared(ours, in_terms(product(plain(answer)), ours), strict)
-        if status == "wrong" and wanted.percent != given.percent:
-            pair = (hundredth(ours), theirs) if wanted.percent else (ours, hundredth(theirs))
-            status = _compared(*pair, strict)
-    except (Exception, RecursionError, MemoryError):  # whatever a hostile expression brings down
+        try:
+            if any(same(one, other) for one in read(gold) for other in read(answer, gold)):
+                return "correct"
+            if strict:
+                return "wrong"
+        except Unreadable:
+            pass
+        status = _compared(gold, answer, strict)
+    except (Exception, RecursionError, MemoryError):  # `TooLarge`, or what a hostile expression brings down
         return "unparsable"
-    unlike = (other_case, other_marks, other_brackets, other_order)
-    return "wrong" if status == "correct" and any(one(ours, theirs) for one in unlike) else status
+    return "wrong" if status == "correct" and other_case(gold, answer) else status
 
 
 def _compared(wanted: str, given: str, strict: bool) -> AnswerStatus:
+    """What math-verify says of two texts that it reads as a whole."""
     library = _math_verify()
-    ours, theirs = _parsed(wanted), _parsed(given)
+    ours, theirs = (_parsed(text) for text in (wanted, given))
     if theirs is None:
-        # Beside a sign that cannot be read there, math-verify would take the number alone: 12 of `\ge 12`.
-        theirs = _parsed(given, loosely=True)
-        if theirs is None or _SIGN.search(given) is not None:
-            return "unparsable" if theirs is None else "wrong"
-    ours = ours or _parsed(wanted, loosely=True) or []
-    more = _more_places(ours)
-    precision = {"float_rounding": PLACES + more, "numeric_precision": DIGITS + more}
-    same = library.verify(ours, theirs, strict=strict, timeout_seconds=None, **precision)
+        return "unparsable"
+    same = library.verify(ours or [], theirs, strict=strict, timeout_seconds=None)
     return "correct" if same else "wrong"
 
 
-def _parsed(text: str, loosely: bool = False) -> list[Any] | None:
-    """What math-verify reads, the whole text as LaTeX or `loosely` a number in it; None for nothing."""
+def _parsed(text: str) -> list[Any] | None:
     library = _math_verify()
-    ways = {} if loosely else {"extraction_config": [library.LatexExtractionConfig()]}
-    found: list[Any] = library.parse(f"{BOXED}{{{text}}}", parsing_timeout=None, **ways)
+    ways = [library.LatexExtractionConfig()]
+    found: list[Any] = library.parse(f"{BOXED}{{{text}}}", extraction_config=ways, parsing_timeout=None)
     return None if all(isinstance(item, str) for item in found) else found
-
-
-def _more_places(gold: Sequence[Any]) -> int:
-    """Places beyond `PLACES` in which numbers are compared, so that a small gold answer has three digits."""
-    parts = [(item, *getattr(item, "args", ())) for item in gold]  # of texts and of matrices nothing is told
-    values = [one for part in parts for one in part]
-    sizes = [abs(one.evalf(3)) for one in values if getattr(one, "is_number", False)]
-    small = [float(size) for size in sizes if 0 < size < 1]
-    return max(0, 2 - PLACES - floor(log10(min(small)))) if small and min(small) > 0 else 0
 
 
 def verify_answer(

@@ -1,4 +1,4 @@
-"""math-verify in worker processes; the server and rollouts without one ask it."""
+"""The verifier in worker processes; the server and rollouts without one ask it."""
 
 from domains.math.answers import MAX_PREDICTION_LENGTH, compare, extracted, quick_status
 from domains.math.rewards import AnswerStatus

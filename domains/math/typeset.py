@@ -1,13 +1,14 @@
 """An answer as LaTeX writes it: signs of Unicode, ways to write a number, and what shows nothing.
 
-Called by `answers.py` for both sides, before texts or expressions are compared. Meaning never changes here.
+Called by `answers.py` for both sides, before texts or objects are compared. Meaning never changes here.
 """
 
 import re
 import unicodedata
-from fractions import Fraction
 from functools import partial
 
+_GREEK = "αβγδεθλμπρστφψωΔΣΩ"
+_LISTED = "alpha beta gamma delta epsilon theta lambda mu pi rho sigma tau phi psi omega Delta Sigma Omega"
 _SIGNS = str.maketrans(
     {
         **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212\ufe63", "-"),
@@ -26,7 +27,7 @@ _SIGNS = str.maketrans(
         "\u2208": r"\in ",
         "\u2205": r"\emptyset ",
         "\u00b0": r"^\circ ",
-        "\u03c0": r"\pi ",
+        **{letter: rf"\{name} " for letter, name in zip(_GREEK, _LISTED.split(), strict=True)},
         "\u211d": r"\mathbb{R}",
         "\u2044": "/",
         "\u2215": "/",
@@ -40,15 +41,42 @@ _SCRIPTS = tuple(
 _ROOT = re.compile(r"\u221a\s*(\d+(?:\.\d+)?|[A-Za-z]|\([^()]*\))")
 _MARKDOWN = re.compile(r"(\*\*|__|`)(.*)\1", re.DOTALL)
 _LEFT_OUT = re.compile(r"(?:\\[ ,;:!]|\\+$|\\q?quad\b|~|(?<!\.)\.$|[\s,;:])+$")
-_UNIT_VECTOR = (
-    re.compile(r"\\(?:mathbf|hat|vec|boldsymbol|bm)\s*(?:\{\s*([ijk])\s*\}|(?<=[a-z]) ([ijk])(?![A-Za-z]))"),
-    r"\1\2",
+_BEFORE = re.compile(r"\A(?:\\[ ,;:!]|\\q?quad(?![A-Za-z])|\\(?:display|text)style(?![A-Za-z])|~|\s)+")
+_MONEY = re.compile(r"\$\s*\d")
+_MOST_LAYERS = 6
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_QUANTITY = re.compile(r"\\(?:SI|qty)\s*(?:\[[^][]*\])?\{([^{}]*)\}\s*\{([^{}]*)\}")
+_SIUNITX = (
+    (re.compile(r"\\per(?![a-z])"), "/"),
+    (re.compile(r"\\squared(?![a-z])"), "^2"),
+    (re.compile(r"\\cubed(?![a-z])"), "^3"),
+    (re.compile(r"\\(?:degree)?[cC]elsius"), " C"),
+    (re.compile(r"\\percent"), "%"),
+    (re.compile(r"\\(kilo|mega|giga|centi|deci|milli|micro|nano)(?![a-z])"), r" \1"),
+    (re.compile(r"\\([a-zA-Z]+)|(?<=[a-z])\.(?=[a-z])"), r"\1 "),
+    (re.compile(r"(kilo|mega|giga|centi|deci|milli|micro|nano) (?=[a-z])|\s+(?=\^)"), r"\1"),
 )
 _WRITTEN = (
-    (re.compile(r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{[^{}]*\}|\\(?:ang|num)\s*\{([^{}]*)\}"), r"\1\2"),
+    (re.compile(r"\(?\\(?:text|mathrm)\s*\{\s*mod\s*\}\s*(\w+)\s*\)?"), r"\\pmod{\1}"),
+    (
+        re.compile(
+            r"(?:\\left\s*)?[(\[]\s*\\begin\{array\}\s*\{[lcr|]*\}(.*?)\\end\{array\}\s*(?:\\right\s*)?[)\]]",
+            re.DOTALL,
+        ),
+        r"\\begin{pmatrix}\1\\end{pmatrix}",
+    ),
+    (re.compile(r"^\\mathbf\s*\{([A-J])\}$"), r"\1"),
+    (re.compile(r"\\num\s*\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\ang\s*\{([^{}]*)\}"), r"\1^\\circ "),
+    (re.compile(r"\A(?:``?|''?|\"+)((?:(?!'').)+?)(?:''?|\"+)\Z", re.DOTALL), r"\1"),
+    (re.compile(r"(?<=\d)\{,\}(?=\d+(?!\d))(?!\d{3}(?!\d))"), "."),
     (re.compile(r"\\([ij])math(?![A-Za-z])"), r"\1"),
-    _UNIT_VECTOR,
-    _UNIT_VECTOR,  # one may stand inside the other
+    (
+        re.compile(
+            r"\\(?:mathbf|hat|vec|boldsymbol|bm)\s*(?:\{\s*([ijk])\s*\}|(?<=[a-z]) ([ijk])(?![A-Za-z]))"
+        ),
+        r"\1\2",
+    ),
     (
         re.compile(
             r"\\(?:text)?color\s*(?:\[[^][{}]*\])?\s*\{[^{}]*\}(?:\{([^{}]*(?:\{[^{}]*\})?[^{}]*)\})?"
@@ -56,24 +84,9 @@ _WRITTEN = (
         ),
         r"\1",
     ),
-    (
-        re.compile(r"\\[bB]igg?[lrm]?(?![A-Za-z])|\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])"),
-        "",
-    ),
+    (re.compile(r"\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])"), ""),
     (re.compile(r"\\(?:textrm|textsf|texttt|textsc|emph|mathsf|mathtt)(?=\s*\{)"), r"\\text"),
-    (
-        re.compile(
-            r"(?<![\dA-Za-z}])\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox)"
-            r"\s*\{\s*([-+]?\.?\d[\d.,]*)\s*\}(?!\d)"
-        ),
-        r"\1",
-    ),
-    (re.compile(r"\\varnothing\b"), r"\\emptyset"),
     (re.compile(r"\\var(?=(?:epsilon|theta|phi|rho|sigma|kappa|pi)(?![A-Za-z]))"), r"\\"),
-    (re.compile(r"\\(?:left\s*)?\\?langle(?![A-Za-z])"), "("),
-    (re.compile(r"\\(?:right\s*)?\\?rangle(?![A-Za-z])"), ")"),
-    (re.compile(r"\\lbrace(?![A-Za-z])\s*"), r"\\{"),
-    (re.compile(r"\\rbrace(?![A-Za-z])"), r"\\}"),
     (
         re.compile(
             r"^(?:(?:\\(?:approx|simeq|cong|equiv|therefore|implies|Rightarrow|to)(?![A-Za-z])|=)\s*)+"
@@ -83,34 +96,23 @@ _WRITTEN = (
     (re.compile(r"\^\s*\{\s*\\prime\s*\\prime\s*\}"), "''"),
     (re.compile(r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))"), "'"),
     (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),
-    (re.compile(r"\\mathbb\s+([A-Za-z])"), r"\\mathbb{\1}"),
-    (re.compile(r"\\[dt]?binom\s*(\d)\s*(\d)"), r"\\binom{\1}{\2}"),
-    (re.compile(r"\{\\(?:rm|bf|it)\s+([^{}]*)\}"), r"\\text{\1}"),
     (re.compile(r"\\(?:underline|uline|bf|bm|boldsymbol|pmb|ensuremath)(?![A-Za-z])"), ""),
     (re.compile(r"(?<=[\d}])(?:\\[ ,;:!]|~|\s)*\{?\\?%\}?$"), r"\\%"),
-    (re.compile(r"(?<=\d)\s*(?:\^\s*(?:\{\s*)?)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}$"), ""),
+    (re.compile(r"^(\d[\d,]*)\s*(?:\^\s*(?:\{\s*)?)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}$"), r"\1"),
+)
+_NUMBERS = (
+    (re.compile(r"(?<![\w.\\])(\d+\.?\d*)[eE]([-+]?\d{1,4})(?![\w.])"), r"\1 \\cdot 10^{\2}"),
+    (re.compile(r"(?<![\d./^])(\d+)\s+(\d{1,9})\s*/\s*(\d{1,9})(?![\d./])"), r"\1\\frac{\2}{\3}"),
 )
 SPACE = r"\\[,;: ]|~"
 """A blank of LaTeX, as an alternative of a pattern."""
 _GAP = re.compile(rf"{SPACE}|\{{,\}}|[\u00a0\u2009\u202f ]")
 _GROUPS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:(?:{_GAP.pattern})\d{{3}})+(?!\d)")
-_POWER_OF_TEN = re.compile(
-    r"(?P<factor>[-+]?\d+(?:\.\d*)?)(?:[eE](?P<e>[-+]?\d{1,4})"
-    r"|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*(?P<power>[-+]?\d{1,4})\s*\}|(?P<digit>\d)))"
-    r"(?P<unit>(?:\s|\\[,;: ]|~)*\\(?:text|mathrm|mbox)\s*\{.*\})?",
-    re.DOTALL,
-)
-_MIXED = re.compile(r"([-+]?\d+)\s+(\d+)\s*/\s*(\d+)")
-_REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\s*\{?\s*(\d+)\s*\}?")
-_COMMA = re.compile(r"([-+]?\d+)(?:,|\{,\})(\d+)")
-_POINT = re.compile(r"[-+]?\d+\.\d+")
-_DECIMAL = re.compile(r"[-+]?\d+(?:\.\d+)?")
-_LONGEST = 40
-"""Digits of a repeating decimal, and the largest power of ten that is written out."""
+_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d{,20})\\(?:overline|bar|dot)\s*\{?\s*(\d{1,20})\s*\}?")
 
 
 def typeset(answer: str) -> str:
-    """The answer with commands of LaTeX for signs of Unicode, and numbers as math-verify reads them.
+    """The answer with commands of LaTeX for signs of Unicode, and numbers in one way.
 
     Full-width and other digits are those of ASCII, `x²` is `x^{2}`, `½` is `\\frac{1}{2}`, `√2` is
     `\\sqrt{2}`. `1 000` and `1\\,000` are 1000, `1e3` is a power of ten, `2 1/2` a mixed number, `12th` is 12
@@ -123,10 +125,45 @@ def typeset(answer: str) -> str:
     text = _ROOT.sub(lambda root: rf"\sqrt{{{root[1].strip('()')}}}", text).translate(_SIGNS)
     if (marked := _MARKDOWN.fullmatch(text)) is not None:
         text = marked[2].strip()
-    text = _LEFT_OUT.sub("", text)
+    text = unwrapped(_QUANTITY.sub(lambda found: rf"{found[1]}\ \text{{{_siunitx(found[2])}}}", text))
+    if _MONEY.match(text) and text.count("$") == 1:
+        text = "\\" + text
     for written, usual in _WRITTEN:
         text = written.sub(usual, text)
-    return number(_GROUPS.sub(lambda groups: _GAP.sub("", groups[0]), text))
+    text = _GROUPS.sub(lambda groups: _GAP.sub("", groups[0]), text)
+    for written, usual in _NUMBERS:
+        text = written.sub(usual, text)
+    return _REPEATING.sub(_repeated, text)
+
+
+def unwrapped(text: str) -> str:
+    """A text without blanks, dollar signs, commands of style and braces around it."""
+    for _ in range(_MOST_LAYERS):
+        bare = _LEFT_OUT.sub("", _BEFORE.sub("", text))
+        if bare.startswith("{") and _closing_brace(bare) == len(bare) - 1:
+            bare = bare[1:-1]
+        if bare.startswith("$") and bare.endswith("$") and bare.count("$") == 2 + 2 * bare.startswith("$$"):
+            bare = bare.strip("$")
+        if bare == text:
+            break
+        text = bare
+    return text
+
+
+def _closing_brace(text: str) -> int:
+    depth = 0
+    for found in _BRACE.finditer(text):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if depth == 0:
+            return found.start()
+    return -1
+
+
+def _siunitx(unit: str) -> str:
+    """A unit of siunitx in words: `km /hour` of `\\km\\per\\hour`."""
+    for sign, said in _SIUNITX:
+        unit = sign.sub(said, unit)
+    return unit.strip()
 
 
 def _script(mark: str, run: re.Match[str]) -> str:
@@ -149,42 +186,7 @@ def _sign(character: str) -> str:
     return unicodedata.normalize("NFKC", character) if form[:1] in (["<wide>"], ["<narrow>"]) else character
 
 
-def number(text: str) -> str:
-    """One number that is the whole text, if it is one of those that math-verify reads otherwise."""
-    if (found := _POWER_OF_TEN.fullmatch(text)) is not None:
-        power = int(found["e"] or found["power"] or found["digit"])
-        if abs(power) > _LONGEST:
-            return rf"{found['factor']} \times 10^{{{power}}}{found['unit'] or ''}"
-        # As a product, which rounds, 2.43 times 100 would be no 243.
-        return _fraction(Fraction(found["factor"]) * Fraction(10) ** power) + (found["unit"] or "")
-    if (found := _MIXED.fullmatch(text)) is not None and int(found[3]) > int(found[2]):
-        return rf"{found[1]}\frac{{{found[2]}}}{{{found[3]}}}"
-    if (found := _REPEATING.fullmatch(text)) is not None and len(found[3] + found[4]) <= _LONGEST:
-        before, period = found[2] + found[3], found[4]
-        value = Fraction(
-            int(before + period) - int(before or "0"), 10 ** len(found[3]) * (10 ** len(period) - 1)
-        )
-        return found[1] + _fraction(value)
-    return text
-
-
-def hundredth(text: str) -> str:
-    """A hundredth of an answer, exact where it is a number: a quotient of a decimal would be rounded."""
-    return _fraction(Fraction(text) / 100) if _DECIMAL.fullmatch(text) else f"\\frac{{{text}}}{{100}}"
-
-
-def _fraction(value: Fraction) -> str:
-    over, under = abs(value.numerator), value.denominator
-    return ("-" if value < 0 else "") + (str(over) if under == 1 else rf"\frac{{{over}}}{{{under}}}")
-
-
-def with_point(answer: str, gold: str = "") -> str:
-    """A number with a decimal comma, `12{,}5`, with a point; a list stays, and so do thousands.
-
-    A bare comma is one of a decimal only where `gold` has a number with a point: `1,2` may be a list.
-    """
-    found = _COMMA.fullmatch(answer)
-    if found is None or len(found[2]) == 3:
-        return answer
-    certain = "{,}" in answer or _POINT.fullmatch(gold) is not None
-    return f"{found[1]}.{found[2]}" if certain else answer
+def _repeated(found: re.Match[str]) -> str:
+    before, period = found[1] + found[2], found[3]
+    over = int(before + period) - int(before or "0")
+    return rf"\frac{{{over}}}{{{10 ** len(found[2]) * (10 ** len(period) - 1)}}}"

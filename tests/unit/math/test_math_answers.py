@@ -332,6 +332,46 @@ TABLE = [
     *(("10", boxed, "correct") for boxed in (r"10\ \Omega", r"10\,\text{k}\Omega", r"10\ \mu\text{F}")),
     *(("10", boxed, "correct") for boxed in (r"\SI{10}{m}", r"10\ \frac{\text{m}}{\text{s}^2}", r"\num{10}")),
     *(("10", boxed, "wrong") for boxed in (r"\SI{11}{m}", r"11\ \frac{\text{m}}{\text{s}^2}", r"11\ \Omega")),
+    # Known units on both sides count, in whatever size.
+    *(("5 km", boxed, "correct") for boxed in ("5000 m", r"5\text{ kilometers}", r"\qty{5}{\km}", "5")),
+    *(("5 km", boxed, "wrong") for boxed in ("5 m", "5 kg", r"5\text{ km}^2", r"5\text{ km/h}")),
+    *(
+        (r"9.8\text{ m/s}^2", boxed, "correct")
+        for boxed in (r"9.8\ \frac{\text{m}}{\text{s}^2}", "9.8 m/s^2")
+    ),
+    (r"9.8\text{ m/s}^2", r"9.8\text{ m/s}", "wrong"),
+    (r"\$0.50", r"50\text{ cents}", "correct"),
+    (r"\$5", r"5\text{ cents}", "wrong"),
+    ("3 hours 20 minutes", r"200\text{ minutes}", "correct"),
+    (r"\frac{\pi}{3}", r"60^\circ", "correct"),
+    # Lists, chains and bounds.
+    ("1,1,2", "1,2", "wrong"),
+    ("1,2", "1,1,2", "wrong"),
+    ("a < x < b", "b > x > a", "correct"),
+    ("a < x < b", "b < x < a", "wrong"),
+    (r"x>1 \text{ and } x>2", r"(1,\infty)", "wrong"),
+    (r"A \cup B \cap C", r"A \cup B \cup C", "wrong"),
+    *(
+        ("18", boxed, status)
+        for boxed, status in (("19=18", "wrong"), ("9+9=18", "correct"), ("x=18", "correct"))
+    ),
+    *(("A, C, D", boxed, "correct") for boxed in ("ACD", "D, C, A", r"\text{A, C and D}")),
+    *(("A, C, D", boxed, "wrong") for boxed in ("AC", "A", "ABCD")),
+    # Numbers and functions.
+    (r"e^{i\pi/3}", r"\frac12+\frac{\sqrt3}{2}i", "correct"),
+    (r"e^{i\pi/3}", r"\frac12-\frac{\sqrt3}{2}i", "wrong"),
+    *(("5!", boxed, "correct") for boxed in ("120", r"5\cdot4\cdot3\cdot2\cdot1", r"5\cdot4!")),
+    *(("70k", boxed, status) for boxed, status in (("70,000", "correct"), ("70", "wrong"))),
+    *((r"\ln 2", boxed, status) for boxed, status in ((r"\log 2", "correct"), (r"\log_{10} 2", "wrong"))),
+    ("3", r"\log 1000", "correct"),
+    (r"\sqrt[3]{-8}", "-2", "correct"),
+    (r"\sqrt{x^2}", "x", "wrong"),
+    ("5", "5'1", "wrong"),
+    ("2^{100}", "1267650600228229401496703205377", "wrong"),
+    # What is read by nobody, and numbers of which not every digit can be compared.
+    *(("5", boxed, "unparsable") for boxed in ("5+", r"\frac{1}{", "x^", r"\int", "10^{500}", "58477793!")),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\left(\begin{array}{c}1\\2\end{array}\right)", "correct"),
+    ("18", r"{\bf 18}", "correct"),
     # Unit vectors and angle brackets.
     *((r"2\mathbf{i}-\mathbf{j}", boxed, "correct") for boxed in ("2i-j", r"2\hat{i} - \hat{j}")),
     (r"2\mathbf{i}-\mathbf{j}", r"2\hat{\imath} - \mathbf{\hat{j}}", "correct"),

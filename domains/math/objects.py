@@ -1,0 +1,380 @@
+"""Reads an answer as an object: lists, tuples, sets, intervals, unions, matrices, ratios, relations, values.
+
+Called by `answers.py`. A text is split at the signs that bind least, down to values, which `units.py`
+compares; objects are compared part by part. What is not read raises `Unreadable`.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from domains.math.expressions import SAME_TOKEN
+from domains.math.typeset import unwrapped
+from domains.math.units import expression, same_measured, same_numbers
+from domains.math.values import Expression, Unreadable, difference, proportional, quotient
+
+
+class Node(NamedTuple):
+    """An object: a sign (`,`, `and`, `set`, `()`, `[)`, `cup`, `:`, `=`, `<`, ...) with parts, or a text."""
+
+    sign: str
+    parts: tuple["Node", ...] = ()
+    text: str = ""
+
+
+_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])\.?|(?<!\\)\$")
+_SAID = re.compile(
+    r"\\(?:text|mathrm|mbox|textbf)\s*\{\s*,?\s*(?P<said>and|or|to)\s*\}"
+    r"|(?<=[\s)}\d])(?P<plain>and|or|to)(?=[\s(\\])"
+)
+_MEANT = {"and": r" \land ", "or": r" \lor ", "to": " : "}
+_SIGN = re.compile(r"\\begin\{[a-z]*\}|\\end\{[a-z]*\}|\\\\|\\[A-Za-z]+|\\.|[<>!]=|\S")
+_OPEN = frozenset(("(", "[", "{", r"\{", r"\lfloor", r"\lceil"))
+_CLOSE = frozenset((")", "]", "}", r"\}", r"\rfloor", r"\rceil"))
+_LISTS = {",": ",", ";": ",", "and": "and", "or": "or"}
+_LISTED = r"""= < > \le \ge \ne \not \in \to \approx \propto \equiv \sim \simeq \subset \subseteq \mapsto
+\notin \Rightarrow \implies \perp \parallel \cong"""
+_RELATIONS = {sign: sign for sign in _LISTED.split()} | {r"\not": r"\ne"}
+_UNIONS = {r"\cup": "cup", r"\cap": "cap"}
+_RATIOS = {":": ":"}
+_LEVELS: tuple[dict[str, str], ...] = (_LISTS, _RELATIONS, _UNIONS, _RATIOS)
+_BRACKETS = {"(": "(", "[": "[", r"\{": "set"}
+_ENDS = {")": ")", "]": "]", r"\}": "set"}
+_MATRIX = re.compile(r"\\begin\{([pbBv]?matrix|smallmatrix)\}(.*)\\end\{\1\}", re.DOTALL)
+_SIGNED = re.compile(r"\\(pm|mp)(?![A-Za-z])")
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_POINT, _COMMA = re.compile(r"\d\.\d"), re.compile(r"(?<![\d,])(\d+),(?!\d{3}(?!\d))(\d+)(?![\d,])")
+_NAME = re.compile(
+    r"(?:\\?[A-Za-z]+(?:_(?:\w|\{[^{}]*\}))?'*|\\(?:angle|triangle|overline|vec|bar)\{?[A-Z]+\}?|\|[A-Z]+\||"
+    r"\\text\s*\{[^{}]*\}(?:_\w)?|\\[dt]?frac\{d\w\}\{d\w\})(?:\^(?:-1|\{-1\}))?(?:\([^()=]*\))?|[A-Z]{1,3}"
+)
+_BRACKETED = frozenset(("()", "[]", "(]", "[)"))
+_FLIPPED = {">": "<", r"\ge": r"\le"}
+_BOUNDS = ("<", r"\le")
+
+
+_INFINITY = Node("", text=r"\infty")
+_SETS = {
+    r"\mathbbR": Node("()", (Node("", text=r"-\infty"), _INFINITY)),
+    **dict.fromkeys((r"\emptyset", r"\varnothing"), Node("set")),
+}
+
+
+def read(text: str, gold: str = "") -> list[Node]:
+    """The objects that a text may be: more than one where a comma may separate thousands, as in `1,234`.
+
+    Beside a `gold` answer with a point, a comma may be one of a decimal, as in `3,14`.
+    """
+    said = _SIZES.sub(" ", text)
+    said = _SAID.sub(lambda found: _MEANT[found["said"] or found["plain"]], said)
+    joined = _GROUPED.sub(lambda digits: digits[0].replace(",", ""), said)
+    ways = [joined, said]
+    if "," not in gold and _POINT.search(gold):
+        ways.append(_COMMA.sub(r"\1.\2", said))
+    return [_node(one) for one in dict.fromkeys(ways)]
+
+
+def _node(text: str) -> Node:
+    text = unwrapped(text)
+    for level in _LEVELS:
+        parts, signs = _split(text, level)
+        if level is _LISTS and signs:
+            said = set(signs) - {","}
+            if len(said) > 1:
+                raise Unreadable("and beside or")
+            return Node(max(said, default=","), tuple(_node(part) for part in parts if part.strip()))
+        if level is _LISTS and _SIGNED.search(text):
+            upper = _SIGNED.sub(lambda sign: "+-"[sign[1] == "mp"], text)
+            lower = _SIGNED.sub(lambda sign: "-+"[sign[1] == "mp"], text)
+            return Node(",", (_node(upper), _node(lower)))
+        if level is _RELATIONS and signs:
+            return _related([_node(part) for part in parts], signs)
+        if signs and (level is not _RATIOS or all(part.strip() for part in parts)):
+            one = len(set(signs)) == 1
+            return _flat(Node(signs[0] if one else " ".join(signs), tuple(map(_node, parts))))
+    return _bracketed(text)
+
+
+def _flat(node: Node) -> Node:
+    parts = [inner for part in node.parts for inner in (part.parts if part.sign == node.sign else (part,))]
+    return node._replace(parts=tuple(parts))
+
+
+def _signs(text: str) -> Iterator[tuple[re.Match[str], str, int]]:
+    """The signs of a text, each with its usual name and the depth of brackets behind it."""
+    depth = 0
+    for found in _SIGN.finditer(text):
+        sign = SAME_TOKEN.get(found[0], found[0])
+        depth += sign in _OPEN or sign.startswith(r"\begin{")
+        depth -= sign in _CLOSE or sign.startswith(r"\end{")
+        yield found, sign, depth
+    if depth:
+        raise Unreadable("brackets that do not match")
+
+
+def _closing(text: str) -> int:
+    """Where the bracket that a text starts with has closed."""
+    return next((found.end() for found, _, depth in _signs(text) if depth == 0), -1)
+
+
+def _split(text: str, level: dict[str, str]) -> tuple[list[str], list[str]]:
+    """The parts of a text between the signs of a level that no bracket holds, and these signs."""
+    parts, signs, start = [], [], 0
+    for found, sign, depth in _signs(text):
+        if depth == 0 and sign in level:
+            parts.append(text[start : found.start()])
+            signs.append(level[sign])
+            start = found.end()
+    return [*parts, text[start:]], signs
+
+
+def _related(parts: list[Node], signs: list[str]) -> Node:
+    """A chain of relations: of equations one from the first to the last, of bounds each for itself."""
+    if signs[0] == r"\ne" and not parts[1].text and len(signs) > 1:  # \not=
+        parts, signs = [parts[0], *parts[2:]], [r"\ne", *signs[2:]]
+    if r"\in" in signs and len(signs) == 1:
+        return parts[1]
+    if r"\approx" in signs:
+        # What is rounded says less than what it was rounded from; behind a name it says all.
+        place = signs.index(r"\approx")
+        if place == 0 and _is_name(parts[0]):
+            signs = ["=", *signs[1:]]
+        else:
+            parts, signs = parts[: place + 1], signs[:place]
+        if not signs:
+            return parts[0]
+    if set(signs) == {"="}:
+        return Node("=", tuple(parts))
+    pairs = []
+    for left, sign, right in zip(parts, signs, parts[1:], strict=False):
+        pair = (right, left) if sign in _FLIPPED else (left, right)
+        pairs.append(Node(_FLIPPED.get(sign, sign), pair))
+    return pairs[0] if len(pairs) == 1 else Node("and", tuple(pairs))
+
+
+def _bracketed(text: str) -> Node:
+    if (found := _MATRIX.fullmatch(text)) is not None and found[1] != "vmatrix":
+        rows = [row for row in _split(found[2], {r"\\": r"\\"})[0] if row.strip()]
+        cells = [[_node(cell) for cell in _split(row, {"&": "&"})[0]] for row in rows]
+        return Node("matrix", tuple(Node("row", tuple(row)) for row in cells))
+    if (known := _SETS.get(re.sub(r"[{}\s]", "", text))) is not None:
+        return known
+    signs = list(_signs(text))
+    if not signs or signs[0][1] not in _BRACKETS or signs[-1][1] not in _ENDS or _closing(text) != len(text):
+        return Node("", text=text)
+    (first, opening, _), (last, closing, _) = signs[0], signs[-1]
+    kind, inside = _BRACKETS[opening], text[first.end() : last.start()]
+    for bar in (":", r"\vert") if kind == "set" else ():
+        built, bars = _split(inside, {bar: bar})
+        if len(bars) == 1:
+            return Node("built", tuple(map(_node, built)))
+    within = _node(inside)
+    if kind == "set":
+        return Node(
+            "set", within.parts if within.sign in (",", "and") else (within,) if inside.strip() else ()
+        )
+    # What is one value in brackets is this value; `(x+1)` too.
+    return Node(kind + _ENDS[closing], within.parts) if within.sign == "," else within
+
+
+def same(gold: Node, given: Node) -> bool:
+    """Whether an answer is the object of the gold answer. Raises `Unreadable`."""
+    gold, given = _as_list(gold), _as_list(given)
+    if gold.sign == "=" and given.sign == "=":
+        return _same_equation(gold, given)
+    if "=" in (gold.sign, given.sign):
+        return _same_value_of(gold, given)
+    if given.sign in _BRACKETED | {"cup"} and (interval := _interval(gold)) is not None:
+        return same(interval, given)
+    listed = (",", "and", "or")
+    if gold.sign in listed or given.sign in listed:
+        return _same_list(gold, given)
+    if "set" in (gold.sign, given.sign):
+        return _same_set(gold, given)
+    if gold.sign != given.sign:
+        pair = sorted((gold, given), key=lambda node: node.sign)
+        if pair[0].sign == "" and pair[1].sign == ":" and len(pair[1].parts) == 2:
+            return _same_ratio(
+                *(one.parts if one.sign else (one, Node("", text="1")) for one in (gold, given))
+            )
+        ordered = all(one.sign in ("()", "[]") for one in (gold, given)) and len(gold.parts) > 2
+        return ordered and _in_order(gold.parts, given.parts)
+    if gold.sign == "":
+        return same_measured(gold.text, given.text)
+    if gold.sign == ":":
+        return _same_ratio(gold.parts, given.parts)
+    if gold.sign in _RELATIONS.values():
+        return _same_bound(gold, given)
+    if gold.sign in ("cup", "cap"):
+        return _matched(gold.parts, given.parts)
+    return _in_order(gold.parts, given.parts)
+
+
+def _in_order(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
+    return len(ours) == len(theirs) and all(map(same, ours, theirs))
+
+
+def _matched(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
+    """Whether the parts are the same in some order, each as often as there."""
+    left = list(theirs)
+    for one in ours:
+        found = next((place for place, other in enumerate(left) if same(one, other)), None)
+        if found is None:
+            return False
+        del left[found]
+    return not left
+
+
+def _as_list(node: Node) -> Node:
+    """`(x,y)=(1,2)` is `x=1, y=2`; a list within a list is one list."""
+    if node.sign == "=" and len(node.parts) == 2 and all(part.sign == "()" for part in node.parts):
+        names, values = (part.parts for part in node.parts)
+        if len(names) == len(values):
+            return Node(",", tuple(Node("=", pair) for pair in zip(names, values, strict=True)))
+    return _flat(node) if node.sign in (",", "and", "or") else node
+
+
+def _is_name(node: Node) -> bool:
+    return not node.sign and _NAME.fullmatch("".join(node.text.split())) is not None
+
+
+def _named(node: Node) -> tuple[Node, Node] | None:
+    """Name and value of an equation: `x` and 5 of `x = 2 + 3 = 5` and of `5 = x`."""
+    first, last = node.parts[0], node.parts[-1]
+    if _is_name(first):
+        return first, last
+    return (last, first) if _is_name(last) else None
+
+
+def _same_equation(gold: Node, given: Node) -> bool:
+    ours, theirs = _named(gold), _named(given)
+    if ours and theirs and same(ours[0], theirs[0]):
+        return _is_consistent(given) and same(ours[1], theirs[1])
+    if any(one.sign for one in (*gold.parts, *given.parts)) or len(gold.parts + given.parts) > 4:
+        return False
+    one, other = (difference(*map(_plain, node.parts)) for node in (gold, given))
+    return proportional(one, other)
+
+
+def _same_value_of(gold: Node, given: Node) -> bool:
+    """An equation on one side: its value, if it names one, or tells what an answer was computed from."""
+    equation = gold if gold.sign == "=" else given
+    named = _named(equation)
+    if not _is_consistent(equation) or (named is None and equation is gold):
+        return False
+    value = named[1] if named else equation.parts[-1]
+    return same(value, given) if equation is gold else same(gold, value)
+
+
+def _is_consistent(equation: Node) -> bool:
+    """Whether the constants of a chain are one: `19 = 18` is no way to say 18."""
+    constants = [one for one in equation.parts if not one.sign and not _names_of(one)]
+    return all(same(one, constants[-1]) for one in constants[:-1])
+
+
+def _names_of(node: Node) -> frozenset[str] | None:
+    try:
+        return _plain(node).names
+    except Unreadable:
+        return frozenset((node.text,))
+
+
+def _same_list(gold: Node, given: Node) -> bool:
+    """Lists, with values in the order of their names where one side has them."""
+    if {"(]", "[)"} & {gold.sign, given.sign}:
+        return False
+    for one, other in ((gold, given), (given, gold)):
+        if (
+            (values := _values(one)) is not None
+            and len(values) == len(other.parts)
+            and _values(other) is None
+        ):
+            if other.sign == "set":
+                return False
+            return _in_order(values, other.parts) if one is gold else _in_order(other.parts, values)
+    if "set" in (gold.sign, given.sign):
+        return _same_set(gold, given)
+    bounds = any(part.sign in _BOUNDS for part in (*gold.parts, *given.parts))
+    if bounds and {gold.sign, given.sign} == {"and", "or"}:
+        return False
+    if gold.sign in _BRACKETED:
+        return _in_order(gold.parts, given.parts)
+    return _matched(gold.parts, given.parts or (given,))
+
+
+def _values(node: Node) -> tuple[Node, ...] | None:
+    """The values of several names, single letters in the order of the alphabet; None of anything else."""
+    pairs = [_named(part) if part.sign == "=" else None for part in node.parts]
+    names = [pair[0].text.strip() for pair in pairs if pair]
+    if len(names) < 2 or len(set(names)) < len(pairs):
+        return None
+    if all(len(name) == 1 for name in names):
+        pairs.sort(key=lambda pair: pair[0].text.strip() if pair else "")
+    return tuple(pair[1] for pair in pairs if pair)
+
+
+def _same_set(gold: Node, given: Node) -> bool:
+    """A set beside another, a list without brackets or, with one element, this element."""
+    ours, theirs = (
+        _distinct(one.parts)
+        if one.sign == "set"
+        else (one,)
+        if one.sign in _BRACKETED
+        else one.parts or (one,)
+        for one in (gold, given)
+    )
+    return _matched(ours, theirs)
+
+
+def _distinct(parts: tuple[Node, ...]) -> tuple[Node, ...]:
+    found: list[Node] = []
+    for part in parts:
+        if not any(same(one, part) for one in found):
+            found.append(part)
+    return tuple(found)
+
+
+def _same_ratio(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
+    if len(ours) != len(theirs):
+        return False
+    one, other = (tuple(map(_plain, parts)) for parts in (ours, theirs))
+    pairs = zip(one, other, strict=True)
+    return all(same_numbers(quotient(a, one[-1]), quotient(b, other[-1])) for a, b in pairs)
+
+
+def _same_bound(gold: Node, given: Node) -> bool:
+    if gold.sign in (*_BOUNDS, r"\ne", r"\equiv") and all(one.text for one in (*gold.parts, *given.parts)):
+        one, other = (difference(*map(_plain, node.parts)) for node in (gold, given))
+        return proportional(one, other, positive=gold.sign in _BOUNDS)
+    return _in_order(gold.parts, given.parts)
+
+
+def _interval(node: Node) -> Node | None:
+    """The interval that bounds of one variable are, or the union of two."""
+    bounds = [_bound(part) for part in (node.parts if node.sign in ("and", "or") else (node,))]
+    if None in bounds or len({name for name, _ in bounds}) > 1 or len(bounds) > 2:  # type: ignore[misc]
+        return None
+    found = [interval for _, interval in bounds]  # type: ignore[misc]
+    if node.sign == "or" or len(found) == 1:
+        return Node("cup", tuple(found)) if len(found) == 2 else found[0]
+    low = [one for one in found if one.parts[1] == _INFINITY]
+    high = [one for one in found if one.parts[1] != _INFINITY]
+    if not low or not high:
+        return None
+    return Node(low[0].sign[0] + high[0].sign[1], (low[0].parts[0], high[0].parts[1]))
+
+
+def _bound(node: Node) -> tuple[str, Node] | None:
+    """The variable that a relation bounds, and the half-line that it is in."""
+    if node.sign not in _BOUNDS:
+        return None
+    (left, right), weak = node.parts, node.sign == r"\le"
+    if _is_name(left):
+        return left.text.strip(), Node("(" + ")]"[weak], (Node("", text=r"-\infty"), right))
+    return (right.text.strip(), Node("(["[weak] + ")", (left, _INFINITY))) if _is_name(right) else None
+
+
+def _plain(node: Node) -> Expression:
+    if node.sign:
+        raise Unreadable(f"{node.sign} within an expression")
+    return expression(node.text)
