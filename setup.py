@@ -24,6 +24,7 @@ CORE = [
     "wandb>=0.22",
     "rich>=14",
     "matplotlib>=3.9",
+    "mpmath>=1.3",
     "inotify-simple>=2.0; sys_platform == 'linux'",
 ]
 
