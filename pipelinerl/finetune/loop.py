@@ -322,7 +322,9 @@ class Trainer:
         if self.ranks.is_main and with_state:
             self._wait_for_snapshots()
         if self.ranks.is_main or self.learner.sharded:
-            save_checkpoint(self.folder, self.learner, self.counters, extra, self._tokenizer, keep, with_state)
+            save_checkpoint(
+                self.folder, self.learner, self.counters, extra, self._tokenizer, keep, with_state
+            )
         self.ranks.gather(None)
 
     def _wait_for_snapshots(self) -> None:

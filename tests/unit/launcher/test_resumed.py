@@ -229,6 +229,19 @@ def test_the_same_model_may_be_given_in_another_way(
     assert dry_run(*GUESSING, f"model_path={tmp_path / 'moved/model'}")[0] == 0
 
 
+def test_a_hub_s_model_of_another_owner_is_another_model(dry_run: DryRun, tmp_path: Path) -> None:
+    """Its tokenizer would take the place of the one that the checkpoint was trained with."""
+    named = "model_path=somebody/guesser"
+    run_with_checkpoint(dry_run, tmp_path, named)
+    assert dry_run(*GUESSING, named)[0] == 0
+    for other in ("somebody/player", "other/guesser"):
+        status, _, err = dry_run(*GUESSING, f"model_path={other}")
+        check_one_line(
+            err, f"launcher: model_path={other}: this folder's run began with somebody/guesser; give"
+        )
+        assert status == 2
+
+
 def test_a_run_may_be_copied_with_the_model_in_it(
     begun: Path, dry_run: DryRun, model: Path, tmp_path: Path
 ) -> None:
