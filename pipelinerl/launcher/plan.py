@@ -102,7 +102,8 @@ class RunPlan:
     @cached_property
     def children(self) -> list[ChildSpec]:
         """What is executed, one for each process."""
-        return commands(self.cfg, self.output_dir, self.services, self.hosts, self.facts.checkpoint)
+        facts = self.facts
+        return commands(self.cfg, self.output_dir, self.services, self.hosts, facts.checkpoint, facts.dry_run)
 
     @cached_property
     def secrets(self) -> dict[Place, Any]:
