@@ -229,7 +229,7 @@ def _supervised(plan: RunPlan, folder: RunFolder, backend: Backend, plain: bool,
     balance, blocked, remarks = BalanceWatch(plan.cfg), BlockWatch(output_dir), RemarkWatch(output_dir)
     before = trained_before(output_dir)
     texts = plan.cfg.total_texts(*before)
-    model = Path(plan.cfg.model_path)
+    model = plan.cfg.model_path
     # An engine that gets no weights goes by these files, also when it is started again.
     loaded = "" if plan.cfg.updates_engines else model_digest(model)
     with ProgressDisplay(output_dir, texts, plain=plain, trained=before[1]) as display:
@@ -273,7 +273,7 @@ _OVERWRITTEN = (
 )
 
 
-def _is_another(model: Path, digest: str) -> bool:
+def _is_another(model: str, digest: str) -> bool:
     try:
         return model_digest(model) != digest
     except OSError:  # somebody is writing there now

@@ -48,14 +48,14 @@ def _of(path: Path) -> str | None:
     served = (file for file in place.glob("*/files/**/*") if file.suffix.lower() in TEXT_SUFFIXES)
     if more := [file for file in served if file.relative_to(place.parent).as_posix() not in listed]:
         raise CorpusError(
-            f"{min(more)} was added after {manifest} was written; take it away, or name the data with "
-            "--fingerprint"
+            f"{min(more)} was added after {manifest} was written; take it away, remove that manifest, or "
+            "name the data with --fingerprint"
         )
     for name, expected in listed.items():
         file = place.parent / name
         if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != expected:
             raise CorpusError(
-                f"{file} is missing or was changed since {manifest} was written; make the world again, or "
-                "name the data with --fingerprint"
+                f"{file} is missing or was changed since {manifest} was written; make the world again, "
+                "remove that manifest, or name the data with --fingerprint"
             )
     return fingerprint

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from domains.privacy_hopqa.agent.interfaces import (
@@ -32,6 +31,7 @@ from domains.privacy_hopqa.services import KEY
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.teacher.answers import ANSWERS
 from domains.privacy_hopqa.teacher.script import SKELETONS
+from pipelinerl.base.hub import model_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -62,14 +62,14 @@ class Call:
 
 
 def tokenizer_of(model: str | None) -> "Tokenizer | None":
-    """That of a model folder; None where it cannot be read (a hub name, another format, a damaged file)."""
-    file = Path(model or "") / "tokenizer.json"
-    if not model or not file.is_file():
+    """That of a model; None where it is not here or cannot be read (another format, a damaged file)."""
+    folder = model_folder(model) if model else None
+    if folder is None or not (folder / "tokenizer.json").is_file():
         return None
-    from tokenizers import Tokenizer  # takes a tenth of a second, which a hub's name need not spend
+    from tokenizers import Tokenizer  # takes a tenth of a second
 
     try:
-        return Tokenizer.from_file(str(file))
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception:  # the class that it raises for any damage, which other checks and the engine name
         return None
 

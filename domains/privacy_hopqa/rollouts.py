@@ -54,7 +54,7 @@ class Runtime:
         self.traces = Traces(output_dir, self.settings.trace_fraction)
         self.service_checked = False
         """Whether the retrieval service was asked which world it serves."""
-        self._worlds = ServedWorlds()
+        self._worlds = ServedWorlds(output_dir)
         self._replicas: Replicas | None = None
         """Several retrieval servers, each of which is asked that before it gets a search."""
 

@@ -56,8 +56,6 @@ def retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
     backend = choose(web)
     if web is not None:
         argv += ["--web", str(web), "--backend", backend]
-    if fingerprint := manifest_of(settings.task_data_root).get("fingerprint"):
-        argv += ["--fingerprint", str(fingerprint)]
     if settings.retrieval_workers > 1:
         argv += ["--workers", str(settings.retrieval_workers)]
     if (of_hit := settings.retrieval_source_chars) > HIT_CHARS:

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from domains.imitation import loss_problems
 from domains.raro.config import KEY, RaroSettings, context_problems
 from domains.raro.data import Problem, data_settings, located
+from pipelinerl.base.hub import model_folder
 from pipelinerl.base.tokenizing import encode, load_tokenizer
 from pipelinerl.engines.kind import kind_named
 
@@ -73,11 +74,12 @@ def _length_problems(
 
 
 def _least_tokens(text: str, limit: int, model: str) -> int:
-    """Tokens of the text, or fewer where they need no count or `model` is not a folder with a tokenizer."""
+    """Tokens of the text, or fewer where they need no count or the tokenizer of `model` is not here."""
     if len(text.encode()) <= limit:  # a token has a byte at least
         return 0
-    if (Path(model) / "tokenizer.json").is_file():
-        return len(encode(load_tokenizer(model), text))
+    folder = model_folder(model)
+    if folder is not None and (folder / "tokenizer.json").is_file():
+        return len(encode(load_tokenizer(str(folder)), text))
     return int(len(text) / CHARS_PER_TOKEN)
 
 

@@ -327,8 +327,8 @@ def _remark_others(output_dir: Path, digests: dict[str, str]) -> None:
 
 
 def _remark_model(output_dir: Path, path: str) -> None:
-    """Remark other files in the model's folder than in the last start, under the same name."""
-    now = model_digest(Path(path))
+    """Remark other files of the model than in the last start, under the same name."""
+    now = model_digest(path)
     before = note_digest(output_dir, "model", now)
     if before and now and before != now:
         line = "model_path=%s holds another model than in the last start, whose checkpoint and evaluations "

@@ -11,6 +11,8 @@ from typing import Any
 
 from xxhash import xxh3_64
 
+from pipelinerl.base.hub import model_folder
+
 
 def digests(folder: Path) -> dict[str, str]:
     """XXH3 of every file below `folder`, by its path in it; reads them at several GB a second."""
@@ -33,12 +35,13 @@ _OF_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 _END = 1 << 20
 
 
-def model_digest(folder: Path) -> str:
-    """What tells the models of a folder apart, without reading them whole; empty where there is none.
+def model_digest(model: str) -> str:
+    """What tells models of one name apart, without reading them whole; empty where no files of it are here.
 
     Configuration and tokenizer are read whole, of each weight file the length, the begin and the end.
     """
-    if not (folder / "config.json").is_file():
+    folder = model_folder(model)
+    if folder is None or not (folder / "config.json").is_file():
         return ""
     whole = xxh3_64()
     for path in _files_of_model(folder):

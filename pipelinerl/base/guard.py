@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 _GONE_DEADLINE_S = 10.0
 _KILLED_PASSES, _BETWEEN_PASSES_S = 50, 0.02
-_MARK = "PIPELINERL_CHILD_PID"
-"""`CHILD_VARIABLE` of child.py, which this file cannot import where it runs alone."""
+_MARK, _RANK_MARK = "PIPELINERL_CHILD_PID", "PIPELINERL_RANK_PID"
+"""`CHILD_VARIABLE` of child.py, which this file cannot import where it runs alone, and what a rank of torch's
+agent adds for its own children."""
 _LOOK_S = 1.0
 """Between two looks whether the owner lives, while it says nothing."""
 
@@ -44,18 +45,18 @@ def start(folders: "Iterable[Path]") -> "subprocess.Popen[bytes]":
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={name: value for name, value in os.environ.items() if name != _MARK},
+        env={name: value for name, value in os.environ.items() if name not in (_MARK, _RANK_MARK)},
         process_group=0,
     )
 
 
 def kill_marked(children: "Iterable[int]") -> None:
-    """SIGKILL to what was started below these processes that child.py turned into a command.
+    """SIGKILL to what was started below these processes that child.py turned into a command, or these ranks.
 
     Such a process is known by its environment, which it inherited, whatever its session is and even if its
     parent has ended. One that was given another environment is not found, nor one of another user.
     """
-    marks = {f"{_MARK}={pid}".encode() for pid in children}
+    marks = {f"{mark}={pid}".encode() for pid in children for mark in (_MARK, _RANK_MARK)}
     for _ in range(_KILLED_PASSES if marks else 0):
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         if not (found := [pid for pid in pids if marks & _environment(pid)]):
@@ -149,6 +150,7 @@ def guard_rank() -> None:
     """
     if "TORCHELASTIC_RUN_ID" in os.environ and os.getpgrp() == os.getpid():
         _OF_RANK.add(os.getpid())
+        os.environ[_RANK_MARK] = str(os.getpid())
 
 
 _OF_RANK = GroupGuard()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jinja2 import TemplateError
 
+from pipelinerl.base.hub import with_files
 from pipelinerl.base.thoughts import (
     CHANNEL,
     CLOSE,
@@ -60,15 +61,8 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
 
 
 def tokenizer_folder(name: str) -> Path:
-    """Where the tokenizer's files of a model are: its folder, or for a hub's name that of the local cache.
-
-    Files that the cache lacks are fetched. Raises OSError where they can be had from neither.
-    """
-    if (folder := Path(name)).is_dir():
-        return folder
-    from huggingface_hub import snapshot_download  # half a second
-
-    return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+    """Where the tokenizer's files of a model are. Raises as `with_files`."""
+    return with_files(name, _FILES)
 
 
 def copy_tokenizer(source: str, folder: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from pipelinerl.base.hub import with_files
 from pipelinerl.base.logs import REMARK
 from pipelinerl.config import Config
 from pipelinerl.config.finetune import RLConfig, Sharding
@@ -26,6 +27,7 @@ from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.routing import Routers
 from pipelinerl.modeling.seq_parallel import check_model
 from pipelinerl.modeling.sharding import shard_policy
+from pipelinerl.modeling.value_head import FILE as VALUE_HEAD
 from pipelinerl.modeling.value_head import build_value_head, load_value_head
 from pipelinerl.weights.transports.base import adapters_alone
 
@@ -58,7 +60,7 @@ def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path, resumes: bo
         if resumes and (saved := Path(model_path) / ADAPTER_FOLDER).is_dir():
             load_adapters(model, saved)
     value_head = build_value_head(model) if finetune.has_value_head else None
-    if value_head is not None and not load_value_head(value_head, Path(model_path)):
+    if value_head is not None and not load_value_head(value_head, with_files(str(model_path), [VALUE_HEAD])):
         log.info("%s has no value head; a new one starts at 0", model_path)
     return learner_of(model, cfg, ranks, value_head)
 

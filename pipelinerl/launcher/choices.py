@@ -11,6 +11,7 @@ from rich.table import Table
 
 from pipelinerl.base.errors import counted, printable
 from pipelinerl.base.files import write_whole
+from pipelinerl.base.hub import of_hub
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.finetune import Checkpointing
@@ -22,7 +23,6 @@ from pipelinerl.domain import ServiceSpec
 from pipelinerl.engines.kind import Why, engine_kind
 from pipelinerl.launcher import mps
 from pipelinerl.launcher.cards import GIB, imagined_cards
-from pipelinerl.launcher.checks.data import of_hub
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.host_memory import listed as in_host
 from pipelinerl.launcher.host_memory import most_at_once

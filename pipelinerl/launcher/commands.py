@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pipelinerl.base import hub
 from pipelinerl.base.files import write_whole
 from pipelinerl.base.heartbeat import heartbeat_path
+from pipelinerl.base.hub import model_folder
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
@@ -43,6 +45,7 @@ def commands(
     services: Sequence[ServiceSpec],
     hosts: Sequence[Host],
     checkpoint: Path | None,
+    dry_run: bool = False,
 ) -> list[ChildSpec]:
     """One child process per job, in the order of `cfg.jobs`, and the trainer's stand-in where it is needed.
 
@@ -51,7 +54,7 @@ def commands(
     """
     already_run = ("actor_llm",) if cfg.debug.use_existing_llms else ()
     jobs = [job for job in cfg.jobs if job.kind not in already_run]
-    run = _Run(cfg, output_dir, jobs, hosts, services)
+    run = _Run(cfg, output_dir, jobs, hosts, services, dry_run)
     made: list[ChildSpec] = []
     for job in jobs:
         if job is server_job(cfg):
@@ -104,6 +107,7 @@ class _Run:
         jobs: Sequence[Job],
         hosts: Sequence[Host],
         services: Sequence[ServiceSpec],
+        dry_run: bool,
     ) -> None:
         self._cfg, self._output_dir, self._hosts = cfg, output_dir, hosts
         self._services = {spec.name: spec for spec in services}
@@ -121,7 +125,10 @@ class _Run:
         }
         if os.environ.get("PYTHONPATH"):
             self._env["PYTHONPATH"] = os.environ["PYTHONPATH"]
-        if all(Path(path).is_dir() for path in (cfg.model_path, *cfg.teacher.paths)):
+        models = (cfg.model_path, *cfg.teacher.paths)
+        # The hub's client asks a silent hub for minutes. A dry run may be for another machine.
+        cached = not dry_run and all(map(model_folder, models))
+        if all(Path(path).is_dir() for path in models) or (cached and hub.silence() is not None):
             self._env["HF_HUB_OFFLINE"] = "1"
 
     def stand_in(self) -> ChildSpec:

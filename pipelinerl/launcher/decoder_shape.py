@@ -1,14 +1,11 @@
 """Sizes of a policy's layers, read from its `config.json` without torch: what memory and time follow from."""
 
 import json
-import socket
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
+from pipelinerl.base.hub import model_folder
 from pipelinerl.launcher.checks.config_fields import problems
 from pipelinerl.modeling.decoder_defaults import (
     DEFAULTS,
@@ -44,9 +41,6 @@ _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
 """Types of latent attention that can be trained."""
 _TIED = ("gemma", "cohere")
 """Families whose configurations leave `tie_word_embeddings` out where it is true."""
-
-CONNECT_S = 5.0
-"""For the hub to answer at all."""
 
 
 @dataclass(frozen=True)
@@ -209,48 +203,14 @@ def model_config(model: str, ask_hub: bool) -> dict[str, Any] | None:
 
     `ask_hub` says whether a name that is not in the local cache may be asked for over the network.
     """
-    path: Path | str | None = Path(model) / "config.json"
-    if not Path(model).is_dir():
-        path = _of_hub(model, ask_hub)
+    folder = model_folder(model, ask_hub)
     try:
-        content = json.loads(Path(path).read_text()) if path is not None else None
+        content = None if folder is None else json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):  # the checks name it, or the engine will
         return None
     if not isinstance(content, dict) or any(problems(Path(model), content)):
         return None
     return content
-
-
-@cache
-def hub_silence() -> str | None:
-    """Why the hub cannot be asked, or None. Its own client tries for half a minute before it says so."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-    address = urlsplit(constants.ENDPOINT)
-    if getproxies().get(address.scheme):  # the proxy knows the way, and perhaps the name
-        return None
-    host, port = address.hostname or "", address.port or (443 if address.scheme == "https" else 80)
-    try:
-        socket.create_connection((host, port), CONNECT_S).close()
-    except OSError as error:
-        return f"{host} does not answer ({error.strerror or error})"
-    return None
-
-
-@cache
-def _of_hub(name: str, ask: bool) -> str | None:
-    # Here, because most runs name a folder, and it takes half a second.
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-
-    cached = try_to_load_from_cache(name, "config.json")
-    if isinstance(cached, str) or not ask or hub_silence() is not None:
-        return cached if isinstance(cached, str) else None
-    try:
-        return hf_hub_download(name, "config.json")
-    except Exception:  # no network, no access, no such model: the engine's own message is the better one
-        return None
 
 
 def has_states(config: dict[str, Any] | None) -> bool:

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pipelinerl.base.hub import model_folder
 from pipelinerl.launcher.checks.config_fields import declared
 from pipelinerl.launcher.checks.data import header, of_text, unusable_files
 from pipelinerl.launcher.decoder_shape import decoder_shape
@@ -20,9 +21,10 @@ Headers = Mapping[str, dict[str, Any]]
 """By name of a safetensors file, what it says of its tensors."""
 
 
-def check(folder: Path) -> Iterator[str]:
-    """One line for each way in which the weights of a model folder do not fit; none where others are said."""
-    if not (folder / "config.json").is_file() or any(unusable_files(folder)):
+def check(model: str) -> Iterator[str]:
+    """One line for each way in which a model's weights, if here, do not fit; none where others are said."""
+    folder = model_folder(model)
+    if folder is None or not (folder / "config.json").is_file() or any(unusable_files(folder)):
         return
     config = json.loads((folder / "config.json").read_text())
     files = sorted(folder.glob("*.safetensors"))

@@ -90,8 +90,7 @@ def choose_memory(
     try:
         cfg = typed(with_choices(tree, choices))
         cards = [imagined[1]] * imagined[0] * len(hosts) if imagined else _cards(cfg, hosts, card_of)
-        known = cards or Path(cfg.policy_path).is_dir()
-        config = model_config(cfg.policy_path, ask_hub=not dry_run) if known else None
+        config = model_config(cfg.policy_path, ask_hub=bool(cards) and not dry_run)
         if has_states(config):
             hopper = any(card.hopper for card in cards)
             refused = _refused_with_states(cfg, hopper)

@@ -6,7 +6,7 @@ configuration, every `start.sh` and the processes are read from the plan. Neithe
 choices are values, and this file applies them, to a copy of the composed tree.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.base import leaves_of
 from pipelinerl.config.card_limit import EngineReads
 from pipelinerl.config.choice import Choice, with_choices
 from pipelinerl.config.compose import Composition
@@ -101,7 +102,8 @@ class RunPlan:
     @cached_property
     def children(self) -> list[ChildSpec]:
         """What is executed, one for each process."""
-        return commands(self.cfg, self.output_dir, self.services, self.hosts, self.facts.checkpoint)
+        facts = self.facts
+        return commands(self.cfg, self.output_dir, self.services, self.hosts, facts.checkpoint, facts.dry_run)
 
     @cached_property
     def secrets(self) -> dict[Place, Any]:
@@ -157,7 +159,8 @@ def plan(
     addresses = _addresses(cfg, services, jobs, hosts, facts.password)
     choices += addresses
     memory = configuration.memory
-    filled = _given(composed, [*facts.prepared, *(choice.key for choice in addresses)])
+    prepared = [choice for choice in choices if choice.key in facts.prepared]
+    filled = _filled(composed, [*prepared, *addresses])
     derived = derive(cfg, jobs).model_copy(update={"engine_reads": _reads(memory), "filled": filled})
     choices += [
         Choice("attempt", facts.attempt, "earlier starts of this folder"),
@@ -192,10 +195,12 @@ def _reads(memory: MemoryPlan | None) -> EngineReads | None:
     return memory.engine.reads.model_copy(update={"trainer_alike": alike})
 
 
-def _given(tree: DictConfig, keys: Iterable[str]) -> dict[str, Any]:
-    """Plain values of keys in the tree; None of those that it has not."""
-    found = ((key, OmegaConf.select(tree, key)) for key in keys)
-    return {key: OmegaConf.to_container(one) if OmegaConf.is_config(one) else one for key, one in found}
+def _filled(tree: DictConfig, choices: Sequence[Choice]) -> dict[str, Any]:
+    """Values before these choices of their keys and of all that refer to them; None where there was none."""
+    found = ((key, OmegaConf.select(tree, key)) for key, _, _ in choices)
+    given = {key: OmegaConf.to_container(one) if OmegaConf.is_config(one) else one for key, one in found}
+    before, after = (dict(leaves_of(_plain(one))) for one in (tree, with_choices(tree, choices)))
+    return {key: before.get(key) for key, value in after.items() if value != before.get(key)} | given
 
 
 def _trainer(cfg: Config, hosts: Sequence[Host], memory: MemoryPlan | None, dry_run: bool) -> TrainerChoice:
@@ -207,9 +212,13 @@ def _trainer(cfg: Config, hosts: Sequence[Host], memory: MemoryPlan | None, dry_
 
 def resolved(tree: DictConfig) -> DictConfig:
     """A copy without interpolations, for code of a domain, which may write into it."""
-    plain = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
+    plain = OmegaConf.create(_plain(tree))
     assert isinstance(plain, DictConfig)
     return plain
+
+
+def _plain(tree: DictConfig) -> Any:
+    return OmegaConf.to_container(tree, resolve=True)
 
 
 def _missing_services(tree: DictConfig, domain: Domain) -> list[ServiceSpec]:

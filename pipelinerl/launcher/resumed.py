@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.base.errors import ConfigError, first_line, printable
+from pipelinerl.base.hub import of_hub
 from pipelinerl.config.base import KEPT, Section, leaves_of
 from pipelinerl.config.files import read_started, typed
 from pipelinerl.config.secrets import hidden, secrets_of, written
@@ -221,5 +222,7 @@ def _here(began: str, before: Config, folder: Path) -> str:
 def _same_model(began: str, now: str) -> bool:
     if Path(began).is_dir() and Path(now).is_dir():
         return Path(began).samefile(now)
-    # A name on a hub, or a folder that has been moved: its own name is all that can be compared.
+    if of_hub(began) and of_hub(now):
+        return began == now
+    # A folder that has been moved: its own name is all that can be compared.
     return began == now or Path(began).name == Path(now).name

@@ -8,7 +8,6 @@ recompute less if there is room.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from pipelinerl.config.choice import Choice
@@ -81,8 +80,7 @@ def choose_trainer(
     """
     if not cfg.jobs_of("finetune"):
         return NO_TRAINER
-    known = cfg.trainer_on_gpu or Path(cfg.policy_path).is_dir()
-    config = model_config(cfg.policy_path, ask_hub=not dry_run) if known else None
+    config = model_config(cfg.policy_path, ask_hub=cfg.trainer_on_gpu and not dry_run)
     cards = _cards(cfg, devices, memory_of)
     hopper = any(card is not None and card.hopper for card in cards)
     missing = kernel_missing(hopper) if cfg.trainer_on_gpu and has_states(config) else None

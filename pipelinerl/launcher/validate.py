@@ -1,7 +1,6 @@
 """Everything that can be found wrong before a process starts."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import ValidationError
@@ -27,7 +26,7 @@ from pipelinerl.launcher.checks import (
     teacher,
     training,
 )
-from pipelinerl.launcher.decoder_shape import decoder_shape, hub_silence, model_config
+from pipelinerl.launcher.decoder_shape import decoder_shape, model_config
 from pipelinerl.launcher.placement import derive, layout
 from pipelinerl.launcher.plan import resolved
 from pipelinerl.launcher.trainer_memory import undivided
@@ -93,8 +92,7 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
         unplaceable = [str(error)]
     yield from data.check(cfg, dry_run)
     if "finetune" in cfg.debug.roles:
-        yield from fitting_weights.check(Path(cfg.model_path))
-    yield from _of_hub(cfg, dry_run)
+        yield from data.named(cfg.model_path, fitting_weights.check(cfg.model_path))
     yield from sampling.check(cfg)
     yield from objective.check(cfg)
     yield from teacher.check(cfg, dry_run)
@@ -111,21 +109,6 @@ def problems(cfg: Config, hosts: Sequence[Host], dry_run: bool = False) -> Itera
     yield from several_hosts.check(cfg, hosts)
     yield from environments.check(cfg)
     yield from partial.check(cfg)
-
-
-def _of_hub(cfg: Config, dry_run: bool) -> Iterator[str]:
-    """What is wrong with a hub's model, from the local cache or the hub; a dry run asks no hub."""
-    name = cfg.model_path
-    if not data.of_hub(name):
-        return
-    if (config := model_config(name, ask_hub=not dry_run)) is not None:
-        yield from data.config_problems(cfg, config)
-    elif cfg.hardware.kind == "cpu" and not dry_run:
-        why = hub_silence() or "the hub has no such model, or none that you may read"
-        yield (
-            f"model_path={name}: not in the local cache, and {why}; on a machine with access run "
-            f"hf download {name} --local-dir DIR, then set model_path=DIR"
-        )
 
 
 def _more_than_there_are(cfg: Config, engines: int) -> Iterator[str]:

@@ -9,9 +9,9 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from pipelinerl.base.hub import with_files
 from pipelinerl.finetune.rl.sample import BadSample, Sample, identity_of, metadata_of, settle_group
 from pipelinerl.modeling.decoder_defaults import decoder_config
 from pipelinerl.run_state.accounting import rollout_id
@@ -35,11 +35,7 @@ def model_vocabulary(model_path: str) -> Vocabulary:
 
     Raises ValueError when there is no readable config.json.
     """
-    path = Path(model_path) / "config.json"
-    if not Path(model_path).is_dir():
-        from huggingface_hub import hf_hub_download
-
-        path = Path(hf_hub_download(model_path, "config.json"))
+    path = with_files(model_path, ["config.json"]) / "config.json"
     try:
         config = json.loads(path.read_text())
         text = config.get("text_config") or config  # of a model that also sees

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from domains.privacy_hopqa.world.config import WorldConfig
 from pipelinerl.base.digests import digests
+from pipelinerl.base.hub import model_folder
 from pipelinerl.config.files import as_yaml, typed
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.checks import imports
@@ -56,7 +57,7 @@ def looks_at_bundled_domains(elsewhere: Look) -> Look:
         if tempfile.gettempdir() in text:
             return looked_here(tree, deadline_s)
         variables = sorted((key, value) for key, value in os.environ.items() if key not in ABOUT_THE_TEST)
-        files = sorted(digests(Path(model)).items()) if Path(model).is_dir() else []
+        files = sorted(digests(folder).items()) if (folder := model_folder(model)) is not None else []
         key = (text, *variables, *files)
         if key in known:
             return known[key]

@@ -7,6 +7,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from pipelinerl.base import hub
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -46,6 +48,7 @@ def hub_snapshot(monkeypatch: pytest.MonkeyPatch, cache: Path, name: str) -> Pat
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub, "silence", lambda: "HF_HUB_OFFLINE is set")
     repository = cache / f"models--{name.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs/main").write_text("0123")

@@ -3,6 +3,7 @@
 The rollout policy makes one searcher per rollout and checks the service once per worker process.
 """
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,12 @@ from domains.privacy_hopqa.agent.transport import (
 )
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from pipelinerl.base.errors import printable
+from pipelinerl.base.logs import REMARK
+from pipelinerl.run_state.shared_problems import note_digest
 from retrieval_server.access import TOKEN_VARIABLE
 from retrieval_server.world import HEADER
 
+log = logging.getLogger(__name__)
 TOKEN_FILE_VARIABLE = "RETRIEVAL_TOKEN_FILE"
 """Where the launcher keeps the secret of servers that it spread over hosts."""
 
@@ -77,15 +81,26 @@ class ServedWorlds:
     """What each server has served since it was first asked, by the header of its answers.
 
     Made once per worker process. A server that comes back is asked nothing else before its next search, so
-    this is where one that was exchanged for another world, with or without a fingerprint, is noticed.
+    this is where one that was exchanged for another world, with or without a fingerprint, is noticed. What
+    the last start of the run in `output_dir` searched is compared with the first answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, output_dir: Path) -> None:
+        self._output_dir = output_dir
         self._first: dict[str, str | None] = {}
 
     def check(self, url: str, headers: Mapping[str, str]) -> None:
         """Raises ValueError once an answer of `url` says something else than its first one."""
         told = headers.get(HEADER)
+        if not self._first and told:
+            before = note_digest(self._output_dir, "world", told)
+            if before not in ("", told):
+                log.warning(
+                    "the retrieval service serves world %s, in the last start %s: what was evaluated before "
+                    "had searched other texts; serve the files of that start, or force_restart=true",
+                    *(_named(told), _named(before)),
+                    extra=REMARK,
+                )
         first = self._first.setdefault(url, told)
         if told != first:
             raise ValueError(

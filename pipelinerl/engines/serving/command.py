@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipelinerl.base import faults
+from pipelinerl.base import faults, hub
 from pipelinerl.base.access import CONTROL_TOKEN_VARIABLE, AccessError, check_binding, control_token
 from pipelinerl.base.errors import CommandParser, printable
 from pipelinerl.engines.received import RECEIVED
@@ -27,7 +27,7 @@ from pipelinerl.engines.serving.backend import (
 from pipelinerl.engines.serving.server import EngineServer, listening
 from pipelinerl.modeling.loading import DamagedModel
 
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
 REFUSED = 2
 """Exit status of a model or settings that no further start could serve; the supervisor makes none."""
 
@@ -65,7 +65,8 @@ def serve(
     values = vars(options)
     host, port = values.pop("host"), values.pop("port")
     try:
-        options.model = _folder(options.model)
+        if hub.of_hub(str(options.model)):
+            options.model = hub.with_files(str(options.model), HUB_FILES)
     except (OSError, ValueError) as error:  # a hub may answer later
         return _failed(f"cannot load {options.model}: {_one_line(error)}")
     values.setdefault("max_model_len", default_model_len(options.model))
@@ -100,19 +101,6 @@ def serve(
         return _failed(f"cannot load {settings.model}: {_one_line(error)}", REFUSED)
     except OSError as error:
         return _failed(f"cannot listen on {host}:{port}: {_one_line(error)}")
-
-
-def _folder(model: Path) -> Path:
-    """A model's folder; that of a hub's name (owner/model) is in the local cache, fetched if it is not there.
-
-    Raises OSError or ValueError for a name that can be had from neither.
-    """
-    named = len(model.parts) == 2 and not model.is_absolute()
-    if not named or model.exists() or Path(model.parts[0]).is_dir():
-        return model
-    from huggingface_hub import snapshot_download  # half a second
-
-    return Path(snapshot_download(model.as_posix(), allow_patterns=HUB_FILES))
 
 
 async def _serve(backend: Backend, host: str, port: int) -> int:

@@ -6,11 +6,13 @@ decoded token by token as engines do for streams.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from pipelinerl.base.hub import model_folder
 from pipelinerl.base.thoughts import OPEN
 from pipelinerl.base.tokenizing import decode, load_tokenizer, with_tags
 
@@ -18,18 +20,21 @@ _BROKEN = "\ufffd"
 
 
 class TokenTexts:
-    """Texts of tokens under one tokenizer. Without one a text stays whole."""
+    """Texts of tokens under one tokenizer. Without one a text stays whole.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    It is that of the first of these models that is on this machine: no hub is asked.
+    """
+
+    def __init__(self, *models: str) -> None:
+        self._models = models
         self._known: dict[int, str] = {}
 
     @cached_property
     def _tokenizer(self) -> Any:
-        try:
-            return load_tokenizer(self._name)
-        except (ValueError, OSError):  # the model's folder has moved, or its hub cannot be reached
-            return None
+        for folder in filter(None, map(model_folder, self._models)):
+            with suppress(ValueError, OSError):  # without a tokenizer, or with a damaged one
+                return load_tokenizer(str(folder))
+        return None
 
     @property
     def available(self) -> bool:

@@ -220,7 +220,8 @@ def _write_chunks(folder: Path, runs: Sequence[_Run]) -> list[list[Any]]:
     rows: list[list[Any]] = []
     number = 0
     for run in runs:
-        join = GroupJoin(TokenTexts(str(run.source.tree.get("model_path") or "")))
+        began, trained = run.source.tree.get("model_path"), run.source.output_dir / "finetune/current"
+        join = GroupJoin(TokenTexts(str(began or ""), str(trained)))
         notes_of = run.domain.rollout_notes(run.source.output_dir)
         held: list[bytes] = []
         for group_id, records in _chosen_groups(run):

@@ -2,13 +2,14 @@
 
 import json
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pipelinerl.base import hub
 from pipelinerl.base.errors import suggestion
+from pipelinerl.base.hub import model_folder, of_hub
 from pipelinerl.config.installed import conf_dir
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
@@ -18,7 +19,6 @@ from pipelinerl.launcher.checks.imports import calls
 from pipelinerl.modeling.decoder_defaults import decoder_config
 from pipelinerl.modeling.layer_kinds import refusal, type_refusal, unknown_kinds
 
-HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
 MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
 LONGEST_HEADER = 100 << 20
 """Bytes; safetensors allows no more."""
@@ -33,8 +33,6 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 def check(cfg: Config, dry_run: bool = False) -> Iterator[str]:
     """Problems with paths and dotted names that the roles of this run need."""
     yield from model_problems(cfg, dry_run)
-    if not dry_run:  # which may be made elsewhere, with no more of a model than its sizes
-        yield from _incomplete(cfg)
     has_rollouts = "actor" in cfg.debug.roles
     if has_rollouts:
         yield from dotted("dataset_loader", cfg.dataset_loader, "the function that loads problems")
@@ -95,33 +93,74 @@ def _domains(cfg: Config) -> Iterator[str]:
 
 
 def model_problems(cfg: Config, dry_run: bool = False) -> Iterator[str]:
-    """Whether `model_path` is a model folder, for a dry run one with its sizes, or may be a hub name."""
-    path = Path(cfg.model_path)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            remedy = "give a model folder in Hugging Face format"
-            for trained in (path / "finetune/current", path / "current"):
-                if (trained / "config.json").is_file():
-                    remedy = f"it is of a run, whose model is model_path={trained}"
-            yield f"model_path={path}: no config.json in it; {remedy}"
-            return
-        if not dry_run:
-            yield from _tokenizer(cfg, path)
-        unusable = list(unusable_files(path))
-        yield from unusable
-        if not unusable:
-            config = json.loads((path / "config.json").read_text())
-            yield from config_problems(cfg, config)
-            yield from _no_end(cfg, path, config)
-            yield from _token_ids(path)
+    """Whether `model_path` is a model folder, or a hub's name; for a dry run one with its sizes.
+
+    Of a hub's model the files in the local cache are checked, which a dry run takes as they are; without any,
+    other runs ask the hub for its `config.json`.
+    """
+    path, folder = Path(cfg.model_path), model_folder(cfg.model_path, ask=not dry_run)
+    if folder is not None:
+        yield from named(cfg.model_path, _of_folder(cfg, folder, dry_run))
     elif path.exists():
         yield f"model_path={path}: a file; give the folder that holds config.json"
     elif cfg.bootstrap.phases and path == Path(cfg.bootstrap_out):
         yield f"model_path={cfg.model_path}: no such folder; {_recipe_command(cfg)} makes it"
     elif not of_hub(cfg.model_path):
         yield f"model_path={cfg.model_path}: no such folder; give a model folder or a hub name (owner/model)"
+    elif not dry_run and (cfg.hardware.kind == "cpu" or not cfg.validate_):
+        why = hub.silence() or "the hub has no such model, or none that you may read"
+        yield (
+            f"model_path={path}: not in the local cache, and {why}; on a machine with access run "
+            f"hf download {path} --local-dir DIR, then set model_path=DIR"
+        )
     if cfg.finetune.config_name not in (None, cfg.model_path):
         yield f"finetune.config_name={cfg.finetune.config_name}: differs from model_path; set model_path only"
+
+
+def named(model: str, lines: Iterable[str]) -> Iterator[str]:
+    """Lines about the files of a model as it was given; of a hub's, with its folder and what to do there."""
+    folder = model_folder(model) if of_hub(model) else None
+    for line in lines:
+        if folder is not None and line.startswith(said := f"model_path={folder}:"):
+            line = (
+                f"model_path={model}:{line.removeprefix(said)}; it is in {folder}, and hf download {model} "
+            )
+            line += "--force-download --local-dir DIR makes a folder that you can mend"
+        yield line
+
+
+def fetched_later(model: str, folder: Path, dry_run: bool) -> bool:
+    """Whether a hub's model lacks files in its cached `folder` that a run fetches, a dry run not."""
+    if not of_hub(model) or not (dry_run or hub.silence() is None):
+        return False
+    index = folder / "model.safetensors.index.json"
+    lost = any(not path.exists() for path in folder.iterdir()) or (
+        index.is_file() and any(_shard_problems(folder, index))
+    )
+    has_weights = any(any(folder.glob(pattern)) for pattern in WEIGHTS)
+    return lost or not (has_weights and (folder / "tokenizer.json").is_file())
+
+
+def _of_folder(cfg: Config, path: Path, dry_run: bool) -> Iterator[str]:
+    if not (path / "config.json").is_file():
+        remedy = "give a model folder in Hugging Face format"
+        for trained in (path / "finetune/current", path / "current"):
+            if (trained / "config.json").is_file():
+                remedy = f"it is of a run, whose model is model_path={trained}"
+        yield f"model_path={path}: no config.json in it; {remedy}"
+        return
+    later = fetched_later(cfg.model_path, path, dry_run)
+    if not (dry_run or later):  # a dry run may be made elsewhere, with no more of a model than its sizes
+        yield from _tokenizer(cfg, path)
+        yield from _incomplete(cfg, path)
+    unusable = list(unusable_files(path, config_only=later))
+    yield from unusable
+    if not unusable:
+        config = json.loads((path / "config.json").read_text())
+        yield from config_problems(cfg, config)
+        if not later:
+            yield from _no_end(cfg, path, config)
+            yield from _token_ids(path)
 
 
 def _tokenizer(cfg: Config, path: Path) -> Iterator[str]:
@@ -130,12 +169,6 @@ def _tokenizer(cfg: Config, path: Path) -> Iterator[str]:
     elif "actor" in cfg.debug.roles and not (path / "tokenizer.json").is_file():
         # The engines could do without, but rollout workers read this file.
         yield f"model_path={path}: no tokenizer.json in it; save the model with a fast tokenizer"
-
-
-def of_hub(model: str) -> bool:
-    """Whether a model is given by a hub's name: no file or folder, nor one in a folder that is there."""
-    path = Path(model)
-    return not path.exists() and bool(HUB_NAME.match(model)) and not Path(path.parts[0]).is_dir()
 
 
 def config_problems(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
@@ -153,10 +186,9 @@ def config_problems(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
             yield from (f"model_path={path}: {one}" for one in said)
 
 
-def _incomplete(cfg: Config) -> Iterator[str]:
+def _incomplete(cfg: Config, path: Path) -> Iterator[str]:
     """A folder without weights, or whose `config.json` lacks what every role reads of it."""
-    path = Path(cfg.model_path)
-    if not (path / "config.json").is_file() or not {"finetune", "actor_llm"} & cfg.debug.roles:
+    if not {"finetune", "actor_llm"} & cfg.debug.roles:
         return
     if not any(any(path.glob(pattern)) for pattern in WEIGHTS):
         yield f"model_path={path}: no weights in it; copy its *.safetensors there, or save it again"
@@ -298,9 +330,9 @@ def of_text(config: dict[str, Any]) -> dict[str, Any]:
     return text if isinstance(text, dict) else config
 
 
-def unusable_files(folder: Path) -> Iterator[str]:
+def unusable_files(folder: Path, config_only: bool = False) -> Iterator[str]:
     """One line per damaged file, or per field of `config.json` whose value no model can have."""
-    damaged = list(damaged_files(folder))
+    damaged = list(_json_problem(folder, "config.json") if config_only else damaged_files(folder))
     yield from damaged
     if not damaged:
         yield from config_fields.problems(folder, json.loads((folder / "config.json").read_bytes()))

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from pipelinerl.base.digests import last_written
 from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.base.http import CallFailed, Connection
+from pipelinerl.base.hub import model_folder, of_hub
 from pipelinerl.base.ports import LOOPBACK
 from pipelinerl.base.tokenizing import load_tokenizer
 from pipelinerl.config.files import config_path, read_started
@@ -135,10 +136,11 @@ def _other_weights(connection: Connection, model_path: str) -> str | None:
         return f"has weights of version {version} of another run"
     cards = models.get("data") if isinstance(models, dict) else None
     root = cards[0].get("root") if isinstance(cards, list) and cards and isinstance(cards[0], dict) else None
-    here, there = Path(model_path), Path(str(root))
-    if root is not None and here.is_dir() and there.is_dir() and not here.samefile(there):
+    here, there = model_folder(model_path), model_folder(str(root)) if root else None
+    names = of_hub(model_path) and of_hub(str(root)) and root != model_path
+    if names or (here is not None and there is not None and not here.samefile(there)):
         return f"has the model of {root}"
-    if not here.is_dir() or not (root is None or there.is_dir()):  # of a hub, say
+    if here is None or (root and there is None):  # of a hub or a container, say
         return None
     counters = parse_prometheus(connection.call("GET", "/metrics", DEADLINE_S).decode())
     started, (written, name) = counters.get(STARTED, math.inf), last_written(here)

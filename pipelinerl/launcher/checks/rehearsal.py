@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
@@ -22,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipelinerl.actor.problems import Problem, load_problems, payload
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.base.guard import ask
+from pipelinerl.base.hub import model_folder
 from pipelinerl.base.tokenizing import encode, load_tokenizer, render_chat
 from pipelinerl.config.files import as_yaml, typed
 from pipelinerl.config.tree import Config
@@ -185,11 +185,12 @@ def _judged(cfg: Config, sizes: Sequence[int], said: str) -> Looked:
 
 
 def _tokenizer(model: str) -> "PreTrainedTokenizerFast | None":
-    """That of a folder; None where there is none to be read here, which others name."""
-    if not (Path(model) / "tokenizer.json").is_file():
+    """That of a model; None where there is none to be read here, which others name."""
+    folder = model_folder(model)
+    if folder is None or not (folder / "tokenizer.json").is_file():
         return None
     try:
-        return load_tokenizer(model)
+        return load_tokenizer(str(folder))
     except Exception:  # whatever a damaged file makes of its reader
         return None
 

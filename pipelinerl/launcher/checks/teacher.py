@@ -3,18 +3,18 @@
 import json
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipelinerl.base.http import CallFailed, Connection
+from pipelinerl.base.hub import model_folder, of_hub
 from pipelinerl.base.tokenizing import load_tokenizer
 from pipelinerl.config.roles import is_address
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.requests import scoring_body
 from pipelinerl.finetune.rl.losses import declared
-from pipelinerl.launcher.checks.data import TOKENIZER_FILES, WEIGHTS, of_hub, unusable_files
+from pipelinerl.launcher.checks.data import TOKENIZER_FILES, WEIGHTS, fetched_later, named, unusable_files
 from pipelinerl.launcher.checks.same_ids import other_tokens, other_vocabulary, posting
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def check(cfg: Config, dry_run: bool) -> Iterator[str]:
     if not cfg.teacher.places or "preprocessor" not in cfg.debug.roles:
         return
     keys = {place: _key(cfg, name) for name, place in cfg.teacher.places.items()}
-    found = [*_unread(cfg), *(line for place, key in keys.items() for line in _absent(key, place))]
+    found = [*_unread(cfg), *(line for place, key in keys.items() for line in _absent(key, place, dry_run))]
     yield from found
     if found or dry_run:
         return
@@ -76,14 +76,14 @@ def _unread(cfg: Config) -> Iterator[str]:
         )
 
 
-def _absent(key: str, place: str) -> Iterator[str]:
+def _absent(key: str, place: str, dry_run: bool) -> Iterator[str]:
     """What is missing of a teacher's model, or of its address; nothing is asked over a network."""
-    folder = Path(place)
-    if is_address(place):
+    folder = model_folder(place)
+    if is_address(place) or (folder is not None and fetched_later(place, folder, dry_run)):
         return
     if key == "teacher.url":
         yield f"{key}={place}: no address; write http://HOST:PORT"
-    elif folder.is_dir():
+    elif folder is not None:
         config = (folder / "config.json").is_file()
         tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
         weights = any(any(folder.glob(pattern)) for pattern in WEIGHTS)
@@ -91,7 +91,7 @@ def _absent(key: str, place: str) -> Iterator[str]:
             if not there:
                 yield f"{key}={place}: no {what} in it; give a model folder in Hugging Face format"
                 return
-        yield from (line.replace("model_path", key, 1) for line in unusable_files(folder))
+        yield from (line.replace("model_path", key, 1) for line in named(place, unusable_files(folder)))
     elif not of_hub(place):
         yield f"{key}={place}: no such folder; give a model folder, a hub name (owner/model) or an address"
 
@@ -105,8 +105,8 @@ def _model(path: str, policy: "PreTrainedTokenizerFast") -> str | None:
     ours = policy.get_vocab()
     if (other := other_vocabulary(ours, theirs)) is not None:
         return f"{other}; {SAME}"
-    config = Path(path) / "config.json"
-    rows = json.loads(config.read_text()).get("vocab_size") if config.is_file() else None
+    folder = model_folder(path)
+    rows = None if folder is None else json.loads((folder / "config.json").read_text()).get("vocab_size")
     if isinstance(rows, int) and rows <= max(ours.values()):
         return f"it has {rows} ids, the policy's tokenizer goes to {max(ours.values())}; {SAME}"
     return None

@@ -14,16 +14,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pipelinerl.base import guard
+from pipelinerl.base.logs import REMARK
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.engines.wire import (
     COPIES,
     OF_A_RUN,
     PermanentUpdateError,
+    claim,
     lacks_memory,
+    make_private,
     read_mark,
     weights_directory,
     write_version,
@@ -80,6 +83,7 @@ class FileTransport(Transport):
         self._ranks: dict[str, int] = {}
         # Nobody else is left to remove them when the launcher and its guard are killed together.
         self._guard = guard.start([directory]) if self._outside else None
+        self._claimed: TextIO | None = None
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
         """The name under which an engine says what it has read ahead; to vLLM, whether adapters will come.
@@ -113,6 +117,8 @@ class FileTransport(Transport):
             # With its marks: a version that is published again has to be read again.
             _remove(used, but=used)
         try:
+            if self._outside:
+                self._keep_private()
             found = write_version(path, data, used)
         except OSError as error:
             room = f"set weights.directory to a folder with room for {COPIES} of them"
@@ -125,6 +131,17 @@ class FileTransport(Transport):
         info |= self._announced
         layout = {name: (shape, str(self.dtype)) for name, shape in shapes.items()}
         return StagedUpdate(info, len(data), layout)
+
+    def _keep_private(self) -> None:
+        """Raises OSError for a folder that another user has put in the place of one that was removed.
+
+        Cleaners remove folders, and systemd does with what a user who logs out has in shared memory.
+        """
+        was_there = self.directory.exists()
+        make_private(self.directory)
+        if not was_there:
+            log.warning("%s was removed during the run and is made again", self.directory, extra=REMARK)
+            self._claimed = claim(self.directory)  # the launcher's claim went with the folder
 
     def hold(self, named_tensors: Iterable[NamedTensor]) -> Held:
         """Copies one tensor after the other, because the caller may make each as it is asked for."""
@@ -195,6 +212,8 @@ class FileTransport(Transport):
         while self._written:
             _remove(self._written.pop())
         self._memory.release()
+        if self._claimed is not None:
+            self._claimed.close()
         if self._outside:
             shutil.rmtree(self.directory, ignore_errors=True)
         if self._guard is not None:

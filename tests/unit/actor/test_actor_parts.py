@@ -45,6 +45,7 @@ from pipelinerl.finetune.rl.sample import BadSample, Sample, samples_of
 from pipelinerl.rollouts import BaseMetrics, RolloutOrigin, TrainingText
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, kind_of
 from pipelinerl.run_state.snapshots import Snapshots
+from tests.support.tiny_model import hub_snapshot
 from tests.support.toy_domain import text
 
 PROBLEMS = [{"id": i, "domain": "abc"[i % 3]} for i in range(9)]
@@ -734,6 +735,20 @@ def test_another_model_under_the_same_name_is_remarked(tmp_path, caplog):
         caplog.clear()
     _remark_model(tmp_path, "owner/name")
     assert not caplog.records, "a name on a hub holds nothing here"
+
+
+def test_another_revision_under_a_hub_s_name_is_remarked(tmp_path, caplog, monkeypatch):
+    snapshot = hub_snapshot(monkeypatch, tmp_path / "hub", "owner/name")
+    (snapshot / "config.json").write_text("{}")
+    for _ in range(2):
+        _remark_model(tmp_path, "owner/name")
+    assert not caplog.records
+    newer = snapshot.with_name("4567")
+    newer.mkdir()
+    (newer / "config.json").write_text('{"rope_theta": 1}')
+    (snapshot.parents[1] / "refs/main").write_text(newer.name)
+    _remark_model(tmp_path, "owner/name")
+    assert "model_path=owner/name holds another model than in the last start" in caplog.text
 
 
 def test_keys_of_a_domain_that_came_or_went_are_remarked(tmp_path, caplog):

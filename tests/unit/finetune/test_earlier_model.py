@@ -9,10 +9,12 @@ import torch
 pytest.importorskip("peft")
 
 from pipelinerl.config.finetune import LoraConfig
+from pipelinerl.finetune.build import build_learner
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.modeling.model import distinct_parameters
-from tests.support.builders import trainer_config, write_steps
+from pipelinerl.modeling.value_head import save_value_head
+from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
 from tests.support.policy import tiny_model
 from tests.support.tiny_model import hub_snapshot, save_model
 from tests.support.training import saved, train
@@ -54,3 +56,16 @@ def test_a_model_from_a_hub_s_name_is_saved_with_the_hub_s_tokenizer(
     Trainer(cfg.model_copy(update={"model_path": "somebody/small"}), Ranks()).run()
     current = run / "finetune/current"
     assert {name: (current / name).read_bytes() for name in written} == written
+
+
+def test_a_value_head_beside_a_hub_s_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = hub_snapshot(monkeypatch, tmp_path / "hub", "somebody/valued")
+    tiny_model().save_pretrained(snapshot)
+    head = {"weight": torch.full((1, tiny_model().config.hidden_size), 0.25), "bias": torch.tensor([0.5])}
+    save_value_head(head, snapshot)
+    cfg = trainer_config(tmp_path / "run", tiny_model(), model_class=VALUE_HEAD)
+    learner = build_learner(cfg, Ranks(), "somebody/valued")
+    loaded = learner.policy.value_head
+    assert loaded is not None and all(
+        torch.equal(loaded.state_dict()[name], one) for name, one in head.items()
+    )

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from pipelinerl.base import hub
 from pipelinerl.config.finetune import Sharding
 from pipelinerl.engines.kind import eight_bits
 from pipelinerl.engines.vllm.options import SHARED_PROMPTS
+from pipelinerl.launcher.commands import commands
 from pipelinerl.weights.transports.base import adapters_alone, weights_ahead
+from tests.support.one_host import one_host
 from tests.support.one_line import check_one_line
 from tests.support.tiny_model import hub_snapshot
 from tests.unit.launcher.conftest import ON_GPUS, QWEN_1_7B, DryRun, Placed, Refused
@@ -270,6 +273,28 @@ def test_shared_prompts_are_a_back_end_of_the_engine(
         *ON_GPUS, "hardware.devices=2", SHARED, "vllm_config.vllm_kwargs.enable-prefix-caching=false"
     )
     assert "requests share blocks through the prefix cache" in said
+
+
+def test_a_hub_that_is_silent_is_not_asked_for_what_is_in_the_cache(
+    placed: Placed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = hub_snapshot(monkeypatch, tmp_path / "hub", "somebody/small")
+    (snapshot / "config.json").write_text(json.dumps(QWEN_1_7B))
+    cfg, _ = placed(*ON_GPUS, "hardware.devices=2", "model_path=somebody/small")
+
+    def alone(model: str, dry_run: bool = False) -> set[bool]:
+        run = cfg.model_copy(update={"model_path": model})
+        made = commands(run, tmp_path, [], one_host(), None, dry_run)
+        return {"HF_HUB_OFFLINE" in child.env for child in made if child.name in ("finetune", "actor_vllm_0")}
+
+    assert (alone("somebody/small"), alone("somebody/other"), alone(str(tmp_path))) == (
+        {True},
+        {False},
+        {True},
+    )
+    assert alone("somebody/small", dry_run=True) == {False}, "it may be for another machine"
+    monkeypatch.setattr(hub, "silence", lambda: None)
+    assert alone("somebody/small") == {False}
 
 
 def test_a_hub_s_model_is_checked_by_the_file_in_the_local_cache(

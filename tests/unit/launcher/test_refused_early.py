@@ -13,20 +13,21 @@ from omegaconf import OmegaConf
 
 from domains.privacy_hopqa.context import first_plan
 from pipelinerl.actor.problems import load_problems
+from pipelinerl.base import hub
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
 from pipelinerl.domain import load_domain, resolve_dotted
 from pipelinerl.launch import main
 from pipelinerl.launcher import start
-from pipelinerl.launcher.checks import config_fields, imports, rehearsal
+from pipelinerl.launcher.checks import config_fields, data, imports, rehearsal
 from pipelinerl.launcher.checks.data import _names
 from pipelinerl.launcher.checks.dotted import POLICY, dotted, signature_problem
 from pipelinerl.launcher.checks.imports import problem
-from pipelinerl.launcher.decoder_shape import hub_silence
 from pipelinerl.modeling.decoder_defaults import DEFAULTS
 from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa import agent
 from tests.support.rehearsals import imported_here, looked_here
+from tests.support.tiny_model import hub_snapshot
 from tests.unit.launcher.conftest import ROOT
 from tests.unit.launcher.hub_configs import HUB
 
@@ -378,11 +379,67 @@ def test_a_hub_name_that_nobody_can_reach(refused: Started, monkeypatch: pytest.
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     for variable in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(variable, raising=False)
-    hub_silence.cache_clear()
+    hub.silence.cache_clear()
     line = refused("+domain=counting", "model_path=nobody/made-this")
-    hub_silence.cache_clear()
+    hub.silence.cache_clear()
     assert "127.0.0.1 does not answer" in line
     assert "hf download nobody/made-this --local-dir DIR, then set model_path=DIR" in line
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("model.safetensors", None, "no weights in it"),
+        ("model.safetensors", "cut", "model.safetensors has 3 bytes"),
+        ("tokenizer.json", None, "no tokenizer.json in it"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json is not valid JSON"),
+        (
+            "generation_config.json",
+            '{"eos_token_id": "two"}',
+            'generation_config.json says eos_token_id="two"',
+        ),
+        ("config.json", "hidden_size", "they belong to different models"),
+        ("chat_template.jinja", None, "has no chat template; add one"),
+        ("chat_template.jinja", "{% for x in %}", "its chat template refuses a first prompt"),
+    ],
+)
+def test_what_is_wrong_with_a_folder_s_model_is_wrong_with_a_hub_s_in_the_cache(
+    file: str,
+    content: str | None,
+    message: str,
+    tmp_path: Path,
+    refused: Started,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    snapshot = hub_snapshot(monkeypatch, tmp_path / "hub", "somebody/guesser")
+    shutil.copytree(GUESSING, snapshot, dirs_exist_ok=True)
+    if content == "hidden_size":
+        content = json.dumps(json.loads((snapshot / file).read_text()) | {content: 64})
+    (snapshot / file).unlink()
+    if content is not None:
+        (snapshot / file).write_text(content)
+    line = refused("+domain=guessing", "model_path=somebody/guesser")
+    assert line.startswith("launcher: model_path=somebody/guesser: ") and message in line
+    if "template" not in file:
+        assert (
+            f"it is in {snapshot}, and hf download somebody/guesser --force-download --local-dir DIR" in line
+        )
+
+
+def test_what_a_hub_s_model_lacks_in_the_cache_is_fetched_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that was looked at before has its `config.json` there and nothing else."""
+    snapshot = hub_snapshot(monkeypatch, tmp_path / "hub", "somebody/guesser")
+    shutil.copy2(GUESSING / "config.json", snapshot)
+    cfg = typed(compose(["+domain=guessing", "hardware=cpu", "model_path=somebody/guesser"]).tree)
+    assert len(list(data.model_problems(cfg))) == 2, "neither a tokenizer nor weights, and nobody to ask"
+    assert list(data.model_problems(cfg, dry_run=True)) == []
+    monkeypatch.setattr(hub, "silence", lambda: None)
+    assert list(data.model_problems(cfg)) == []
+    (snapshot / "config.json").write_text("[]")
+    (line,) = data.model_problems(cfg)
+    assert "config.json holds a list, not an object" in line
 
 
 @pytest.mark.parametrize("domain", ["counting", "guessing", "raro", "reputation_hacking"])

@@ -99,7 +99,8 @@ def test_what_a_start_filled_in_is_not_asked_of_a_resume(dry_run: DryRun, tmp_pa
     folder = run_with_checkpoint(dry_run, tmp_path, domain=words)
     began = load(folder)
     assert began.derived_ is not None and began.derived_.filled["privacy_hopqa.helper_service_url"] is None
-    assert dry_run(*words)[0] == 0
+    status, out, _ = dry_run(*words)
+    assert status == 0 and "this resume changes" not in out, "nor is what refers to it"
     corpus = OmegaConf.load(config_path(folder)).privacy_hopqa.web_corpus_path
     assert Path(corpus).is_relative_to(folder)
     # The same data, named by hand, is no other.
@@ -227,6 +228,19 @@ def test_the_same_model_may_be_given_in_another_way(
     (tmp_path / "link").unlink()
     shutil.move(model, tmp_path / "moved/model")
     assert dry_run(*GUESSING, f"model_path={tmp_path / 'moved/model'}")[0] == 0
+
+
+def test_a_hub_s_model_of_another_owner_is_another_model(dry_run: DryRun, tmp_path: Path) -> None:
+    """Its tokenizer would take the place of the one that the checkpoint was trained with."""
+    named = "model_path=somebody/guesser"
+    run_with_checkpoint(dry_run, tmp_path, named)
+    assert dry_run(*GUESSING, named)[0] == 0
+    for other in ("somebody/player", "other/guesser"):
+        status, _, err = dry_run(*GUESSING, f"model_path={other}")
+        check_one_line(
+            err, f"launcher: model_path={other}: this folder's run began with somebody/guesser; give"
+        )
+        assert status == 2
 
 
 def test_a_run_may_be_copied_with_the_model_in_it(

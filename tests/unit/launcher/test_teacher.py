@@ -14,6 +14,7 @@ from pipelinerl.config import Config
 from pipelinerl.launcher.checks import partial, teacher
 from tests.support.engine_harness import build_model, running_engine
 from tests.support.text_model import build_text_model
+from tests.support.tiny_model import hub_snapshot
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +153,30 @@ async def test_running_engines_that_are_sent_nothing_have_the_models_weights_or_
             lines = await asyncio.to_thread(found, policy, port)
             assert len(lines) == problems and all("version 512 of another run" in one for one in lines)
         assert await asyncio.to_thread(found, policy, port, "") == []
+
+
+async def test_running_engines_of_another_hub_s_model_are_refused(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of its own calls its model as it was asked to, by the name or by the folder in the cache."""
+    snapshot = hub_snapshot(monkeypatch, tmp_path, "somebody/policy")
+    shutil.copytree(policy, snapshot, dirs_exist_ok=True)
+    shutil.copytree(policy, hub_snapshot(monkeypatch, tmp_path, "other/policy"), dirs_exist_ok=True)
+
+    def found(model: str, port: int) -> list[str]:
+        debug, engine = {"mode": "evaluate", "use_existing_llms": True}, {"port": port}
+        cfg = Config.model_validate({"model_path": model, "debug": debug, "engine": engine})
+        return list(partial.of_another_model(cfg, 1))
+
+    async with running_engine(snapshot, max_model_len=4096) as engine:
+        port = int(engine.url.rpartition(":")[2])
+        for root in (str(snapshot), "somebody/policy"):
+            card = {"root": root}
+            monkeypatch.setattr("pipelinerl.engines.serving.server.card", lambda *_, card=card: card)
+            assert await asyncio.to_thread(found, "somebody/policy", port) == []
+            for other in ("other/policy", str(policy)):
+                (line,) = await asyncio.to_thread(found, other, port)
+                assert f"has the model of {root}; start there an engine with model_path={other}" in line
 
 
 async def test_running_engines_whose_model_was_overwritten_are_refused(policy: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A model and a context that cannot hold the prompts are refused, by launcher and recipe, and no others."""
 
 import random
+import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pipelinerl.config import compose as compositions
 from pipelinerl.config.compose import compose
 from pipelinerl.extras.bootstrap import __main__ as bootstrap
 from tests.support.one_line import check_one_line
+from tests.support.tiny_model import hub_snapshot
 
 DOMAIN = PrivacyHopQADomain()
 DOMAINS = Path(__file__).resolve().parents[3] / "domains"
@@ -42,7 +44,9 @@ def problems(cfg: DictConfig) -> list[str]:
 
 
 @pytest.mark.parametrize(("prompt_set", "told"), [("compact", True), ("full", False)])
-def test_only_compact_prompts_need_the_tokenizer_of_a_model_made_here(tmp_path, prompt_set, told):
+def test_only_compact_prompts_need_the_tokenizer_of_a_model_made_here(
+    tmp_path, prompt_set, told, monkeypatch
+):
     """What cannot be read says nothing: a hub's name, a tokenizer of another format or a damaged one."""
     settings = PrivacyHopQASettings(prompt_set=prompt_set, max_candidate_cards=6)
     found = lambda model: [*prompt_problems(settings, "model_path", str(model), {"context": 16_000})]  # noqa: E731
@@ -50,6 +54,11 @@ def test_only_compact_prompts_need_the_tokenizer_of_a_model_made_here(tmp_path, 
     (tmp_path / "tokenizer.json").write_text("{}")
     assert found(tmp_path) == []
     assert [FOREIGN in one and "_pretrained" in one for one in found(FOREIGN)] == [True] * told
+    snapshot = hub_snapshot(monkeypatch, tmp_path / "hub", "owner/model")
+    shutil.copytree(FOREIGN, snapshot, dirs_exist_ok=True)
+    assert [one.startswith("model_path=owner/model: does not know") for one in found("owner/model")] == [
+        True
+    ] * told
 
 
 @pytest.mark.parametrize("model", [MADE_HERE, FOREIGN, "owner/model"])

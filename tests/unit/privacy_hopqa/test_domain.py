@@ -13,6 +13,8 @@ from pipelinerl.config.compose import compose
 from pipelinerl.domain import Domain
 from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec
+from retrieval_server.arguments import parse_arguments
+from retrieval_server.corpus import CorpusError
 from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa.leakage import audit_line, ended, write_chains, write_lines
 from tests.unit.streams.conftest import fill
@@ -122,7 +124,8 @@ def test_the_world_is_made_once_and_served(tmp_path):
     assert DOMAIN.validate(cfg) == []
     (service,) = DOMAIN.services(cfg)
     fingerprint = json.loads((tmp_path / "world" / "manifest.json").read_text())["fingerprint"]
-    assert service.argv[-1] == fingerprint
+    argv = [word.format(host="127.0.0.1", port=0) for word in service.argv[3:]]
+    assert parse_arguments(argv).fingerprint == fingerprint
     assert service.url_key == "privacy_hopqa.helper_service_url"
     problems = load_problems(
         ["train", "val"],
@@ -137,6 +140,10 @@ def test_the_world_is_made_once_and_served(tmp_path):
     before = manifest.stat().st_mtime_ns
     DOMAIN.prepare(config(), tmp_path)
     assert manifest.stat().st_mtime_ns == before
+    with (tmp_path / "world/web.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(CorpusError, match=r"web\.jsonl is missing or was changed since"):
+        parse_arguments(argv)
 
 
 def test_the_server_of_a_run_gives_what_the_run_asks_for():

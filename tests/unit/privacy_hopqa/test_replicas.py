@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
@@ -83,9 +84,10 @@ async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
 @asynccontextmanager
 async def client_of(pair: Pair, retries: Retries = FAST) -> AsyncIterator[ReplicatedClient]:
     admit = partial(ask_health, expected="ours")
-    found = Replicas([server.url for server in pair], admit, ServedWorlds().check)
-    async with aiohttp.ClientSession() as session:
-        yield found.client(session, 200.0, retries)
+    with TemporaryDirectory() as folder:
+        found = Replicas([server.url for server in pair], admit, ServedWorlds(Path(folder)).check)
+        async with aiohttp.ClientSession() as session:
+            yield found.client(session, 200.0, retries)
 
 
 async def ask(client: ReplicatedClient, count: int) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestServer
@@ -158,11 +159,12 @@ async def test_searches_survive_the_outage_of_the_settings(run, monkeypatch):
     assert [client.retries for client in made] == [Retries(outage_s=7)]
 
 
-async def test_by_default_a_rollout_leaves_nothing_but_its_lines_in_the_audit_log(run):
+async def test_by_default_a_rollout_leaves_its_lines_in_the_audit_log_and_the_name_of_what_it_searched(run):
     for _ in range(3):
         _, output = await run()
-    files = [path for path in output.rglob("*") if path.is_file()]
-    assert [path.parent.name for path in files] == ["audit"]
+    files = [path.relative_to(output) for path in output.rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files if path != Path("actor/world_digest")} == {"audit"}
+    assert len(files) == 2
 
 
 async def test_the_deadline_of_a_rollout_fails_it(run, monkeypatch):

@@ -403,7 +403,9 @@ async def test_no_query_to_the_web_is_about_a_page_that_the_chains_need(worlds):
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["fingerprints", "texts alone"])
-async def test_a_service_that_is_exchanged_during_a_run_is_noticed_at_its_next_answer(named, worlds):
+async def test_a_service_that_is_exchanged_during_a_run_is_noticed_at_its_next_answer(
+    named, worlds, tmp_path, caplog
+):
     """Both worlds have the same tasks, so that its searches go on finding something."""
     mine, other = (
         RetrievalService(Store.load(world / "tasks", world / "web.jsonl"), f"f{n}" if named else None)
@@ -412,7 +414,7 @@ async def test_a_service_that_is_exchanged_during_a_run_is_noticed_at_its_next_a
     service = RetrievalService(mine.store, mine.fingerprint)
     search = {"task_id": mine.store.task_ids[0], "query": "report"}
     async with serving(build_app(service)) as url, aiohttp.ClientSession() as session:
-        client = JsonClient(url, session, 60, Retries(()), check=ServedWorlds().check)
+        client = JsonClient(url, session, 60, Retries(()), check=ServedWorlds(tmp_path).check)
         for _ in range(2):
             await client.post("/local/search", search)
         service.store = Store.load(worlds[0] / "tasks", worlds[0] / "web.jsonl")  # started again on the same
@@ -421,7 +423,12 @@ async def test_a_service_that_is_exchanged_during_a_run_is_noticed_at_its_next_a
         said = "was exchanged during the run: its answers are of world "
         with pytest.raises(ValueError, match=said + ("f1, those before of f0" if named else "")) as refused:
             await client.post("/local/search", search)
-    assert "\n" not in str(refused.value)
+        assert "\n" not in str(refused.value) and not caplog.records
+        for remarks in (1, 1):  # a later start, and another worker of it or one more
+            again = JsonClient(url, session, 60, Retries(()), check=ServedWorlds(tmp_path).check)
+            await again.post("/local/search", search)
+            assert len(caplog.records) == remarks and caplog.records[0].remark
+        assert "serves world " + ("f1, in the last start f0: " if named else "") in caplog.text
 
 
 async def test_both_back_ends_tell_the_same_world(worlds, tmp_path):

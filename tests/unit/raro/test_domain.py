@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import json
 import random
+import shutil
 from collections import Counter
 from functools import cache
 
@@ -26,6 +27,7 @@ from domains.raro.report import checks, first_accuracy, sections
 from domains.raro.runtime import open_buffer
 from domains.raro.watch import WINDOW, Watch
 from pipelinerl.config.compose import compose
+from tests.support.tiny_model import hub_snapshot
 
 
 @cache
@@ -243,10 +245,13 @@ def records(n):
     return rows
 
 
-@pytest.mark.parametrize("model", ["domains/raro/checkpoint", "Owner/of-the-hub"])
+@pytest.mark.parametrize("model", ["domains/raro/checkpoint", "Owner/in-the-cache", "Owner/of-the-hub"])
 @pytest.mark.parametrize("reward", ["critic", "verifier"])
-def test_rows_longer_than_the_context_is_budgeted_for_are_named(tmp_path, model, reward):
+def test_rows_longer_than_the_context_is_budgeted_for_are_named(tmp_path, model, reward, monkeypatch):
     """A tokenizer at hand counts; without one a text is refused whose characters alone are too many."""
+    if model == "Owner/in-the-cache":
+        snapshot = hub_snapshot(monkeypatch, tmp_path / "hub", model)
+        shutil.copytree("domains/raro/checkpoint", snapshot, dirs_exist_ok=True)
     rows = [{"question": "12 + 3", "expert_answer": "15"}, {"question": "1 " * 400, "expert_answer": "5"}]
     rows += [{"question": f"{n}", "expert_answer": "1 + " * 400 + "1"} for n in range(2)]
     path = tmp_path / "data.jsonl"

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,6 +180,34 @@ def test_what_others_put_into_shared_memory_holds_up_no_launcher_and_is_left_alo
         assert wire.remove_abandoned() == {}
     assert set(wire.remove_abandoned()) == {theirs}, "this user's own"
     assert (pipe / "data").exists() and (precious / "data").exists()
+
+
+def test_a_folder_that_is_removed_during_a_run_is_made_again_as_private_and_as_the_run_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """systemd removes what a user has in shared memory who logs out; anybody may make the folder first."""
+    monkeypatch.setattr(wire, "SHARED_MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    folder = wire.weights_directory(tmp_path / "run", 1)
+    transport = FileTransport(folder)
+    for version in range(3):
+        transport.stage(version, [("w", torch.ones(3))])
+    assert not caplog.records
+    shutil.rmtree(folder)
+    path = Path(transport.stage(3, [("w", torch.ones(3))]).info["path"])
+    assert path.exists() and folder.stat().st_mode & 0o777 == 0o700
+    assert wire.remove_abandoned() == {}, "it is claimed"
+    assert "was removed during the run and is made again" in caplog.text and caplog.records[0].remark  # type: ignore[attr-defined]
+    shutil.rmtree(folder)
+    (tmp_path / "theirs").mkdir()
+    folder.symlink_to(tmp_path / "theirs")
+    with pytest.raises(wire.PermanentUpdateError, match="not a folder of this user"):
+        transport.stage(4, [("w", torch.ones(3))])
+    assert not list((tmp_path / "theirs").iterdir())
+    folder.unlink()
+    transport.stage(4, [("w", torch.ones(3))])
+    transport.close()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("kind", ["folder", "link"])

@@ -24,6 +24,7 @@ die_with_agent()
 from pipelinerl.base.guard import guard_rank
 guard_rank()
 subprocess.Popen(["sleep", "600"])
+subprocess.Popen(["sleep", "600"], start_new_session=True)
 if os.fork() == 0:
     time.sleep(600)
 (folder / f"asked_{rank}").touch()
@@ -40,7 +41,10 @@ with Supervisor([ChildSpec(name="finetune", argv=argv, log_dir=Path(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("victim", ["launcher", pytest.param("agent", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "victim",
+    ["launcher and guard", *(pytest.param(one, marks=pytest.mark.slow) for one in ("launcher", "agent"))],
+)
 @pytest.mark.parametrize("before_ranks_asked", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_ranks_of_an_elastic_agent_die_with_it_and_with_the_launcher(
     victim: str, before_ranks_asked: bool, tmp_path: Path
@@ -65,9 +69,12 @@ def test_ranks_of_an_elastic_agent_die_with_it_and_with_the_launcher(
     ]
     assert len(ranks) == 2, "sessions of their own"
     started = [child for one in ranks for child in one.children(recursive=True)]
-    assert len(started) == (0 if before_ranks_asked else 6), "a program, a fork and a guard of each"
+    assert len(started) == (0 if before_ranks_asked else 8), "two programs, a fork and a guard of each"
     (agent,) = {one.ppid() for one in ranks}
-    os.kill(launcher.pid if victim == "launcher" else agent, signal.SIGKILL)
+    if victim == "launcher and guard":
+        (guard,) = (one for one in psutil.Process(launcher.pid).children() if one.pid != agent)
+        guard.kill()
+    os.kill(agent if victim == "agent" else launcher.pid, signal.SIGKILL)
     until(lambda: not alive(agent), "the agent's end")
     hold.unlink(missing_ok=True)
     until(

@@ -91,7 +91,7 @@ def test_notes_of_a_domain_read_what_its_judge_read(
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|start|>", "[THINK]", "[/THINK]"]})
     monkeypatch.setattr("pipelinerl.extras.viewer.tokens.load_tokenizer", lambda _: tokenizer)
     told, said = (np.array(tokenizer(text).input_ids, np.int32) for text in (prompt, sampled))
-    assert TokenTexts("any").completion(told, said) == completion
+    assert TokenTexts(str(MODEL)).completion(told, said) == completion
 
 
 def test_a_domain_s_question_answer_and_gold_are_no_notes_beside_it(tmp_path: Path) -> None:
@@ -201,6 +201,9 @@ def test_a_model_that_is_gone_leaves_texts_without_tokens(tmp_path: Path) -> Non
     config.write_text(config.read_text().replace(str(MODEL), str(tmp_path / "gone")))
     shown = next(one for one in chunk_of(write_page(run))["groups"] if one["id"] == TRAINED)
     assert shown["attempts"][0]["turns"][0]["pieces"] == ["50", ""]
+    shutil.copytree(MODEL, run / "finetune/current", dirs_exist_ok=True)
+    shown = next(one for one in chunk_of(write_page(run))["groups"] if one["id"] == TRAINED)
+    assert shown["attempts"][0]["turns"][0].get("pieces") != ["50", ""], "what it trained has the tokenizer"
 
 
 def test_characters_whose_bytes_are_split_belong_to_their_last_token() -> None:
