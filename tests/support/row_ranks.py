@@ -32,7 +32,7 @@ from tests.support.builders import VALUE_HEAD, ready, trainer_config
 from tests.support.policy import VOCAB
 from tests.support.tiny_model import causal_lm, mixture_lm
 
-TEXTS = 11
+TEXTS = 8
 ROW = 33
 """Tokens of a row: no multiple of 2 or 4, so that samples cross ranks and slices have to be filled up."""
 BEGIN = (1, 2, 3, 4, 5, 6, 7)
