@@ -206,7 +206,9 @@ def test_a_sharp_model_passes_by_default(sharp: Path) -> None:
 
 def test_a_sharp_model_needs_that_limit(sharp: Path) -> None:
     plain = trainer(AutoModelForCausalLM.from_pretrained(sharp, dtype=torch.float32))
-    assert compare(served_in_eight_bits(sharp), told_of_eight_bits(plain)).mean_abs > mean_limit(plain.probe_rounding())
+    assert compare(served_in_eight_bits(sharp), told_of_eight_bits(plain)).mean_abs > mean_limit(
+        plain.probe_rounding()
+    )
 
 
 def test_the_probe_is_what_the_policy_would_say_and_the_same_each_time(
