@@ -33,7 +33,7 @@ ROW = 24
 NEWEST = 10
 """The last announced version; the n-th sample is of version n."""
 # Two ids, so that samples agree for a while, equal each other and are prefixes of each other.
-IDS = st.binary(min_size=1, max_size=10).map(lambda drawn: [1 + one % 2 for one in drawn])
+IDS = st.lists(st.integers(1, 2), min_size=1, max_size=10)
 TEXTS = st.lists(st.tuples(IDS, st.integers(0, 10)), min_size=1, max_size=14)
 
 

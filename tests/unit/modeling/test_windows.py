@@ -45,11 +45,7 @@ def random_states(length: int) -> list[torch.Tensor]:
     return [(2 * torch.randn(shape, generator=generator)).requires_grad_() for shape in shapes]
 
 
-TEXTS = st.lists(
-    st.binary(min_size=1, max_size=24).map(lambda drawn: [1 + one % 2 for one in drawn]),
-    min_size=1,
-    max_size=6,
-)
+TEXTS = st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=24), min_size=1, max_size=6)
 
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
