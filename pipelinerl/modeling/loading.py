@@ -38,8 +38,9 @@ def load_causal_lm(path: str | Path, **options: Any) -> PreTrainedModel:
     report.addFilter(_no_table)
     transformers.utils.logging.disable_progress_bar()
     try:
-        model, info = _auto_class(path, options).from_pretrained(
-            str(path), output_loading_info=True, ignore_mismatched_sizes=True, **options
+        kind, known = _auto_class(path, options)
+        model, info = kind.from_pretrained(
+            str(path), output_loading_info=True, ignore_mismatched_sizes=True, **known, **options
         )
     except Exception as error:
         cause = f"{type(error).__name__}: {printable(' '.join(str(error).split())[:200])}"
@@ -108,16 +109,19 @@ def _weight_files(path: str) -> Iterator[Path]:
         yield whole
 
 
-def _auto_class(path: str | Path, options: dict[str, Any]) -> Any:
-    """transformers loads some models that also see as their decoder alone, with the names of a decoder."""
+def _auto_class(path: str | Path, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The class that loads a model, and its configuration as an option where it is known by then.
+
+    transformers loads some models that also see as their decoder alone, with the names of a decoder.
+    """
     if "gguf_file" in options:  # holds a decoder, and its configuration
-        return AutoModelForCausalLM
+        return AutoModelForCausalLM, {}
     asked = {name: options[name] for name in ("trust_remote_code", "local_files_only") if name in options}
     config = AutoConfig.from_pretrained(str(path), **asked)
     saved, sees = (config.architectures or [None])[0], AutoModelForImageTextToText._model_mapping
     if type(config) in sees and saved == sees[type(config)].__name__:
-        return AutoModelForImageTextToText
-    return AutoModelForCausalLM
+        return AutoModelForImageTextToText, {"config": config}
+    return AutoModelForCausalLM, {"config": config}
 
 
 def _no_table(record: logging.LogRecord) -> bool:

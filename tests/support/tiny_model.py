@@ -62,13 +62,14 @@ def causal_lm(
     hidden: int = 16,
     heads: int = 2,
     kv_heads: int = 1,
+    layers: int = 2,
     positions: int = 128,
     tied: bool = True,
     eos: int | None = None,
     spread: float = 0.3,
     seed: int = 0,
 ) -> "PreTrainedModel":
-    """A random Qwen3 of two layers; the larger `spread`, the further its distributions are from uniform."""
+    """A random Qwen3; the larger `spread`, the further its distributions are from uniform."""
     import torch  # tests of processes that must not load it import this module too
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -76,7 +77,7 @@ def causal_lm(
     config = Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=hidden,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=hidden // heads,

@@ -99,11 +99,9 @@ class TextBeforeCalls:
         ends = [at for mark in (OPEN, BEGIN) if (at := self.text.find(mark, self._start, self._end)) >= 0]
         if ends or self._end is not None:  # in open thoughts no call begins
             return min(ends, default=len(self.text))
-        whole = len(self.text)
-        begun = (
-            size for size in range(len(OPEN) - 1, 0, -1) if self.text.endswith((OPEN[:size], BEGIN[:size]))
-        )
-        return whole - next(begun, 0)
+        at = self.text.rfind(OPEN[0], -len(OPEN))
+        begun = at >= 0 and any(mark.startswith(self.text[at:]) for mark in (OPEN, BEGIN))
+        return at if begun else len(self.text)
 
 
 def call_reader(

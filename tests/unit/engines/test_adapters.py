@@ -217,22 +217,18 @@ async def test_an_engine_that_was_started_again_gets_the_adapters_of_the_last_ve
     publisher.close()
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("half", "q_proj.lora_B.weight is half of no adapter"),
-        ("layer", "adapters of model.layers.7.mlp.up_proj.weight, which is not in the model"),
-        ("shape", "has adapters torch.float32 (64, 4) and torch.float32 (4, 63)"),
-        ("rank", "has adapters torch.float32 (64, 4) and torch.float32 (3, 64)"),
-        ("type", "has adapters torch.bfloat16"),
-        ("whole", "model.embed_tokens.weight is half of no adapter"),
-    ],
-)
-async def test_adapters_of_another_model_are_refused_for_good_and_change_nothing(
-    tied_model: Path, tmp_path: Path, change: str, said: str
-) -> None:
-    model, prompt = trained(tied_model), random_prompt(40)
-    tensors, transport = dict(adapters(model)), alone(tmp_path)
+REFUSED = {
+    "half": "q_proj.lora_B.weight is half of no adapter",
+    "layer": "adapters of model.layers.7.mlp.up_proj.weight, which is not in the model",
+    "shape": "has adapters torch.float32 (64, 4) and torch.float32 (4, 63)",
+    "rank": "has adapters torch.float32 (64, 4) and torch.float32 (3, 64)",
+    "type": "has adapters torch.bfloat16",
+    "whole": "model.embed_tokens.weight is half of no adapter",
+}
+
+
+def changed(change: str, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    tensors = dict(adapters(model))
     first = "base_model.model.model.layers.0.self_attn.q_proj"
     if change == "half":
         del tensors[f"{first}.lora_A.weight"]
@@ -243,22 +239,30 @@ async def test_adapters_of_another_model_are_refused_for_good_and_change_nothing
         tensors[f"{first}.lora_A.weight"] = torch.ones(4, 63)
     elif change == "rank":
         tensors[f"{first}.lora_A.weight"] = torch.ones(3, 64)
-    elif change == "type":
-        transport = FileTransport(tmp_path, torch.bfloat16, adapter_scale=LORA.scale)
     elif change == "whole":
         tensors = dict(distinct_parameters(model))
+    return tensors
+
+
+async def test_adapters_of_another_model_are_refused_for_good_and_change_nothing(
+    tied_model: Path, tmp_path: Path
+) -> None:
+    model, prompt = trained(tied_model), random_prompt(40)
     async with running_engine(tied_model) as engine:
         await engine.post("/init_weight_transfer_engine", INIT)
         await engine.update(alone(tmp_path / "good").stage(1, adapters(model)).info)
         expected = await engine.client.prompt_logprobs(prompt)
-        await engine.post(PAUSE)
-        await engine.post("/start_weight_update")
-        info = {"update_info": transport.stage(2, tensors.items()).info}
-        answer = await engine.post("/update_weights", info, expect=400)
-        words = permanent_words(answer["error"]["message"])
-        assert words is not None and said in words and "given one model (model_path)" in words
-        await engine.post("/resume")
-        np.testing.assert_array_equal(await engine.client.prompt_logprobs(prompt), expected)
+        for change, said in REFUSED.items():
+            kind = torch.bfloat16 if change == "type" else None
+            transport = FileTransport(tmp_path / change, kind, adapter_scale=LORA.scale)
+            await engine.post(PAUSE)
+            await engine.post("/start_weight_update")
+            info = {"update_info": transport.stage(2, changed(change, model).items()).info}
+            answer = await engine.post("/update_weights", info, expect=400)
+            words = permanent_words(answer["error"]["message"])
+            assert words is not None and said in words and "given one model (model_path)" in words
+            await engine.post("/resume")
+            np.testing.assert_array_equal(await engine.client.prompt_logprobs(prompt), expected)
 
 
 async def test_after_whole_weights_an_engine_takes_no_adapters(tied_model: Path, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ async def mix(engine: RunningEngine, seed: int) -> list[dict[str, Any]]:
     rng = np.random.default_rng(seed)
     stems = [random_prompt(int(rng.integers(1, 150)), 10 * seed + stem) for stem in range(3)]
     calls = []
-    for number in range(24):
+    for number in range(16):
         prompt = stems[rng.integers(3)][: int(rng.integers(1, 150))]
         prompt += random_prompt(int(rng.integers(0, 20)), number)
         kwargs: dict[str, Any] = {"max_tokens": int(rng.integers(1, 20)), "seed": number}

@@ -14,7 +14,7 @@ from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.activations import decoder_layers
 from pipelinerl.modeling.branches import SHORTEST
 from pipelinerl.modeling.model import prepare_model
-from tests.support.builders import ready
+from tests.support.builders import ready, write_steps
 from tests.support.policy import VOCAB, learner
 from tests.support.tiny_model import hybrid_lm
 from tests.support.training import saved, train, trainer
@@ -103,7 +103,10 @@ def test_a_compiler_that_fails_leaves_the_run_as_it_was(
 def test_a_run_that_switches_learns_what_one_does_that_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With dynamo, whose back-end makes no code here, between the second and the third of four steps."""
+    """With dynamo, whose back-end makes no code here, between the second and the third of four steps.
+
+    Rows have one text, since on a CPU each number of texts is a graph of its own.
+    """
     real = torch.compile
     traced: list[int] = []
 
@@ -116,8 +119,9 @@ def test_a_run_that_switches_learns_what_one_does_that_does_not(
     )
     monkeypatch.setattr(compile_later, "COMPILE_WORTH_S", 0.0)
     torch._dynamo.reset()
-    train(tmp_path / "plain")
-    train(tmp_path / "switched", compile="later")
+    for name, fields in (("plain", {}), ("switched", {"compile": "later"})):
+        write_steps(tmp_path / name, 4, 6, seq_length=12)
+        train(tmp_path / name, **fields)
     torch._dynamo.reset()
     assert traced
     plain, switched = saved(tmp_path / "plain"), saved(tmp_path / "switched")

@@ -42,13 +42,11 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("first", [WIDTH, WIDTH // 2, 5], ids=["width", "head", "neither"])
-def test_a_first_row_as_long_as_another_size_is_compiled_for_all_lengths(
-    waits: list[list[str]], first: int
-) -> None:
-    model = prepare_model(causal_lm(31, hidden=WIDTH))
+def test_a_first_row_as_long_as_other_sizes_is_compiled_for_all_lengths(waits: list[list[str]]) -> None:
+    """As the model and its head are wide."""
+    model = prepare_model(causal_lm(31, hidden=WIDTH, heads=1))
     compile_layers(model)
-    for length in (first, 7, 9, 12):
+    for length in (WIDTH, 7, 9, 12):
         ids = torch.arange(length)[None]
         hidden_states(model, ids, ids, None).sum().backward()
     assert len(waits) == 1

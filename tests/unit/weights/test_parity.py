@@ -1,7 +1,9 @@
 """The comparison of engine and trainer lets sound bfloat16 models pass and refuses wrong ones, by default."""
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,6 +73,11 @@ def compare(model: Any, learner: Learner) -> ParityResult:
 
 def served(folder: Path) -> Any:
     """Another implementation of the forward than the trainer's: each product rounds, attention as well."""
+    return deepcopy(_loaded(folder))
+
+
+@cache
+def _loaded(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, attn_implementation="eager"
     ).eval()
@@ -150,16 +157,28 @@ def attends_in_eight_bits(
 AttentionInterface.register("eight_bits", attends_in_eight_bits)
 
 
-def in_eight_bits(folder: Path, learner: Learner) -> tuple[Any, Learner]:
-    """An engine with such a cache, and a trainer that knows."""
+def served_in_eight_bits(folder: Path) -> Any:
+    """An engine with such a cache."""
     model = served(folder)
     model.set_attn_implementation("eight_bits")
-    return model, measured(replace(learner, eight_bits="float8_e4m3fn"))
+    return model
 
 
-def test_keys_and_values_in_eight_bits_have_a_limit_of_their_own(trained: tuple[Path, Learner]) -> None:
-    folder, plain = trained
-    model, learner = in_eight_bits(folder, plain)
+def told_of_eight_bits(learner: Learner) -> Learner:
+    return measured(replace(learner, eight_bits="float8_e4m3fn"))
+
+
+@pytest.fixture(scope="module")
+def told(trained: tuple[Path, Learner]) -> Learner:
+    """The trainer of `trained` that knows of such a cache."""
+    return told_of_eight_bits(trained[1])
+
+
+def test_keys_and_values_in_eight_bits_have_a_limit_of_their_own(
+    trained: tuple[Path, Learner], told: Learner
+) -> None:
+    (folder, plain), learner = trained, told
+    model = served_in_eight_bits(folder)
     found, limit = compare(model, learner), mean_limit(learner.probe_rounding())
     assert found.mean_abs < 0.7 * limit, "what rounds the softmax is within the factor"
     assert learner.probe_rounding() > plain.probe_rounding()
@@ -167,8 +186,10 @@ def test_keys_and_values_in_eight_bits_have_a_limit_of_their_own(trained: tuple[
 
 
 @pytest.mark.parametrize("fault", [missing_layer, swapped_heads])
-def test_a_wrong_engine_is_refused_in_eight_bits_too(trained: tuple[Path, Learner], fault: Fault) -> None:
-    check_refused(*in_eight_bits(*trained), fault)
+def test_a_wrong_engine_is_refused_in_eight_bits_too(
+    trained: tuple[Path, Learner], told: Learner, fault: Fault
+) -> None:
+    check_refused(served_in_eight_bits(trained[0]), told, fault)
 
 
 @pytest.fixture
@@ -185,8 +206,9 @@ def test_a_sharp_model_passes_by_default(sharp: Path) -> None:
 
 def test_a_sharp_model_needs_that_limit(sharp: Path) -> None:
     plain = trainer(AutoModelForCausalLM.from_pretrained(sharp, dtype=torch.float32))
-    model, learner = in_eight_bits(sharp, plain)
-    assert compare(model, learner).mean_abs > mean_limit(plain.probe_rounding())
+    assert compare(served_in_eight_bits(sharp), told_of_eight_bits(plain)).mean_abs > mean_limit(
+        plain.probe_rounding()
+    )
 
 
 def test_the_probe_is_what_the_policy_would_say_and_the_same_each_time(

@@ -244,6 +244,7 @@ def step_texts(seed: int, with_roles: bool) -> list[Sample]:
 def with_head(rl: RLConfig) -> Learner:
     """A learner of the tiny model, with a random value head if the objective has a use for one."""
     model = tiny_model()
+    del model.model.layers[1:]  # one is enough for sums
     head = build_value_head(model) if rl.value_loss_coef else None
     if head is not None:
         torch.manual_seed(1)

@@ -12,7 +12,9 @@ from pipelinerl.finetune.rl.prefix_packing import MOST_KEYS, SortedIds, pack_pre
 from pipelinerl.modeling.prefixes import Prefixes, distinct_pairs, shared_with_previous
 
 ROW = 16
-IDS = st.lists(st.integers(0, 3), min_size=1, max_size=ROW).map(lambda ids: np.array(ids, np.int32))
+IDS = st.binary(min_size=1, max_size=ROW).map(
+    lambda drawn: np.frombuffer(drawn, np.uint8).astype(np.int32) % 4
+)
 ROWS = st.lists(IDS, min_size=1, max_size=30)
 
 
