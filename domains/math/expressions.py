@@ -42,25 +42,8 @@ _ACCENTS = frozenset([r"\vec", r"\hat", r"\bar", r"\tilde", r"\dot", r"\ddot", r
 _FONTS = frozenset(
     [r"\text", r"\mathrm", r"\mathbf", r"\mathit", r"\textbf", r"\textit", r"\mbox", r"\operatorname"]
 )
-_SKIPPED = frozenset(
-    (
-        *[
-            r"\left",
-            r"\right",
-            r"\displaystyle",
-            r"\limits",
-            r"\,",
-            r"\;",
-            r"\:",
-            r"\!",
-            r"~",
-            r"$",
-            r".",
-            r"\quad",
-        ],
-        "\\ ",
-    )
-)
+_SIZES = r"\left \right \displaystyle \limits \, \; \: \! ~ $ . \quad"
+_SKIPPED = frozenset([*_SIZES.split(), "\\ "])
 _LISTED = r"""
 \dfrac \tfrac \cfrac = \frac | \dbinom \tbinom = \binom | \times \cdot \ast = * | ** = ^ | \div = /
 \ldots \cdots ... = \dots | \bmod \mod = \pmod | \imath = i | \degree = \circ | \colon = :
@@ -78,8 +61,8 @@ SAME_TOKEN = {
 """The usual name of a sign or command that has several."""
 _ANGULAR = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
-_LISTED = r") ] } + - * / ^ _ ! ' , ; : = < > & \rfloor \rceil \circ \choose \pmod"
-_ENDS = frozenset((None, *_LISTED.split()))
+_BESIDE = r") ] } + - * / ^ _ ! ' , ; : = < > & \rfloor \rceil \circ \choose \pmod"
+_ENDS = frozenset((None, *_BESIDE.split()))
 
 
 def tokens(text: str) -> list[str]:
