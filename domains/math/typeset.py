@@ -100,8 +100,14 @@ _WRITTEN = (
     (re.compile(r"(?<=[\d}])(?:\\[ ,;:!]|~|\s)*\{?\\?%\}?$"), r"\\%"),
     (re.compile(r"^(\d[\d,]*)\s*(?:\^\s*(?:\{\s*)?)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}$"), r"\1"),
 )
+_TIMED = r"\d\s*(?:\\text\{\s*)?(?:day|hour|minute|second|f[eo][eo]t|inch|pound|ounce|dollar|cent)(?:e?s)?\b"
 _NUMBERS = (
     (re.compile(r"(?<![\w.\\])(\d+\.?\d*)[eE]([-+]?\d{1,4})(?![\w.])"), r"\1 \\cdot 10^{\2}"),
+    (re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)"), r" \\cdot "),
+    (
+        re.compile(rf"({_TIMED}\s*\}}?)\s*,?\s*(\\text\{{\s*)?and\b(?=\s*\}}?\s*[\d.]*{_TIMED})"),
+        r"\1 \2",
+    ),
     (re.compile(r"(?<![\d./^])(\d+)\s+(\d{1,9})\s*/\s*(\d{1,9})(?![\d./])"), r"\1\\frac{\2}{\3}"),
 )
 SPACE = r"\\[,;: ]|~"
@@ -115,9 +121,9 @@ def typeset(answer: str) -> str:
     """The answer with commands of LaTeX for signs of Unicode, and numbers in one way.
 
     Full-width and other digits are those of ASCII, `x²` is `x^{2}`, `½` is `\\frac{1}{2}`, `√2` is
-    `\\sqrt{2}`. `1 000` and `1\\,000` are 1000, `1e3` is a power of ten, `2 1/2` a mixed number, `12th` is 12
-    and `0.\\overline{3}` a third. Signs without width, commands for colour, weight and size, marks of
-    Markdown around the answer and a comma, full stop or blank behind it are left out.
+    `\\sqrt{2}`. `1 000` and `1\\,000` are 1000, `1e3` and `1 x 10^3` are powers of ten, `2 1/2` a mixed
+    number, `12th` is 12 and `0.\\overline{3}` a third. Signs without width, commands for colour, weight and
+    size, marks of Markdown around the answer and a comma, full stop or blank behind it are left out.
     """
     text = "".join(map(_sign, answer)).strip()
     for signs, mark in _SCRIPTS:

@@ -857,6 +857,8 @@ KINDS["quantities"] = apart(
     r"\frac{3}{4}\text{ mile} ;; \frac34 \text{ miles} ;; 0.75\text{ miles} ;; 3960\text{ feet}",
     r"\frac{4}{3}\text{ mile}",
     r"\frac{3}{4}\text{ hour} ;; 45\text{ minutes} ;; 45 min",
+    r"4\text{ hours and }30\text{ minutes} ;; 4 hours and 30 minutes ;; 4 hours 30 minutes"
+    r" ;; 4.5\text{ hours} ;; 4 hours, and 30 minutes",
 )
 KINDS["functions"] = apart(
     r"\sqrt{x+1} ;; (x+1)^{1/2} ;; (x+1)^{0.5} ;; \sqrt{1+x} ;; (1+x)^{\frac12}",
