@@ -188,9 +188,8 @@ def _run(
     print(f"output_dir={folder.path}", flush=True)
     limits = cfg.finetune.last_step, cfg.finetune.max_epochs
     completed = None if cfg.force_restart else folder.completed(*limits)
-    if (
-        completed is not None and not dry_run and is_readable(folder.path)
-    ):  # else a start writes the tree anew
+    # Without a tree that can be read, a start writes it anew.
+    if completed is not None and not dry_run and is_readable(folder.path):
         further = "a larger finetune.max_train_steps (or max_epochs) trains it further"
         print(f"this run completed its {completed}; {further}, force_restart=true starts over", flush=True)
         _report(folder.path, domain)

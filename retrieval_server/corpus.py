@@ -166,10 +166,8 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
         kept += 1
         named.add(strip_extensions(relative.as_posix()).lower())
         status = path.stat()
-        if (
-            holds_answers(places[path].relative_to(boundary))
-            or (status.st_dev, status.st_ino) in answers.numbers
-        ):
+        linked = (status.st_dev, status.st_ino) in answers.numbers
+        if linked or holds_answers(places[path].relative_to(boundary)):
             continue
         text = _read_text(path)
         if (remedy := _fetches(text)) is not None:

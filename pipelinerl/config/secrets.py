@@ -127,7 +127,8 @@ _LOGIN = re.compile(
 )
 """`wandb login KEY` and a line of netrc: a key without a form, such as 40 hexadecimal digits."""
 _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_RANDOM = re.compile(r"[A-Za-z0-9]{32,100}|[A-Za-z0-9+][A-Za-z0-9+/]{39}")
+_RANDOM = re.compile(r"(?=.*[A-Z])(?=.*[a-z])(?=.*\d)(?:[A-Za-z0-9]{32,100}|[A-Za-z0-9+][A-Za-z0-9+/]{39})")
+"""A commit or a checksum, which is hexadecimal, has no capitals or no small letters."""
 _RUNS = re.compile(r"[A-Z]+|[a-z]+|\d+")
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
 _USER = re.compile(r"(?:^|\s)(?:-[uU]|--(?:proxy-)?user)[\s=]*(?=\S*[A-Za-z])[^\s:-][^\s:%]{0,80}[:%][^\s:]")

@@ -89,6 +89,7 @@ more:
   of_openai: sk-proj-Ab_written0109-Cd-Ef_Gh
   of_google: GOCSPX-written0110aaaaaaaaaaa
   hook: https://chat.example.com/hooks/written0111aaaaaaaaaaaaaa
+  commit: checkout 1a2b3c4d5e6f1a2b3c4d5e6f1a2b3c4d5e6f1a2b
   random: aws configure set x wJ4lrXUtnF3M1/K7MD3Nh/bPxRf1CY9zT0pLq2Ks
   commands: [mkdir -p plain-folder, docker run -p plain:plain image, ssh -p plain-port h]
   asked: 'Answer as {"key": "plain-answer", "token": "plain-tokens"}'
@@ -154,6 +155,7 @@ OPEN = [
     "ssh -p plain-port h",
     "PlainModelOfManyWordsWithoutAnyMark7BInstruct",
     "Write key=value, and the password: none.",
+    "checkout 1a2b3c4d5e6f1a2b3c4d5e6f1a2b3c4d5e6f1a2b",
     "timeout: 30",
     "max-num-seqs: 3",
     "environment_key: null",
