@@ -250,6 +250,8 @@ def _same_equation(gold: Node, given: Node) -> bool:
     ours, theirs = _named(gold), _named(given)
     if ours and theirs and same(ours[0], theirs[0]):
         return _is_consistent(given) and same(ours[1], theirs[1])
+    if any(one and not _names_of(one[1]) for one in (ours, theirs)):  # `2x = 10` has yet to be solved
+        return False
     if any(one.sign for one in (*gold.parts, *given.parts)) or len(gold.parts + given.parts) > 4:
         return False
     one, other = (difference(*map(_plain, node.parts)) for node in (gold, given))

@@ -860,6 +860,7 @@ KINDS["quantities"] = apart(
     r"4\text{ hours and }30\text{ minutes} ;; 4 hours and 30 minutes ;; 4 hours 30 minutes"
     r" ;; 4.5\text{ hours} ;; 4 hours, and 30 minutes",
 )
+KINDS["solved"] = apart("x=5 ;; x = 5 ;; 5 = x ;; x = 2 + 3", "5x=25", "2x-11=0", "x=6", "y=5", "x^2=25")
 KINDS["functions"] = apart(
     r"\sqrt{x+1} ;; (x+1)^{1/2} ;; (x+1)^{0.5} ;; \sqrt{1+x} ;; (1+x)^{\frac12}",
     r"\sqrt{x}+1",
