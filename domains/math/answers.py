@@ -35,12 +35,8 @@ _AND = re.compile(
 """What stands between boxes of one answer, as in `$\\boxed{2}$ and $\\boxed{3}$`."""
 MAX_PREDICTION_LENGTH = 1000
 """Characters of a boxed answer that are looked at."""
-DIGITS = 15
-"""math-verify's own: decimal places of two numbers, and digits of a difference."""
 _DOLLARS = re.compile(r"\A\$+|(?<!\\)(?<!(?<!\\)\$)\$+\Z")
 """At the end from the first of a run on: tried from each, a long run in the middle takes quadratic time."""
-_SIGN = re.compile(r"[-<>=+*/^_|\\]|\.\.")
-_VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _CHOSEN = re.compile(
     r"(?:(?i:option|choice|answer)[\s:]+)?"
     r"\(?([A-J])(?:\)?|(?:\)|(?=[:.]\W))[:.]?+(?:(?:\s|\\[ ,;:])*+"

@@ -36,44 +36,10 @@ class Measured(NamedTuple):
     unit: Unit | None
 
 
-_PREFIXES = {
-    "k": 3,
-    "M": 6,
-    "G": 9,
-    "T": 12,
-    "c": -2,
-    "d": -1,
-    "m": -3,
-    "\u00b5": -6,
-    "u": -6,
-    "n": -9,
-    "p": -12,
-}
+_PREFIXES = dict(zip("kMGTcdm\u00b5unp", (3, 6, 9, 12, -2, -1, -3, -6, -6, -9, -12), strict=True))
 _LONG = {"kilo": 3, "mega": 6, "giga": 9, "centi": -2, "deci": -1, "milli": -3, "micro": -6, "nano": -9}
-_SHORT = [
-    "m",
-    "g",
-    "s",
-    "L",
-    "l",
-    "W",
-    "J",
-    "N",
-    "Pa",
-    "V",
-    "A",
-    "eV",
-    "Hz",
-    "F",
-    "C",
-    "K",
-    "T",
-    "H",
-    "B",
-    "mol",
-    "cal",
-    "ohm",
-]
+_SYMBOLS = "m g s L l W J N Pa V A eV Hz F C K T H B mol cal ohm"
+_SHORT = frozenset(_SYMBOLS.split())
 _TABLE = """
 m meter meters metre metres = 1 m | g gram grams = 1/1000 kg | s sec secs second seconds = 1 s
 L l liter liters litre litres = 1/1000 m3 | W watt watts = 1 kg m2 s-3 | J joule joules = 1 kg m2 s-2

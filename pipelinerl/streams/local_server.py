@@ -38,19 +38,8 @@ def local_server(folder: Path, *options: str, password: str | None = None) -> It
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    argv = [
-        binary,
-        "-",
-        "--bind",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--dir",
-        str(folder),
-        "--save",
-        "",
-        *options,
-    ]
+    place = "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)
+    argv = [binary, "-", *place, "--save", "", *options]
     server = subprocess.Popen(wrapped(argv), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert server.stdin is not None
     with server.stdin:
