@@ -205,8 +205,9 @@ def later_rates(read: Read) -> Any:
 
 def commands_run(read: Read) -> Any:
     """Documented commands that were run on cards, and those of them that did what their page says."""
-    commands = read("gpu_commands")["commands"]
-    return {"all": len(commands), "held": sum(one["held"] for one in commands)}
+    rows = read("gpu_commands")["commands"]
+    held = {one["command"]: False for one in rows} | {one["command"]: True for one in rows if one["held"]}
+    return {"all": len(held), "held": sum(held.values())}
 
 
 ON_CARDS = ("gpu_sizes", "gpu_sizes_newest", "gpu_models")
