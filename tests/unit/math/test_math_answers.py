@@ -260,6 +260,65 @@ TABLE = [
     ("0.333333", r"\frac{1}{3}", "correct"),
     (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix} 1&2\\3&4\end{bmatrix}", "correct"),
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 2 \\ 1 \end{pmatrix}", "wrong"),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{bmatrix} 1 \\[4pt] 2 \end{bmatrix}", "correct"),
+    # Words behind a number may say that it is not the whole answer.
+    *(
+        ("5", rf"5\text{{ {words}}}", "wrong")
+        for words in ("and a half", "tenths", "or more", "plus tax", r"if } n \text{ is even")
+    ),
+    *(
+        ("12", boxed, "wrong")
+        for boxed in (
+            r"12\text{ apples and }3\text{ pears}",
+            r"12\text{ apples, } 3\text{ pears}",
+            r"12\text{ boxes of }6",
+            r"12 \text{ if } n \text{ is even, } 3 \text{ otherwise}",
+        )
+    ),
+    ("12", r"12\text{ apples and oranges}", "correct"),
+    ("5", r"\text{approximately } 5", "correct"),
+    # What a percentage is of, and money by its sign and by its name.
+    (r"20\%", r"20\%\text{ increase}", "correct"),
+    (r"20\%\text{ increase}", r"20\%\text{ decrease}", "wrong"),
+    ("0.2", r"20\% \text{ of the total}", "correct"),
+    ("€5", r"5\text{ euros}", "correct"),
+    ("€5", r"5\text{ dollars}", "wrong"),
+    ("50¢", r"\$0.50", "correct"),
+    ("50¢", r"\$50", "wrong"),
+    ("300 K", r"300\text{ kelvin}", "correct"),
+    ("300 K", "300", "correct"),
+    (r"\$70K", "70000", "correct"),
+    # Both signs within a set or beside `and`.
+    (r"\{1\pm\sqrt{5},-2\}", r"1+\sqrt5, 1-\sqrt5, -2", "correct"),
+    (r"\{\pm1,\pm2\}", r"\{1,-1,2,-2\}", "correct"),
+    (r"\{\pm1,\pm2\}", r"\{1,-2\}", "wrong"),
+    (r"1, 2+\sqrt3, 2-\sqrt3", r"x=1 \text{ or } x=2\pm\sqrt3", "correct"),
+    # What is said of a name: its values, what it is in, and for which integers.
+    (r"\{x \mid x>2\}", r"(2,\infty)", "correct"),
+    (r"\{x \mid x>2\}", r"[2,\infty)", "wrong"),
+    (r"\{x \mid x>2\}", "x>2", "correct"),
+    (r"(1,2]", r"\{x : 1 < x \le 2\}", "correct"),
+    (r"\{x \mid x \ne 1\}", r"(-\infty,1)\cup(1,\infty)", "correct"),
+    (r"\{x\in\mathbb{Z} \mid x>2\}", r"(2,\infty)", "wrong"),
+    (r"a\in(0,1)", "0<a<1", "correct"),
+    (r"a\in(0,1)", "0<b<1", "wrong"),
+    ("(0,1)", "0<a<1", "wrong"),
+    (r"x\in R", r"\mathbb{R}", "correct"),
+    (r"k\pi, k\in\mathbb{Z}", r"k\pi", "correct"),
+    ("2n-1", r"a_n=2n-1\ (n\in\mathbb{N}^*)", "correct"),
+    (r"k\pi, k\in\mathbb{Z}", r"n\pi", "wrong"),
+    (r"x>3, x\in\mathbb{Z}", "x>3", "wrong"),
+    (r"m=2, n\in\mathbb{N}", "m=2", "wrong"),
+    ("y=x^2 (x>0)", "y=x^2, x>0", "correct"),
+    ("y=x^2 (x>0)", "y=x^2, x<0", "wrong"),
+    ("(1,2)", r"\begin{cases}x=1\\y=2\end{cases}", "correct"),
+    ("(1,2)", r"\left\{\begin{array}{l}x=1\\y=2\end{array}\right.", "correct"),
+    ("(2,1)", r"\begin{cases}x=1\\y=2\end{cases}", "wrong"),
+    ("a=b=c=1", "(1,1,1)", "correct"),
+    ("a=b=c=1", "(1,1,2)", "wrong"),
+    ("540", r"N \equiv 540 \pmod{1000}", "correct"),
+    (r"x \equiv 3(\bmod 7)", r"3 \pmod{7}", "correct"),
+    (r"x \equiv 3 \pmod{7}", "3", "wrong"),
     # A bound is no number, and a sign before a product leaves it one.
     *(
         ("12", boxed, "wrong")
