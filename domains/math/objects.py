@@ -33,6 +33,7 @@ _CONDITION = (
     (re.compile(rf"{FONT}\s*\{{[\s,]*{_EACH}\s*integers?\s*\}}\s*([a-z])"), r", \1\\in\\mathbb{Z}"),
     (re.compile(rf"{FONT}\s*\{{\s*is an(?:y)? integer\s*\}}"), r"\\in\\mathbb{Z}"),
     (re.compile(rf",?\s*{FONT}\s*\{{[\s,]*(?=for\b|where\b|with\b){_EACH}\s*\}}"), ", "),
+    (re.compile(r",[\s(]*n\s*(?:\\geq?(?:slant)?(?![a-z])\s*1|>\s*0)\s*\)?\s*\Z"), r", n\\in\\mathbb{N}^*"),
     (re.compile(r"(?<=\S)(?:\s|,|\\[,;: ]|\\q?quad\b)*\(([^()]*\\in(?![a-z])[^()]*)\)\s*\Z"), r", \1"),
     (
         re.compile(
@@ -70,7 +71,7 @@ _BOUNDS = ("<", r"\le")
 
 
 _LOOKS = re.compile(r"\\(?:math(?:bb|bf|rm)|text)|[{}\s]")
-_INTEGERS = re.compile(r"[ZN](?:[_^](?:[+*0]|\\ast))?")
+_NUMBERS = re.compile(r"[ZNQRC](?:[_^](?:[+*0]|\\ast))?")
 _LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 _INFINITY = Node("", text=r"\infty")
 _REALS = Node("()", (Node("", text=r"-\infty"), _INFINITY))
@@ -104,7 +105,7 @@ def _node(text: str) -> Node:
             said = set(signs) - {","}
             if len(said) > 1:
                 raise Unreadable("and beside or")
-            return _for_integers(
+            return _for_all(
                 Node(max(said, default=","), tuple(_node(part) for part in parts if part.strip()))
             )
         if level is _LISTS and _SIGNED.search(text) and not _is_set(text):
@@ -126,14 +127,22 @@ def _flat(node: Node) -> Node:
     return node._replace(parts=tuple(parts))
 
 
+def _numbers(node: Node) -> str | None:
+    """`Z` of `\\mathbb{Z}`, and one name for the positive integers; None of other sets."""
+    text = "R" if node == _REALS else _bare(node)
+    if _NUMBERS.fullmatch(text) is None:
+        return None
+    return "N+" if text[0] in "ZN" and text[-1] in "+*t" else text
+
+
 def _is_set(text: str) -> bool:
     first = next(_signs(text), None)
     return first is not None and first[1] == r"\{" and _closing(text) == len(text)
 
 
-def _for_integers(node: Node) -> Node:
-    """`k\\pi` for integers k, of the list `k\\pi, k \\in \\mathbb{Z}`; other lists as they are."""
-    said = [part for part in node.parts if part.sign == r"\in" and _INTEGERS.fullmatch(_bare(part.parts[1]))]
+def _for_all(node: Node) -> Node:
+    """`k\\pi` for all integers k, of the list `k\\pi, k \\in \\mathbb{Z}`; other lists as they are."""
+    said = [part for part in node.parts if part.sign == r"\in" and _numbers(part.parts[1])]
     shown = tuple(part for part in node.parts if part not in said)
     named = {_bare(part.parts[0]) for part in said if any(_holds(one, _bare(part.parts[0])) for one in shown)}
     values = all(part.sign in ("", "=", ",", *_BRACKETED) for part in shown)
@@ -238,7 +247,7 @@ def _of_reals(node: Node) -> Node:
 def same(gold: Node, given: Node) -> bool:
     """Whether an answer is the object of the gold answer. Raises `Unreadable`."""
     if "for" in (gold.sign, given.sign):
-        return _same_for_integers(gold, given)
+        return _same_for_all(gold, given)
     if "built" in (gold.sign, given.sign) and (said := _conditions(gold, given)) is not None:
         return same(*said)
     if gold.sign == r"\in" and (interval := _interval(given, _bare(gold.parts[0]))) is not None:
@@ -278,10 +287,10 @@ def same(gold: Node, given: Node) -> bool:
     return _in_order(gold.parts, given.parts)
 
 
-def _same_for_integers(gold: Node, given: Node) -> bool:
-    """Whether two objects are one for all integers; beside one that does not say so the condition is dropped.
+def _same_for_all(gold: Node, given: Node) -> bool:
+    """Whether two objects are one for all numbers; beside one that does not say so the condition is dropped.
 
-    One integer may have another letter there.
+    One number may have another letter there.
     """
     if gold.sign != given.sign:
         return same(*(one.parts[0] if one.sign == "for" else one for one in (gold, given)))
@@ -291,7 +300,7 @@ def _same_for_integers(gold: Node, given: Node) -> bool:
         if old != new and _holds(theirs, new):
             return False
         theirs, other = _renamed(theirs, old, new), [_renamed(other[0], old, new)]
-    among = [sorted((_bare(one.parts[0]), _bare(one.parts[1])) for one in said) for said in (mine, other)]
+    among = [sorted((_bare(one.parts[0]), _numbers(one.parts[1])) for one in said) for said in (mine, other)]
     return among[0] == among[1] and same(ours, theirs)
 
 
@@ -358,6 +367,8 @@ def _as_list(node: Node) -> Node:
 
 
 def _is_name(node: Node) -> bool:
+    if node.sign in ("cup", "cap"):  # `A \\cap B` of sets
+        return all(map(_is_name, node.parts))
     return not node.sign and _NAME.fullmatch("".join(node.text.split())) is not None
 
 
@@ -410,7 +421,8 @@ def _same_list(gold: Node, given: Node) -> bool:
         return False
     for one, other in ((gold, given), (given, gold)):
         if (
-            (values := _values(one)) is not None
+            "or" not in (one.sign, other.sign)
+            and (values := _values(one)) is not None
             and len(values) == len(other.parts)
             and _values(other) is None
         ):
@@ -475,33 +487,48 @@ def _same_bound(gold: Node, given: Node) -> bool:
 
 
 def _interval(node: Node, name: str | None = None) -> Node | None:
-    """The interval that bounds of one variable are, of this `name` if it is given, or the union of two."""
-    if node.sign == r"\ne" and _is_name(node.parts[0]) and name in (None, _bare(node.parts[0])):
-        least, most = _REALS.parts
-        return Node("cup", (Node("()", (least, node.parts[1])), Node("()", (node.parts[1], most))))
-    bounds = [_bound(part) for part in (node.parts if node.sign in ("and", "or") else (node,))]
-    if None in bounds or len({name for name, _ in bounds}) > 1 or len(bounds) > 2:  # type: ignore[misc]
+    """The interval or union that bounds of one variable are, of this `name` if it is given."""
+    found = _ranges(node)
+    if found is None or name not in (None, found[0]):
         return None
-    if name is not None and bounds[0][0] != name:  # type: ignore[index]
-        return None
-    found = [interval for _, interval in bounds]  # type: ignore[misc]
-    if node.sign == "or" or len(found) == 1:
-        return Node("cup", tuple(found)) if len(found) == 2 else found[0]
-    low = [one for one in found if one.parts[1] == _INFINITY]
-    high = [one for one in found if one.parts[1] != _INFINITY]
-    if not low or not high:
-        return None
-    return Node(low[0].sign[0] + high[0].sign[1], (low[0].parts[0], high[0].parts[1]))
+    return found[1][0] if len(found[1]) == 1 else Node("cup", found[1])
 
 
-def _bound(node: Node) -> tuple[str, Node] | None:
-    """The variable that a relation bounds, and the half-line that it is in."""
-    if node.sign not in _BOUNDS:
+def _ranges(node: Node) -> tuple[str, tuple[Node, ...]] | None:
+    """The variable that a condition bounds, and the intervals that it may be in; None of what is not read."""
+    if node.sign not in ("and", "or"):
+        return _bound(node)
+    found = [_ranges(part) for part in node.parts]
+    known = [one for one in found if one is not None]
+    if len(known) < len(found) or len({name for name, _ in known}) > 1:
+        return None
+    name = known[0][0]
+    if node.sign == "or":
+        return name, tuple(interval for _, intervals in known for interval in intervals)
+    bounds = [intervals[0] for _, intervals in known if len(intervals) == 1]
+    holes = [intervals[0].parts[1] for part, (_, intervals) in zip(node.parts, known) if part.sign == r"\ne"]
+    low = [one for one in bounds if one.parts[1] == _INFINITY]
+    high = [one for one in bounds if one.parts[1] != _INFINITY]
+    if len(bounds) + len(holes) < len(known) or not bounds or max(map(len, (low, high, holes))) > 1:
+        return None
+    signs = (low or high)[0].sign[0] + (high or low)[0].sign[1]
+    least, most = (low or high)[0].parts[0], (high or low)[0].parts[1]
+    if not holes:
+        return name, (Node(signs, (least, most)),)
+    return name, (Node(signs[0] + ")", (least, holes[0])), Node("(" + signs[1], (holes[0], most)))
+
+
+def _bound(node: Node) -> tuple[str, tuple[Node, ...]] | None:
+    """The variable that one relation bounds, and its half-lines: two of `x \\ne 1`."""
+    if node.sign not in (*_BOUNDS, r"\ne"):
         return None
     (left, right), weak = node.parts, node.sign == r"\le"
+    least, most = _REALS.parts
     if _is_name(left):
-        return left.text.strip(), Node("(" + ")]"[weak], (Node("", text=r"-\infty"), right))
-    return (right.text.strip(), Node("(["[weak] + ")", (left, _INFINITY))) if _is_name(right) else None
+        below = Node("(" + ")]"[weak], (least, right))
+        return _bare(left), (below, Node("()", (right, most))) if node.sign == r"\ne" else (below,)
+    above = Node("(["[weak] + ")", (left, most))
+    return (_bare(right), (above,)) if node.sign != r"\ne" and _is_name(right) else None
 
 
 def _plain(node: Node) -> Expression:
