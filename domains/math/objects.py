@@ -423,12 +423,12 @@ def _same_list(gold: Node, given: Node) -> bool:
         if (
             "or" not in (one.sign, other.sign)
             and (values := _values(one)) is not None
-            and len(values) == len(other.parts)
+            and len(values) == len(_elements(other))
             and _values(other) is None
         ):
             if other.sign == "set":
                 return False
-            return _in_order(values, other.parts) if one is gold else _in_order(other.parts, values)
+            return _in_order(*((values, other.parts) if one is gold else (other.parts, values)))
     if "set" in (gold.sign, given.sign):
         return _same_set(gold, given)
     bounds = any(part.sign in _BOUNDS for part in (*gold.parts, *given.parts))
@@ -436,7 +436,12 @@ def _same_list(gold: Node, given: Node) -> bool:
         return False
     if gold.sign in _BRACKETED:
         return _in_order(gold.parts, given.parts)
-    return _matched(gold.parts, given.parts or (given,))
+    return _matched(_elements(gold), _elements(given))
+
+
+def _elements(node: Node) -> tuple[Node, ...]:
+    """What a list, set, tuple or union holds; any other object itself: `1:2` is no list of 1 and 2."""
+    return node.parts if node.sign in (",", "and", "or", "set", "cup", *_BRACKETED) else (node,)
 
 
 def _values(node: Node) -> tuple[Node, ...] | None:
@@ -453,11 +458,7 @@ def _values(node: Node) -> tuple[Node, ...] | None:
 def _same_set(gold: Node, given: Node) -> bool:
     """A set beside another, a list without brackets or, with one element, this element."""
     ours, theirs = (
-        _distinct(one.parts)
-        if one.sign == "set"
-        else (one,)
-        if one.sign in _BRACKETED
-        else one.parts or (one,)
+        _distinct(one.parts) if one.sign == "set" else (one,) if one.sign in _BRACKETED else _elements(one)
         for one in (gold, given)
     )
     return _matched(ours, theirs)

@@ -327,6 +327,13 @@ TABLE = [
     (r"n^2, n\in\mathbb{N}^*", r"n^2\ (n\in\mathbb{Z}_+)", "correct"),
     (r"n^2, n\in\mathbb{N}^*", r"n^2\ (n\in\mathbb{Z})", "wrong"),
     ("y=x", r"y=x, x \ge 1", "wrong"),
+    # A ratio, a relation and a matrix are no lists of what they hold.
+    ("1:2", "2, 1", "wrong"),
+    ("1, 2", "1:2", "wrong"),
+    ("x=1, y=2", "1:2", "wrong"),
+    (r"\{1,2\}", "1:2", "wrong"),
+    ("1, 2", "1<2", "wrong"),
+    ("1, 2", r"1 \to 2", "wrong"),
     ("a=b=c=1", "(1,1,1)", "correct"),
     ("a=b=c=1", "(1,1,2)", "wrong"),
     ("540", r"N \equiv 540 \pmod{1000}", "correct"),
