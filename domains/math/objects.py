@@ -28,20 +28,25 @@ _SAID = re.compile(
     r"|(?<=[\s)}\d])(?P<plain>and|or|to)(?=[\s(\\])"
 )
 _EACH = r"(?:(?:for|where|with)\b)?\s*(?:(?:any|all|some|every)\b)?"
+_GAP = r"(?:\s|,|\\[,;: ]|\\q?quad\b)*"
+_INSIDE = r"(?:[^(){},;]|\{[^{}]*\})*"
+_ORDERED = r"(?:[<>]|\\(?:[lg]eq?(?:slant)?|neq?)(?![a-z]))"
 _CONDITION = (
     (re.compile(rf"({FONT}\s*\{{[^{{}}]*\w)\s*,\s*\}}"), r"\1},"),
+    (re.compile(rf",?\s*{FONT}\s*\{{[\s,]*for(?: any| all| every)?\s*\}}\s*[a-z]\s*\Z"), ""),
     (re.compile(rf"{FONT}\s*\{{[\s,]*{_EACH}\s*integers?\s*\}}\s*([a-z])"), r", \1\\in\\mathbb{Z}"),
     (re.compile(rf"{FONT}\s*\{{\s*is an(?:y)? integer\s*\}}"), r"\\in\\mathbb{Z}"),
-    (re.compile(rf",?\s*{FONT}\s*\{{[\s,]*(?=for\b|where\b|with\b){_EACH}\s*\}}"), ", "),
-    (re.compile(r",[\s(]*n\s*(?:\\geq?(?:slant)?(?![a-z])\s*1|>\s*0)\s*\)?\s*\Z"), r", n\\in\\mathbb{N}^*"),
-    (re.compile(r"(?<=\S)(?:\s|,|\\[,;: ]|\\q?quad\b)*\(([^()]*\\in(?![a-z])[^()]*)\)\s*\Z"), r", \1"),
     (
-        re.compile(
-            r"(?<=[\d)}\s])(?:\s|,|\\[,;: ]|\\q?quad\b)*"
-            r"\(([^(),;]*(?:[<>]|\\(?:[lg]eq?(?:slant)?|neq?)(?![a-z]))[^(),;]*)\)\s*\Z"
-        ),
-        r", \1",
+        re.compile(rf"{FONT}\s*\{{\s*is an?\s+(?:(?:arbitrary|real|fixed)\s+)*(?:number|constant)\s*\}}"),
+        r"\\in\\mathbb{R}",
     ),
+    (re.compile(rf",?\s*{FONT}\s*\{{[\s,]*(?=for\b|where\b|with\b){_EACH}\s*\}}"), ", "),
+    (
+        re.compile(r",[\s(]*n\s*(?:\\geq?(?:slant)?(?![a-z])\s*1|>\s*0)\s*\)?\s*\Z"),
+        r", n\\in\\mathbb{N}^*",
+    ),
+    (re.compile(rf"(?<=\S){_GAP}\(({_INSIDE}\\in(?![a-z]){_INSIDE})\)\s*\Z"), r", \1"),
+    (re.compile(rf"(?<=[\d)}}\s]){_GAP}\(({_INSIDE}{_ORDERED}{_INSIDE})\)\s*\Z"), r", \1"),
 )
 """A comma within words, and ways to write `, k \\in \\mathbb{Z}` and `, x > 0` behind what they say it of."""
 _MEANT = {"and": r" \land ", "or": r" \lor ", "to": " : "}
