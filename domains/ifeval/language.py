@@ -162,7 +162,10 @@ def _language_of(text: str) -> str | None:
     own = Counter({code: sum(map(lowered.count, signs)) for code, signs in letters.items()})
     votes += own
     code = _leader(votes)
-    return code if code is not None and (votes[code] >= _LEAST_WORDS or own[code]) else None
+    if code is None or own[code]:
+        return code
+    # One word that stands twice speaks once: "Die hard fans die young" is no German.
+    return code if len(found.keys() & listed[code].split()) >= _LEAST_WORDS else None
 
 
 def _leader(counts: Counter[str]) -> str | None:

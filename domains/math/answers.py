@@ -21,7 +21,7 @@ from domains.math.texts import (
     same_time,
     words,
 )
-from domains.math.typeset import typeset
+from domains.math.typeset import FONT, closing_brace, typeset
 from domains.math.values import Unreadable
 from pipelinerl.base.thoughts import answer_part
 
@@ -44,7 +44,7 @@ _CHOSEN = re.compile(
 )
 """A choice with what it says behind it: `\\textbf{(C) }5` and `C. 5` choose C, and are no product. Of two
 choices, as in `(C) or (D)`, none is chosen."""
-_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
+_TEXT = re.compile(rf"{FONT}\s*\{{([^{{}}]*)\}}")
 
 
 def has_box(text: str) -> bool:
@@ -83,12 +83,8 @@ def last_boxed(text: str) -> str | None:
 
 def _in_braces(text: str) -> str | None:
     """What the brace with which a text begins holds; None where it does not close, or none begins it."""
-    depth = 0
-    for position, character in enumerate(text if text.startswith("{") else ""):
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return text[1:position]
-    return None
+    end = closing_brace(text) if text.startswith("{") else -1
+    return text[1:end] if end > 0 else None
 
 
 def _in_formula(before: str) -> bool:

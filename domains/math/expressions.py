@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from mpmath import mp, mpc
 
+from domains.math.typeset import FONT
 from domains.math.values import (
     FUNCTIONS,
     MOST_DIGITS,
@@ -39,9 +40,6 @@ _GREEK = """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu n
 chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega infty dots ell hbar emptyset aleph"""
 _SYMBOLS = frozenset(f"\\{name}" for name in _GREEK.split())
 _ACCENTS = frozenset([r"\vec", r"\hat", r"\bar", r"\tilde", r"\dot", r"\ddot", r"\mathbb", r"\mathcal"])
-_FONTS = frozenset(
-    [r"\text", r"\mathrm", r"\mathbf", r"\mathit", r"\textbf", r"\textit", r"\mbox", r"\operatorname"]
-)
 _SIZES = r"\left \right \displaystyle \limits \, \; \: \! ~ $ . \quad"
 _SKIPPED = frozenset([*_SIZES.split(), "\\ "])
 _LISTED = r"""
@@ -254,7 +252,7 @@ class _Reader:
             return self._function(token.removeprefix("\\"))
         if token in (r"\pi", "pi", "\u03c0"):
             return lambda point: +mp.pi
-        if token in _FONTS:
+        if re.fullmatch(FONT, token):
             return self._font()
         if token in (r"\angle", r"\triangle"):
             return self._points(token)

@@ -27,6 +27,7 @@ _BASES = _LISTED.split()
 _SAID = re.compile(
     r"\A<answer>\s*(?P<inside>.*?)\s*</answer>\Z"
     r"|\A(?:the\s+)?(?:final\s+)?(?:answer|result)\s*(?:is\b\s*:?|:|=)\s*(?P<behind>\S.*?)\.?\Z"
+    r"|\A(?:exactly|approximately|about)\s+(?P<about>\S.*)\Z"
     r"|\A(?:option|choice)\s+\(?(?P<chosen>[A-J])\)?\.?\Z|\A(?P<listed>[A-J])\)\Z",
     re.IGNORECASE,
 )

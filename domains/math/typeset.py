@@ -56,8 +56,23 @@ _SIUNITX = (
     (re.compile(r"\\([a-zA-Z]+)|(?<=[a-z])\.(?=[a-z])"), r"\1 "),
     (re.compile(r"(kilo|mega|giga|centi|deci|milli|micro|nano) (?=[a-z])|\s+(?=\^)"), r"\1"),
 )
+FONT = r"\\(?:text|mathrm|mathbf|mathit|operatorname)"
+"""Commands that change how letters look, as an alternative of a pattern; `typeset` writes no others."""
 _WRITTEN = (
+    (
+        re.compile(r"\\(?:text(?:rm|sf|tt|sc|bf|it|normal)|mbox|emph|mathsf|mathtt)(?=\s*\{)"),
+        r"\\text",
+    ),
     (re.compile(r"\(?\\(?:text|mathrm)\s*\{\s*mod\s*\}\s*(\w+)\s*\)?"), r"\\pmod{\1}"),
+    (re.compile(r"\(\s*(?:\\[pb]?mod(?![a-z])|mod)\s*([^()]+?)\s*\)"), r"\\pmod{\1}"),
+    (re.compile(r"(\\\\)\s*\[\s*-?[\d.]+\s*(?:[cme]m|pt|ex|in)\s*\]"), r"\1"),
+    (
+        re.compile(
+            r"(?:\\left\s*)?\\\{\s*\\begin\{(array|aligned)\}(?:\s*\{[lcr|]*\})?(.*?)\\end\{\1\}\s*\\right(?![a-z])\s*\.?",
+            re.DOTALL,
+        ),
+        r"\\begin{cases}\2\\end{cases}",
+    ),
     (
         re.compile(
             r"(?:\\left\s*)?[(\[]\s*\\begin\{array\}\s*\{[lcr|]*\}(.*?)\\end\{array\}\s*(?:\\right\s*)?[)\]]",
@@ -65,7 +80,6 @@ _WRITTEN = (
         ),
         r"\\begin{pmatrix}\1\\end{pmatrix}",
     ),
-    (re.compile(r"^\\mathbf\s*\{([A-J])\}$"), r"\1"),
     (re.compile(r"\\num\s*\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\ang\s*\{([^{}]*)\}"), r"\1^\\circ "),
     (re.compile(r"\A(?:``?|''?|\"+)((?:(?!'').)+?)(?:''?|\"+)\Z", re.DOTALL), r"\1"),
@@ -85,7 +99,6 @@ _WRITTEN = (
         r"\1",
     ),
     (re.compile(r"\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])"), ""),
-    (re.compile(r"\\(?:textrm|textsf|texttt|textsc|emph|mathsf|mathtt)(?=\s*\{)"), r"\\text"),
     (re.compile(r"\\var(?=(?:epsilon|theta|phi|rho|sigma|kappa|pi)(?![A-Za-z]))"), r"\\"),
     (
         re.compile(
@@ -146,7 +159,7 @@ def unwrapped(text: str) -> str:
     """A text without blanks, dollar signs, commands of style and braces around it."""
     for _ in range(_MOST_LAYERS):
         bare = _LEFT_OUT.sub("", _BEFORE.sub("", text))
-        if bare.startswith("{") and _closing_brace(bare) == len(bare) - 1:
+        if bare.startswith("{") and closing_brace(bare) == len(bare) - 1:
             bare = bare[1:-1]
         if bare.startswith("$") and bare.endswith("$") and bare.count("$") == 2 + 2 * bare.startswith("$$"):
             bare = bare.strip("$")
@@ -156,7 +169,8 @@ def unwrapped(text: str) -> str:
     return text
 
 
-def _closing_brace(text: str) -> int:
+def closing_brace(text: str) -> int:
+    """Where the brace closes with which a text begins, -1 where it does not; `\\{` is a sign of its own."""
     depth = 0
     for found in _BRACE.finditer(text):
         depth += {"{": 1, "}": -1}.get(found[0], 0)

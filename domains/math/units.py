@@ -14,7 +14,7 @@ from mpmath import mpf
 
 from domains.math.expressions import read_expression, tokens
 from domains.math.texts import is_word
-from domains.math.typeset import SPACE
+from domains.math.typeset import FONT, SPACE
 from domains.math.values import Expression, Unreadable, same_value, size_of
 
 PLACES = 6
@@ -52,8 +52,9 @@ month months = 1 month | year years yr yrs = 12 month | decade decades = 120 mon
 lb lbs pound pounds = 1 lb | oz ounce ounces = 1/16 lb | ton tons = 1 ton
 in inch inches = 1/12 ft | ft foot feet = 1 ft | yd yard yards = 3 ft | mi mile miles = 5280 ft
 mph = 22/15 ft s-1 | kph kmh = 5/18 m s-1 | kWh = 3600000 kg m2 s-2 | acre acres = 43560 ft2
-hectare hectares ha = 10000 m2 | cent cents = 1/100 $ | dollar dollars USD = 1 $ | euro euros EUR = 1 euro
-GBP = 1 GBP | deg degree degrees = 1 deg | rad radian radians = 1 rad | dozen = 12 one
+hectare hectares ha = 10000 m2 | cent cents ¢ \\cent \\cents = 1/100 $ | dollar dollars USD = 1 $
+euro euros EUR = 1 euro | GBP = 1 GBP | yen JPY = 1 yen | rupee rupees INR = 1 rupee
+deg degree degrees = 1 deg | rad radian radians = 1 rad | dozen = 12 one
 gallon gallons gal = 1 gal | quart quarts = 1/4 gal | pint pints = 1/8 gal | cup cups = 1/16 gal
 """
 _POWERS = re.compile(r"([^\d-]+)(-?\d+)?")
@@ -75,30 +76,29 @@ def _table() -> dict[str, tuple[Fraction, Counter[str]]]:
 
 
 _NAMES = _table()
-_FONT = re.compile(
-    r"\\(?:text|mathrm|mbox|textbf|mathbf|mathit|operatorname)\s*\{([^{}]*)\}|\{\\rm\s+([^{}]*)\}"
-)
+_FONT = re.compile(rf"{FONT}\s*\{{([^{{}}]*)\}}|\{{\\rm\s+([^{{}}]*)\}}")
 _EXPONENT = re.compile(r"\s*\^\s*\{\s*(-?\d)\s*\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _BLANK = re.compile(rf"{SPACE}|\\cdot(?![A-Za-z])|\\times(?![A-Za-z])|[*$\s\u00b7()]")
 _WORD = re.compile(r"(\D+?)\.?\^?(-?[1-9])?\.?")
 _ONE = (
-    r"(?:\\(?:text|mathrm|mbox|textbf|mathbf|mathit)\s*\{(?:[^{}]|\{[^{}]*\})*\}|\{\\rm\s[^{}]*\}"
+    rf"(?:{FONT}\s*\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|\{{\\rm\s[^{{}}]*\}}"
     r"|\\Omega|\\mu|\\cents?|[A-Za-z\u00b5\u00a2]++\.?+)"
 )
 _RAISED = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d)|\d(?![\d.]))?"
 _GAP = rf"(?:{SPACE}|\s)*+"
 _ANY = rf"(?:{_ONE}{_RAISED}|\\[dt]?frac\s*\{{\s*{_ONE}{_RAISED}\s*\}}\s*\{{\s*{_ONE}{_RAISED}\s*\}})"
 _TAIL = re.compile(
-    rf"(?P<value>.*?(?:[\d}})!.|]|[A-Za-z](?={_GAP}\\(?:text|mathrm|mbox)\s*\{{)))"
+    rf"(?P<value>.*?(?:[\d}})!.|]|[A-Za-z](?={_GAP}\\(?:text|mathrm)\s*\{{)))"
     rf"(?P<gap>{_GAP})(?P<unit>(?!e[-\d]|[A-Za-z]{_GAP}\\(?:text|math)){_ANY}(?:{_GAP}(?:(?:/|\\cdot(?![a-z])){_GAP})?{_ANY})*+)",
     re.DOTALL,
 )
 _MONEY = re.compile(
-    r"\A(?P<sign>-?)(?:\\?\$|USD\b|(?P<other>[\u20ac\u00a3\u00a5]|\\(?:pounds|euro)\b))\s*(?P<value>-?\.?\d.*)\Z"
-    r"|\A(?P<before>.*\d)\s*(?:\\?\$|(?P<behind>[\u20ac\u00a3\u00a5]))\Z",
+    r"\A(?P<sign>-?)(?:\\?\$|USD\b|(?P<other>[\u20ac\u00a3\u00a5\u20b9]|\\(?:pounds|euro)\b))\s*(?P<value>-?\.?\d.*)\Z"
+    r"|\A(?P<before>.*\d)\s*(?:\\?\$|(?P<behind>[\u20ac\u00a3\u00a5\u20b9]))\Z",
     re.DOTALL,
 )
+_CURRENCIES = {"\u20ac": "euro", r"\euro": "euro", "\u00a5": "yen", "\u20b9": "rupee"}
 _POUNDS = ("\u00a3", r"\pounds")
 """They may be a weight where the other side says `pounds`."""
 _DEGREES = re.compile(
@@ -107,14 +107,25 @@ _DEGREES = re.compile(
     re.DOTALL,
 )
 _ANGULAR = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-_PERCENT = re.compile(rf"{_GAP}(?:\\?%|[Pp]er ?cent\b|\\text\s*\{{\s*(?:\\?%|[Pp]er ?cent)\s*\}})\Z")
+_PERCENT = re.compile(
+    rf"{_GAP}(?:\\?%|[Pp]er ?cent\b|\\text\s*\{{\s*(?:\\?%|[Pp]er ?cent)\s*\}})"
+    rf"(?P<of>{_GAP}\\text\s*\{{[^{{}}]*\}}|\s+[a-z][a-z ]*)?\Z"
+)
+_MODULO = re.compile(r"\s*\\[pb]?mod(?![a-z]).*\Z", re.DOTALL)
 _MANY = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "k": 10**3, "K": 10**3, "million": 10**6}
 _MANY |= {"M": 10**6, "billion": 10**9, "trillion": 10**12}
 _PART = re.compile(rf"(\d+(?:\.\d+)?){_GAP}({_ONE}),?{_GAP}")
 _NUMBER_OF = re.compile(
-    rf"(?P<number>-?[\d,]*\.?\d+){_GAP}(?:\\(?:text|mathrm)\s*\{{\s*)?(?P<many>{'|'.join(_MANY)})(?![A-Za-z])(?P<more>.*)",
+    rf"(?P<number>-?[\d,]*\.?\d+)(?P<apart>{_GAP}(?:\\(?:text|mathrm)\s*\{{\s*)?)(?P<many>{'|'.join(_MANY)})(?![A-Za-z])(?P<more>.*)",
     re.DOTALL,
 )
+_LISTED = """
+or if when than unless except otherwise least most plus minus half halves third thirds fourth fourths fifth
+fifths sixths eighths tenth tenths hundredth hundredths thousandth thousandths
+"""
+_OTHERWISE = frozenset((*_LISTED.split(), r"\lor"))
+"""Words that no unit has: the number before them is not the whole answer."""
+_POWER = re.compile(r"\^\s*\{?\s*-?\d")
 _SMALL = ("per", "of", "sq", "cubic", "square", "an", "a", "old", "left", "ago", "away", "squared", "cubed")
 
 
@@ -167,25 +178,30 @@ def _named(name: str) -> tuple[Fraction, Counter[str]] | None:
     return None
 
 
-def measured(text: str, gold: str | None = None) -> Measured:
+def measured(text: str, gold: str | None = None, money: bool = False) -> Measured:
     """A value with its percent sign and unit: of the gold answer, or of an answer beside a `gold` one.
 
     A single letter close behind a number, as in `4s`, is a unit only beside a gold answer without letters.
+    `5K` and `5M` are thousands and millions; apart from the number, as in `300\\text{ K}`, only of `money`.
     """
     if (found := _PERCENT.search(text)) is not None and found.start():
         return Measured(text[: found.start()], True, None)
     if (found := _MONEY.fullmatch(text)) is not None:
         value = found["before"] or found["sign"] + found["value"]
-        money = found["other"] or found["behind"] or "$"
-        inner = measured(value)
-        unit = None if money in _POUNDS else Unit(Fraction(1), frozenset([(money, 1)]))
+        sign = str(found["other"] or found["behind"] or "$")
+        inner = measured(value, money=True)
+        powers = frozenset([(_CURRENCIES.get(sign, sign), 1)])
+        unit = None if sign in _POUNDS else Unit(Fraction(1), powers)
         return Measured(inner.value, False, unit)
     if (found := _DEGREES.fullmatch(text)) is not None and _ANGULAR.search(text) is None:
         return Measured(found["value"], False, Unit(Fraction(1), frozenset([(found["scale"] or "deg", 1)])))
     if (summed := _summed(text)) is not None:
         return summed
     found = _NUMBER_OF.fullmatch(text)
-    if found is not None and (len(found["many"]) > 1 or found["more"] in ("", "}")):
+    if found is not None and (
+        len(found["many"]) > 1
+        or (found["more"] in ("", "}") and (money or found["many"] == "k" or not found["apart"]))
+    ):
         value = f"{Decimal(found['number'].replace(',', '')) * _MANY[found['many']]:f}"
         more = found["more"].strip().rstrip("}").strip()
         return measured(f"{value} {more}", gold) if more else Measured(value, False, None)
@@ -196,12 +212,14 @@ def measured(text: str, gold: str | None = None) -> Measured:
     unit, marked = unit_of(said), said.startswith(("\\", "{"))
     bare = gold is not None and not re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", gold))
     if unit is not None:
-        alone = len(said) == 1 or re.fullmatch(r"[A-Za-z]\^.*", said)
+        alone = re.fullmatch(r"[A-Za-z](?:\^.*)?", said)
         taken = marked or not alone or bare or (bool(found["gap"]) and gold is None)
     else:
         names = _FONT.sub(r" \1\2 ", said).split()
-        taken = any(len(name) > 1 for name in names) and (
-            marked or _counted(names, bare or bool(found["gap"]))
+        taken = (
+            any(len(name) > 1 for name in names)
+            and (marked or _counted(names, bare or bool(found["gap"])))
+            and not _changes_number(said, names)
         )
     return Measured(found["value"], False, unit) if taken else Measured(text, False, None)
 
@@ -229,6 +247,12 @@ def _counted(names: list[str], beside_number: bool) -> bool:
     return all(is_word(name) or name in _SMALL for name in names)
 
 
+def _changes_number(said: str, names: list[str]) -> bool:
+    """Whether words behind a number say that it is not all: `and a half`, `or more`, `apples and 3 pears`."""
+    numbered = re.search(r"\d", _POWER.sub("", said)) is not None
+    return numbered or not _OTHERWISE.isdisjoint(map(str.lower, names))
+
+
 def expression(text: str) -> Expression:
     """The expression that a text is. Raises `Unreadable`."""
     return read_expression(tokens(text))
@@ -238,6 +262,11 @@ def same_measured(gold: str, given: str) -> bool:
     """Whether two values are one, as they stand, or without their percent signs and units."""
     if tokens(gold) == tokens(given):
         return True
+    changes = [_plain_words(found["of"]) for text in (gold, given) if (found := _PERCENT.search(text))]
+    if len(set(filter(None, changes))) > 1:  # `increase` and `decrease`
+        return False
+    if _MODULO.search(gold) is None:
+        given = _MODULO.sub("", given)
     ours = measured(gold)
     theirs = measured(given, ours.value)
     units = [one.unit for one in (ours, theirs) if one.unit is not None]
@@ -254,6 +283,10 @@ def same_measured(gold: str, given: str) -> bool:
     if ours.percent == theirs.percent:
         return False
     return _same_scaled(ours, theirs, Fraction(1, 100) if ours.percent else Fraction(100))
+
+
+def _plain_words(text: str | None) -> str:
+    return " ".join(_FONT.sub(r" \1 ", text or "").lower().split())
 
 
 def _same_angle(ours: Measured, theirs: Measured) -> bool:

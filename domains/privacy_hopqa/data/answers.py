@@ -1,8 +1,8 @@
 """Does a predicted answer match an accepted one? Numbers, identifiers and words compared as what they are.
 
 An answer is normalised and split into tokens. Numbers are exact values with a sign, a scale and a unit, so
-that `1,200` equals `1200.0` while `1.5%` never equals `15%`; identifiers such as `Q1` or `v2.5` must agree;
-words may differ as far as the token F1 allows.
+that `1,200` equals `1200.0` while `1.5%` never equals `15%`; identifiers such as `Q1`, `v2.5` or `C++` must
+agree; words may differ as far as the token F1 allows.
 """
 
 import re
@@ -36,7 +36,7 @@ _TOKEN = re.compile(
     (?:\s?(?P<unit>%|[$€£¥₹]|
         (?:per\ ?cent|dollars?|euros?|pounds?|yen|rupees?|usd|eur|gbp|jpy|inr)(?![^\W_])))?
     (?![^\W_]|\.\d)
-    |(?P<chunk>[^\W_]+(?:\.\d[^\W_]*)*)
+    |(?P<chunk>[^\W_]+(?:\.\d[^\W_]*)*(?:(?:\+{1,2}|\#)(?![^\W_]))?)
     """,
     re.VERBOSE,
 )
@@ -118,8 +118,8 @@ def _number(match: re.Match[str]) -> Token:
 
 
 def _chunk(text: str) -> Token:
-    has_digit = any(character.isdigit() for character in text)
-    return Token("identifier" if has_digit else "word", text)
+    named = any(character.isdigit() or character in "+#" for character in text)
+    return Token("identifier" if named else "word", text)
 
 
 def tokens_equal(left: Sequence[Token], right: Sequence[Token]) -> bool:

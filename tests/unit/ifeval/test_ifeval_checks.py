@@ -204,6 +204,7 @@ def test_words_of_capital_letters() -> None:
         ("That's John's car.", None),
         ("Here's a joke.", None),
         ("It's a trap!", "en"),
+        ("Die hard fans die young.", None),
         ("C'est ici qu'il s'est assis.", "fr"),
         ("Ella come una pera.", "es"),
         # A letter of one language decides where no word does.

@@ -823,6 +823,34 @@ KINDS["congruence"] = apart(
     r"x = 3",
     r"x \equiv 3",
 )
+KINDS["for integers"] = apart(
+    r"\frac{\pi}{4}+k\pi, k\in\mathbb{Z} ;; \frac{\pi}{4}+n\pi\ (n \in \mathbf{Z})"
+    r" ;; k\pi+\frac{\pi}{4} \text{ where } k \text{ is an integer} ;; k\pi + \pi/4 \text{ for } k\in Z",
+    r"\frac{\pi}{4}+2k\pi, k\in\mathbb{Z} ;; 2n\pi+\frac{\pi}{4}, n\in\mathbb{Z}",
+    r"\frac{\pi}{3}+k\pi, k\in\mathbb{Z}",
+    r"\frac{\pi}{4}+k\pi, k\in\mathbb{N}",
+    r"(k\pi, k\pi+\frac{\pi}{2}), k\in\mathbb{Z} ;; (n\pi, n\pi+\frac{\pi}{2})(n\in\mathbf{Z})",
+    r"[k\pi, k\pi+\frac{\pi}{2}], k\in\mathbb{Z}",
+    r"\frac{\pi}{4}",
+)
+KINDS["built sets"] = apart(
+    r"\{x \mid x>2\} ;; \{x : x > 2\} ;; \{x\in\mathbb{R} \mid x>2\} ;; \{y \mid y>2\}",
+    r"\{x \mid x<2\} ;; \{x | 2 > x\}",
+    r"\{x \mid x\ge2\}",
+    r"\{x \mid x \ne 2\}",
+    r"\{x\in\mathbb{Z} \mid x>2\}",
+    r"\{x \mid 1<x\le2\} ;; \{x : 2\geq x>1\}",
+    r"\{x \mid x<1 \text{ or } x>2\}",
+    r"\{1,2\}",
+    r"\{2\}",
+)
+KINDS["systems"] = apart(
+    r"\begin{cases} x=1 \\ y=2 \end{cases} ;; \begin{cases} y=2 \\[2pt] x=1 \end{cases} ;; x=1, y=2"
+    r" ;; \left\{\begin{array}{l} x=1, \\ y=2. \end{array}\right.",
+    r"\begin{cases} x=2 \\ y=1 \end{cases}",
+    r"\begin{cases} x=1 \\ y=3 \end{cases}",
+    r"\begin{cases} x=1 \\ z=2 \end{cases}",
+)
 KINDS["dotted"] = apart(
     r"2, 4, 6, \ldots ;; 2, 4, 6, \dots ;; 2,4,6,...",
     r"2, 4, 8, \ldots",
