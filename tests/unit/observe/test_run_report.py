@@ -176,10 +176,16 @@ def test_the_report_opens_with_one_sentence_and_the_curve_of_the_domain_s_headli
             "(finetune/metrics.jsonl has none of them): +0.00, 95 % interval -1.00 to +1.00, which "
             "may be chance.",
         ),
+        (  # one problem failed before, another one after: the two that remain are no better
+            [(0, [None, 1.0, 0.0, 0.0]), (8, [1.0, None, 0.0, 0.0])],
+            "On 3 of 4 held-out problems success went from 0.33 to 0.33 in steps that are not known "
+            "(finetune/metrics.jsonl has none of them); on the 2 measured at both times: +0.00, 95 % "
+            "interval +0.00 to +0.00, which may be chance.",
+        ),
     ],
 )
 def test_the_first_sentence_of_a_report(
-    tmp_path: Path, evaluations: list[tuple[int, list[float]]], said: str
+    tmp_path: Path, evaluations: list[tuple[int, list[float | None]]], said: str
 ) -> None:
     with write_to_streams(SingleStreamSpec(tmp_path, "stats_test")) as stream:
         for version, values in evaluations:
