@@ -20,9 +20,11 @@ from domains.privacy_hopqa.same_world import without_gold
 from domains.privacy_hopqa.scorer.protocol import MAX_QUERIES
 from domains.privacy_hopqa.services import (
     KEY,
+    SCORER_KEY,
     URL_KEY,
     address_problems,
     ask_retrieval,
+    ask_scorer,
     retrieval_server,
     scoring_server,
     world_paths,
@@ -79,15 +81,20 @@ class PrivacyHopQADomain(BaseDomain):
         return specs
 
     def named_services(self, cfg: DictConfig) -> list[NamedService]:
-        """The retrieval service of the user, if there is one."""
+        """The retrieval and the scoring service of the user, if there are any."""
         settings = settings_of(cfg)
+        named = list[NamedService]()
+        if (scorer := settings.privacy_reward_service_url) is not None:
+            score = partial(ask_scorer, scorer, settings.privacy_reward_timeout_s)
+            named.append(NamedService(name="scoring", url_key=SCORER_KEY, url=scorer, ask=score))
         if not settings.retrieval_urls:
-            return []
+            return named
         shown = ", ".join(settings.retrieval_urls)
         ask = partial(ask_retrieval, cfg, settings)
         # Of data that is served alone nothing is here to compare: another server may serve anything.
         here = settings.task_data_root is not None or not settings.dataset_paths
-        return [NamedService(name="retrieval", url_key=URL_KEY, url=shown, ask=ask, compares=here)]
+        found = NamedService(name="retrieval", url_key=URL_KEY, url=shown, ask=ask, compares=here)
+        return [found, *named]
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """Problems of the domain's block and of its fit with the rest, one line each."""

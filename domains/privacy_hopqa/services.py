@@ -1,4 +1,4 @@
-"""The servers of a run: those that it starts, and what is asked of a retrieval service that the user named.
+"""The servers of a run: those that it starts, and what is asked of services that the user named.
 
 The hooks of `domain.py` call it before anything is started, so that an address, a token or a corpus that does
 not fit the chains is one line and not a run full of refused searches.
@@ -19,11 +19,12 @@ import aiohttp
 from omegaconf import DictConfig
 
 from domains.privacy_hopqa.agent.concurrency import run_limited
-from domains.privacy_hopqa.agent.errors import TransportFailure
+from domains.privacy_hopqa.agent.errors import PrivacyScoreFailure, TransportFailure
 from domains.privacy_hopqa.agent.search_service import TOKEN_FILE_VARIABLE, check_fingerprint, helper_headers
 from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.dataset import load_problems
+from domains.privacy_hopqa.reward.scoring import ask_one
 from domains.privacy_hopqa.same_world import WHOLE_BYTES, digests, foreign, lacking, samples
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.world import generate, world_config
@@ -36,6 +37,7 @@ from retrieval_server.identity import normalise, strip_extensions
 
 KEY = "privacy_hopqa"
 URL_KEY = f"{KEY}.helper_service_url"
+SCORER_KEY = f"{KEY}.privacy_reward_service_url"
 SCORER_START_S = 600.0
 """A classifier may have to be read from disk first."""
 _ASK_TIMEOUT_S = 30.0
@@ -81,7 +83,7 @@ def scoring_server(options: Sequence[str]) -> ServiceSpec:
     return ServiceSpec(
         name="scoring",
         argv=[*argv, *options],
-        url_key=f"{KEY}.privacy_reward_service_url",
+        url_key=SCORER_KEY,
         start_deadline_s=SCORER_START_S,
     )
 
@@ -150,6 +152,24 @@ def ask_retrieval(cfg: DictConfig, settings: PrivacyHopQASettings) -> str:
     """
     with _world_of(settings) as found:
         return _asked(cfg, found, bool(settings.dataset_paths))
+
+
+def ask_scorer(url: str, timeout_s: float) -> str:
+    """Ask the named scoring service for one score. Raises ConfigError if no rollout could use its answer."""
+
+    async def ask() -> None:
+        async with aiohttp.ClientSession() as session:
+            await ask_one(JsonClient(url, session, timeout_s))
+
+    try:
+        asyncio.run(ask())
+    except TransportFailure as error:
+        problem = f"{error}; start it, or leave the key out and each worker scores by rules"
+    except (PrivacyScoreFailure, RequestRefused) as error:
+        problem = str(error)
+    else:
+        return "scores an invented log"
+    raise ConfigError([f"{SCORER_KEY}={url}: {problem}"])
 
 
 @contextmanager

@@ -130,7 +130,9 @@ def time_left_s(first: Trained, last: Trained, target: int, now: float, steps: i
 
 def _rollouts(counts: RolloutCounts, actor: dict[str, Any]) -> str:
     ends = [f"{n} {outcome.value}" for outcome, n in counts.ends.items() if n]
-    ends.append(f"{counts.unfinished} open")
+    if counts.discarded:  # by a resume: nobody will end them
+        ends.append(f"{counts.discarded} discarded")
+    ends.append(f"{counts.unfinished - counts.discarded} open")
     line = f"rollouts {counts.started}: {', '.join(ends)}"
     if again := sum(counts.retried.values()):
         line += f"; {again} failed tries made again"

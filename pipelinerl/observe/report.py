@@ -21,7 +21,7 @@ from pipelinerl.observe.intervals import Interval
 from pipelinerl.observe.progress import Output
 from pipelinerl.observe.rates import RATES
 from pipelinerl.observe.report_page import CURVE, Drawn, write_report_page
-from pipelinerl.observe.summary import Section, Summary, summarise
+from pipelinerl.observe.summary import Comparison, Section, Summary, summarise
 
 _PIPE_WIDTH = 140
 """Columns where there is no terminal: a pipe has no width of its own."""
@@ -44,8 +44,15 @@ def comparison_rows(summary: Summary, names: Sequence[str], digits: int = 3) -> 
     rows: list[tuple[str, ...]] = [header]
     for name, found in known.items():
         before, after = _interval(found.before, form), _interval(found.after, form)
-        rows.append((name, before, after, _interval(found.difference, f"+{form}"), str(found.after.n)))
+        rows.append((name, before, after, _interval(found.difference, f"+{form}"), _counts(found)))
     return rows
+
+
+def _counts(found: Comparison) -> str:
+    """The number of problems; of each column where others failed before than after."""
+    intervals = (found.before, found.after, found.difference)
+    counts = [str(one.n) for one in intervals if one is not None]
+    return counts[0] if len(set(counts)) == 1 else ", ".join(counts)
 
 
 def rate_rows(summary: Summary) -> list[tuple[str, ...]]:

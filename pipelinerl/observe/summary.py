@@ -91,9 +91,11 @@ class Summary:
             return f"On {on} {name} is {mean:.2f} (95 % interval {low:.2f} to {high:.2f})."
         said = f"On {on} {name} went from {found.before.mean:.2f} to {found.after.mean:.2f} in {trained}"
         if found.difference is None:
-            return f"{said}."
-        mean, low, high, _ = found.difference
+            return f"{said}; the problems were others before, so that this is no comparison."
+        mean, low, high, pairs = found.difference
         chance = "" if low > 0 or high < 0 else ", which may be chance"
+        if not found.before.n == found.after.n == pairs:  # others failed before than after
+            said += f"; on the {pairs} measured at both times"
         return f"{said}: {mean:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}{chance}."
 
     @property

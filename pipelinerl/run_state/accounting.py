@@ -16,7 +16,7 @@ import enum
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,17 +80,34 @@ def kind_of(reason: str) -> str:
 def kinds_of(reasons: Iterable[str]) -> dict[str, str]:
     """The kind of each reason; those of one type and place that say more than three things are one kind."""
     kinds = {reason: kind_of(reason) for reason in reasons}
-    said: dict[tuple[str, str], set[str]] = {}
+    said: dict[str, set[str]] = {}
     for kind in kinds.values():
-        if (place := _PLACE.search(kind)) and (type_ := _TYPE.match(kind)):
-            said.setdefault((type_[0], place[0]), set()).add(kind)
+        said.setdefault(_type_and_place(kind), set()).add(kind)
     together = {
-        kind: f"{type_}: …{place}"
-        for (type_, place), texts in said.items()
-        if len(texts) > _MOST_TEXTS
+        kind: both
+        for both, texts in said.items()
+        if len(texts) > _MOST_TEXTS or both in texts  # which a run with very many has
         for kind in texts
     }
     return {reason: together.get(kind, kind) for reason, kind in kinds.items()}
+
+
+def _type_and_place(kind: str) -> str:
+    """Without what an error says; the same where its type and place are not known."""
+    type_, place = _TYPE.match(kind), _PLACE.search(kind)
+    return f"{type_[0]}: …{place[0]}" if type_ and place else kind
+
+
+def _coarser(reason: str) -> tuple[str, str]:
+    kind = kind_of(reason)
+    return kind, _type_and_place(kind)
+
+
+def _listed(reasons: Mapping[str, int]) -> str:
+    kinds, named = Counter[str](), kinds_of(reasons)
+    for reason, n in reasons.items():
+        kinds[named[reason]] += n
+    return ", ".join(f"{kind} {n}" for kind, n in kinds.most_common())
 
 
 def _quoted(quote: re.Match[str]) -> str:
@@ -236,14 +253,10 @@ class RolloutCounts:
             evaluated = _sum(self.eval_started, self.eval_ends, self.eval_unfinished)
             rows.append(f"evaluation rollouts: {evaluated}")
         for outcome, reasons in self.reasons.items():
-            kinds, named = Counter[str](), kinds_of(reasons)
-            for reason, n in reasons.items():
-                kinds[named[reason]] += n
-            listed = ", ".join(f"{kind} {n}" for kind, n in kinds.most_common())
-            rows.append(f"{outcome}: {listed}")
+            rows.append(f"{outcome}: {_listed(reasons)}")
         if self.retried:
-            listed = ", ".join(f"{kind} {n}" for kind, n in Counter(self.retried).most_common())
-            rows.append(f"failed tries that were made again: {sum(self.retried.values())} = {listed}")
+            tries = sum(self.retried.values())
+            rows.append(f"failed tries that were made again: {tries} = {_listed(self.retried)}")
         if self.resumes:
             often = "once" if self.resumes == 1 else f"{self.resumes} times"
             rows.append(
@@ -271,7 +284,10 @@ class RolloutAccounting:
     def __init__(self, output_dir: Path) -> None:
         self._folder = log_path(output_dir, "").parent
         self._tails: dict[Path, LineTail] = {}
-        self._training, self._evaluation = RolloutTable(TRAINING_ENDS), RolloutTable(EVAL_ENDS)
+        self._training, self._evaluation = (
+            RolloutTable(TRAINING_ENDS, _coarser),
+            RolloutTable(EVAL_ENDS, _coarser),
+        )
         self._resumes = 0
         self._retried = Counter[str]()
 

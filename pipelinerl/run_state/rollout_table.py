@@ -5,7 +5,7 @@ Read by `RolloutAccounting`, which enters what the roles have recorded. A rollou
 has a block of its own.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 End = TypeVar("End", bound=Hashable)
@@ -16,7 +16,8 @@ _BYTES = 3
 """Per rollout: its marks, the number of the end that stays, the number of the one that can be rolled back."""
 OTHER_REASONS = "other reasons"
 # An end is one byte; 0 is none yet, and some are left for the ends of further reasons counted together.
-_MOST_ENDS = 250
+# The first are for reasons as they were said, further ones for their kinds, and the rest for kinds of kinds.
+_MOST_ENDS = (100, 200, 250)
 _GROUPS_PER_BLOCK = 4096
 _WITH_EARLIER = bytes(mark | EARLIER if mark & STARTED else mark for mark in range(256))
 
@@ -28,7 +29,11 @@ class RolloutTable(Generic[End]):
     from what the others recorded.
     """
 
-    def __init__(self, ends: Sequence[End]) -> None:
+    def __init__(
+        self, ends: Sequence[End], coarser: Callable[[str], tuple[str, str]] = lambda said: (said, said)
+    ) -> None:
+        """`coarser` gives the kind of a reason, and the kind of that, for a run with too many of them."""
+        self._coarser = coarser
         self._ranks = {end: rank for rank, end in enumerate(ends)}
         self.started = self.undone = 0
         self.twice: set[str] = set()
@@ -129,8 +134,10 @@ class RolloutTable(Generic[End]):
 
     def _number(self, end: End, reason: str) -> int:
         key = (end, reason)
-        if key not in self._numbers and reason and len(self._ends) >= _MOST_ENDS:
-            key = (end, OTHER_REASONS)
+        if key not in self._numbers and reason and len(self._ends) >= _MOST_ENDS[0]:
+            said = zip(_MOST_ENDS[1:], self._coarser(reason), strict=True)
+            keys = ((end, one) for most, one in said if (end, one) in self._numbers or len(self._ends) < most)
+            key = next(keys, (end, OTHER_REASONS))
         if key not in self._numbers:
             self._numbers[key] = len(self._ends)
             self._ends.append(key)

@@ -166,6 +166,8 @@ def _leaves(
     elif is_dataclass(value) and not isinstance(value, type):
         content = {field.name: getattr(value, field.name) for field in fields(value)}
         yield from _leaves(content, form, names, key)
+    elif callable(plain := getattr(value, "tolist", None)):  # an array, as columns of parquet files are
+        yield from _leaves(plain(), form, names, key)
     elif value is not None:
         # Of a table a whole number may come as a float.
         shown = str(int(value) if isinstance(value, float) and value.is_integer() else value)

@@ -176,10 +176,22 @@ def test_the_report_opens_with_one_sentence_and_the_curve_of_the_domain_s_headli
             "(finetune/metrics.jsonl has none of them): +0.00, 95 % interval -1.00 to +1.00, which "
             "may be chance.",
         ),
+        (  # one problem failed before, another one after: the two that remain are no better
+            [(0, [None, 1.0, 0.0, 0.0]), (8, [1.0, None, 0.0, 0.0])],
+            "On 3 of 4 held-out problems success went from 0.33 to 0.33 in steps that are not known "
+            "(finetune/metrics.jsonl has none of them); on the 2 measured at both times: +0.00, 95 % "
+            "interval +0.00 to +0.00, which may be chance.",
+        ),
+        (
+            [(0, [1.0, 0.0, 1.0, 0.0]), (8, [1.0, 0.0])],
+            "On 2 held-out problems success went from 0.50 to 0.50 in steps that are not known "
+            "(finetune/metrics.jsonl has none of them); the problems were others before, so that this is no "
+            "comparison.",
+        ),
     ],
 )
 def test_the_first_sentence_of_a_report(
-    tmp_path: Path, evaluations: list[tuple[int, list[float]]], said: str
+    tmp_path: Path, evaluations: list[tuple[int, list[float | None]]], said: str
 ) -> None:
     with write_to_streams(SingleStreamSpec(tmp_path, "stats_test")) as stream:
         for version, values in evaluations:
@@ -636,6 +648,17 @@ def test_the_status_line_begins_where_a_resume_does(tmp_path: Path) -> None:
         assert "test success 0.20" in line
         finetune.log({"stats/samples": 24.0, "stats/completed_steps": 3}, step=24)
         assert str(display.line()).startswith("step 3 (75%) | ")
+
+
+def test_rollouts_that_a_resume_left_behind_are_not_open(tmp_path: Path) -> None:
+    """Of eight rollouts three were trained when the run stopped; the resume kept one of the others."""
+    actor = RolloutLog(tmp_path, "actor")
+    actor.record(Outcome.STARTED, [f"0-000000/{index}" for index in range(8)])
+    RolloutLog(tmp_path, "finetune").record(Outcome.TRAINED, [f"0-000000/{index}" for index in range(3)])
+    actor.record(Outcome.RESUMED)
+    RolloutLog(tmp_path, "preprocess").record(Outcome.REPLAYED, ["0-000000/3"])
+    actor.record(Outcome.STARTED, ["1-000000/0", "1-000000/1"])
+    assert "rollouts 10: 3 trained, 4 discarded, 3 open" in str(ProgressDisplay(tmp_path).line())
 
 
 def test_the_status_of_an_earlier_start_is_not_shown(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Rollouts whose penalty comes over HTTP: what a scoring service may answer, and what fails the rollout."""
 
+import asyncio
 import json
 from functools import partial
 
@@ -7,13 +8,16 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from omegaconf import OmegaConf
 
 from domains.privacy_hopqa.agent.errors import PrivacyScoreFailure
 from domains.privacy_hopqa.agent.transport import JsonClient
+from domains.privacy_hopqa.domain import PrivacyHopQADomain
 from domains.privacy_hopqa.reward.scoring import score_by_service, score_here
 from domains.privacy_hopqa.scorer.app import ScoringService, build_app
 from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
 from domains.privacy_hopqa.scorer.protocol import MAX_EXAMPLES, parse_request
+from pipelinerl.base.errors import ConfigError
 from tests.support.privacy_hopqa.agent import TWO_HOPS
 from tests.support.privacy_hopqa.service import Service
 
@@ -118,3 +122,30 @@ async def test_the_service_and_the_scorer_in_process_agree():
         served = await score_by_service(client, TWO_HOPS, FACTS, asked)
     assert served == await score_here(TWO_HOPS, FACTS, asked)
     assert served[leaky] > served[mosaic] > served[harmless] == 0.0
+
+
+async def asked_before_the_start(url):
+    block = {"privacy_reward_service_url": url, "privacy_reward_timeout_s": 5}
+    (service,) = PrivacyHopQADomain().named_services(OmegaConf.create({"privacy_hopqa": block}))
+    assert (service.url_key, service.url) == ("privacy_hopqa.privacy_reward_service_url", url)
+    return await asyncio.to_thread(service.ask)
+
+
+async def test_a_named_scorer_is_asked_for_a_score_before_the_start():
+    async with TestServer(build_app(ScoringService(RulesClassifier()))) as server:
+        url = str(server.make_url("")).rstrip("/")
+        assert await asked_before_the_start(url) == "scores an invented log"
+    with pytest.raises(ConfigError, match=f"privacy_reward_service_url={url}: .*start it, or leave the key"):
+        await asked_before_the_start(url)
+
+
+@pytest.mark.parametrize("answer", [{"scores": []}, {"scores": [{"id": "log0", "prob_yes": 7}]}, "404"])
+async def test_a_named_server_that_scores_nothing_is_refused_before_the_start(answer):
+    async def score(_):
+        return web.json_response(answer) if isinstance(answer, dict) else web.Response(status=int(answer))
+
+    app = web.Application()
+    app.router.add_post("/score", score)
+    async with TestServer(app) as server:
+        with pytest.raises(ConfigError, match="privacy_reward_service_url="):
+            await asked_before_the_start(str(server.make_url("")).rstrip("/"))

@@ -1,5 +1,6 @@
 """Every rollout is counted exactly once, whatever order and roles its ends were recorded in."""
 
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -79,6 +80,36 @@ def test_tries_that_were_made_again_are_told_and_change_no_sum(tmp_path: Path, a
     assert (counts.started, counts[Outcome.FAILED], counts.unfinished, counts.adds_up) == (3, 1, 2, True)
     (line,) = [line for line in counts.lines() if "made again" in line]
     assert line == "failed tries that were made again: 3 = TimeoutError: slow after # s (mine.py:9) 3"
+
+
+def test_a_run_with_hundreds_of_reasons_counts_each_kind_as_often_as_it_occurred(
+    tmp_path: Path, actor: RolloutLog
+) -> None:
+    """Words of single rollouts take the place of no other reason, of this end or of another."""
+    names = [rollout_id(f"0-{number:06d}", 0) for number in range(1511)]
+    actor.record(Outcome.STARTED, names)
+    rest = iter(names)
+    for number in range(300):
+        actor.record(Outcome.FAILED, [next(rest)], f"KeyError: 'row-{number}' (mine.py:7)")
+        actor.record(Outcome.FAILED, [next(rest)], f"ValueError: no answer in 'it is {number}' (mine.py:9)")
+        word = "".join(chr(ord("a") + int(digit)) for digit in str(number))
+        actor.record(Outcome.FAILED, [next(rest)], f"RuntimeError: {word} was said (mine.py:11)")
+    for number in range(200):
+        actor.record(Outcome.FAILED, [next(rest)], f"KeyError: 'column-{number}' (mine.py:3)")
+        actor.record(Outcome.FAILED, [next(rest)], f"OSError: disk is full after {number} (mine.py:5)")
+    actor.record(Outcome.FAILED, [next(rest) for _ in range(206)], "TypeError: late (mine.py:13)")
+    actor.record(Outcome.STALE, [next(rest) for _ in range(5)], "too_old")
+    _, stale, failed = reconcile(tmp_path).lines()
+    assert stale == "stale: too_old 5"
+    found = re.findall(r"(\w+Error): [^,]* \(mine\.py:(\d+)\) (\d+)", failed)
+    assert sorted((type_, int(line), int(count)) for type_, line, count in found) == [
+        ("KeyError", 3, 200),
+        ("KeyError", 7, 300),
+        ("OSError", 5, 200),
+        ("RuntimeError", 11, 300),
+        ("TypeError", 13, 206),
+        ("ValueError", 9, 300),
+    ]
 
 
 def test_evaluation_rollouts_are_counted_apart(tmp_path: Path, actor: RolloutLog) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipelinerl.actor.run import _compare
@@ -178,6 +179,15 @@ def test_a_problem_within_an_object_is_known_by_its_texts() -> None:
         for kind, numbers in (("train", range(30)), ("test", range(25, 35)))
     )
     assert shared(train, test) == 5
+
+
+def test_arrays_are_read_like_lists() -> None:
+    """As pandas gives the columns of a parquet file; numpy shows a long one with an ellipsis."""
+    trained = [{"prompt": np.array([{"role": "user", "content": text}])} for text in QUESTIONS[:30]]
+    assert shared(trained, [{"question": text} for text in QUESTIONS[25:35]]) == 5
+    long = [{"values": np.arange(2000)}, {"values": np.where(np.arange(2000) == 1000, 0, np.arange(2000))}]
+    assert shared(long[:1], long[1:]) == 0 and shared(long[:1], [{"values": list(range(2000))}]) == 1
+    assert digest(long[:1]) != digest(long[1:])
 
 
 def test_what_was_counted_is_kept_for_the_report(tmp_path: Any) -> None:
