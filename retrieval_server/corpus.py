@@ -24,8 +24,8 @@ TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TEXT_SUFFIXES = (".md", ".txt", ".csv")
 ORIGINAL_SUFFIXES = (".pdf", ".docx", ".pptx", ".xlsx", ".html", ".jsonl")
 _OF_ANSWERS = re.compile(
-    r"(?:.*[^a-z])?(?:qa_?dict|file_?dict|dr_?question)(?:[^a-z].*)?"
-    r"|(?:copy_of_)?eval(?:_*(?:copy|copy_\d+|backup|bak|old|orig|v\d+|\(\d+\)))*_*(?:\..*)?"
+    r"(?:.*[^a-z])?(?:qa[_.]?dict|file[_.]?dict|dr[_.]?question)(?:[^a-z].*)?"
+    r"|(?:copy_of_)?eval(?:_*(?:copy|copy_\d+|backup|bak|old|orig|v\d+|\(\d+\)|\((?:\w+_)?copy(?:_\d+)?\)))*_*(?:\..*)?"
 )
 """Names of answer files and of their copies; `eval` is a common word, so only with what marks a copy."""
 _LEAST_COPIED, _LEAST_WORDS, _LEAST_SENTENCES = 50, 4, 3
@@ -302,8 +302,14 @@ def holds_answers(relative: PurePath) -> bool:
 
     Whatever its extension: `qa_dict.json`, `QA-dict (1).md`, `Copy of qa_dict.csv`, `eval_backup.txt`.
     """
-    names = (part.lstrip(".").strip().lower() for part in relative.parts)
-    return any(_OF_ANSWERS.fullmatch(re.sub(r"[ _-]+", "_", name)) for name in names)
+    return any(_OF_ANSWERS.fullmatch(_plain_name(part)) for part in relative.parts)
+
+
+def _plain_name(part: str) -> str:
+    """In small letters, `_` between words. Full width, other dashes and invisible marks look the same."""
+    shown = unicodedata.normalize("NFKC", part.translate(_TYPED))
+    shown = "".join(mark for mark in shown if unicodedata.category(mark) != "Cf")
+    return re.sub(r"[ _-]+", "_", shown.lstrip(".").strip().lower())
 
 
 def _fetches(text: str) -> str | None:

@@ -343,7 +343,12 @@ def _remark_keys(output_dir: Path, names: Iterable[str]) -> None:
     """
     now = set(names)
     last = note_digest(output_dir, "keys", json.dumps(sorted(now)))
-    before = set(json.loads(last)) if last else now
+    try:
+        before = set(json.loads(last)) if last else now
+    except (ValueError, TypeError):
+        before = now
+        line = "actor/keys_digest is damaged: keys that the domain gained or lost are not named"
+        log.warning(line, extra=REMARK)
     for said, keys in (("new", now - before), ("gone", before - now)):
         for key in sorted(keys):
             line = "%s is %s since the last start, and the run goes on so; start it as before, or "

@@ -233,8 +233,10 @@ def is_unknown(output_dir: Path) -> bool:
 
 
 def _noted(output_dir: Path) -> str:
+    """What was written down; empty for a damaged file too, which says as little as none."""
     path = _path(output_dir)
-    return path.read_text().strip() if path.is_file() else ""
+    said = path.read_text(errors="replace").strip() if path.is_file() else ""
+    return said if said == _UNKNOWN or re.fullmatch(r"\d+ of \d+", said) else ""
 
 
 def digest(problems: Sequence[Mapping[str, Any]]) -> str:
@@ -253,7 +255,7 @@ def digest(problems: Sequence[Mapping[str, Any]]) -> str:
 def note_digest(output_dir: Path, kind: str, found: str) -> str:
     """Keep a digest for the next start; returns that of the last one, empty for none."""
     path = Path(output_dir) / "actor" / f"{kind}_digest"
-    before = path.read_text().strip() if path.is_file() else ""
+    before = path.read_text(errors="replace").strip() if path.is_file() else ""
     if found:
         write_whole(path, f"{found}\n")
     return before

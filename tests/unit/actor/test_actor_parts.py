@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -760,3 +761,15 @@ def test_keys_of_a_domain_that_came_or_went_are_remarked(tmp_path, caplog):
     said = [record.getMessage() for record in caplog.records]
     assert [line.partition(" since")[0] for line in said] == ["mine.bonus is new", "mine.depth is gone"]
     assert list(dict(leaves_of({"mine": {"a": {"b": "secret"}, "c": []}}))) == ["mine.a.b", "mine.c"]
+
+
+@pytest.mark.parametrize("damaged", [b"\xff\xfe", b"[1", b"[{}]", b"3"])
+def test_a_damaged_note_of_keys_is_remarked_and_ends_nothing(
+    damaged: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "actor" / "keys_digest").write_bytes(damaged)
+    _remark_keys(tmp_path, ["mine.depth"])
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "actor/keys_digest is damaged"
+    ]

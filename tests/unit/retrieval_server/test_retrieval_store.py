@@ -131,6 +131,9 @@ def test_answer_files_binaries_and_outside_files_are_never_found(data: Path) -> 
             "drQuestion (1).md",
             "eval .md",
         ),
+        # How file managers and word processors write such names.
+        *("eval (copy).md", "eval (another copy)/page.md", "eval (3rd copy).txt", "qa\u2010dict.md"),
+        *("ｑａ＿ｄｉｃｔ.md", "qa\u200b_dict.md", "qa\u00a0dict.md", "qa.dict.md", "\ufeffeval.md"),
     ],
 )
 def test_answers_under_other_extensions_and_in_folders_are_never_found(name: str, data: Path) -> None:
@@ -150,6 +153,8 @@ def test_answers_under_other_extensions_and_in_folders_are_never_found(name: str
         "retrieval (1).md",
         "old.md",
         "eval 2024.csv",
+        "eval (hardcopy).md",
+        "e\u0301val.md",
     ],
 )
 def test_a_name_that_only_resembles_an_answer_file_is_served(name: str, tmp_path: Path) -> None:

@@ -195,7 +195,20 @@ def test_what_was_counted_is_kept_for_the_report(tmp_path: Any) -> None:
     note_shared(tmp_path, 0, 40)
     assert noted_shared(tmp_path) == ""
     note_shared(tmp_path, 12, 40)
-    assert noted_shared(tmp_path) == "12 of 40"
+    assert noted_shared(tmp_path) == "12 of 40" and not is_unknown(tmp_path)
+
+
+@pytest.mark.parametrize("damaged", [b"\xb12 of 40\n", b"12 of", b"", b"[1, 2]\n", bytes(range(256))])
+def test_a_damaged_count_is_not_known(damaged: bytes, tmp_path: Path) -> None:
+    note_shared(tmp_path, 12, 40)
+    (tmp_path / "actor" / "shared_problems").write_bytes(damaged)
+    assert noted_shared(tmp_path) == "" and is_unknown(tmp_path)
+
+
+def test_a_damaged_digest_differs(tmp_path: Path) -> None:
+    note_digest(tmp_path, "test", digest(TRAIN))
+    (tmp_path / "actor" / "test_digest").write_bytes(b"\xff\xfe")
+    assert note_digest(tmp_path, "test", digest(TRAIN)) not in ("", digest(TRAIN))
 
 
 def test_other_problems_have_another_digest_and_the_same_ones_the_same(tmp_path: Any) -> None:
