@@ -164,12 +164,12 @@ def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plai
     recorded = () if dry_run else partial.remarks(cfg)
     changed, said = resumed.compared(chosen.tree)
     for remark in chain(training.remarks(cfg), recorded, said):
-        print(f"launcher: {remark}", flush=True)
+        print(printable(f"launcher: {remark}"), flush=True)
     if cfg.validate_:
         if unusable := imports.check(cfg):
             raise ConfigError(unusable)
         print_choices(validated(chosen, domain, RunFolder(output_dir), backend, dry_run, changed))
-        print(f"the configuration is valid; output_dir={output_dir}")
+        print(printable(f"the configuration is valid; output_dir={output_dir}"))
         return COMPLETED
     with RunFolder(output_dir) as folder:
         return _run(chosen, domain, cfg, folder, backend, dry_run, plain, changed)
@@ -185,7 +185,7 @@ def _run(
     plain: bool,
     changed: tuple[str, ...],
 ) -> int:
-    print(f"output_dir={folder.path}", flush=True)
+    print(printable(f"output_dir={folder.path}"), flush=True)
     limits = cfg.finetune.last_step, cfg.finetune.max_epochs
     completed = None if cfg.force_restart else folder.completed(*limits)
     # Without a tree that can be read, a start writes it anew.
@@ -208,9 +208,8 @@ def _run(
     plan = prepare(chosen, domain, folder, backend, dry_run, named, changed)
     print_choices(plan)
     if dry_run:
-        print(
-            f"DRY_RUN: wrote {len(plan.children)} start.sh below {folder.path}; started nothing", flush=True
-        )
+        wrote = f"DRY_RUN: wrote {len(plan.children)} start.sh below {folder.path}; started nothing"
+        print(printable(wrote), flush=True)
         return COMPLETED
     _supervised(plan, folder, backend, plain, log)
     if cfg.debug.mode == "":

@@ -31,9 +31,9 @@ def report_run(output_dir: Path, domain: Domain | None = None) -> Path:
     folder = write_report(
         output_dir, domain.report_focus, domain.report(output_dir), rollouts=page is not None
     )
-    print(f"In a browser: {folder / 'index.html'}")
+    print(printable(f"In a browser: {folder / 'index.html'}"))
     if page is not None:
-        print(f"Rollouts: {page}")
+        print(printable(f"Rollouts: {page}"))
     return folder
 
 

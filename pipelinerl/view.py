@@ -27,9 +27,10 @@ def main(argv: list[str] | None = None) -> int:
         if args.eval is not None:
             if args.compare is not None or args.eval.suffix != ".eval":
                 raise ValueError(f"--eval {args.eval}: name a file NAME.eval, for one run without --compare")
-            print(f"{args.eval}: {export(args.output_dir, args.eval, args.limit)} rollouts")
+            written = export(args.output_dir, args.eval, args.limit)
+            print(printable(f"{args.eval}: {written} rollouts"))
         else:
-            print(write_page(args.output_dir, compare=args.compare, limit=args.limit))
+            print(printable(str(write_page(args.output_dir, compare=args.compare, limit=args.limit))))
     except (ConfigError, DamagedLine, StreamError, ValueError, OSError) as error:
         print(printable(f"view: {error}"), file=sys.stderr)
         return 1

@@ -4,6 +4,7 @@
 """
 
 import re
+from fractions import Fraction
 from typing import Any
 
 from domains.pool import JudgePool
@@ -18,6 +19,14 @@ _EXPRESSION = re.compile(
     r"(?:[\d\s+\-*/^().,=]|\b(?:[A-Za-z]|a?(?:sin|cos|tan)h?|exp|log|ln|sqrt|pi|Integral)\b)*", re.ASCII
 )
 """What may reach that parser: no names but variables and functions of mathematics, no text, no brackets."""
+
+EXACT = frozenset({"game_of_life_halting"})
+"""Families whose verifier calls every text right; here an answer has to be the text that they give."""
+
+_NO_NUMBER = re.compile(r"\bnan[ij]?\b", re.IGNORECASE)
+"""A distance to it is smaller than every limit for a verifier that takes the smaller of two numbers."""
+COIN_FLIP_TOLERANCE = 1e-4
+"""As in the family, which then counts equal first digits: of the answer 0 all are."""
 
 RIGHT = 0.999
 """Scores of right answers; a few families build 1.0 from fractions."""
@@ -42,11 +51,22 @@ def judge(
         return 0.0, False
     if task in PARSED and not _EXPRESSION.fullmatch(answer):
         return 0.0, True
+    if _NO_NUMBER.search(answer) and not _NO_NUMBER.search(item["answer"] or ""):
+        return 0.0, True
+    if task in EXACT:
+        return float(answer.strip().lower() == item["answer"].lower()), True
     try:
         score = float(cached(task, options, seed).score_answer(answer, item))
+        if task == "coin_flip" and score >= RIGHT and not _near(answer, item["answer"]):
+            return 0.0, True
     except (Exception, RecursionError, MemoryError):  # whatever an odd answer brings down
         return None, True
     return min(max(score, 0.0), 1.0), True
+
+
+def _near(answer: str, wanted: str) -> bool:
+    difference = Fraction(answer.replace(",", "")) - Fraction(wanted.replace(",", ""))
+    return abs(float(difference)) <= COIN_FLIP_TOLERANCE
 
 
 def make_pool(workers: int, deadline_s: float, memory_mb: int) -> JudgePool:

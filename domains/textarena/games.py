@@ -8,6 +8,7 @@ that games side by side in one process do not disturb each other.
 import io
 import json
 import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
@@ -42,6 +43,10 @@ LEFT_OUT = frozenset(
     }
 )
 """Variants of these games that cannot be played."""
+
+LONGEST = 100
+"""Digits of a number that a game reads: Python refuses to read 4,300, and no board or purse is so large."""
+_LONG_NUMBER = re.compile(rf"\d{{{LONGEST + 1},}}")
 
 
 class GameError(ValueError):
@@ -89,7 +94,7 @@ class Game:
     def move(self, action: str) -> None:
         """Moves against the rules are the game's business. Raises GameError where the game fails at one."""
         with self._playing():
-            self.over = bool(self._env.step(action)[0])
+            self.over = bool(self._env.step(_LONG_NUMBER.sub(lambda found: found[0][:LONGEST], action))[0])
 
     def rewards(self) -> list[float]:
         """What each seat has earned; zeros in a game that has not ended."""

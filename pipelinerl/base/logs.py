@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from pipelinerl.base.errors import printable
 from pipelinerl.base.line_file import LineFile
 from pipelinerl.base.masking import without_secrets
 
@@ -21,10 +22,10 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class _Format(logging.Formatter):
-    """Messages and stacks without the run's secrets."""
+    """Messages and stacks as a terminal may show them, without the run's secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return without_secrets(super().format(record))
+        return printable(super().format(record))
 
 
 class _LogFile(logging.FileHandler):

@@ -3,6 +3,7 @@
 Called by `compose` with the files of a composition, the weakest first.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 DEFAULT = "default"
+_ABSENT = object()
+_REFERENCE = re.compile(r"\$\{([\w.-]+)\}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +25,16 @@ class Layer:
 
     def has(self, key: str) -> bool:
         """Whether it writes this dotted key, whatever the value."""
+        return self.value(key) is not _ABSENT
+
+    def value(self, key: str) -> Any:
+        """What it writes for this dotted key, interpolations as they stand; `_ABSENT` if nothing."""
         found: Any = self.content
         for part in key.split("."):
             if not isinstance(found, Mapping) or part not in found:
-                return False
+                return _ABSENT
             found = found[part]
-        return True
+        return found
 
 
 def layer(name: str, content: DictConfig, package: str = "") -> Layer:
@@ -44,6 +51,13 @@ def origin(layers: Iterable[Layer], keys: Iterable[str]) -> str:
     strongest = [*layers][::-1]
     found = (next((one.name for one in strongest if one.has(key)), DEFAULT) for key in keys)
     return ", ".join(dict.fromkeys(name for name in found if name != DEFAULT)) or DEFAULT
+
+
+def referred(layers: Iterable[Layer], key: str) -> str:
+    """The key whose value a key has, by the strongest file that writes it; itself if it has its own."""
+    written = next((one.value(key) for one in [*layers][::-1] if one.has(key)), None)
+    found = _REFERENCE.fullmatch(written) if isinstance(written, str) else None
+    return found[1] if found else key
 
 
 def file_name(place: str, chosen: Sequence[str], path: Path, bundled: bool) -> str:

@@ -65,8 +65,9 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
         """Why a key has its value, "" for the files that give it; of `others`, which the row shows too, those
         that were given are named.
         """
-        also = ", ".join(other for other in others if other in given)
-        otherwise = otherwise or composition.origin(*(one for one in (key, *others) if one not in given))
+        also = ", ".join(dict.fromkeys(one for other in others if (one := composition.given(other))))
+        unsaid = (one for one in (key, *others) if not composition.given(one))
+        otherwise = otherwise or composition.origin(*unsaid)
         return "given" if key in given else f"{also} given, else {otherwise}" if also else otherwise
 
     yield Row("output folder", str(plan.output_dir), why("output_dir", "default"), "output_dir=DIR")

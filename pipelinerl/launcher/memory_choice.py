@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.errors import ConfigError, counted
 from pipelinerl.config.choice import Choice, with_choices
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import typed
@@ -385,7 +385,8 @@ def _choose_in_flight(tree: DictConfig, hosts: Sequence[Host], plan: MemoryPlan 
     except ValueError:  # a ConfigError, or a flag that is no number: the checks, which come next, say it
         return
     source = cfg.staleness if cfg.staleness.bounded else "an update"
-    number, because = wanted_requests(texts, engines), f"{texts} samples of {source} for {engines} engines"
+    number = wanted_requests(texts, engines)
+    because = f"{texts} samples of {source} for {counted(engines, 'engine')}"
     if number == MOST and texts > MOST * engines:
         because += f", at most {MOST}"
     bounded_by = engine_kind(cfg).requests_key

@@ -158,7 +158,7 @@ def print_report(sentence: str, sections: Sequence[Section], report_dir: Path, c
             _print_table(console, section.title, section.rows if section.short is None else section.short)
             if section.text:
                 console.print(f"{printable(section.text)}\n", markup=False, soft_wrap=free)
-    console.print(f"Report and figures: {report_dir}", markup=False, soft_wrap=True)
+    console.print(printable(f"Report and figures: {report_dir}"), markup=False, soft_wrap=True)
 
 
 def markdown(sentence: str, sections: Sequence[Section], figures: Mapping[str, Drawn]) -> str:

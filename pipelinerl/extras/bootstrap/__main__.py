@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
             print(f"bootstrap: {problem}", file=sys.stderr)
         return 2
     if cfg.validate_:
-        print(f"the recipe is valid; bootstrap.out={out}")
+        print(printable(f"the recipe is valid; bootstrap.out={out}"))
         return 0
     return _run(cfg, partial(demonstrations_of, cfg.domain_hooks, plain), out)
 
@@ -89,7 +89,7 @@ def _run(cfg: Config, source: Source, out: Path) -> int:
         gate = "" if result.minimum is None else f"{result.minimum:.2f}"
         mark = "" if result.passed else "  missed"
         print(f"{result.kind:<16}{result.accuracy:>9.3f}{gate:>7}{result.count:>7}{mark}")
-    print(f"saved to {out}")
+    print(printable(f"saved to {out}"))
     return 0 if all(result.passed for result in results) else 1
 
 

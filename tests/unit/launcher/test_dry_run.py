@@ -106,6 +106,13 @@ def test_what_was_given_is_said_to_be_given(
     without = rows(tmp_path / "run", "+domain=guessing", of_row["hardware"], of_row["model"])
     for subject in of_row.keys() - {"hardware", "model"}:
         assert "given" not in without[subject], subject
+    # The number of requests is that of rollouts, unless it has a value of its own.
+    requests = rows(tmp_path / "run", "+domain=guessing", "hardware=cpu", of_row["rollouts at once"])
+    assert requests["engines"] == "actor.llm_max_rollouts given, else hardware=cpu"
+    own = ("actor.llm_max_rollouts=9", "engine.max_num_seqs=7")
+    assert rows(tmp_path / "run", "+domain=guessing", "hardware=cpu", *own)["engines"] == (
+        "engine.max_num_seqs given, else hardware=cpu"
+    )
 
 
 OWN = f"""{MINE}

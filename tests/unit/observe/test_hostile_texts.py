@@ -2,6 +2,8 @@
 
 import io
 import json
+import logging
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from domains.privacy_hopqa.validate import __main__ as validate
 from pipelinerl import new_domain
 from pipelinerl.base.errors import CommandParser, ConfigError, printable
+from pipelinerl.base.logs import setup_logging
 from pipelinerl.domain import ReportSection
 from pipelinerl.launcher.run import failure_line
 from pipelinerl.launcher.supervision import ChildFailed
@@ -53,6 +56,31 @@ def test_what_steers_is_written_out_and_the_rest_stays() -> None:
 def test_lines_of_the_launcher_steer_nothing(tmp_path: Path) -> None:
     assert steers(failure_line(ChildFailed("actor", "exit status 1", f": {STEERING}", tmp_path))) == []
     assert steers(str(ConfigError(f"key={STEERING}: no such key"))) == []
+
+
+def test_logs_steer_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log is read with `tail` and `cat`, and quotes what policies and servers wrote."""
+    monkeypatch.setattr(logging, "root", logging.RootLogger(logging.WARNING))
+    path = setup_logging(tmp_path, "actor")
+    logging.root.error("a rollout failed: %s", STEERING)
+    try:
+        raise ValueError(STEERING)
+    except ValueError:
+        logging.root.exception("a stack")
+    for text in (path.read_text(), capsys.readouterr().err):
+        assert text.count("owned") == 2 and "Traceback" in text and steers(text) == []
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("more", [(), ("validate=true",)])
+def test_the_launcher_names_its_folder_without_steering(tmp_path: Path, more: tuple[str, ...]) -> None:
+    given = (f"output_dir='{tmp_path}/\x1b]0;owned\x07'", "+domain=counting", "hardware=cpu", *more)
+    command = [sys.executable, "-m", "pipelinerl.launch", *given]
+    env = {**os.environ, "DRY_RUN": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0 and "owned" in done.stdout and steers(done.stdout + done.stderr) == []
 
 
 def test_a_progress_line_steers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

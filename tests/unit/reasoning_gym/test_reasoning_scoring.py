@@ -53,6 +53,24 @@ def test_a_verifier_that_fails_at_an_answer_says_so() -> None:
     assert judge(*(problem[key] for key in keys), "blah", "text") == (None, True)
 
 
+@pytest.mark.usefixtures("families")
+@pytest.mark.parametrize(
+    ("task", "wrong"),
+    [
+        ("complex_arithmetic", ("nan", "NaN", "nan+nanj", "nanj", "-nan")),
+        ("game_of_life_halting", ("banana", "?", "0", "yes")),
+        ("coin_flip", ("0", "-0", "0.")),
+    ],
+)
+def test_what_a_verifier_takes_for_everything_is_wrong(task: str, wrong: tuple[str, ...]) -> None:
+    keys = ("task", "options", "seed", "index", "question")
+    for problem in load_problems(["train"], {task: {}}, count=6):
+        right = entry(*(problem[key] for key in keys[:4]))["answer"]
+        found = [judge(*(problem[key] for key in keys), one, "text") for one in wrong if one != right]
+        assert all(score is not None and score < 0.999 for score, _ in found), (right, found)
+        assert judge(*(problem[key] for key in keys), right, "text") == (1.0, True)
+
+
 HOSTILE = "__import__('os').system('touch {path}')"
 
 

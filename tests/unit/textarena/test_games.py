@@ -82,6 +82,15 @@ def test_options_are_those_of_the_game() -> None:
     assert "between 1 and 7 " in Game("GuessTheNumber-v0", '{"max_number": 7}').observation()[1]
 
 
+@pytest.mark.parametrize("name", ["ConnectFour", "GuessTheNumber", "Othello", "SimpleTak", "TicTacToe"])
+def test_a_number_that_python_does_not_read_is_a_move_and_no_fault(name: str) -> None:
+    digits = "9" * 5000
+    for action in (f"[{digits}]", f"[{digits} {digits}]", f"[{digits}, {digits}]"):
+        game = Game(f"{name}-v0")
+        game.move(action)
+        assert game.rewards()[0] <= 0
+
+
 def test_an_unfinished_game_has_earned_nothing() -> None:
     game = Game("TicTacToe-v0")
     game.move("[4]")
