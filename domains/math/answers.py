@@ -9,7 +9,8 @@ import re
 from functools import cache
 from typing import Any
 
-from domains.math.objects import read, same
+from domains.math.comparison import same
+from domains.math.objects import read
 from domains.math.rewards import AnswerStatus
 from domains.math.texts import (
     bare,
