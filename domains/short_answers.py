@@ -25,8 +25,8 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _POINT = re.compile(r"(?<![\w.])\.(?=\d)")
 """Of a number without a zero before it, which is no full stop around an answer."""
 _PERCENT = re.compile(r"(?<=\d) ?(?:%|per ?cent\b)")
-_LIST_COMMA = re.compile(r"(?<!\d),(?=\s)|,(?=\s+\D)")
-"""One that a comma or a blank alone may replace; between numbers it stays."""
+_LIST_COMMA = re.compile(r"(?<!\d),(?=\s)|,(?=\s+\D)|(?:(?<=[a-z] \d)|(?<=[a-z] \d\d)),(?= \d{4}\b)")
+"""One that a comma or a blank alone may replace; between numbers it stays, but for `May 5, 1999`."""
 _JOINED = re.compile(r"\s*/\s*")
 _AND = re.compile(r"\s*&\s*")
 _WHOLE = re.compile(r"(?<![\w.])(\d+)\.0+(?![\w.])")
@@ -54,7 +54,8 @@ def normalised(answer: str) -> str:
     powers: `2½` is `2 1/2`, `10⁶` is `10^6`. One blank between a number and its unit or what it counts, none
     before a percent sign: `5km` is `5 km`, `50 %` is `50%`. Ranges and decades: `1914 - 1918` is `1914-1918`,
     `1990's` is `1990s`. Whole numbers, hours and money: `5.0` and `+5` are `5`, `3:00 PM` is `3 pm`, `5 €` is
-    `€5`. No comma before a blank but between numbers, no blanks around a slash, and `&` is `and`.
+    `€5`. No comma before a blank but between numbers other than day and year, no blanks around a slash, and
+    `&` is `and`.
     """
     shown = "".join(one for one in answer if unicodedata.category(one) != "Cf")
     text = unicodedata.normalize("NFKC", unglued(shown)).translate(_FOLDED).casefold().replace("i\u0307", "i")

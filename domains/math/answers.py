@@ -45,6 +45,8 @@ _CHOSEN = re.compile(
 )
 """A choice with what it says behind it: `\\textbf{(C) }5` and `C. 5` choose C, and are no product. Of two
 choices, as in `(C) or (D)`, none is chosen."""
+_NUMBER_IN_TEXT = re.compile(r"\\text\s*\{[^{}]*\d")
+"""As in `3\\text{ boys and 2 girls}`: math-verify drops the words, and would read 3."""
 _TEXT = re.compile(rf"{FONT}\s*\{{([^{{}}]*)\}}")
 
 
@@ -187,6 +189,8 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
 
 def _compared(wanted: str, given: str, strict: bool) -> AnswerStatus:
     """What math-verify says of two texts that it reads as a whole."""
+    if any(map(_NUMBER_IN_TEXT.search, (wanted, given))):
+        return "unparsable"
     library = _math_verify()
     ours, theirs = (_parsed(text) for text in (wanted, given))
     if theirs is None:

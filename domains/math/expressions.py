@@ -31,7 +31,7 @@ from domains.math.values import (
     sum_of,
 )  # fmt: skip
 
-_PLAIN = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|sqrt|exp|log|ln|pi"
+_PLAIN = "arcsin|arccos|arctan|sinh|cosh|tanh|coth|sech|csch|sin|cos|tan|cot|sec|csc|sqrt|exp|log|ln|pi"
 _TOKEN = re.compile(
     r"\\[A-Za-z]+|\\.|\.\.\.|\d+(?:\.\d+)?|\.\d+|\*\*|[<>!]="
     rf"|(?<![A-Za-z\\])(?:{_PLAIN})(?![a-z])|[^\s]"

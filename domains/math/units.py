@@ -49,7 +49,7 @@ C coulomb coulombs celsius = 1 C | K kelvin = 1 K | T tesla = 1 T | H henry = 1 
 B byte bytes = 1 B | mol mole moles = 1 mol | cal calorie calories = 1 cal | ohm ohms = 1 ohm
 min mins minute minutes = 60 s | h hr hrs hour hours = 3600 s | day days = 86400 s | week weeks = 604800 s
 month months = 1 month | year years yr yrs = 12 month | decade decades = 120 month
-lb lbs pound pounds = 1 lb | oz ounce ounces = 1/16 lb | ton tons = 1 ton
+lb lbs pound pounds = 1 lb | oz ounce ounces = 1/16 lb | ton tons = 1 ton | tonne tonnes = 1000 kg
 in inch inches = 1/12 ft | ft foot feet = 1 ft | yd yard yards = 3 ft | mi mile miles = 5280 ft
 mph = 22/15 ft s-1 | kph kmh = 5/18 m s-1 | kWh = 3600000 kg m2 s-2 | acre acres = 43560 ft2
 hectare hectares ha = 10000 m2 | cent cents ¢ \\cent \\cents = 1/100 $ | dollar dollars USD = 1 $
@@ -94,7 +94,9 @@ _TAIL = re.compile(
     re.DOTALL,
 )
 _MONEY = re.compile(
-    r"\A(?P<sign>-?)(?:\\?\$|USD\b|(?P<other>[\u20ac\u00a3\u00a5\u20b9]|\\(?:pounds|euro)\b))\s*(?P<value>-?\.?\d.*)\Z"
+    r"\A(?P<sign>-?)(?:\\?\$|(?:\\text\s*\{\s*)?(?:USD\b|(?P<rupees>Rs\b\.?))(?:\s*\})?"
+    r"|(?P<other>[\u20ac\u00a3\u00a5\u20b9]|\\(?:pounds|euro)\b))"
+    rf"{_GAP}(?P<value>-?\.?\d.*)\Z"
     r"|\A(?P<before>.*\d)\s*(?:\\?\$|(?P<behind>[\u20ac\u00a3\u00a5\u20b9]))\Z",
     re.DOTALL,
 )
@@ -188,7 +190,7 @@ def measured(text: str, gold: str | None = None, money: bool = False) -> Measure
         return Measured(text[: found.start()], True, None)
     if (found := _MONEY.fullmatch(text)) is not None:
         value = found["before"] or found["sign"] + found["value"]
-        sign = str(found["other"] or found["behind"] or "$")
+        sign = "\u20b9" if found["rupees"] else str(found["other"] or found["behind"] or "$")
         inner = measured(value, money=True)
         powers = frozenset([(_CURRENCIES.get(sign, sign), 1)])
         unit = None if sign in _POUNDS else Unit(Fraction(1), powers)

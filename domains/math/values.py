@@ -23,7 +23,22 @@ _ROOTS = (3, 5, 7, 9, 11)
 FUNCTIONS: dict[str, Callable[[Value], Value]] = {
     **{
         name: getattr(mp, name)
-        for name in ["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp", "ln"]
+        for name in [
+            "sin",
+            "cos",
+            "tan",
+            "cot",
+            "sec",
+            "csc",
+            "sinh",
+            "cosh",
+            "tanh",
+            "coth",
+            "sech",
+            "csch",
+            "exp",
+            "ln",
+        ]
     },
     **{f"arc{name}": getattr(mp, f"a{name}") for name in ["sin", "cos", "tan", "cot", "sec", "csc"]},
 }
@@ -106,12 +121,23 @@ def close(one: Value, other: Value) -> bool:
 
 
 def _points(one: Expression, other: Expression) -> Iterator[dict[str, Value]]:
-    """One point without variables, else positive, negative and whole ones; the same for the same names."""
+    """One point without variables, else positive, negative and whole ones; the same for the same names.
+
+    Beside absolute values also points at which any two variables differ in sign: `|a|+|b|` is `|a+b|`
+    elsewhere. Without them such points would part `a\\sqrt{b}` from `\\sqrt{a^2b}`.
+    """
     names, signs = sorted(one.names | other.names), one.signs | other.signs
     rng = random.Random(" ".join(names))
+    flags = {"complex": "complex" in signs, "angle": "angle" in signs}
     for low, high, step in _DRAWN[: None if names else 1]:
         drawn = {name: mpf(rng.randint(low, high)) / step for name in names}
-        yield {"complex": "complex" in signs, "angle": "angle" in signs, **drawn}
+        yield {**flags, **drawn}
+    for bit in range((len(names) - 1).bit_length() if names and "absolute" in signs else 0):
+        mixed = {name: mpf(rng.randint(1, 400)) / 61 for name in names}
+        yield {
+            **flags,
+            **{name: -mixed[name] if at >> bit & 1 else mixed[name] for at, name in enumerate(names)},
+        }
 
 
 def _pairs(one: Expression, other: Expression) -> Iterator[list[tuple[Value, Value]]]:

@@ -22,6 +22,8 @@ SAME = [
     ("an apple", "apple"),
     ("12th", "12"),
     ("March 12th, 1,999", "March 12, 1999"),
+    ("October 5, 1999", "October 5 1999"),
+    ("October 15th, 1999", "october 15 1999"),
     ("the 3rd", "3"),
     ("5 km", "5km"),
     ("5.5  KG", "5.5kg"),

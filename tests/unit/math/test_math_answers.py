@@ -463,6 +463,24 @@ TABLE = [
     ),
     ("(1,2)", r"\langle 1,2 \rangle", "correct"),
     ("(1,2)", r"\left\langle 2,1 \right\rangle", "wrong"),
+    # Absolute values part where the signs of two variables differ; lengths and masses have one sign.
+    *(("|a|+|b|", boxed, status) for boxed, status in (("|b|+|a|", "correct"), ("|a+b|", "wrong"))),
+    *(("|xy|", boxed, status) for boxed, status in (("|x||y|", "correct"), ("xy", "wrong"))),
+    ("|a|+|b|+|c|", "|a+c|+|b|", "wrong"),
+    (r"\sqrt{\frac{2GM}{R}}", r"\frac{1}{R}\sqrt{2GMR}", "correct"),
+    # A number within words is not left out.
+    *(("3", boxed, "unparsable") for boxed in (r"3 \text{ boys and 2 girls}", r"3\text{ red, 5 blue}")),
+    # Rupees, metric tonnes, and hyperbolic functions by their definitions.
+    *(("450", boxed, "correct") for boxed in ("Rs. 450", "Rs 450", r"\text{Rs. }450", r"\text{Rs.}\ 450")),
+    *(
+        ("Rs. 450", boxed, status)
+        for boxed, status in (("450", "correct"), ("540", "wrong"), (r"\$450", "wrong"))
+    ),
+    ("5", r"\text{USD }5", "correct"),
+    (r"2000\text{ kg}", r"2\text{ tonnes}", "correct"),
+    (r"2\text{ tonnes}", r"200\text{ kg}", "wrong"),
+    *((r"\operatorname{sech}^2 x", boxed, "correct") for boxed in (r"\frac{1}{\cosh^2 x}", r"1-\tanh^2 x")),
+    (r"\coth x", r"\tanh x", "wrong"),
 ]
 
 

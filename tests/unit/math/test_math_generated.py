@@ -767,6 +767,7 @@ def named(rng: Rng) -> Thing:
                 [r"\vec{a}-\vec{b}", r"\vec{a}", r"\vec{a}+\vec{c}", r"\vec{a}\cdot\vec{b}"]),
             Thing([r"|x-1|", r"\left|x-1\right|", r"\lvert x-1\rvert", "|1-x|"], ["x-1", "1-x", "|x+1|",
                 "|x|-1", "-|x-1|", "|y-1|"]),
+            Thing([r"|a|+|b|", r"\left|b\right|+\left|a\right|"], ["|a+b|", "|a|-|b|", "a+b", "|a|+b"]),
             Thing([r"\lfloor x \rfloor", r"\left\lfloor x\right\rfloor"], [r"\lceil x\rceil", "x",
                 r"\lfloor y \rfloor", r"\lfloor x\rfloor+1"]),
             Thing([r"\bar{z}+1", r"1+\bar z", r"\overline{z}+1"], ["z+1", r"\bar{z}", r"\bar{w}+1",
