@@ -20,26 +20,9 @@ _LARGEST, _CLOSE, _ZERO = 400 * 2.31, mpf(10) ** -420, mpf(10) ** -435
 _DRAWN = ((1, 60, 61), (61, 400, 61), (-300, -1, 61)) * 2 + ((3, 40, 1),) * 2
 """Least and largest numerator of a variable, and its denominator."""
 _ROOTS = (3, 5, 7, 9, 11)
+_OF_MPMATH = "sin cos tan cot sec csc sinh cosh tanh coth sech csch exp ln"
 FUNCTIONS: dict[str, Callable[[Value], Value]] = {
-    **{
-        name: getattr(mp, name)
-        for name in [
-            "sin",
-            "cos",
-            "tan",
-            "cot",
-            "sec",
-            "csc",
-            "sinh",
-            "cosh",
-            "tanh",
-            "coth",
-            "sech",
-            "csch",
-            "exp",
-            "ln",
-        ]
-    },
+    **{name: getattr(mp, name) for name in _OF_MPMATH.split()},
     **{f"arc{name}": getattr(mp, f"a{name}") for name in ["sin", "cos", "tan", "cot", "sec", "csc"]},
 }
 """Of one number, by their names in LaTeX."""
