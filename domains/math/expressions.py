@@ -273,26 +273,32 @@ class _Reader:
         return self.group()
 
     def _letter(self, name: str) -> Function:
-        """A constant, or a variable with its index and primes; `f(x)` and `f'(x)` are no products."""
+        """A constant, or a variable with its index and primes."""
         if self.peek() == "_":
             self.take()
             index = "".join(self._raw())
             name += "_" + re.sub(r"\\[a-z]+|[{}]", "", index)
         while self.peek() == "'":
             name += self.take()
+        if self._value_at_zero():
+            return self._variable(name)
         if name == "i":
             self.signs.add("complex")
             return constant(mpc(0, 1))
         if name == "e":
             return lambda point: +mp.e
-        if (name == "f" or name.endswith("'")) and self.peek() == "(":
-            argument = self.atom()
-            self.names.add(name)
-            return lambda point: point[name] + mp.sin(point[name] * argument(point))
         return self._variable(name)
 
+    def _value_at_zero(self) -> bool:
+        """Whether `(0)` follows: nobody writes `I(0)` for a product, which would be zero."""
+        return self.tokens[self.place : self.place + 3] in (list("(0)"), list("[0]"))
+
     def _variable(self, name: str) -> Function:
+        """A variable; `f(x)`, `f'(x)` and `I(0)` are values of functions and no products."""
         self.names.add(name)
+        if self._value_at_zero() or ((name == "f" or name.endswith("'")) and self.peek() == "("):
+            argument = self.atom()
+            return lambda point: point[name] + mp.sin(point[name] * argument(point))
         return lambda point: point[name]
 
     def _raw(self) -> list[str]:
