@@ -49,11 +49,12 @@ class Outcome(enum.StrEnum):
 TRAINER = "finetune"
 """The role whose ends a resume may roll back."""
 _OF_ONE = re.compile(
-    r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
+    # A status of HTTP, an exit code or a signal, behind its name, stays.
+    r"(?P<kept>\b(?i:http(?:/\d(?:\.\d)?|error)?|\w*status\w*|\w*code|\w*signal|rc|exit|exited with)"
+    r"[ :=('\"]*-?\d{1,3}\b|\b\d{3}(?=, message=))"
+    r"|0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
     r"|\b(?=[0-9a-fA-F]*[0-9])[0-9a-fA-F]{8,}\b"
-    r"|(?<!\d)(?<!HTTP )(?<!status )(?<!status=)(?<!signal )(?<!HTTPError: )(?!\d{3}, message=)"
-    r"(?!(?:(?<=code )|(?<=code: )|(?<=code=)|(?<=status: ))\d{1,3}\b)"
-    r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+    r"|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 )
 # Not the apostrophe of a word.
 _QUOTED = re.compile(r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"")
@@ -74,7 +75,11 @@ def kind_of(reason: str) -> str:
     """
     place = found[0] if (found := _PLACE.search(reason)) else ""
     said = reason.removesuffix(place) if place else reason
-    return _OF_ONE.sub("#", _URL_OR_PATH.sub("…", _QUOTED.sub(_quoted, said))) + place
+    return _masked(_URL_OR_PATH.sub("…", _QUOTED.sub(_quoted, said))) + place
+
+
+def _masked(text: str) -> str:
+    return _OF_ONE.sub(lambda found: found["kept"] or "#", text)
 
 
 def kinds_of(reasons: Iterable[str]) -> dict[str, str]:
@@ -114,7 +119,7 @@ def _quoted(quote: re.Match[str]) -> str:
     before = quote.string[: quote.start()]
     # "KeyError: 'x'" names a place in the data; in "could not convert string to float: 'x'" x is the data.
     value = before.endswith(": ") and before.count(": ") > 1
-    of_one = value or len(quote[0]) > _LONG_QUOTE or _OF_ONE.search(quote[0])
+    of_one = value or len(quote[0]) > _LONG_QUOTE or _masked(quote[0]) != quote[0]
     return "'…'" if of_one and not _STATUS.fullmatch(quote[0]) else quote[0]
 
 

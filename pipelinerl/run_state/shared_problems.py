@@ -50,6 +50,8 @@ _TYPED = str.maketrans(
     | dict.fromkeys("‐‑‒–—―−⁃﹘﹣－", "-")
 )
 """Quotes and dashes as a keyboard has them; a double quote is two single ones, as TeX writes it."""
+_FORMULA = re.compile(r"(?<!\\)(?:(\${1,2})([^$]+)\1|\\\((.+?)(?<!\\)\\\)|\\\[(.+?)(?<!\\)\\\])", re.DOTALL)
+"""A formula of TeX, whose ends have several forms; a sum of money has no second `$`."""
 
 
 def shared(train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]) -> int:
@@ -71,11 +73,12 @@ def shared(train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]
     for texts in trained:
         for text in texts:
             of_text.setdefault(text, []).append(texts)
-    whole = {_whole(leaves, common) for leaves in sides[0]}
+    same = {text for side in texts_of for text in _frequent(side, lambda text: [text], 1)}
+    whole = {_whole(leaves, same) for leaves in sides[0]}
 
     def is_known(texts: Sequence[_Text], leaves: Sequence[Leaf]) -> bool:
         if not texts:
-            return _whole(leaves, common) in whole
+            return _whole(leaves, same) in whole
         bare = {_bare(text, ends[1], of_text) for text in texts}
         # A document or a solution may be written out on one side alone.
         return any(bare <= other or other <= bare for text in bare for other in of_text.get(text, ()))
@@ -130,9 +133,9 @@ def _bare(text: _Text, ends: Collection[str], others: Collection[str]) -> str:
     return next((one for one in cut if len(one) >= _TEXT and one in others), text)
 
 
-def _whole(leaves: Sequence[Leaf], common: Collection[str]) -> frozenset[tuple[Leaf, int]]:
-    """What else tells problems apart: short texts, with the numbers beside them, or everything."""
-    asked = [(key, value) for key, value in leaves if key not in _ANSWERS and value not in common]
+def _whole(leaves: Sequence[Leaf], same: Collection[str]) -> frozenset[tuple[Leaf, int]]:
+    """What else tells problems apart: short texts but those of all problems, with the numbers beside them."""
+    asked = [(key, value) for key, value in leaves if key not in _ANSWERS and value not in same]
     if any(isinstance(value, _Text) for _, value in asked):
         leaves = [("" if isinstance(value, _Text) else key, value) for key, value in asked]
     return frozenset(Counter(leaves).items())
@@ -181,8 +184,8 @@ def _plain(text: str) -> str:
 
 @lru_cache(1 << 14)
 def _typed(text: str) -> str:
-    """As `_plain`, with one form for quotes, dashes, ligatures and full-width characters (NFKC)."""
-    usual = text.translate(_TYPED)
+    """As `_plain`, with one form for quotes, dashes, formulas, ligatures and full-width characters (NFKC)."""
+    usual = _FORMULA.sub(lambda found: found[2] or found[3] or found[4], text.translate(_TYPED))
     return _plain(usual if usual.isascii() else _others().sub(lambda run: normalize("NFKC", run[0]), usual))
 
 

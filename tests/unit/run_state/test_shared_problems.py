@@ -70,6 +70,9 @@ def test_texts_decide_whatever_they_are_called(test: list[Row], count: int) -> N
         ({"question": QUESTIONS[3]}, {"question": f"“{QUESTIONS[3]}”."}, 1),
         ({"question": "Compute the value of 5!"}, {"question": "Compute the value of 5"}, 0),
         ({"question": "Differentiate the function y'"}, {"question": "Differentiate the function y"}, 0),
+        ({"question": "Find $x^3$ where $$x = 4.$$"}, {"question": r"Find \(x^3\) where \[x = 4.\]"}, 1),
+        ({"question": "Find $x^3$ where $$x = 4.$$"}, {"question": r"Find \(x^3\) where \[x = 5.\]"}, 0),
+        ({"question": "Which of these match ^ab$"}, {"question": "Which of these match ^ab"}, 0),
         ({"numbers": [3, 4], "target": 7}, {"numbers": [3.0, 4.0], "target": 7.0}, 1),
         ({"numbers": [3, 4], "target": 7}, {"numbers": [3.5, 4.0], "target": 7.0}, 0),
     ],
@@ -150,6 +153,12 @@ def chat(number: int, system: str, *more: Row) -> Row:
 )
 def test_what_is_asked_decides_and_not_its_wrapping(train: list[Row], test: list[Row], count: int) -> None:
     assert shared(train, test) == count
+
+
+def test_a_short_value_of_many_problems_is_their_content() -> None:
+    asked = [{"word": f"word{n}", "letter": letter} for n in range(100) for letter in "dorw"]
+    assert shared(asked[::2], asked[1::2]) == 0
+    assert shared(asked[:200], asked[150:250]) == 50
 
 
 @pytest.mark.parametrize("key", ["name", "number", "index", "key", "row"])
