@@ -120,7 +120,7 @@ def test_the_service_is_asked_to_quit_when_the_run_ends(tmp_path: Path, service:
     env = {**os.environ, **mps.environment(tmp_path / "run"), "CUDA_VISIBLE_DEVICES": "1"}
     with subprocess.Popen([sys.executable, "-m", mps.__name__], env=env) as child:
         with Wait("the service to start", 60.0) as wait:
-            while not service.exists() and not wait.expired:
+            while not (service.exists() and service.read_text()) and not wait.expired:
                 child.poll()
         child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 0
