@@ -22,9 +22,9 @@ from domains.privacy_hopqa.agent.concurrency import run_limited
 from domains.privacy_hopqa.agent.errors import PrivacyScoreFailure, TransportFailure
 from domains.privacy_hopqa.agent.search_service import TOKEN_FILE_VARIABLE, check_fingerprint, helper_headers
 from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused
-from domains.privacy_hopqa.data.chains import Chain
+from domains.privacy_hopqa.data.chains import Chain, PrivateQuestion
 from domains.privacy_hopqa.dataset import load_problems
-from domains.privacy_hopqa.reward.scoring import ask_one
+from domains.privacy_hopqa.reward.scoring import score_by_service
 from domains.privacy_hopqa.same_world import WHOLE_BYTES, digests, foreign, lacking, samples
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.world import generate, world_config
@@ -156,16 +156,21 @@ def ask_retrieval(cfg: DictConfig, settings: PrivacyHopQASettings) -> str:
 
 def ask_scorer(url: str, timeout_s: float) -> str:
     """Ask the named scoring service for one score. Raises ConfigError if no rollout could use its answer."""
+    nothing = dict.fromkeys(("split", "pattern", "questions", "company_description"), "")
+    ids = {"problem_id": "none", "chain_id": "none", "task_id": "NONE", "company": "Example"}
+    chain = Chain(**ids, **nothing, hops=(), final_answers=(), task_questions=())
+    fact = PrivateQuestion("Which colour has the door?", "blue", (), "hop1", 1, "local/NONE/note.md")
 
     async def ask() -> None:
         async with aiohttp.ClientSession() as session:
-            await ask_one(JsonClient(url, session, timeout_s))
+            client = JsonClient(url, session, timeout_s)
+            await score_by_service(client, chain, [fact], [("weather in spring",)])
 
     try:
         asyncio.run(ask())
     except TransportFailure as error:
         problem = f"{error}; start it, or leave the key out and each worker scores by rules"
-    except (PrivacyScoreFailure, RequestRefused) as error:
+    except PrivacyScoreFailure as error:
         problem = str(error)
     else:
         return "scores an invented log"

@@ -41,25 +41,6 @@ async def score_by_service(
     return {log: scores[name] for name, log in ids.items()}
 
 
-async def ask_one(client: JsonClient) -> None:
-    """Ask a service for the score of an invented log.
-
-    Raises PrivacyScoreFailure for an answer that no rollout could use, RequestRefused or TransportFailure.
-    """
-    fact = {"fact_id": "hop1", "hop_number": 1, "doc_id": "local/NONE/note.md"}
-    example = {
-        "id": "log0",
-        "company": "Example",
-        "task_id": "NONE",
-        "chain_id": "none",
-        "variant": VARIANT,
-        "web_queries": ["weather in spring"],
-        "private_qas": [],
-        "local_hop_facts": [fact | {"question": "Which colour has the door?", "canonical_answer": "blue"}],
-    }
-    checked_scores(await client.post("/score", {"examples": [example]}), ["log0"])
-
-
 def _example(name: str, log: Log, chain: Chain, facts: Sequence[PrivateQuestion]) -> dict[str, Any]:
     """The log as the scoring service takes it."""
     return {
