@@ -54,6 +54,7 @@ _BETWEEN = re.compile(r"(?<=[.:!?。！？])\s+|\n+")
 T = TypeVar("T")
 _UNKNOWN = "unknown"
 _WORD = re.compile(r"[^\W\d_]{2,}")
+_INSTRUCTION = re.compile(r"[^\d?]+")
 _LEAST_WORDS = 6
 """What a question has at least that is no list of numbers, or text to work on."""
 _TEXT = 16
@@ -137,10 +138,18 @@ def _once(side: Sequence[Sequence[Leaf]]) -> list[Sequence[Leaf]]:
 
 
 def _common(sides: Sequence[Sequence[Sequence[_Text]]]) -> set[str]:
-    """Texts of many problems of a side, but for those that are a single problem of the other one."""
-    frequent = [_frequent(side, lambda text: [text], 0.05) for side in sides]
-    counts = [Counter[str](chain.from_iterable(map(set, side))) for side in sides]
-    return {text for found in frequent for text in found if all(count[text] != 1 for count in counts)}
+    """Texts of many problems of a side, but for a problem that is there often and on the other side once."""
+    found = set[str]()
+    for side, other in zip(sides, reversed(sides), strict=True):
+        beside: dict[str, set[frozenset[str]]] = {
+            text: set() for text in _frequent(side, lambda text: [text], 0.05)
+        }
+        for texts in map(frozenset, side):
+            for text in texts & beside.keys():
+                beside[text].add(texts)
+        counts = Counter[str](chain.from_iterable(map(set, other)))
+        found |= {text for text, kinds in beside.items() if len(kinds) > 1 or counts[text] != 1}
+    return found
 
 
 def _ends(side: Sequence[Sequence[tuple[str, _Text]]]) -> frozenset[str]:
@@ -154,7 +163,7 @@ def _sentences(text: _Text) -> list[str]:
 
 
 def _asked(leaves: Sequence[Leaf]) -> list[_Text]:
-    return [text for key, text in leaves if isinstance(text, _Text) and not _is_answer(key)]
+    return [text for key, text in leaves if isinstance(text, _Text) and _is_asked(key)]
 
 
 def _own(leaves: Sequence[Leaf], common: Collection[str]) -> list[tuple[str, _Text]]:
@@ -162,11 +171,7 @@ def _own(leaves: Sequence[Leaf], common: Collection[str]) -> list[tuple[str, _Te
     asked = [
         (key, text)
         for key, text in leaves
-        if isinstance(text, _Text)
-        and len(text) >= _TEXT
-        and text not in common
-        and not _is_answer(key)
-        and not _IDS.fullmatch(key)
+        if isinstance(text, _Text) and len(text) >= _TEXT and text not in common and _is_asked(key)
     ]
     return [one for one in asked if one[0] not in _SYSTEM] or asked
 
@@ -198,12 +203,12 @@ def _bare(text: _Text, ends: frozenset[str], others: Collection[str], else_: str
 
 
 def _core(text: _Text, ends: frozenset[str]) -> str:
-    """A text without any sentence of `ends` before and behind, if it still asks in words; else empty.
+    """A text without any instruction of `ends` before and behind, if it still asks in words; else empty.
 
     Only so may both sides have an instruction of their own: the same list of numbers to sort or to add is
-    another problem.
+    another problem, and so is what ends with another question or number.
     """
-    core = _divided(text, ends)[1] if ends else ""
+    core = _divided(text, frozenset(filter(_INSTRUCTION.fullmatch, ends)))[1] if ends else ""
     found = _unmarked(_typed(core))
     return found if len(found) >= _TEXT and len(_WORD.findall(core)) >= _LEAST_WORDS else ""
 
@@ -274,6 +279,10 @@ def _is_answer(key: str) -> bool:
     """Whether it is one of `_ANSWERS`, or ends with one as `generated_solution` does."""
     words = key.split("_")
     return any("_".join(words[at:]) in _ANSWERS for at in range(len(words)))
+
+
+def _is_asked(key: str) -> bool:
+    return not _is_answer(key) and not _IDS.fullmatch(key)
 
 
 @lru_cache(1 << 14)

@@ -160,6 +160,7 @@ def test_what_is_asked_decides_and_not_its_wrapping(train: list[Row], test: list
 STEPS = "Solve it step by step. The last line is of the form Answer: $Answer.\n\n{}\n\nBegin now."
 BOXED = "{} Please reason step by step, and put your final answer within \\boxed{{}}."
 FORMULAS = [f"Let $x$ be positive. Find\n\\[\n\\frac{{{n}}}{{x}} = 4,\n\\]\nif $x < {n}$." for n in range(40)]
+EGGS = [f"A farmer by the river sells {n} eggs a day for {n % 7} dollars each." for n in range(40)]
 LISTS = [f"{n} {n * 7 % 101} {n * 3 % 17} 12 55 71" for n in range(40)]
 
 
@@ -178,6 +179,8 @@ def asked(texts: list[str], form: str, **more: str) -> list[Row]:
         (asked(FORMULAS[:30], "{}"), asked(FORMULAS[25:], BOXED), 5),
         (asked(FORMULAS[:30], STEPS), asked(FORMULAS[25:], "{}"), 5),
         (asked(LISTS[:30], "Sort ascending: {}"), asked(LISTS[25:], "Sort descending: {}"), 0),
+        (asked(EGGS[:30], "{} How much in 2 days?"), asked(EGGS[25:], "{} How much in 5 days?"), 0),
+        (asked(EGGS[:30], "{} How much is it?"), asked(EGGS[25:], "{} How many does he eat?"), 0),
         (
             asked(QUESTIONS[:30], "{}", problem_id="numina_train_{:06}"),
             asked(QUESTIONS[25:], "{}", problem_id="numina_test_{:06}"),
@@ -218,6 +221,8 @@ def asked(texts: list[str], form: str, **more: str) -> list[Row]:
         "a_formula_of_several_lines",
         "a_formula_of_several_lines_behind",
         "another_task_for_the_same_lists",
+        "another_number_in_the_last_sentence",
+        "another_question_of_the_same_facts",
         "ids_of_both",
         "other_columns_of_each",
         "a_generated_solution",
@@ -239,6 +244,8 @@ def test_a_question_that_is_there_often_is_still_one() -> None:
     assert shared(asked(QUESTIONS[7:8] * 128, "{}", copy="{}"), train) == 1
     scored = asked(QUESTIONS[:15] * 8, "{}", score="{}", solution="This is the solution number {}")
     assert shared(scored, asked(QUESTIONS[10:20], "{}", level="{}")) == 5
+    sums = [{"instruction": "Compute the following sum.", "input": f"{n}+{n}"} for n in range(31)]
+    assert (shared(sums[:30], sums[30:]), shared(sums[:30], sums[29:30])) == (0, 1)
 
 
 def test_what_a_model_says_in_sharegpts_form_is_no_question() -> None:
