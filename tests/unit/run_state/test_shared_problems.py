@@ -241,8 +241,8 @@ def test_a_question_that_is_there_often_is_still_one() -> None:
     """Sixteen samples of each of fifteen problems, and training on copies of one."""
     train = asked(QUESTIONS[:30], "{}")
     assert shared(train, asked(QUESTIONS[20:35] * 16, BOXED)) == 160
-    assert shared(asked(QUESTIONS[7:8] * 128, "{}", copy="{}"), train) == 1
-    scored = asked(QUESTIONS[:15] * 8, "{}", score="{}", solution="This is the solution number {}")
+    assert shared([row(7, copy=n) for n in range(128)], train) == 1
+    scored = [row(n % 15, score=n, solution=f"This is the solution number {n}") for n in range(120)]
     assert shared(scored, asked(QUESTIONS[10:20], "{}", level="{}")) == 5
     sums = [{"instruction": "Compute the following sum.", "input": f"{n}+{n}"} for n in range(31)]
     assert (shared(sums[:30], sums[30:]), shared(sums[:30], sums[29:30])) == (0, 1)
