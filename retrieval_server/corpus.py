@@ -24,10 +24,11 @@ TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TEXT_SUFFIXES = (".md", ".txt", ".csv")
 ORIGINAL_SUFFIXES = (".pdf", ".docx", ".pptx", ".xlsx", ".html", ".jsonl")
 _OF_ANSWERS = re.compile(
-    r"(?:.*[^a-z])?(?:qa[_.]?dict|file[_.]?dict|dr[_.]?question)(?:[^a-z].*)?"
+    r"(?:.*[^a-z])?(?:qa[_.]?dict|file[_.]?dict|dr[_.]?question)s?(?:[^a-z].*)?"
     r"|(?:copy_of_)?eval(?:_*(?:copy|copy_\d+|backup|bak|old|orig|v\d+|\(\d+\)|\((?:\w+_)?copy(?:_\d+)?\)))*_*(?:\..*)?"
 )
 """Names of answer files and of their copies; `eval` is a common word, so only with what marks a copy."""
+_DESCRIBES = re.compile(r"file[_.]?dict")
 _LEAST_COPIED, _LEAST_WORDS, _LEAST_SENTENCES = 50, 4, 3
 """Characters of an answer file by which it is known within a longer text; words of a text in its JSON that is
 more than a name or a figure, and how many of these together are no coincidence."""
@@ -241,16 +242,23 @@ class _Answers:
 def _answer_files(folder: Path) -> _Answers:
     named = [path for path in _below(folder) if holds_answers(path.relative_to(folder)) and path.is_file()]
     numbers = {(status.st_dev, status.st_ino) for status in (path.stat() for path in named)}
-    texts = [_read_text(path, "replace") for path in named]
-    said = [sentences for text in texts if len(sentences := _sentences(text)) >= _LEAST_SENTENCES]
-    return _Answers(numbers, {form for text in texts for form in _forms(text)}, said)
+    texts = {path: _read_text(path, "replace") for path in named}
+    # A document holds what its `file_dict` says of it, and is no copy of that.
+    told = [text for path, text in texts.items() if not _DESCRIBES.search(_plain_name(path.name))]
+    said = [sentences for text in told if len(sentences := _sentences(text)) >= _LEAST_SENTENCES]
+    return _Answers(numbers, {form for text in texts.values() for form in _forms(text)}, said)
 
 
 def _sentences(text: str) -> set[str]:
-    """The longer texts in a JSON text, without blanks; none of what is no JSON."""
+    """The longer texts in JSON or JSON lines, without blanks; none of what is neither."""
     found, open_ = set(), []
-    with contextlib.suppress(ValueError, RecursionError):
-        open_.append(json.loads(text))
+    try:
+        open_ += [json.loads(text)]
+    except RecursionError:
+        return found
+    except ValueError:
+        with contextlib.suppress(ValueError, RecursionError):
+            open_ += [json.loads(line) for line in text.splitlines() if line.strip()]
     while open_:
         node = open_.pop()
         if isinstance(node, dict | list):

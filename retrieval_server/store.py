@@ -121,7 +121,10 @@ class Store:
             raise CorpusError(f"--tasks {tasks} holds no task: each is a folder with its documents in files/")
         documents = {task_id: read_task(task_id, folder) for task_id, folder in folders.items()}
         if web is None:
-            return cls(documents, bounds=bounds)
+            store = cls(documents, bounds=bounds)
+            if tasks and not any(task.documents for task in store._tasks.values()):
+                raise CorpusError(f"--tasks {tasks} holds no document: no task has a text that is served")
+            return store
         pages = WebCorpus.mapped(web, index) if index else WebCorpus.in_memory(web)
         if not len(pages.ranker):
             raise CorpusError(f"--web {web} holds no page with a text; give another file, or leave it out")

@@ -28,7 +28,15 @@ from pipelinerl.run_state.accounting import Outcome, RolloutLog, log_size
 from pipelinerl.run_state.announcements import TrainerState
 from pipelinerl.run_state.epochs import note_problems
 from pipelinerl.run_state.resume_point import ResumePoint
-from pipelinerl.run_state.shared_problems import digest, note_digest, note_shared, note_unknown, shared
+from pipelinerl.run_state.shared_problems import (
+    digest,
+    has_former,
+    note_digest,
+    note_former,
+    note_shared,
+    note_unknown,
+    shared,
+)
 from pipelinerl.run_state.snapshots import Snapshots
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
@@ -56,14 +64,16 @@ class Actor:
             train, test = load_problems(cfg)
         if train:
             note_problems(output_dir, len(train))
-        _compare(output_dir, train, test if cfg.evaluates else [])
         # A resume takes the snapshot of the checkpoint's version, which may lie a checkpoint interval back.
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
         self.snapshots = Snapshots(output_dir, "actor", keep)
         self.pool = pool
         self.accounting = RolloutLog(output_dir, "actor")
         self.reporter.test_digest = digest(test)
-        _remark_others(output_dir, {"training": digest(train), "test": self.reporter.test_digest})
+        others = _remark_others(output_dir, {"training": digest(train), "test": self.reporter.test_digest})
+        if "training" in others and version:
+            note_former(output_dir)
+        _compare(output_dir, train, test if cfg.evaluates else [])
         _remark_model(output_dir, cfg.model_path)
         _remark_keys(output_dir, dict(leaves_of(cfg.model_extra or {})))
         self.streams = {
@@ -301,22 +311,27 @@ class Actor:
 
 def _compare(output_dir: Path, train: list[Problem], test: list[Problem]) -> None:
     """Note and remark test problems that are trained on too, under whatever name."""
-    if not train:
+    count = shared(train, test)
+    if not train or (has_former(output_dir) and not count):
         note_unknown(output_dir)
         return
-    count = shared(train, test)
     note_shared(output_dir, count, len(test))
     if count:
         line = "%d of %d test problems are trained on too: their evaluation is not held out (%s)"
         log.warning(line, count, len(test), "train_dataset_names, test_dataset_names", extra=REMARK)
 
 
-def _remark_others(output_dir: Path, digests: dict[str, str]) -> None:
-    """Remark problems that are others than in the last start: numbers of problems mean others now."""
+def _remark_others(output_dir: Path, digests: dict[str, str]) -> list[str]:
+    """Remark problems that are others than in the last start: numbers of problems mean others now.
+
+    Returns the kinds that are others.
+    """
     meaning = {
-        "training": "draws, epochs, rates of success and groups under way go on with these",
+        "training": "draws, epochs, rates of success and groups under way go on with these, and test "
+        "problems are not compared with the former ones",
         "test": "evaluations before and after are not compared problem by problem",
     }
+    others = []
     for kind, now in digests.items():
         before = note_digest(output_dir, f"{kind}_problems", now)
         if before and now and before != now:
@@ -324,6 +339,8 @@ def _remark_others(output_dir: Path, digests: dict[str, str]) -> None:
             line = "the %s problems are others than in the last start (%s): %s; give the data as before, or "
             line += "force_restart=true"
             log.warning(line, kind, counts, meaning[kind], extra=REMARK)
+            others.append(kind)
+    return others
 
 
 def _remark_model(output_dir: Path, path: str) -> None:

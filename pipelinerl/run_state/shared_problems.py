@@ -32,7 +32,20 @@ _ANSWERS = frozenset(
         "labels expected expected_answer reference references target targets test tests test_list test_cases"
     ).split()
 )
-"""What a policy is judged by or shall write, which does not say what is asked."""
+"""What a policy is judged by or shall write, which does not say what is asked; a key may end with one."""
+_IDS = re.compile(
+    r"uuid|guid|(?:problem|question|query|prompt|task|example|sample|instance|item|row|unique)_u?id"
+)
+"""Keys of names that are long enough to be texts; as content they count where a problem has no text."""
+_SYSTEM = frozenset(("system", "system_prompt", "developer"))
+_ROLES = {
+    "assistant": "answer",
+    "gpt": "answer",
+    "model": "answer",
+    "system": "system",
+    "developer": "system",
+}
+"""Under which key what somebody says in a chat is a text of the problem; ShareGPT's names too."""
 _LOOKED_AT = 500
 """Of many problems about so many are looked at for what all or most of them have."""
 _ENDS = ".?:;,\u2026"
@@ -40,6 +53,10 @@ _ENDS = ".?:;,\u2026"
 _BETWEEN = re.compile(r"(?<=[.:!?。！？])\s+|\n+")
 T = TypeVar("T")
 _UNKNOWN = "unknown"
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_INSTRUCTION = re.compile(r"[^\d?]+")
+_LEAST_WORDS = 6
+"""What a question has at least that is no list of numbers, or text to work on."""
 _TEXT = 16
 """Characters from which on a text may say which problem it is."""
 _INVISIBLE = dict.fromkeys((0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2065), 0xFEFF))
@@ -57,31 +74,35 @@ _FORMULA = re.compile(r"(?<!\\)(?:(\${1,2})([^$]+)\1|\\\((.+?)(?<!\\)\\\)|\\\[(.
 def shared(train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]) -> int:
     """How many test problems have the content of a training one, up to names, case, spaces and typography.
 
-    Where problems have texts of their own, those decide, whatever they are called; answers, numbers and words
-    beside them do not, nor sentences before or behind that half of the problems of a side have. Problems
-    without such texts are compared whole.
+    Where problems have texts of their own, those decide, whatever they are called; answers, ids, numbers and
+    words beside them do not, nor a system prompt, nor sentences before or behind that half of the problems of
+    a side have, nor a text of which the other side has none by that name. Problems without such texts are
+    compared whole.
     """
     names = _naming(train)
     sides = [[[*_leaves(problem, _text, names)] for problem in problems] for problems in (train, test)]
     texts_of = [[[v for _, v in leaves if isinstance(v, _Text)] for leaves in side] for side in sides]
-    common = {text for side in texts_of for text in _frequent(side, lambda text: [text], 0.05)}
+    common = _common([[_asked(leaves) for leaves in _once(side)] for side in sides])
     own = [[_own(leaves, common) for leaves in side] for side in sides]
-    ends = [_frequent(_some(side), _sentences, 0.5) for side in own]
-    tested = set(chain.from_iterable(own[1]))
-    trained = [{_bare(text, ends[0], tested) for text in texts} for texts in own[0]]
-    of_text: dict[str, list[set[str]]] = {}
-    for texts in trained:
-        for text in texts:
-            of_text.setdefault(text, []).append(texts)
+    ends = [_ends([_own(leaves, common) for leaves in _once(side)]) for side in sides]
+    asked = {text for leaves in own[1] for _, text in leaves}
+    tested = asked.union(filter(None, (_core(text, ends[1]) for text in asked)))
+    trained = [
+        _by_key(leaves, lambda text: _bare(text, ends[0], tested, _core(text, ends[0]))) for leaves in own[0]
+    ]
+    of_text: dict[str, list[dict[str, set[str]]]] = {}
+    for keys in trained:
+        for text in set[str]().union(*keys.values()):
+            of_text.setdefault(text, []).append(keys)
     same = {text for side in texts_of for text in _frequent(side, lambda text: [text], 1)}
     whole = {_whole(leaves, same) for leaves in sides[0]}
 
-    def is_known(texts: Sequence[_Text], leaves: Sequence[Leaf]) -> bool:
+    def is_known(texts: Sequence[tuple[str, _Text]], leaves: Sequence[Leaf]) -> bool:
         if not texts:
             return _whole(leaves, same) in whole
-        bare = {_bare(text, ends[1], of_text) for text in texts}
-        # A document or a solution may be written out on one side alone.
-        return any(bare <= other or other <= bare for text in bare for other in of_text.get(text, ()))
+        keys = _by_key(texts, lambda text: _bare(text, ends[1], of_text))
+        found = set[str]().union(*keys.values())
+        return any(_agree(keys, other) for text in found for other in of_text.get(text, ()))
 
     return sum(map(is_known, own[1], sides[1]))
 
@@ -110,32 +131,102 @@ def _some(problems: Sequence[T]) -> Sequence[T]:
     return problems[:: max(1, len(problems) // _LOOKED_AT)]
 
 
+def _once(side: Sequence[Sequence[Leaf]]) -> list[Sequence[Leaf]]:
+    """Each problem once, as often as it is there, such as for several samples of it."""
+    by_content = {frozenset(leaf for leaf in leaves if not _is_answer(leaf[0])): leaves for leaves in side}
+    return [*by_content.values()]
+
+
+def _common(sides: Sequence[Sequence[Sequence[_Text]]]) -> set[str]:
+    """Texts of many problems of a side, but for a problem that is there often and on the other side once."""
+    found = set[str]()
+    for side, other in zip(sides, reversed(sides), strict=True):
+        beside: dict[str, set[frozenset[str]]] = {
+            text: set() for text in _frequent(side, lambda text: [text], 0.05)
+        }
+        for texts in map(frozenset, side):
+            for text in texts & beside.keys():
+                beside[text].add(texts)
+        counts = Counter[str](chain.from_iterable(map(set, other)))
+        found |= {text for text, kinds in beside.items() if len(kinds) > 1 or counts[text] != 1}
+    return found
+
+
+def _ends(side: Sequence[Sequence[tuple[str, _Text]]]) -> frozenset[str]:
+    """Sentences of half of the problems, such as an instruction; no mark or bracket by itself."""
+    found = _frequent([[text for _, text in leaves] for leaves in _some(side)], _sentences, 0.5)
+    return frozenset(sentence for sentence in found if any(map(str.isalnum, sentence)))
+
+
 def _sentences(text: _Text) -> list[str]:
     return [*filter(None, map(_typed, _BETWEEN.split(text.raw)))]
 
 
-def _own(leaves: Sequence[Leaf], common: Collection[str]) -> list[_Text]:
-    """Texts that say which problem it is."""
-    asked = (text for key, text in leaves if key not in _ANSWERS and isinstance(text, _Text))
-    return [text for text in asked if len(text) >= _TEXT and text not in common]
+def _asked(leaves: Sequence[Leaf]) -> list[_Text]:
+    return [text for key, text in leaves if isinstance(text, _Text) and _is_asked(key)]
 
 
-def _bare(text: _Text, ends: Collection[str], others: Collection[str]) -> str:
-    """A text of the other side that it is but for sentences of `ends` before and behind; else itself."""
+def _own(leaves: Sequence[Leaf], common: Collection[str]) -> list[tuple[str, _Text]]:
+    """Texts that say which problem it is, with their keys; the system's only if nobody else says any."""
+    asked = [
+        (key, text)
+        for key, text in leaves
+        if isinstance(text, _Text) and len(text) >= _TEXT and text not in common and _is_asked(key)
+    ]
+    return [one for one in asked if one[0] not in _SYSTEM] or asked
+
+
+def _by_key(texts: Sequence[tuple[str, _Text]], form: Callable[[_Text], str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for key, text in texts:
+        found.setdefault(key, set()).add(form(text))
+    return found
+
+
+def _agree(one: Mapping[str, set[str]], other: Mapping[str, set[str]]) -> bool:
+    """Whether nothing of both contradicts: a document, a hint or a link may be there on one side alone."""
+    both = ((texts, other[key]) for key, texts in one.items() if key in other)
+    return all(texts <= others or others <= texts for texts, others in both)
+
+
+def _bare(text: _Text, ends: frozenset[str], others: Collection[str], else_: str = "") -> str:
+    """A text of the other side that it is but for sentences of `ends` at its ends; or `else_`, or itself."""
     if not ends or text in others:
         return text
-    parts = _sentences(text)
-    first = next((at for at, part in enumerate(parts) if part not in ends), len(parts))
-    last = next((at for at in range(len(parts), first, -1) if parts[at - 1] not in ends), first)
+    before, core, behind = _divided(text, ends)
     cut = (
-        _unmarked("".join(parts[at:to])) for at in range(first + 1) for to in range(len(parts), last - 1, -1)
+        _unmarked("".join((*before[at:], _typed(core), *behind[:to])))
+        for at in range(len(before) + 1)
+        for to in range(len(behind), -1, -1)
     )
-    return next((one for one in cut if len(one) >= _TEXT and one in others), text)
+    return next((one for one in cut if len(one) >= _TEXT and one in others), else_ or text)
+
+
+def _core(text: _Text, ends: frozenset[str]) -> str:
+    """A text without any instruction of `ends` before and behind, if it still asks in words; else empty.
+
+    Only so may both sides have an instruction of their own: the same list of numbers to sort or to add is
+    another problem, and so is what ends with another question or number.
+    """
+    core = _divided(text, frozenset(filter(_INSTRUCTION.fullmatch, ends)))[1] if ends else ""
+    found = _unmarked(_typed(core))
+    return found if len(found) >= _TEXT and len(_WORD.findall(core)) >= _LEAST_WORDS else ""
+
+
+@lru_cache(1 << 10)
+def _divided(text: _Text, ends: frozenset[str]) -> tuple[list[str], str, list[str]]:
+    """Sentences of `ends` before, what is between as it was written, and sentences of `ends` behind."""
+    parts = [(part, typed) for part in _BETWEEN.split(text.raw) if (typed := _typed(part))]
+    first = next((at for at, (_, typed) in enumerate(parts) if typed not in ends), len(parts))
+    last = next((at for at in range(len(parts), first, -1) if parts[at - 1][1] not in ends), first)
+    # Together, since a formula may go over several lines.
+    core = "\n".join(part for part, _ in parts[first:last])
+    return [typed for _, typed in parts[:first]], core, [typed for _, typed in parts[last:]]
 
 
 def _whole(leaves: Sequence[Leaf], same: Collection[str]) -> frozenset[tuple[Leaf, int]]:
     """What else tells problems apart: short texts but those of all problems, with the numbers beside them."""
-    asked = [(key, value) for key, value in leaves if key not in _ANSWERS and value not in same]
+    asked = [(key, value) for key, value in leaves if not _is_answer(key) and value not in same]
     if any(isinstance(value, _Text) for _, value in asked):
         leaves = [("" if isinstance(value, _Text) else key, value) for key, value in asked]
     return frozenset(Counter(leaves).items())
@@ -157,10 +248,10 @@ def _leaves(
     if isinstance(value, str):
         yield key, form(value)
     elif isinstance(value, Mapping):
-        key = "answer" if value.get("role") == "assistant" else key
-        for name, item in value.items():
+        key = _ROLES.get(str(value.get("role", value.get("from"))).lower(), key)
+        for name, item in ((_plain_key(str(name)), item) for name, item in value.items()):
             if name not in names:
-                yield from _leaves(item, form, names, key if key in _ANSWERS else str(name))
+                yield from _leaves(item, form, names, key if _is_answer(key) or key in _SYSTEM else name)
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _leaves(item, form, names, key)
@@ -175,6 +266,23 @@ def _leaves(
         # Of a table a whole number may come as a float.
         shown = str(int(value) if isinstance(value, float) and value.is_integer() else value)
         yield key, type(value).__name__ if " at 0x" in shown else shown
+
+
+@lru_cache(1 << 10)
+def _plain_key(key: str) -> str:
+    """In small letters, `_` between words: `ID`, `uniqueId`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[ -]+", "_", key).lower()
+
+
+@lru_cache(1 << 10)
+def _is_answer(key: str) -> bool:
+    """Whether it is one of `_ANSWERS`, or ends with one as `generated_solution` does."""
+    words = key.split("_")
+    return any("_".join(words[at:]) in _ANSWERS for at in range(len(words)))
+
+
+def _is_asked(key: str) -> bool:
+    return not _is_answer(key) and not _IDS.fullmatch(key)
 
 
 @lru_cache(1 << 14)
@@ -226,8 +334,18 @@ def noted_shared(output_dir: Path) -> str:
 
 
 def note_unknown(output_dir: Path) -> None:
-    """Write down that there are no training problems here to compare with."""
+    """Write down that training problems, all or former ones, are not here to compare with."""
     write_whole(_path(output_dir), f"{_UNKNOWN}\n")
+
+
+def note_former(output_dir: Path) -> None:
+    """Write down that other problems were trained on before, by which the model may know any test problem."""
+    write_whole(_path(output_dir).with_name("former_problems"), "")
+
+
+def has_former(output_dir: Path) -> bool:
+    """Whether an earlier start trained on other problems than the next one."""
+    return _path(output_dir).with_name("former_problems").exists()
 
 
 def is_unknown(output_dir: Path) -> bool:

@@ -700,10 +700,9 @@ def test_a_text_that_is_returned_twice_is_refused():
 
 def test_other_problems_than_in_the_last_start_are_remarked(tmp_path, caplog):
     began = {"training": "50 aa", "test": "20 bb"}
-    _remark_others(tmp_path, began)
-    _remark_others(tmp_path, began)
+    assert [_remark_others(tmp_path, began) for _ in range(2)] == [[], []]
     assert not caplog.records
-    _remark_others(tmp_path, {"training": "5 cc", "test": ""})
+    assert _remark_others(tmp_path, {"training": "5 cc", "test": ""}) == ["training"]
     (record,) = caplog.records
     assert record.remark and "the training problems are others than in the last start (5, before 50)" in (
         record.getMessage()

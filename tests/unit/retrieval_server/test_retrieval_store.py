@@ -130,6 +130,8 @@ def test_answer_files_binaries_and_outside_files_are_never_found(data: Path) -> 
             "FileDict.csv",
             "drQuestion (1).md",
             "eval .md",
+            "qa_dicts.md",
+            "DR questions (2).txt",
         ),
         # How file managers and word processors write such names.
         *("eval (copy).md", "eval (another copy)/page.md", "eval (3rd copy).txt", "qa\u2010dict.md"),
@@ -349,6 +351,7 @@ ROWS = {
 LINES = [f"{row['question']},{row['answer']}" for row in ROWS.values()]
 
 
+@pytest.mark.parametrize("lines", [False, True])
 @pytest.mark.parametrize(
     "text",
     [
@@ -358,11 +361,14 @@ LINES = [f"{row['question']},{row['answer']}" for row in ROWS.values()]
     ],
 )
 def test_a_copy_of_an_answer_file_within_a_longer_text_is_one(
-    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    text: str, lines: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A single row of it, or its answers alone, may be what a document says."""
     folder = task_of(tmp_path / "DR1")
-    (folder / "qa_dict.json").write_text(json.dumps(ROWS))
+    if lines:
+        (folder / "qa_dict.jsonl").write_text("\n".join(map(json.dumps, ROWS.values())))
+    else:
+        (folder / "qa_dict.json").write_text(json.dumps(ROWS))
     (folder / "files" / "notes.md").write_text(text)
     (folder / "files" / "row.md").write_text(f"Minutes: {LINES[0]}")
     (folder / "files" / "said.md").write_text("It was the plant in the north, with 41, since 1914.")
@@ -370,6 +376,17 @@ def test_a_copy_of_an_answer_file_within_a_longer_text_is_one(
     assert (
         "1 texts hold what an answer file of the task holds and are not served, first notes.md" in caplog.text
     )
+
+
+def test_a_document_is_no_copy_of_the_file_that_describes_it(tmp_path: Path) -> None:
+    """A `file_dict` may tell all that the document says, which was made from it; its own copy is none."""
+    folder = task_of(tmp_path / "DR1")
+    told = ["Audits of all stores in the north", "The team came in March", "Four of five stores passed"]
+    description = json.dumps({"title": told[0], "parts": told[1:], "file_type": "md"})
+    (folder / "files" / "deep" / "file_dict.json").write_text(description)
+    (folder / "files" / "deep" / "audits.md").write_text(f"# {told[0]}\n\n{told[1]}. {told[2]}.\n")
+    (folder / "files" / "notes.md").write_text(description)
+    assert [one.rest for one in read_task("DR1", folder)] == ["deep/audits.md", "report.md"]
 
 
 def test_a_file_without_a_text_beside_it_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -456,6 +473,9 @@ def test_a_folder_without_tasks_is_refused_and_a_task_without_documents_is_told(
             Store.load(None, tmp_path / "web.jsonl")
     for task_id in ("DR2", "DR3"):
         (tmp_path / task_id / "files").mkdir(parents=True)
+    with pytest.raises(CorpusError, match=r"holds no document: no task has a text that is served"):
+        Store.load(tmp_path, None)
+    caplog.clear()
     (tmp_path / "DR3" / "files" / "a.md").write_text("text")
     (tmp_path / "DR 4" / "files").mkdir(parents=True)
     assert Store.load(tmp_path, None).task_ids == ["DR2", "DR3"]

@@ -11,8 +11,10 @@ from pipelinerl.actor.run import _compare
 from pipelinerl.observe.summary import summarise
 from pipelinerl.run_state.shared_problems import (
     digest,
+    has_former,
     is_unknown,
     note_digest,
+    note_former,
     note_shared,
     noted_shared,
     shared,
@@ -155,6 +157,113 @@ def test_what_is_asked_decides_and_not_its_wrapping(train: list[Row], test: list
     assert shared(train, test) == count
 
 
+STEPS = "Solve it step by step. The last line is of the form Answer: $Answer.\n\n{}\n\nBegin now."
+BOXED = "{} Please reason step by step, and put your final answer within \\boxed{{}}."
+FORMULAS = [f"Let $x$ be positive. Find\n\\[\n\\frac{{{n}}}{{x}} = 4,\n\\]\nif $x < {n}$." for n in range(40)]
+EGGS = [f"A farmer by the river sells {n} eggs a day for {n % 7} dollars each." for n in range(40)]
+LISTS = [f"{n} {n * 7 % 101} {n * 3 % 17} 12 55 71" for n in range(40)]
+
+
+def asked(texts: list[str], form: str, **more: str) -> list[Row]:
+    """Each text in a form, with further columns in which `{}` is its number."""
+    return [
+        {"prompt": form.format(text), **{key: value.format(n) for key, value in more.items()}}
+        for n, text in enumerate(texts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "count"),
+    [
+        (asked(QUESTIONS[:30], STEPS), asked(QUESTIONS[25:], BOXED), 5),
+        (asked(FORMULAS[:30], "{}"), asked(FORMULAS[25:], BOXED), 5),
+        (asked(FORMULAS[:30], STEPS), asked(FORMULAS[25:], "{}"), 5),
+        (asked(LISTS[:30], "Sort ascending: {}"), asked(LISTS[25:], "Sort descending: {}"), 0),
+        (asked(EGGS[:30], "{} How much in 2 days?"), asked(EGGS[25:], "{} How much in 5 days?"), 0),
+        (asked(EGGS[:30], "{} How much is it?"), asked(EGGS[25:], "{} How many does he eat?"), 0),
+        (
+            asked(QUESTIONS[:30], "{}", problem_id="numina_train_{:06}"),
+            asked(QUESTIONS[25:], "{}", problem_id="numina_test_{:06}"),
+            5,
+        ),
+        (
+            asked(QUESTIONS[:30], "{}", url="https://example.org/problems/{}"),
+            asked(QUESTIONS[25:], "{}", hint="Remember the rule number {}"),
+            5,
+        ),
+        (
+            asked(
+                QUESTIONS[:30], "{}", generated_solution="The first solution is {}", uniqueId="train/{:012}"
+            ),
+            asked(
+                QUESTIONS[25:], "{}", generated_solution="The second solution is {}", uniqueId="test/{:012}"
+            ),
+            5,
+        ),
+        (
+            asked(QUESTIONS[:30], "{}", system_prompt="The date of today is 2024-01-{:02}"),
+            asked(QUESTIONS[25:], "{}", system_prompt="The date of today is 2025-01-{:02}"),
+            5,
+        ),
+        (
+            asked(["Solve the game of the day"] * 30, "{}", task_id="train_game_of_day_{:06}"),
+            asked(["Solve the game of the day"] * 30, "{}", task_id="valid_game_of_day_{:06}"),
+            0,
+        ),
+        (
+            asked(["What does the picture show?", *QUESTIONS[:29]], "{}", image_id="train_picture_{:06}"),
+            asked(["What does the picture show?", *QUESTIONS[30:]], "{}", image_id="valid_picture_{:06}"),
+            0,
+        ),
+    ],
+    ids=[
+        "instructions_of_both",
+        "a_formula_of_several_lines",
+        "a_formula_of_several_lines_behind",
+        "another_task_for_the_same_lists",
+        "another_number_in_the_last_sentence",
+        "another_question_of_the_same_facts",
+        "ids_of_both",
+        "other_columns_of_each",
+        "a_generated_solution",
+        "a_system_prompt_of_each_problem",
+        "ids_of_one_question",
+        "pictures",
+    ],
+)
+def test_columns_and_instructions_of_both_sides_do_not_hide_a_question(
+    train: list[Row], test: list[Row], count: int
+) -> None:
+    assert shared(train, test) == count
+
+
+def test_a_question_that_is_there_often_is_still_one() -> None:
+    """Sixteen samples of each of fifteen problems, and training on copies of one."""
+    train = asked(QUESTIONS[:30], "{}")
+    assert shared(train, asked(QUESTIONS[20:35] * 16, BOXED)) == 160
+    assert shared([row(7, copy=n) for n in range(128)], train) == 1
+    scored = [row(n % 15, score=n, solution=f"This is the solution number {n}") for n in range(120)]
+    assert shared(scored, asked(QUESTIONS[10:20], "{}", level="{}")) == 5
+    sums = [{"instruction": "Compute the following sum.", "input": f"{n}+{n}"} for n in range(31)]
+    assert (shared(sums[:30], sums[30:]), shared(sums[:30], sums[29:30])) == (0, 1)
+
+
+def test_what_a_model_says_in_sharegpts_form_is_no_question() -> None:
+    train, test = (
+        [
+            {
+                "conversations": [
+                    {"from": "human", "value": QUESTIONS[n]},
+                    {"from": "gpt", "value": f"{said} {n}"},
+                ]
+            }
+            for n in numbers
+        ]
+        for said, numbers in (("I begin with the apples of", range(30)), ("My answer will be", range(25, 35)))
+    )
+    assert shared(train, test) == 5
+
+
 def test_a_short_value_of_many_problems_is_their_content() -> None:
     asked = [{"word": f"word{n}", "letter": letter} for n in range(100) for letter in "dorw"]
     assert shared(asked[::2], asked[1::2]) == 0
@@ -245,3 +354,9 @@ def test_a_run_without_training_problems_calls_no_test_problem_held_out(tmp_path
     assert summarise(tmp_path).evaluated_on == "held-out problems" and not is_unknown(tmp_path)
     _compare(tmp_path, [row(1)], [row(1)])
     assert summarise(tmp_path).evaluated_on == "test problems (1 of 1 trained on too)"
+    note_former(tmp_path)  # as a resume on other problems does
+    assert not has_former(tmp_path / "another") and has_former(tmp_path)
+    _compare(tmp_path, [row(1)], [row(1)])
+    assert summarise(tmp_path).evaluated_on == "test problems (1 of 1 trained on too)"
+    _compare(tmp_path, [row(2)], [row(1)])
+    assert summarise(tmp_path).evaluated_on == "test problems", "nobody knows whether it was a former one"
