@@ -160,7 +160,7 @@ def _listed(reasons: Mapping[str, int]) -> str:
 def _quoted(quote: re.Match[str]) -> str:
     before = quote.string[: quote.start()]
     # "KeyError: 'x'" names a place in the data; in "could not convert string to float: 'x'" x is the data.
-    value = before.endswith(": ") and before.count(": ") > 1
+    value = before.endswith(": ") and before.count(": ") > 1 and not before.endswith("KeyError: ")
     of_one = value or len(quote[0]) > _LONG_QUOTE or _masked(quote[0]) != quote[0]
     return "'…'" if of_one and not _STATUS.fullmatch(quote[0]) else quote[0]
 

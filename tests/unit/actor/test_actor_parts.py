@@ -446,6 +446,7 @@ def test_what_belongs_to_one_rollout_makes_no_kind(reasons: list[str]) -> None:
         ["ApiError: status: 404, no body", "ApiError: status: 500, no body"],
         ["TypeError: can't add 'a'", "TypeError: can't multiply 'a'"],
         ["KeyError: 'answer'", "KeyError: 'question'"],
+        ["RuntimeError: no, from KeyError: 'answer'", "RuntimeError: no, from KeyError: 'question'"],
     ],
 )
 def test_what_is_another_fault_is_another_kind(reasons: list[str]) -> None:
