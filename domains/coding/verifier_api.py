@@ -121,7 +121,8 @@ def _lines(value: Any) -> str:
 async def _called(box: Sandbox, code: str, context: Context, index: int) -> tuple[TestStatus, str]:
     arguments = _arguments(context["inputs"][index])
     outcome, value = await box.call(code, str(context["fn_name"]), arguments, preamble=True)
-    failed = _ended(outcome)
+    # A program that ends itself has returned nothing, not None.
+    failed = _ended(outcome) or ("runtime_error" if outcome.value is None else None)
     right = same_value(value, context["outputs"][index])
     return failed or ("passed" if right else "failed"), outcome.stderr
 

@@ -27,9 +27,14 @@ _NO_NUMBER = re.compile(r"\bnan[ij]?\b", re.IGNORECASE)
 """A distance to it is smaller than every limit for a verifier that takes the smaller of two numbers."""
 COIN_FLIP_TOLERANCE = 1e-4
 """As in the family, which then counts equal first digits: of the answer 0 all are."""
+_SAME_TEXT = frozenset({"letter_jumble", "spell_backward", "word_sorting"})
+"""Families whose verifier reads no further than the right answer goes, whatever stands behind it."""
+_SIGNED = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 
 RIGHT = 0.999
 """Scores of right answers; a few families build 1.0 from fractions."""
+NEARLY = 0.99
+"""The most that an answer which is not right can have of a family that gives credit for parts."""
 
 FIRST = ("chain_sum", "{}", 1, 0, None, "1", "text")
 """A question that is quickly scored, so that a worker has loaded the library before its first deadline."""
@@ -57,11 +62,28 @@ def judge(
         return float(answer.strip().lower() == item["answer"].lower()), True
     try:
         score = float(cached(task, options, seed).score_answer(answer, item))
-        if task == "coin_flip" and score >= RIGHT and not _near(answer, item["answer"]):
-            return 0.0, True
+        if score >= RIGHT and not _is_right(task, answer, item, score):
+            return (NEARLY if task in _SAME_TEXT or task == "time_intervals" else 0.0), True
     except (Exception, RecursionError, MemoryError):  # whatever an odd answer brings down
         return None, True
     return min(max(score, 0.0), 1.0), True
+
+
+def _is_right(task: str, answer: str, item: dict[str, Any], score: float) -> bool:
+    """Whether an answer is right that the family's verifier calls right, or all but right."""
+    if task == "coin_flip":
+        return _near(answer, item["answer"])
+    if task == "gsm_symbolic":  # whose verifier reads past a minus sign
+        found = _SIGNED.search(answer.replace("\u2212", "-"))
+        return found is not None and float(found[0]) == float(item["answer"])
+    if task == "puzzle24":  # whose verifier takes any four numbers
+        return sorted(map(int, re.findall(r"\d+", answer))) == sorted(item["metadata"]["numbers"])
+    if task == "time_intervals":  # a few seconds of a day are next to nothing
+        return score == 1.0
+    if task in _SAME_TEXT:
+        said, wanted = ("".join(text.split()).lower() for text in (answer, item["answer"]))
+        return said == wanted
+    return True
 
 
 def _near(answer: str, wanted: str) -> bool:

@@ -1,11 +1,11 @@
 """What a failed rollout means for its group and for the run; asked by the scheduler."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 
 from pipelinerl.actor.groups import Group
 from pipelinerl.actor.messages import Ending
-from pipelinerl.run_state.accounting import kinds_of
+from pipelinerl.run_state.accounting import commonest_of
 
 NO_TEXT = "no sample to train on; training_texts of the rollout policy's result is empty"
 WINDOW = 200
@@ -54,9 +54,7 @@ class FailureMonitor:
         if failed <= self.max_fraction * (total + sum(key < self._newest for key in running)):
             return None
         reasons = [reason for reason in self._recent if reason is not None]
-        kinds = kinds_of(reasons)
-        kind, count = Counter(kinds[reason] for reason in reasons).most_common(1)[0]
-        reason = next(one for one in reversed(reasons) if kinds[one] == kind)  # the newest, as it was said
+        reason, count = commonest_of(reasons)
         return (
             f"{failed} of the last {total} rollouts failed or had no sample, more than "
             f"actor.max_failed_fraction={self.max_fraction}; the commonest reason ({count} times): {reason}"

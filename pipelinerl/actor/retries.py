@@ -2,13 +2,15 @@
 
 import random
 import traceback
+from itertools import pairwise
 from pathlib import Path
 
 import aiohttp
 
 from pipelinerl.base.masking import without_secrets
 from pipelinerl.engines.client import AbortedCompletion, EngineUnavailable
-from pipelinerl.observe.blocked import of_rollouts
+from pipelinerl.observe.blocked import ROLLOUT, of_rollouts
+from pipelinerl.run_state.accounting import CUT
 
 SERVER_ERROR = 500
 TOO_MANY_REQUESTS = 429
@@ -45,13 +47,21 @@ def backoff_s(attempt: int, initial_s: float, longest_s: float) -> float:
 
 
 def place_of(error: BaseException) -> str:
-    """File and line of the rollout code that raised, or called what did; empty where it is all of ours."""
-    place = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if of_rollouts(frame.filename):
-            path = Path(frame.filename)
-            place = f"{path.parent.name}/{path.name}:{frame.lineno}".replace(" ", "_")
-    return place and f" ({place})"
+    """File and line of the rollout code that raised, or called what did; empty where it is all of ours.
+
+    Of a domain that is installed like a library, it is the last line in the policy's own folder.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    policy = next((one for caller, one in pairwise(frames) if caller.name.startswith(ROLLOUT)), None)
+    of_domain = [frame for frame in frames if of_rollouts(frame.filename)]
+    if not of_domain and policy is not None:
+        folder = Path(policy.filename).parent
+        of_domain = [frame for frame in frames if Path(frame.filename).parent == folder]
+    if not of_domain:
+        return ""
+    path = Path(of_domain[-1].filename)
+    place = f"{path.parent.name}/{path.name}:{of_domain[-1].lineno}".replace(" ", "_")
+    return f" ({place})"
 
 
 def reason_of(error: BaseException) -> str:
@@ -59,23 +69,42 @@ def reason_of(error: BaseException) -> str:
 
     It ends with the file and line of the rollout code. Of a group of errors, such as a TaskGroup raises, it
     is that of the first. An error that shows no such line itself ends with that of its group or its cause.
+    A cause that says more than the error stands behind it.
     """
     raised = [error]
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
         raised.insert(0, error)
-    if error.__cause__ is not None:
-        raised.append(error.__cause__)
+    said = _said(error)
+    if (cause := error.__cause__) is not None:
+        raised.append(cause)
+        more = _said(cause)
+        # A worker process sends as the cause a traceback with the same words; a cancellation makes a timeout.
+        if isinstance(cause, Exception) and _words(more) not in said and _words(said) not in more:
+            said = f"{said}, from {more}"
+    place = next(filter(None, map(place_of, raised)), "")
+    return _cut(one_line(said), LONGEST - len(place)) + place
+
+
+def _said(error: BaseException) -> str:
+    """Type and text."""
     try:
-        text = str(error)
+        text = str(error).strip()
     except Exception:  # whatever an error of a domain does
         text = "its text cannot be made"
-    name = type(error).__name__
-    place = next(filter(None, map(place_of, raised)), "")
-    text = one_line(text)
-    return (f"{name}: {text}" if text else name)[: LONGEST - len(place)] + place
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _words(said: str) -> str:
+    """The text behind the type, or the type of an error without a text."""
+    return said.partition(": ")[2] or said
 
 
 def one_line(text: str) -> str:
     """A reason on one line, at most `LONGEST` characters that any file can hold, without secrets."""
-    return " ".join(without_secrets(text).split()).encode("utf-8", "backslashreplace").decode()[:LONGEST]
+    whole = " ".join(without_secrets(text).split()).encode("utf-8", "backslashreplace").decode()
+    return _cut(whole, LONGEST)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}{CUT}"

@@ -16,7 +16,7 @@ import enum
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,7 +50,8 @@ TRAINER = "finetune"
 """The role whose ends a resume may roll back."""
 _OF_ONE = re.compile(
     # A status of HTTP, an exit code or a signal, behind its name, stays.
-    r"(?P<kept>\b(?i:http(?:/\d(?:\.\d)?|error)?|\w*status\w*|\w*code|\w*signal|rc|exit|exited with)"
+    r"(?P<kept>(?<=error ')[45]\d\d\b|\b[45]\d\d(?= (?:Client|Server) Error)"
+    r"|\b(?i:http(?:/\d(?:\.\d)?|error)?|\w*status\w*|\w*code|\w*signal|rc|exit|exited with)"
     r"[ :=('\"]*-?\d{1,3}\b|\b\d{3}(?=, message=))"
     r"|0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
     r"|\b(?=[0-9a-fA-F]*[0-9])[0-9a-fA-F]{8,}\b"
@@ -59,12 +60,19 @@ _OF_ONE = re.compile(
 # Not the apostrophe of a word.
 _QUOTED = re.compile(r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"")
 _STATUS = re.compile(r".[45]\d\d [A-Z][a-zA-Z ]+.")
-_PLACE = re.compile(r" \([^()\s]+:\d+\)$")
+_PLACE = re.compile(r" \(\S+:\d+\)$")
 _LONG_QUOTE = 20
+CUT = "…"
+"""How a reason ends that was cut off."""
+_COMPARED = 120
+"""Characters of a kind whose reason was cut off: where it ends depends on the length of what is masked."""
 _URL_OR_PATH = re.compile(r"https?://[^\s'\"<>]+|(?<![\w.:/])/(?:[\w.~@%+-]+/)+[\w.~@%+-]+")
 _TYPE = re.compile(r"(?:group_discarded: )?[A-Za-z_][\w.]*(?=: )")
 _MOST_TEXTS = 3
 """Of one type of error at one place: more are words of single rollouts, and are counted together."""
+_OTHERS = ", and others"
+_OFTEN = 10
+"""From so many on, and from a tenth of its type and place on, a text stays a kind of its own."""
 
 
 def kind_of(reason: str) -> str:
@@ -75,26 +83,60 @@ def kind_of(reason: str) -> str:
     """
     place = found[0] if (found := _PLACE.search(reason)) else ""
     said = reason.removesuffix(place) if place else reason
-    return _masked(_URL_OR_PATH.sub("…", _QUOTED.sub(_quoted, said))) + place
+    kind = _masked(_URL_OR_PATH.sub("…", _QUOTED.sub(_quoted, said)))
+    if said.endswith(CUT) and len(kind) > _COMPARED:
+        kind = f"{kind[:_COMPARED].removesuffix(CUT)}{CUT}"
+    return kind + place
 
 
 def _masked(text: str) -> str:
     return _OF_ONE.sub(lambda found: found["kept"] or "#", text)
 
 
-def kinds_of(reasons: Iterable[str]) -> dict[str, str]:
-    """The kind of each reason; those of one type and place that say more than three things are one kind."""
+def kinds_of(reasons: Mapping[str, int]) -> dict[str, str]:
+    """The kind of each reason, from how often each was given.
+
+    Of one type, codes and place more than three kinds are one, named by what is said most often, and so are
+    more than three of one type and place. What makes a good part of these failures stays a kind of its own.
+    """
     kinds = {reason: kind_of(reason) for reason in reasons}
-    said: dict[str, set[str]] = {}
-    for kind in kinds.values():
-        said.setdefault(_type_and_place(kind), set()).add(kind)
-    together = {
-        kind: both
-        for both, texts in said.items()
-        if len(texts) > _MOST_TEXTS or both in texts  # which a run with very many has
-        for kind in texts
-    }
-    return {reason: together.get(kind, kind) for reason, kind in kinds.items()}
+    for coarser in (_type_codes_and_place, _type_and_place):
+        said: dict[str, Counter[str]] = {}
+        for reason, n in reasons.items():
+            said.setdefault(coarser(kinds[reason]), Counter())[kinds[reason]] += n
+        together: dict[str, str] = {}
+        for both, texts in said.items():
+            rare = [kind for kind, n in texts.items() if kind == both or n < max(_OFTEN, texts.total() / 10)]
+            if len(rare) > _MOST_TEXTS or both in texts:  # which a run with very many has
+                name = _named(max(rare, key=texts.__getitem__), both)
+                together |= dict.fromkeys(rare, name)
+        kinds = {reason: together.get(kind, kind) for reason, kind in kinds.items()}
+    return kinds
+
+
+def commonest_of(reasons: Sequence[str]) -> tuple[str, int]:
+    """The newest and commonest reason of the commonest kind, and how many are of this kind; newest last."""
+    kinds = kinds_of(Counter(reasons))
+    kind, n = Counter(kinds[reason] for reason in reasons).most_common(1)[0]
+    of_kind = [reason for reason in reasons if kinds[reason] == kind]
+    texts = Counter(map(kind_of, of_kind))
+    most = max(texts.values())
+    return next(reason for reason in reversed(of_kind) if texts[kind_of(reason)] == most), n
+
+
+def _named(commonest: str, both: str) -> str:
+    """What several texts of a type and place are called."""
+    if commonest == both or _OTHERS in commonest:
+        return commonest
+    place = found[0] if (found := _PLACE.search(commonest)) else ""
+    return commonest.removesuffix(place) + _OTHERS + place
+
+
+def _type_codes_and_place(kind: str) -> str:
+    """Without what an error says but for its codes, so that a status with many texts is one kind."""
+    codes = " ".join(found["kept"] for found in _OF_ONE.finditer(kind) if found["kept"])
+    both = _type_and_place(kind)
+    return both.replace("…", f"{codes} …", 1) if codes and both != kind else both
 
 
 def _type_and_place(kind: str) -> str:
@@ -105,7 +147,7 @@ def _type_and_place(kind: str) -> str:
 
 def _coarser(reason: str) -> tuple[str, str]:
     kind = kind_of(reason)
-    return kind, _type_and_place(kind)
+    return kind, _type_codes_and_place(kind)
 
 
 def _listed(reasons: Mapping[str, int]) -> str:
@@ -118,7 +160,7 @@ def _listed(reasons: Mapping[str, int]) -> str:
 def _quoted(quote: re.Match[str]) -> str:
     before = quote.string[: quote.start()]
     # "KeyError: 'x'" names a place in the data; in "could not convert string to float: 'x'" x is the data.
-    value = before.endswith(": ") and before.count(": ") > 1
+    value = before.endswith(": ") and before.count(": ") > 1 and not before.endswith("KeyError: ")
     of_one = value or len(quote[0]) > _LONG_QUOTE or _masked(quote[0]) != quote[0]
     return "'…'" if of_one and not _STATUS.fullmatch(quote[0]) else quote[0]
 

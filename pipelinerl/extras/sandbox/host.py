@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -210,7 +210,10 @@ class Sandbox:
     async def call(
         self, code: str, name: str, arguments: Sequence[Any], *, preamble: bool = False
     ) -> tuple[Outcome, Any]:
-        """What a function of a program returns (None where nothing readable came), to be compared here."""
+        """What a function of a program returns, to be compared here.
+
+        Where nothing readable came, `Outcome.value` is None too: a program may end before it has an answer.
+        """
         request = {"mode": "call", "code": code, "preamble": preamble}
         request["call"] = {"name": name, "args": encode(list(arguments))}
         async with self._places:
@@ -218,7 +221,7 @@ class Sandbox:
         try:
             return outcome, decode(json.loads(outcome.value or "")["value"])
         except (ValueError, TypeError, KeyError, RecursionError):
-            return outcome, None
+            return replace(outcome, value=None), None
 
     async def check(
         self,

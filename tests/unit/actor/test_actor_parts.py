@@ -294,12 +294,106 @@ def test_words_of_single_rollouts_are_one_kind_at_one_place():
     reasons |= {"AssertionError: answer=Bern (my/x.py:12)": 1}
     counts = replace(RolloutCounts(), reasons={Outcome.FAILED: reasons})
     (row,) = [row for row in counts.lines() if row.startswith("failed: ")]
-    assert row.startswith("failed: AssertionError: … (my/x.py:9) 8, KeyError: 'Paris' (my/x.py:3) 1, ")
+    most = "AssertionError: answer=Paris, and others (my/x.py:9) 8"
+    assert row.startswith(f"failed: {most}, KeyError: 'Paris' (my/x.py:3) 1, ")
     assert row.count("KeyError") == 3 and "answer=Bern (my/x.py:12) 1" in row
     monitor = FailureMonitor(0.5)
     for number in range(24):
         monitor.record(f"ValueError: no {words[number % 4]} here (my/x.py:9)" if number < 16 else "late")
     assert "(16 times): ValueError: no Oslo here" in (monitor.complaint() or "")
+
+
+def _failed(reasons: dict[str, int]) -> str:
+    counts = replace(RolloutCounts(), reasons={Outcome.FAILED: reasons})
+    return next(row for row in counts.lines() if row.startswith("failed: "))
+
+
+WORDS = ("Paris", "Rome", "Berlin", "Oslo", "Bern", "Wien", "Prag", "Kiel")
+
+
+def test_the_commonest_at_a_place_is_named_whatever_else_fails_there():
+    """Forty of one kind, and each of six others once, the newest of all."""
+    reasons = {f"RuntimeError: out of memory at step {n} (my/x.py:9)": 1 for n in range(40)}
+    reasons |= {f"RuntimeError: no {word} (my/x.py:9)": 1 for word in WORDS[:6]}
+    assert _failed(reasons) == (
+        "failed: RuntimeError: out of memory at step # (my/x.py:9) 40, "
+        "RuntimeError: no Paris, and others (my/x.py:9) 6"
+    )
+    monitor = FailureMonitor(0.5)
+    for reason in reasons:
+        monitor.record(reason)
+    complaint = monitor.complaint() or ""
+    assert complaint.endswith("(40 times): RuntimeError: out of memory at step 39 (my/x.py:9)")
+
+
+def test_a_status_is_a_kind_whatever_bodies_come_with_it():
+    reasons = {f"ApiError: HTTP 503: {word} (my/x.py:9)": 2 for word in WORDS}
+    reasons |= {f"ApiError: HTTP 429: {word} (my/x.py:9)": 1 for word in WORDS}
+    reasons |= {"ApiError: HTTP 404: not here (my/x.py:9)": 6}
+    assert _failed(reasons) == (
+        "failed: ApiError: HTTP 503: Paris, and others (my/x.py:9) 16, "
+        "ApiError: HTTP 429: Paris, and others (my/x.py:9) 8, ApiError: HTTP 404: not here (my/x.py:9) 6"
+    )
+
+
+def test_faults_that_come_often_stay_apart_at_one_place():
+    """A server's client raises them all in one line."""
+    reasons = {f"ToolError: {said} (my/x.py:9)": 30 for said in ("denied", "no such tool", "locked", "died")}
+    assert _failed(reasons).count(" 30") == 4
+
+
+def test_a_long_reason_is_one_kind_wherever_it_was_cut():
+    """What belongs to one rollout is not equally long in all, so that they end at other words."""
+    reasons = set()
+    for number in (7, 77, 777, 7777, 77777):
+        with pytest.raises(RuntimeError) as raised:
+            raise RuntimeError(f"item {number} of {number} could not be read, because " + "it is so " * 60)
+        reasons.add(reason_of(raised.value))
+    assert len(set(map(kind_of, reasons))) == 1 < len(reasons)
+    assert all(len(reason) <= 300 and "… (actor/test_actor_parts.py:" in reason for reason in reasons)
+
+
+def test_a_cause_that_says_more_is_part_of_the_reason():
+    def rollout(bad: str, said: str) -> None:
+        try:
+            int(bad) if bad else {}["gold"]
+        except (ValueError, KeyError) as error:
+            raise RuntimeError(said.format(error)) from error
+
+    def reason(*given: str) -> str:
+        with pytest.raises(RuntimeError) as raised:
+            rollout(*given)
+        return reason_of(raised.value).partition(" (actor/")[0]
+
+    invalid = "invalid literal for int() with base 10: 'x'"
+    assert reason("", "it failed") == "RuntimeError: it failed, from KeyError: 'gold'"
+    assert reason("x", "it failed") == f"RuntimeError: it failed, from ValueError: {invalid}"
+    assert reason("x", "not read: {}") == f"RuntimeError: not read: {invalid}"
+
+
+async def test_a_timeout_has_no_other_cause():
+    with pytest.raises(TimeoutError) as raised:
+        async with asyncio.timeout(0):
+            await asyncio.sleep(9)
+    assert reason_of(raised.value).startswith("TimeoutError (actor/test_actor_parts.py:")
+
+
+def test_a_place_is_known_in_any_folder_and_of_an_installed_domain(tmp_path: Path):
+    """The runner calls the frame above the policy's by the rollout's name."""
+    code = "def helper():\n    {}['gold']\n\ndef policy():\n    helper()\n"
+    caller = (
+        "def called(f): f()\ndef caught(f):\n    try: called(f)\n    except KeyError as error: return error\n"
+    )
+    for folder in ("proj (1)", "site-packages/mine"):
+        place = tmp_path / folder / "rollouts.py"
+        given = {}
+        exec(compile(code, place, "exec"), given)
+        exec(compile(caller, "/site-packages/core.py", "exec"), given)
+        called = given["called"]
+        called.__code__ = called.__code__.replace(co_name="rollout 0-000001/2")
+        reason = reason_of(given["caught"](given["policy"]))
+        assert reason == f"KeyError: 'gold' ({folder.rpartition('/')[2].replace(' ', '_')}/rollouts.py:2)"
+        assert kind_of(reason) == reason
 
 
 def test_a_kind_keeps_a_status_and_its_place():
@@ -309,6 +403,9 @@ def test_a_kind_keeps_a_status_and_its_place():
     assert kind_of("E: file /tmp/run_ab/out.txt is gone, not 3/4") == "E: file … is gone, not #/#"
     assert kind_of("Error: HTTP 503 of 10.0.0.7:8080 (a/b.py:12)") == "Error: HTTP 503 of #.#:# (a/b.py:12)"
     assert kind_of("no_texts") == "no_texts"
+    assert kind_of("E: Client error '404 Not Found' for url 'http://a/b'") == (
+        "E: Client error '404 Not Found' for url '…'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -349,6 +446,7 @@ def test_what_belongs_to_one_rollout_makes_no_kind(reasons: list[str]) -> None:
         ["ApiError: status: 404, no body", "ApiError: status: 500, no body"],
         ["TypeError: can't add 'a'", "TypeError: can't multiply 'a'"],
         ["KeyError: 'answer'", "KeyError: 'question'"],
+        ["RuntimeError: no, from KeyError: 'answer'", "RuntimeError: no, from KeyError: 'question'"],
     ],
 )
 def test_what_is_another_fault_is_another_kind(reasons: list[str]) -> None:

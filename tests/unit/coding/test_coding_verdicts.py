@@ -14,6 +14,7 @@ from tests.support.sandbox_needed import need_a_sandbox
 need_a_sandbox()
 
 ADD = {"call_type": "fn", "fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, [7]]}
+NOTHING = {"call_type": "fn", "fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [None, [None]]}
 SUM = {"call_type": "std", "inputs": ["1 2\n", ["3 4"]], "outputs": ["3\n", ["7"]]}
 TESTED = {"call_type": "assert", "tests": ["assert add(1, 2) == 3"] * 2, "functions": {"add": "add"}}
 
@@ -54,6 +55,10 @@ GRADED: list[tuple[dict[str, Any], str, list[str], str]] = [
     (ADD, "def other(a, b): return a + b", ["runtime_error"] * 2, "wrong"),
     (ADD, "def add(a, b):\n    while True: pass", ["timeout"] * 2, "unparsable"),
     (ADD, "def add(a, b): exec('a +')", ["runtime_error"] * 2, "wrong"),
+    (NOTHING, "def add(a, b): return", ["passed", "passed"], "correct"),
+    (NOTHING, "def add(a, b): exit()", ["runtime_error"] * 2, "wrong"),
+    (NOTHING, "import os\ndef add(a, b): os._exit(0)", ["runtime_error"] * 2, "wrong"),
+    (NOTHING, "import os\ndef add(a, b): os.write(3, b'{nonsense')", ["runtime_error"] * 2, "wrong"),
     (SUM, "print(sum(map(int, input().split())))", ["passed", "passed"], "correct"),
     (SUM, "print(sum(map(int, input().split())), end='.0 ')", ["passed", "passed"], "correct"),
     (SUM, "print(sum(map(int, input().split())))\nexit(1)", ["runtime_error"] * 2, "wrong"),

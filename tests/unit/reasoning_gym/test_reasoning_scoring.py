@@ -71,6 +71,31 @@ def test_what_a_verifier_takes_for_everything_is_wrong(task: str, wrong: tuple[s
         assert judge(*(problem[key] for key in keys), right, "text") == (1.0, True)
 
 
+@pytest.mark.usefixtures("families")
+@pytest.mark.parametrize(
+    ("task", "wrong"),
+    [
+        ("gsm_symbolic", ("-{}", "\u2212{}")),
+        ("letter_jumble", ("{} x", "{} {}")),
+        ("puzzle24", ("6 + 6 + 6 + 6", "2*3*4*1", "8*3*1*1")),
+        ("spell_backward", ("{}x", "{} or not")),
+        ("time_intervals", ("{}1",)),
+        ("word_sorting", ("{}, zoo", "{}, a, b")),
+    ],
+)
+def test_more_than_the_right_answer_or_another_one_is_no_success(task: str, wrong: tuple[str, ...]) -> None:
+    """A sign, words behind it, other numbers than the given ones, seconds (here of a longer fraction)."""
+    keys = ("task", "options", "seed", "index", "question")
+    options = {"time_intervals": {"task_types": ["time_ms"]}, "spell_backward": {"min_word_len": 10}}
+    for problem in load_problems(["train"], {task: options.get(task, {})}, count=6):
+        item = entry(*(problem[key] for key in keys[:4]))
+        right = item["answer"]
+        assert judge(*(problem[key] for key in keys), right, "text") == (1.0, True)
+        for form in wrong:
+            score, _ = judge(*(problem[key] for key in keys), form.replace("{}", right), "text")
+            assert score is not None and score < 0.999, (right, form)
+
+
 HOSTILE = "__import__('os').system('touch {path}')"
 
 
