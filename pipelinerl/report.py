@@ -23,7 +23,11 @@ def report_run(output_dir: Path, domain: Domain | None = None) -> Path:
     None: the domain that the run was configured with; the default hooks without a stored configuration.
     """
     print("writing the report", flush=True)  # seconds, with thousands of rollouts a minute
-    tree: Any = read_shown(output_dir) if config_path(output_dir).exists() else OmegaConf.create()
+    tree: Any = OmegaConf.create()
+    if (path := config_path(output_dir)).exists():
+        tree = read_shown(output_dir)
+    elif domain is None:
+        print(printable(f"report: {path} is not there: parts of the domain are left out"), file=sys.stderr)
     if domain is None:
         domain = load_domain(OmegaConf.select(tree, "domain_hooks"))
     observe = ObserveConfig.model_validate(dict(OmegaConf.select(tree, "observe") or {}))

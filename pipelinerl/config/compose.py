@@ -185,11 +185,18 @@ def _layers(roots: Sequence[Path], asked: _Asked, choices: list[str], own: Path 
     for one in file_order(roots, asked.config_name, choices):
         path = _config_file(roots, "", str(one.config_path).removesuffix(".yaml"))
         if path is not None:
-            name = file_name(
-                str(one.config_path), chosen, path, path != own and path.is_relative_to(conf_dir())
-            )
-            found.append((str(one.config_path) in chosen, layer(name, _load(path), one.package or "")))
+            place = _chosen_for(str(one.config_path), chosen)
+            name = file_name(place, chosen, path, path != own and path.is_relative_to(conf_dir()))
+            found.append((place in chosen, layer(name, _load(path), one.package or "")))
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+
+
+def _chosen_for(place: str, chosen: Sequence[str]) -> str:
+    """The chosen file that a file of its group came with, such as `finetune/ppo`; `place` for any other."""
+    group, _, name = place.rpartition("/")
+    if place in chosen or name == BASE:  # which is there whatever is chosen
+        return place
+    return next((one for one in chosen if one.rpartition("/")[0] == group), place)
 
 
 def _with_hardware(roots: Sequence[Path], asked: _Asked) -> DictConfig | None:

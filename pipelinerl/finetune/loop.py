@@ -123,7 +123,11 @@ class Trainer:
             rollout_log = stack.enter_context(RolloutLog(self.output_dir, "finetune"))
             if self.ranks.is_main:
                 # What an earlier start trained behind the checkpoint is not in these weights.
-                undone = 0 if self._accounting_end is None else rollout_log.undo_after(self._accounting_end)
+                end = self._accounting_end
+                if end is not None and log_size(self.output_dir, "finetune") < end:
+                    cut = "%s was removed or cut: rollouts that it counted as trained now count as unfinished"
+                    log.warning(cut, rollout_log.path, extra=REMARK)
+                undone = 0 if end is None else rollout_log.undo_after(end)
                 if undone:
                     log.info("%d rollouts trained after the checkpoint are undone", undone)
                 self._announcements = stack.enter_context(TrainerAnnouncements(self.output_dir))

@@ -126,12 +126,16 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
         sent = "sent alone" if adapters_alone(cfg) else "sent merged"
         because = why_merged(cfg) or "engines add them to their weights, so that no token costs more"
         yield Row("adapters", sent, why("weights.lora", because), "weights.lora=merged|adapter")
-    step = f"{cfg.derived.texts_per_step} samples, {cfg.attempts} rollouts a problem"
+    step = f"{cfg.derived.texts_per_step} samples, {counted(cfg.attempts, 'rollout')} a problem"
     key = "finetune.gradient_accumulation_passes"
     epochs = cfg.finetune.max_epochs
     limits = f"{cfg.finetune.last_step} steps" + (f" or {epochs} epochs" if epochs is not None else "")
     if "finetune" in cfg.debug.roles:
-        yield Row("optimizer step", f"{step}, {limits}", why(key, "", *STEP_KEYS), f"{key}=N")
+        because = why(key, "", *STEP_KEYS)
+        asked = cfg.finetune.train_batch_size * cfg.finetune.gradient_accumulation_passes
+        if asked != cfg.derived.texts_per_step:
+            because += f"; {asked} do not divide among {cfg.derived.trainer_ranks} trainer ranks"
+        yield Row("optimizer step", f"{step}, {limits}", because, f"{key}=N")
     if cfg.trainer_on_gpu and cfg.jobs_of("finetune"):
         yield _trainer(cfg, why, reasons.get(FSDP, "default"))
         yield from _layers(plan.trainer, why)
@@ -193,6 +197,9 @@ def _datasets(cfg: Config, composition: Composition) -> Row:
 def _engine(cfg: Config, why: Why) -> Row:
     engines = len(cfg.jobs_of("actor_llm"))
     size = f"{cfg.engine.max_num_seqs} requests of {cfg.engine.max_model_len} tokens"
+    if cfg.debug.use_existing_llms:
+        shown = f"{engines}, which run already"
+        return Row("engines", shown, why("debug.use_existing_llms"), "debug.use_existing_llms=false")
     shown = f"{engines} x {cfg.engine.kind}, {size}"
     return Row("engines", *engine_kind(cfg).choice(cfg, shown, why))
 

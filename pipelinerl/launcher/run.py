@@ -204,8 +204,10 @@ _NO_MEMORY = ("MemoryError", "cannot allocate memory", "can't allocate memory", 
 _MORE_MEMORY = "give it more (ulimit -v and -u, or the container's limit), then the same command resumes"
 
 
-def _of_memory(error: ChildFailed, line: str) -> str:
-    """What is said besides of a child that the machine refused memory, or that the kernel ended for it."""
+def _refused_by_machine(error: ChildFailed, line: str) -> str:
+    """What is said besides of a child that the machine refused memory or files, or that the kernel ended."""
+    if "too many open files" in line.lower():
+        return "; allow more open files (ulimit -n), then the same command resumes"
     if any(words.lower() in line.lower() for words in _NO_MEMORY):
         return f"; the machine refused it memory: {_MORE_MEMORY}"
     if error.cause == "killed by SIGKILL" and oom_kills() > _OOM_KILLS_BEFORE:
@@ -219,7 +221,7 @@ def failure_line(error: Exception) -> str:
         return f"launcher: {error}"
     line = printable(" ".join(str(error).split()))
     if isinstance(error, ChildFailed):
-        line += _of_memory(error, line)
+        line += _refused_by_machine(error, line)
         with suppress(OSError):  # the folder may be gone
             if shutil.disk_usage(error.log_path.parent).free < FULL_BELOW_BYTES:
                 line += f"; no space is left at {error.log_path.parent}"  # its last words may not have fitted

@@ -1,7 +1,7 @@
 """Reading what a run wrote about itself: metrics as series, status files, evaluations."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,18 +82,29 @@ class Evaluation:
     """Digest of the test problems; empty where none was recorded."""
 
 
+def evaluated_rollouts(output_dir: Path) -> int:
+    """How many rollouts have a value in any pass, also in one that was repeated or undone."""
+    records = (record for _, record in _evaluation_records(output_dir))
+    return sum(max(map(len, record["values"].values()), default=0) for record in records)
+
+
+def _evaluation_records(output_dir: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every recorded pass, behind the folder of the start that made it."""
+    for folder in stream_folders(output_dir):
+        spec = StoredStreamSpec(Path(output_dir), "stats_test", folder=folder)
+        if spec.directory.is_dir():
+            with read_stream(spec) as stream:
+                records = stream.read_available()
+            yield from ((folder, r) for r in records if "values" in r and "version" in r)
+
+
 def read_evaluations(output_dir: Path) -> list[Evaluation]:
     """All passes by version, those of earlier starts too; of a version that was evaluated twice the later.
 
     A pass over a version that a later resume undid is none of the run's.
     """
     by_version, stands = dict[int, Evaluation](), Standing.read(output_dir)
-    for folder in stream_folders(output_dir):
-        spec = StoredStreamSpec(Path(output_dir), "stats_test", folder=folder)
-        if spec.directory.is_dir():
-            with read_stream(spec) as stream:
-                records = [r for r in stream.read_available() if "values" in r and "version" in r]
-            for record in records:
-                if stands.has(version := int(record["version"]), attempt=attempt_of(folder)):
-                    by_version[version] = Evaluation(version, record["values"], record.get("problems", ""))
+    for folder, record in _evaluation_records(output_dir):
+        if stands.has(version := int(record["version"]), attempt=attempt_of(folder)):
+            by_version[version] = Evaluation(version, record["values"], record.get("problems", ""))
     return [evaluation for _, evaluation in sorted(by_version.items())]

@@ -22,6 +22,7 @@ from pipelinerl.observe.progress import Output
 from pipelinerl.observe.rates import RATES
 from pipelinerl.observe.report_page import CURVE, Drawn, write_report_page
 from pipelinerl.observe.summary import Comparison, Section, Summary, summarise
+from pipelinerl.run_state.accounting import Outcome
 
 _PIPE_WIDTH = 140
 """Columns where there is no terminal: a pipe has no width of its own."""
@@ -117,10 +118,13 @@ def report_sections(summary: Summary, sections: Sequence[ReportSection]) -> list
         rows = comparison_rows(summary, summary.headline)
         title = f"Evaluation on {summary.evaluated_on}, mean [95 % interval]"
         short = comparison_rows(summary, summary.headline, digits=2)
-        evaluated = Section(title=title, rows=rows, short=short)
+        evaluated = Section(title=title, rows=rows, short=short, text=_without_values(summary))
     limits = "" if summary.balance is None else balance_line(summary.balance)
     if summary.limit is not None:
         limits = f"{limits}\n{summary.limit}".strip()
+    if not summary.actor_records and summary.rates.get("trained_texts"):
+        alone = "actor/metrics.jsonl has no record: times and rates are from the trainer's records alone."
+        limits = f"{limits}\n{alone}".strip()
     shown = [
         evaluated,
         *(Section(title=one.title, rows=one.rows, text=one.text) for one in sections),
@@ -146,7 +150,24 @@ def _outcomes(summary: Summary) -> str:
             f"How rollouts ended is not known: accounting/ has no rollout, although {trained:,.0f} samples "
             "were trained on; it was removed, or the trainer ran alone."
         )
-    return "\n".join(summary.counts.lines())
+    lines = summary.counts.lines()
+    if trained and not summary.counts[Outcome.TRAINED] and not summary.counts.removed:
+        lines.append(
+            f"accounting/finetune.jsonl has no rollout, although {trained:,.0f} samples were trained on; it "
+            "was emptied or removed."
+        )
+    return "\n".join(lines)
+
+
+def _without_values(summary: Summary) -> str:
+    """What to say where rollouts of an evaluation ended and their values are not there."""
+    ended = summary.counts[Outcome.EVAL_DONE] + summary.counts[Outcome.EVAL_FAILED]
+    if summary.evaluated is None or summary.evaluated >= ended:
+        return ""
+    return (
+        f"{ended} evaluation rollouts ended, and the values of {summary.evaluated} are there: an evaluation "
+        "did not end, or a file of streams/ was cut or removed."
+    )
 
 
 def print_report(sentence: str, sections: Sequence[Section], report_dir: Path, console: Console) -> None:

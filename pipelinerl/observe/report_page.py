@@ -7,6 +7,7 @@ from elsewhere; only the link to the page of rollouts leads out of it.
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,16 +50,22 @@ def write_report_page(
         name=printable(output_dir.resolve().name),  # which need not be UTF-8
         facts=_facts(output_dir, tree),
         rollouts=rollouts,
-        sections=sections,
+        sections=[_shown(section) for section in sections],
         sentence=printable(sentence),
         curve=CURVE,
         figures={title: [_encoded(path) for path in drawn] for title, drawn in figures.items()},
         choices=_choices(output_dir),
-        configuration=OmegaConf.to_yaml(OmegaConf.create(dict(tree))) if tree else "",
+        configuration=printable(OmegaConf.to_yaml(OmegaConf.create(dict(tree)))) if tree else "",
     )
     path = output_dir / "report" / "index.html"
     write_whole(path, text)
     return path
+
+
+def _shown(section: Section) -> Section:
+    """As a page may show it: reasons and names of metrics are other people's texts."""
+    rows = [tuple(map(printable, row)) for row in section.rows]
+    return replace(section, title=printable(section.title), rows=rows, text=printable(section.text))
 
 
 def _encoded(path: Path) -> str:

@@ -9,7 +9,7 @@ from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.balance import Balance, balance
 from pipelinerl.observe.card_limit import CardLimit, card_limit
 from pipelinerl.observe.comparisons import KINDS, Totals, label_totals
-from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics
+from pipelinerl.observe.history import Evaluation, evaluated_rollouts, read_evaluations, read_metrics
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
 from pipelinerl.observe.mismatch import Mismatch, mismatch
 from pipelinerl.observe.rates import run_rates
@@ -61,6 +61,10 @@ class Summary:
     """What share of their cards' limit the engines reached; None where it is not known."""
     shared: str = ""
     """How many test problems are trained on too, such as `12 of 40`; empty for none."""
+    evaluated: int | None = None
+    """Evaluation rollouts whose values were recorded, those of repeated passes too; None if not counted."""
+    actor_records: bool = True
+    """Whether the actor's metrics are there, in a run that has an actor."""
     unknown: bool = False
     """Whether the run trains nothing, so that its model may have been trained on any of them, or its problems
     were not compared."""
@@ -181,16 +185,19 @@ def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
     if restarts := engine_restarts(output_dir):
         rates["engine_restarts"] = float(restarts)
     compared = {kind: totals for kind in KINDS if (totals := label_totals(preprocess, kind))}
+    counts = reconcile(output_dir)
     return Summary(
         evaluations=evaluations,
         comparisons=compare(evaluations),
         headline=headline_metrics(evaluations, focus.headline if focus else ()),
-        counts=reconcile(output_dir),
+        counts=counts,
         rates=rates,
         balance=found if found is not None and found.enough else None,
         compared=compared,
         mismatch=mismatch(finetune),
         limit=card_limit(output_dir, actor, finetune),
         shared=noted_shared(output_dir),
+        evaluated=evaluated_rollouts(output_dir),
+        actor_records=bool(actor) or not counts.started,
         unknown=is_unknown(output_dir),
     )

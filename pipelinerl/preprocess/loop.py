@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelinerl.base import faults
+from pipelinerl.base.logs import REMARK
 from pipelinerl.base.waits import ROLLOUTS, Wait
 from pipelinerl.config import Config
 from pipelinerl.finetune.rl.batch import assemble_step
@@ -96,6 +97,11 @@ class Preprocess:
     def restore(self) -> Held | None:
         """Take up the samples that an earlier start held at the version from which the run goes on."""
         held = self.keeper.restore()
+        if held is None and (version := self.keeper.resumes_from):
+            missing = (
+                "no snapshot of preprocess up to version %d (preprocess/state was removed): samples that "
+            )
+            log.warning(missing + "waited for the trainer then are discarded", version, extra=REMARK)
         samples = held.samples_from(self.step) if held is not None else []
         self.accounting.restored(samples)
         self.buffer.add(samples)

@@ -55,6 +55,11 @@ class Keeper:
         self._seen = point.version
         self._ahead: deque[tuple[int, list[Sample]]] = deque()
 
+    @property
+    def resumes_from(self) -> int:
+        """The version from which the run goes on; 0 for a run that begins."""
+        return self._point.version
+
     def restore(self) -> Held | None:
         """What was held at the version from which the run goes on. Raises ValueError for a damaged file."""
         held = self._snapshots.restore(self._point.version, Held)

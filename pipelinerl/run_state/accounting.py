@@ -46,6 +46,7 @@ class Outcome(enum.StrEnum):
     """The rollouts, or none, that preprocess has kept over the last resume; the latest line counts."""
 
 
+ROLES = ("actor", "preprocess", "finetune")
 TRAINER = "finetune"
 """The role whose ends a resume may roll back."""
 _OF_ONE = re.compile(
@@ -282,6 +283,8 @@ class RolloutCounts:
     """Rollouts kept over the last resume."""
     discarded: int = 0
     """Unfinished rollouts that a resume left behind."""
+    removed: tuple[str, ...] = ()
+    """Roles that recorded metrics and whose file is not there, so that its ends are missing here."""
 
     @property
     def adds_up(self) -> bool:
@@ -315,6 +318,8 @@ class RolloutCounts:
             rows.append(f"rollout accounting error: {len(names)} ended and never started, such as {names[0]}")
         if names := self.started_twice:
             rows.append(f"rollout accounting error: {len(names)} started twice, such as {names[0]}")
+        for role in self.removed:
+            rows.append(f"accounting/{role}.jsonl was removed: how rollouts ended there is not known")
         if self.torn_lines:
             rows.append(f"{self.torn_lines} incomplete lines recorded (a process was killed while writing)")
         return rows
@@ -366,7 +371,13 @@ class RolloutAccounting:
             undone=training.undone,
             replayed=len(training.replayed),
             discarded=training.discarded,
+            removed=tuple(role for role in ROLES if self._is_removed(role)),
         )
+
+    def _is_removed(self, role: str) -> bool:
+        output_dir = self._folder.parent
+        # A role makes its file at its start, before it has anything to record.
+        return (output_dir / role / "metrics.jsonl").exists() and not log_path(output_dir, role).exists()
 
     def outcome(self, rollout: str) -> tuple[str, str]:
         """How a rollout ended, as `update` last read it, and why; `unfinished` for one without an end."""

@@ -109,6 +109,11 @@ class PackedModel:
             # lie.
             _use_capping_attention(self.module)
             expected = self.module(torch.tensor([prompt]), use_cache=False).logits[0].float()
+        if not bool(torch.isfinite(expected).all()):  # NaN differs from itself: not the architecture's fault
+            raise UnsupportedModel(
+                f"{type(self.module).__name__}: its own logits hold NaN or infinity, so its weights are "
+                "damaged; give another folder, or an earlier checkpoint"
+            )
         if fused_forward_applies(self.module):
             self._forward = FusedForward(self.module, settings.max_model_len)
         else:

@@ -44,6 +44,7 @@ CACHE_TYPES = {"bfloat16": "bfloat16", "float32": "float32"} | {
     "fp8_e5m2": "float8_e5m2",
 }
 """torch's types by values of `kv-cache-dtype`; `auto` is that of the weights."""
+_SHARE = "vllm_config.vllm_kwargs.gpu-memory-utilization"
 STATES_KEY = f"vllm_config.vllm_kwargs.{STATES_BACKEND}"
 NO_FLASHINFER = f"vLLM without {FLASHINFER}"
 
@@ -181,7 +182,9 @@ class Vllm(EngineKind):
             here = installed_version(cfg.vllm_config.python)
         version = cfg.vllm_config.version or here or DEFAULT_VERSION
         missing = f"no vLLM is installed here, and this package is made for {DEFAULT_VERSION}"
-        source = why("vllm_config.version", "the version that is installed" if here else missing)
+        source = "the version that is installed" if here else missing
+        given = ("actor.llm_max_rollouts", "engine.max_num_seqs", "engine.max_model_len", _SHARE)
+        source = why("vllm_config.version", source, *given)
         shown += f", vLLM {version}"
         if not VllmVersion.parse(version).reports_versions:
             shown += ", the weight versions of tokens are lower bounds"

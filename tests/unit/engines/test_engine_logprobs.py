@@ -226,6 +226,11 @@ def test_an_architecture_that_cannot_be_served_right_is_refused_at_start(tmp_pat
     BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
     with pytest.raises(UnsupportedModel, match=r"packed forward differs from the model.s own"):
         PackedModel(EngineSettings(model=tmp_path / "bloom"))
+    damaged = LlamaForCausalLM(LlamaConfig(hidden_size=64, intermediate_size=64, **SIZES))
+    damaged.model.norm.weight.data[3] = float("inf")  # no architecture would serve it
+    damaged.save_pretrained(tmp_path / "damaged")
+    with pytest.raises(UnsupportedModel, match="hold NaN or infinity, so its weights are damaged"):
+        PackedModel(EngineSettings(model=tmp_path / "damaged"))
 
 
 @cache

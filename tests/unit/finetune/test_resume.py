@@ -35,6 +35,19 @@ def test_updates_behind_the_checkpoint_are_undone_in_the_accounting(tmp_path: Pa
     assert counts.adds_up
 
 
+def test_a_resume_says_that_ends_of_its_checkpoint_were_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(Killed):
+        train(tmp_path, Deadly(24))
+    path = tmp_path / "accounting/finetune.jsonl"
+    assert not [one for one in caplog.messages if str(path) in one]
+    path.unlink()
+    train(tmp_path)
+    (said,) = [one for one in caplog.messages if str(path) in one]
+    assert "was removed or cut" in said
+
+
 def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Callable[[], int]:
     """Dies before the rename or removal of that number; returns how many there were."""
     count = 0

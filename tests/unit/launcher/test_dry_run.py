@@ -83,6 +83,18 @@ def test_weights_in_files_on_a_shared_card_are_said_to_be_so_because_it_is_share
     assert shown["weight updates"].startswith("one GPU for engine and trainer")
 
 
+def test_a_batch_that_no_division_of_the_ranks_gives_is_not_said_to_be_given(
+    tmp_path: Path, model: Path
+) -> None:
+    cards = ["hardware=gpu", "hardware.devices=4xH100-80GB", "world.actor_fraction=1", f"model_path={model}"]
+    size = "finetune.gradient_accumulation_passes="
+    shown = rows(tmp_path / "run", "+domain=guessing", *cards, "world.finetune_fraction=3", f"{size}1000")
+    assert shown["optimizer step="].startswith("1002 samples")
+    assert shown["optimizer step"] == "given; 1000 do not divide among 3 trainer ranks"
+    shown = rows(tmp_path / "run", "+domain=guessing", *cards, "world.finetune_fraction=3", f"{size}999")
+    assert shown["optimizer step"] == "given"
+
+
 def test_what_was_given_is_said_to_be_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:
@@ -151,6 +163,9 @@ def test_what_a_file_says_is_said_to_be_of_that_file(tmp_path: Path, monkeypatch
     assert {found[row] for row in ("model", "age of weights", "rollouts at once", "evaluation")} == {
         "this domain"
     }
+    # One attempt at a problem is of a file that the chosen one includes, over the domain's eight.
+    ppo = ("finetune=ppo", "finetune.rl.filter_zero_advantage_groups=false")
+    assert reasons("+domain=privacy_hopqa", *ppo)["optimizer step"] == "this domain, finetune=ppo"
     found = reasons("+domain=privacy_hopqa", "+preset=privacy_hopqa_from_scratch", f"model_path={tmp_path}")
     assert found["age of weights"] == "preset=privacy_hopqa_from_scratch"
     for given, reason in {

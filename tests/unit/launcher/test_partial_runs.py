@@ -48,11 +48,13 @@ def test_the_table_has_no_row_of_a_role_that_does_not_run(
     words = ["+domain=guessing", "hardware=cpu", f"output_dir={tmp_path / 'run'}"]
     modes = {
         "finetune": ({"engines none", "optimizer step 256"}, {"rollouts at once", "evaluation", "datasets"}),
+        "open_loop": ({"engines 1, which run already given"}, {"weight updates"}),
         "actor": ({"engines 1 x embedded", "datasets train"}, {"optimizer step", "weight updates"}),
     }
     for mode, (has, lacks) in modes.items():
         given = [f"debug.mode={mode}", "force_restart=true", FREE]
-        given += [] if mode == "actor" else [f"debug.streams_from={recording}"]
+        given += [f"debug.streams_from={recording}"] if mode == "finetune" else []
+        given += ["debug.use_existing_llms=true"] if mode == "open_loop" else []
         assert main([*words, *given]) == 0
         out = " ".join(capsys.readouterr().out.replace("│", " ").split())
         assert all(row in out for row in has) and not any(row in out for row in lacks), (mode, out)

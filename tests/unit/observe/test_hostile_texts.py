@@ -93,7 +93,7 @@ def test_a_report_steers_nothing(tmp_path: Path) -> None:
     said = io.StringIO()
     section = ReportSection(title="Mine", rows=[("a", "b"), (STEERING, "2")], text=STEERING)
     folder = write_report(tmp_path, None, [section], Console(file=said))
-    for text in (said.getvalue(), (folder / "report.md").read_text()):
+    for text in (said.getvalue(), *((folder / name).read_text() for name in ("report.md", "index.html"))):
         assert "owned" in text and steers(text) == []
 
 

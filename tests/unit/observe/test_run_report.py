@@ -302,8 +302,8 @@ def test_a_folder_of_any_name_is_reported_and_one_that_takes_no_report_is_named(
     (latin / "report").touch()
     with pytest.raises(SystemExit, match="1"):
         leave("report", lambda: main([str(latin)]))
-    said = capsys.readouterr().err
-    assert said.startswith("report: ") and "File exists" in said and said.count("\n") == 1
+    _, said = capsys.readouterr().err.splitlines()  # behind that it has no configuration
+    assert said.startswith("report: ") and "File exists" in said
 
 
 def test_a_record_that_nothing_was_written_to_is_no_run(
@@ -338,6 +338,40 @@ def test_a_run_whose_records_were_removed_does_not_report_zeros(tmp_path: Path) 
     out = io.StringIO()
     write_report(tmp_path, console=Console(file=out, width=200))
     assert "2 evaluation rollouts started, and the values of none are there" in out.getvalue()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_without_one_of_its_files_names_it(run_dir: Path, tmp_path: Path) -> None:
+    """What is left is no whole run: 434 rollouts were trained, and evaluated before and after."""
+    whole = io.StringIO()
+    write_report(run_dir, console=Console(file=whole, width=200))
+    stats = next((run_dir / "streams/stats_test").glob("0/0/*.jsonl")).relative_to(run_dir)
+    for name, said in {
+        "actor/metrics.jsonl": "actor/metrics.jsonl has no record: times and rates are from the trainer's",
+        "accounting/finetune.jsonl": "accounting/finetune.jsonl was removed: how rollouts ended there is not",
+        str(stats): "a file of streams/ was cut or removed",
+    }.items():
+        shutil.copytree(run_dir, run := tmp_path / Path(name).parts[0])
+        out, text = io.StringIO(), (run / name).read_bytes()
+        if name.startswith("streams"):
+            (run / name).write_bytes(text[: text.rindex(b"{")])  # without the last pass
+        else:
+            (run / name).unlink()
+        write_report(run, console=Console(file=out, width=200))
+        assert said in out.getvalue() and said not in whole.getvalue(), name
+    (emptied := tmp_path / "accounting/accounting/finetune.jsonl").touch()
+    out = io.StringIO()
+    write_report(emptied.parents[1], console=Console(file=out, width=200))
+    assert "accounting/finetune.jsonl has no rollout, although 1,920 samples" in out.getvalue()
+
+
+def test_a_report_without_a_configuration_says_what_it_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with MetricsWriter(tmp_path, "finetune") as trainer:
+        trainer.log({"stats/samples": 8}, 8)
+    assert main([str(tmp_path)]) == 0
+    assert f"{config_path(tmp_path)} is not there: parts of the domain" in capsys.readouterr().err
 
 
 def test_a_run_that_wrote_nothing_is_reported_as_such(tmp_path: Path) -> None:

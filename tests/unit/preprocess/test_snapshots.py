@@ -186,6 +186,14 @@ def test_a_preprocess_started_again_goes_on_with_what_the_other_held(
     assert reconcile(bench.folder).replayed == left
 
 
+def test_a_resume_without_what_was_held_says_so(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    first = bench.preprocess
+    for version, lines in ((0, 0), (8, 1)):  # a run that begins holds nothing yet
+        start = ResumePoint(version, version // 8)
+        assert make(first.cfg, bench.trainer, first.accounting, start, first._training_data).restore() is None
+        assert len([one for one in caplog.messages if "preprocess/state was removed" in one]) == lines
+
+
 @pytest.mark.parametrize("bench", [{"finetune": {"save_checkpoint_steps": 1}}], indirect=True)
 def test_texts_too_long_for_a_changed_configuration_are_dropped_at_a_resume(bench: Bench) -> None:
     first = bench.preprocess
