@@ -251,7 +251,7 @@ def _answer_files(folder: Path) -> _Answers:
 
 def _sentences(text: str) -> set[str]:
     """The longer texts in JSON or JSON lines, without blanks; none of what is neither."""
-    found, open_ = set(), []
+    found, open_ = set[str](), list[Any]()
     try:
         open_ += [json.loads(text)]
     except RecursionError:
