@@ -154,7 +154,8 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
     # Links in a circle lead nowhere; `Path.resolve` raises for them before Python 3.13.
     places = {path: Path(os.path.realpath(path)) for path in found}
     paths = [path for path in found if places[path].is_relative_to(boundary)]
-    inside, answers, kept, copies = set(paths), _answer_files(folder), 0, []
+    inside, answers, kept = set(paths), _answer_files(folder), 0
+    copies, empty = list[Path](), list[Path]()
     originals = _original_paths(task_id, folder)
     for path in paths:
         if path.suffix.lower() in ORIGINAL_SUFFIXES and path.is_file():
@@ -176,33 +177,32 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
         if 4 * text.count("\0") > len(text):
             raise CorpusError(f"{path} is not UTF-8 (every other byte is 0, as in UTF-16); convert it")
         if answers.are_in(text):
-            copies.append(relative)
+            copies.append(path)
         elif text.strip():
             rest = replaced(relative.as_posix())  # it reaches a prompt, which takes no half of a pair
             yield LocalDocument(task_id, rest, text, originals.get(strip_extensions(rest).lower()))
-    if copies:
-        logger.warning(
-            "%s: %d texts hold what an answer file of the task holds and are not served, first %s",
-            *(files, len(copies), replaced(copies[0].as_posix())),
-        )
+        else:
+            empty.append(path)
+    _say_left_out(files, copies, "texts hold what an answer file of the task holds and are not served")
+    _say_left_out(files, empty, "texts are empty and not served")
     if unread := [
         path for path in (files, *paths) if path.is_dir() and not os.access(path, os.R_OK | os.X_OK)
     ]:
         raise CorpusError(f"{unread[0]} cannot be read (its permissions); let the server read it")
-    if lone := [path for path in paths if _is_no_text(path, files) and _stem(path, files) not in named]:
-        logger.warning(
-            "%s: %d files of other formats have no text beside them (.md, .txt or .csv of the same name) and "
-            "are not served, first %s",
-            *(files, len(lone), replaced(lone[0].relative_to(files).as_posix())),
-        )
+    lone = [path for path in paths if _is_no_text(path, files) and _stem(path, files) not in named]
+    beside = "no text beside them (.md, .txt or .csv of the same name)"
+    _say_left_out(files, lone, f"files of other formats have {beside} and are not served")
     shown = set(found)
-    if hidden := [path for path in below if path not in shown and path.suffix.lower() in TEXT_SUFFIXES]:
-        logger.warning(
-            "%s: %d texts are hidden and not served, first %s",
-            *(files, len(hidden), replaced(hidden[0].relative_to(files).as_posix())),
-        )
+    hidden = [path for path in below if path not in shown and path.suffix.lower() in TEXT_SUFFIXES]
+    _say_left_out(files, hidden, "texts are hidden and not served")
     outside = [path for path in found if path not in inside or not os.path.exists(path)]
     _say_outward(files, [p for p in outside if p.suffix.lower() in TEXT_SUFFIXES or p.is_dir()], kept)
+
+
+def _say_left_out(files: Path, paths: Sequence[Path], why: str) -> None:
+    if paths:
+        first = replaced(paths[0].relative_to(files).as_posix())
+        logger.warning("%s: %d %s, first %s", files, len(paths), why, first)
 
 
 def _say_outward(files: Path, outward: Sequence[Path], kept: int) -> None:

@@ -414,6 +414,15 @@ def test_a_text_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCapt
         list(read_task("DR1", folder))
 
 
+def test_an_empty_text_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = task_of(tmp_path / "DR1")
+    for name, text in (("a.md", ""), ("a.pdf", "%PDF"), ("b.csv", "\ufeff \n"), ("qa_dict.txt", "")):
+        (folder / "files" / name).write_text(text)
+    assert [one.rest for one in read_task("DR1", folder)] == ["report.md"]
+    (line,) = caplog.messages
+    assert line.endswith("2 texts are empty and not served, first a.md")
+
+
 def test_a_folder_that_may_not_be_read_is_no_empty_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
