@@ -5,7 +5,7 @@ be left out. Functions are JSON schemas whose types have the names of Python, Ja
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from domains.fn_calling.calls import Call
@@ -50,15 +50,14 @@ def is_call(call: Call, wanted: Wanted, functions: Sequence[Function]) -> bool:
     )
 
 
-def example(wanted: Wanted) -> Call:
-    """A call with the first allowed value of each argument that has to be given."""
+def example(wanted: Wanted, required: Collection[str]) -> Call:
+    """A call with the first allowed value of each argument that is `required` or not optional."""
     ((name, allowed),) = wanted.items()
-    return Call(name, _chosen(allowed))
+    return Call(name, _chosen(allowed, required))
 
 
-def _chosen(allowed: Mapping[str, Any]) -> dict[str, Any]:
-    # `""` among others means that an argument may be left out; alone it is a text.
-    given = {key: options for key, options in allowed.items() if not _may_lack(options) or options == [""]}
+def _chosen(allowed: Mapping[str, Any], required: Collection[str] = ()) -> dict[str, Any]:
+    given = {key: options for key, options in allowed.items() if key in required or not _may_lack(options)}
     return {key: _given(_first(options)) for key, options in given.items()}
 
 
@@ -67,7 +66,10 @@ def _may_lack(options: Any) -> bool:
 
 
 def _first(options: Any) -> Any:
-    return options[0] if isinstance(options, list) and options else options
+    if not isinstance(options, list) or not options:
+        return options
+    # `""` among others means that an argument may be left out; alone it is a text.
+    return next((option for option in options if option != ""), "")
 
 
 def _given(option: Any) -> Any:

@@ -260,10 +260,10 @@ def _refuse_impossible(wanted: Mapping[str, Any], functions: Sequence[Mapping[st
     ((name, allowed),) = wanted.items()
     if not isinstance(allowed, Mapping) or not all(isinstance(some, list) for some in allowed.values()):
         raise ValueError(f"ground_truth: {name}: expected {{argument: [allowed values]}}")
-    if is_call(example(wanted), wanted, functions):
-        return
     schema = next(one for one in functions if one["name"] == name)["parameters"]
     known, required = schema.get("properties") or {}, schema.get("required", ())
+    if is_call(example(wanted, required), wanted, functions):
+        return
     odd = sorted(set(allowed) - set(known)) or sorted(set(required) - set(allowed)) or sorted(allowed)
     raise ValueError(
         f"ground_truth: no call equals {name} with these values, by its schema; look at {', '.join(odd)[:80]}"

@@ -98,6 +98,13 @@ def test_rows_of_bfcls_form_are_read_from_a_file(tmp_path: Path) -> None:
     first, second = load_problems([str(tmp_path / "mine.jsonl")])
     assert (first["reward_context"]["category"], first["task"]) == ("simple", "Add 1 and 2.")
     assert second["reward_context"]["category"] == "irrelevance"
+    # As BFCL has them: the answer may lack what the schema requires, and gives no value for an option.
+    listed = {**ADD["parameters"]["properties"], "digits": {"type": "array"}}
+    optional = ADD | {"parameters": ADD["parameters"] | {"properties": listed}}
+    wanted = [{"add": {"a": [1], "b": ["", 2], "digits": [""]}}]
+    kept = json.dumps(row | {"function": optional, "ground_truth": wanted})
+    (tmp_path / "kept.jsonl").write_text(kept)
+    assert load_problems([str(tmp_path / "kept.jsonl")])[0]["reward_context"]["ground_truth"] == wanted
     for bad, message in (
         (row | {"question": ""}, "question: expected a text or messages"),
         # Another question than the row's would be asked, or none.
