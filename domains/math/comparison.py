@@ -33,6 +33,11 @@ def same(gold: Node, given: Node) -> bool:
         return same(gold.parts[1], interval)
     gold, given = (one.parts[1] if one.sign == r"\in" else one for one in (gold, given))
     gold, given = _beside(gold, given), _beside(given, gold)
+    for one, other in ((gold, given), (given, gold)):
+        if _is_named_tuple(one) and other.sign in (",", "and", "()"):
+            values = one.parts[1].parts
+            if not any(part.sign == "=" for part in other.parts):
+                return _in_order(*((values, other.parts) if one is gold else (other.parts, values)))
     gold, given = _as_list(gold), _as_list(given)
     if gold.sign == "=" and given.sign == "=":
         return _same_equation(gold, given)
@@ -126,12 +131,19 @@ def _matched(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
     return not left
 
 
+def _is_named_tuple(node: Node) -> bool:
+    """Whether an object is one such as `(n,k)=(2,1)`, whose values stand in the order of its own names."""
+    if node.sign != "=" or len(node.parts) != 2 or any(part.sign != "()" for part in node.parts):
+        return False
+    names, values = (part.parts for part in node.parts)
+    return len(names) == len(values)
+
+
 def _as_list(node: Node) -> Node:
     """`(x,y)=(1,2)` is `x=1, y=2`; a list within a list is one list."""
-    if node.sign == "=" and len(node.parts) == 2 and all(part.sign == "()" for part in node.parts):
-        names, values = (part.parts for part in node.parts)
-        if len(names) == len(values):
-            return Node(",", tuple(Node("=", pair) for pair in zip(names, values, strict=True)))
+    if _is_named_tuple(node):
+        pairs = zip(*(part.parts for part in node.parts), strict=True)
+        return Node(",", tuple(Node("=", pair) for pair in pairs))
     return flat(node) if node.sign in (",", "and", "or") else node
 
 
@@ -208,12 +220,15 @@ def _elements(node: Node) -> tuple[Node, ...]:
 
 
 def _values(node: Node) -> tuple[Node, ...] | None:
-    """The values of several names, single letters in the order of the alphabet; None of anything else."""
+    """The values of several names, neighbours in the alphabet in its order; None of anything else.
+
+    Other names are as written: who writes `n=2, k=1` was asked for `(n, k)`.
+    """
     pairs = [_named(part) if part.sign == "=" else None for part in node.parts]
     names = [pair[0].text.strip() for pair in pairs if pair]
     if len(names) < 2 or len(set(names)) < len(pairs):
         return None
-    if all(len(name) == 1 for name in names):
+    if all(len(name) == 1 for name in names) and ord(max(names)) - ord(min(names)) < len(names):
         pairs.sort(key=lambda pair: pair[0].text.strip() if pair else "")
     return tuple(pair[1] for pair in pairs if pair)
 
