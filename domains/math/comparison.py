@@ -4,6 +4,8 @@ Called by `answers.py` with what `objects.py` read. Objects are compared part by
 `units.py` compares.
 """
 
+from itertools import pairwise
+
 from domains.math.objects import (
     BRACKETED,
     INFINITY,
@@ -17,8 +19,8 @@ from domains.math.objects import (
     numbers_of,
     renamed,
 )
-from domains.math.units import expression, same_measured, same_numbers
-from domains.math.values import Expression, Unreadable, difference, proportional, quotient
+from domains.math.units import counted, expression, same_measured, same_numbers
+from domains.math.values import Expression, Unreadable, difference, proportional, quotient, value_of
 
 _BOUNDS = ("<", r"\le")
 
@@ -27,6 +29,7 @@ def same(gold: Node, given: Node) -> bool:
     """Whether an answer is the object of the gold answer. Raises `Unreadable`."""
     if "for" in (gold.sign, given.sign):
         return _same_for_all(gold, given)
+    gold, given = _pieces(gold), _pieces(given)
     if "built" in (gold.sign, given.sign) and (said := _conditions(gold, given)) is not None:
         return same(*said)
     if gold.sign == r"\in" and (interval := _interval(given, bare(gold.parts[0]))) is not None:
@@ -69,6 +72,21 @@ def same(gold: Node, given: Node) -> bool:
     if gold.sign in ("cup", "cap"):
         return _matched(gold.parts, given.parts)
     return _in_order(gold.parts, given.parts)
+
+
+def _pieces(node: Node) -> Node:
+    """The union that the real numbers without some are: of `\\mathbb{R} \\setminus \\{2\\}` two intervals."""
+    if node.sign == r"\in":
+        return node._replace(parts=(node.parts[0], _pieces(node.parts[1])))
+    if node.sign != "minus" or node.parts[0] != REALS or len(node.parts) != 2 or node.parts[1].sign != "set":
+        return node
+    missing = [(value_of(_plain(one)), one) for one in node.parts[1].parts]
+    known = sorted((value, one) for value, one in missing if value is not None)
+    least, most = REALS.parts
+    if not known or len(known) < len(missing):
+        return node
+    ends = [least, *(one for _, one in known), most]
+    return Node("cup", tuple(Node("()", pair) for pair in pairwise(ends)))
 
 
 def _same_for_all(gold: Node, given: Node) -> bool:
@@ -121,10 +139,18 @@ def _in_order(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
 
 
 def _matched(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
-    """Whether the parts are the same in some order, each as often as there."""
-    left = list(theirs)
+    """Whether the parts are the same in some order, each as often as there.
+
+    Things that both sides count, as in `2 hens, 3 cows`, keep their numbers.
+    """
+    left = [(other, _thing(other)) for other in theirs]
+    both = {thing for _, thing in left if thing} & set(map(_thing, ours))
     for one in ours:
-        found = next((place for place, other in enumerate(left) if same(one, other)), None)
+        thing = _thing(one)
+        among = [
+            place for place, (_, other) in enumerate(left) if other == thing or not {other, thing} & both
+        ]
+        found = next((place for place in among if same(one, left[place][0])), None)
         if found is None:
             return False
         del left[found]
@@ -137,6 +163,10 @@ def _is_named_tuple(node: Node) -> bool:
         return False
     names, values = (part.parts for part in node.parts)
     return len(names) == len(values)
+
+
+def _thing(node: Node) -> str:
+    return "" if node.sign else counted(node.text)
 
 
 def _as_list(node: Node) -> Node:

@@ -49,6 +49,7 @@ _LISTED = r"""
 \lvert \rvert \mid = \vert | \bigcup = \cup | \bigcap = \cap | \neq != = \ne
 \lbrack = [ | \rbrack = ] | \langle = ( | \rangle = ) | \lbrace = \{ | \rbrace = \} | \lt = < | \gt = >
 \leq \leqslant \leqq <= = \le | \geq \geqslant \geqq >= = \ge | \land \wedge = and | \lor \vee = or
+\backslash \smallsetminus = \setminus
 \overline = \bar | \overrightarrow = \vec | \widehat = \hat | \widetilde = \tilde
 """
 SAME_TOKEN = {

@@ -211,11 +211,19 @@ def proportional(one: Expression, other: Expression, positive: bool = False) -> 
 
 def size_of(one: Expression) -> Value | None:
     """The absolute value of a constant; None of anything else."""
-    if one.names:
-        return None
+    found = None if one.names else _constant(one, is_complex=True)
+    return None if found is None else abs(found)
+
+
+def value_of(one: Expression) -> Value | None:
+    """The value of a real constant; None of anything else."""
+    found = None if one.names else _constant(one, is_complex=False)
+    return None if isinstance(found, mpc) else found
+
+
+def _constant(one: Expression, is_complex: bool) -> Value | None:
     with mp.workdps(DIGITS):
-        found = _value(one, {"complex": True, "angle": "angle" in one.signs, "log": mp.e})
-        return None if found is None else abs(found)
+        return _value(one, {"complex": is_complex, "angle": "angle" in one.signs, "log": mp.e})
 
 
 def _of_two(join: Callable[[Value, Value], Value]) -> Callable[[Function, Function], Function]:
