@@ -47,6 +47,8 @@ _CHOSEN = re.compile(
 choices, as in `(C) or (D)`, none is chosen."""
 _NUMBER_IN_TEXT = re.compile(r"\\text\s*\{[^{}]*\d")
 """As in `3\\text{ boys and 2 girls}`: math-verify drops the words, and would read 3."""
+_DEGENERATE = re.compile(r"\\partial(?![a-z])|\b(?:gcd|lcm)\b")
+"""math-verify takes letters for independent: `\\partial f/\\partial x` would be 0 and `\\gcd m` 1."""
 _TEXT = re.compile(rf"{FONT}\s*\{{([^{{}}]*)\}}")
 
 
@@ -189,7 +191,7 @@ def compare(answer: str, gold: str, strict: bool = True) -> AnswerStatus:
 
 def _compared(wanted: str, given: str, strict: bool) -> AnswerStatus:
     """What math-verify says of two texts that it reads as a whole."""
-    if any(map(_NUMBER_IN_TEXT.search, (wanted, given))):
+    if any(one.search(text) for one in (_NUMBER_IN_TEXT, _DEGENERATE) for text in (wanted, given)):
         return "unparsable"
     library = _math_verify()
     ours, theirs = (_parsed(text) for text in (wanted, given))

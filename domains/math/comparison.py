@@ -4,6 +4,8 @@ Called by `answers.py` with what `objects.py` read. Objects are compared part by
 `units.py` compares.
 """
 
+from itertools import pairwise
+
 from domains.math.objects import (
     BRACKETED,
     INFINITY,
@@ -17,8 +19,8 @@ from domains.math.objects import (
     numbers_of,
     renamed,
 )
-from domains.math.units import expression, same_measured, same_numbers
-from domains.math.values import Expression, Unreadable, difference, proportional, quotient
+from domains.math.units import counted, expression, same_measured, same_numbers
+from domains.math.values import Expression, Unreadable, difference, proportional, quotient, value_of
 
 _BOUNDS = ("<", r"\le")
 
@@ -27,12 +29,18 @@ def same(gold: Node, given: Node) -> bool:
     """Whether an answer is the object of the gold answer. Raises `Unreadable`."""
     if "for" in (gold.sign, given.sign):
         return _same_for_all(gold, given)
+    gold, given = _pieces(gold), _pieces(given)
     if "built" in (gold.sign, given.sign) and (said := _conditions(gold, given)) is not None:
         return same(*said)
     if gold.sign == r"\in" and (interval := _interval(given, bare(gold.parts[0]))) is not None:
         return same(gold.parts[1], interval)
     gold, given = (one.parts[1] if one.sign == r"\in" else one for one in (gold, given))
     gold, given = _beside(gold, given), _beside(given, gold)
+    for one, other in ((gold, given), (given, gold)):
+        if _is_named_tuple(one) and other.sign in (",", "and", "()"):
+            values = one.parts[1].parts
+            if not any(part.sign == "=" for part in other.parts):
+                return _in_order(*((values, other.parts) if one is gold else (other.parts, values)))
     gold, given = _as_list(gold), _as_list(given)
     if gold.sign == "=" and given.sign == "=":
         return _same_equation(gold, given)
@@ -64,6 +72,21 @@ def same(gold: Node, given: Node) -> bool:
     if gold.sign in ("cup", "cap"):
         return _matched(gold.parts, given.parts)
     return _in_order(gold.parts, given.parts)
+
+
+def _pieces(node: Node) -> Node:
+    """The union that the real numbers without some are: of `\\mathbb{R} \\setminus \\{2\\}` two intervals."""
+    if node.sign == r"\in":
+        return node._replace(parts=(node.parts[0], _pieces(node.parts[1])))
+    if node.sign != "minus" or node.parts[0] != REALS or len(node.parts) != 2 or node.parts[1].sign != "set":
+        return node
+    missing = [(value_of(_plain(one)), one) for one in node.parts[1].parts]
+    known = sorted((value, one) for value, one in missing if value is not None)
+    least, most = REALS.parts
+    if not known or len(known) < len(missing):
+        return node
+    ends = [least, *(one for _, one in known), most]
+    return Node("cup", tuple(Node("()", pair) for pair in pairwise(ends)))
 
 
 def _same_for_all(gold: Node, given: Node) -> bool:
@@ -116,22 +139,41 @@ def _in_order(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
 
 
 def _matched(ours: tuple[Node, ...], theirs: tuple[Node, ...]) -> bool:
-    """Whether the parts are the same in some order, each as often as there."""
-    left = list(theirs)
+    """Whether the parts are the same in some order, each as often as there.
+
+    Things that both sides count, as in `2 hens, 3 cows`, keep their numbers.
+    """
+    left = [(other, _thing(other)) for other in theirs]
+    both = {thing for _, thing in left if thing} & set(map(_thing, ours))
     for one in ours:
-        found = next((place for place, other in enumerate(left) if same(one, other)), None)
+        thing = _thing(one)
+        among = [
+            place for place, (_, other) in enumerate(left) if other == thing or not {other, thing} & both
+        ]
+        found = next((place for place in among if same(one, left[place][0])), None)
         if found is None:
             return False
         del left[found]
     return not left
 
 
+def _is_named_tuple(node: Node) -> bool:
+    """Whether an object is one such as `(n,k)=(2,1)`, whose values stand in the order of its own names."""
+    if node.sign != "=" or len(node.parts) != 2 or any(part.sign != "()" for part in node.parts):
+        return False
+    names, values = (part.parts for part in node.parts)
+    return len(names) == len(values)
+
+
+def _thing(node: Node) -> str:
+    return "" if node.sign else counted(node.text)
+
+
 def _as_list(node: Node) -> Node:
     """`(x,y)=(1,2)` is `x=1, y=2`; a list within a list is one list."""
-    if node.sign == "=" and len(node.parts) == 2 and all(part.sign == "()" for part in node.parts):
-        names, values = (part.parts for part in node.parts)
-        if len(names) == len(values):
-            return Node(",", tuple(Node("=", pair) for pair in zip(names, values, strict=True)))
+    if _is_named_tuple(node):
+        pairs = zip(*(part.parts for part in node.parts), strict=True)
+        return Node(",", tuple(Node("=", pair) for pair in pairs))
     return flat(node) if node.sign in (",", "and", "or") else node
 
 
@@ -208,12 +250,15 @@ def _elements(node: Node) -> tuple[Node, ...]:
 
 
 def _values(node: Node) -> tuple[Node, ...] | None:
-    """The values of several names, single letters in the order of the alphabet; None of anything else."""
+    """The values of several names, neighbours in the alphabet in its order; None of anything else.
+
+    Other names are as written: who writes `n=2, k=1` was asked for `(n, k)`.
+    """
     pairs = [_named(part) if part.sign == "=" else None for part in node.parts]
     names = [pair[0].text.strip() for pair in pairs if pair]
     if len(names) < 2 or len(set(names)) < len(pairs):
         return None
-    if all(len(name) == 1 for name in names):
+    if all(len(name) == 1 for name in names) and ord(max(names)) - ord(min(names)) < len(names):
         pairs.sort(key=lambda pair: pair[0].text.strip() if pair else "")
     return tuple(pair[1] for pair in pairs if pair)
 

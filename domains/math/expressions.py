@@ -13,6 +13,7 @@ from domains.math.typeset import FONT
 from domains.math.values import (
     FUNCTIONS,
     MOST_DIGITS,
+    OF_SEVERAL,
     Expression,
     Function,
     TooLarge,
@@ -34,7 +35,7 @@ from domains.math.values import (
 _PLAIN = "arcsin|arccos|arctan|sinh|cosh|tanh|coth|sech|csch|sin|cos|tan|cot|sec|csc|sqrt|exp|log|ln|pi"
 _TOKEN = re.compile(
     r"\\[A-Za-z]+|\\.|\.\.\.|\d+(?:\.\d+)?|\.\d+|\*\*|[<>!]="
-    rf"|(?<![A-Za-z\\])(?:{_PLAIN})(?![a-z])|[^\s]"
+    rf"|(?<![A-Za-z\\])(?:(?:{_PLAIN})(?![a-z])|(?:{'|'.join(OF_SEVERAL)})(?=\s*(?:\(|\\\{{)))|[^\s]"
 )
 _GREEK = """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi
 chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega infty dots ell hbar emptyset aleph"""
@@ -48,6 +49,7 @@ _LISTED = r"""
 \lvert \rvert \mid = \vert | \bigcup = \cup | \bigcap = \cap | \neq != = \ne
 \lbrack = [ | \rbrack = ] | \langle = ( | \rangle = ) | \lbrace = \{ | \rbrace = \} | \lt = < | \gt = >
 \leq \leqslant \leqq <= = \le | \geq \geqslant \geqq >= = \ge | \land \wedge = and | \lor \vee = or
+\backslash \smallsetminus = \setminus
 \overline = \bar | \overrightarrow = \vec | \widehat = \hat | \widetilde = \tilde
 """
 SAME_TOKEN = {
@@ -59,7 +61,7 @@ SAME_TOKEN = {
 """The usual name of a sign or command that has several."""
 _ANGULAR = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
-_BESIDE = r") ] } + - * / ^ _ ! ' , ; : = < > & \rfloor \rceil \circ \choose \pmod"
+_BESIDE = r") ] } \} + - * / ^ _ ! ' , ; : = < > & \rfloor \rceil \circ \choose \pmod"
 _ENDS = frozenset((None, *_BESIDE.split()))
 
 
@@ -250,6 +252,8 @@ class _Reader:
             return self._logarithm(constant("10") if token == r"\lg" else None)
         if token.removeprefix("\\") in FUNCTIONS and token != "i":
             return self._function(token.removeprefix("\\"))
+        if token.removeprefix("\\") in OF_SEVERAL:
+            return self._of_several(token.removeprefix("\\"))
         if token in (r"\pi", "pi", "\u03c0"):
             return lambda point: +mp.pi
         if re.fullmatch(FONT, token):
@@ -267,6 +271,8 @@ class _Reader:
         inside = "".join(self._raw())
         if inside in FUNCTIONS:
             return self._function(inside)
+        if inside in OF_SEVERAL and self.peek() in ("(", r"\{"):
+            return self._of_several(inside)
         if inside.isalpha():
             return self._letter(inside)
         self.place = place
@@ -313,12 +319,13 @@ class _Reader:
         return self.tokens[start : self.place - 1]
 
     def _derivative(self) -> str | None:
-        """`dy/dx` of `\\frac{dy}{dx}`, which is one name."""
+        """`dy/dx` of `\\frac{dy}{dx}`, which is one name; also of `\\partial`."""
         shape = self.tokens[self.place : self.place + 8]
-        if len(shape) < 8 or [*shape[:2], shape[3], *shape[4:6], shape[7]] != list("{d}{d}"):
+        signs = [*shape[:2], shape[3], *shape[4:6], shape[7]] if len(shape) == 8 else []
+        if not any(signs == ["{", sign, "}"] * 2 for sign in ("d", r"\partial")):
             return None
         self.place += 8
-        return f"d{shape[2]}/d{shape[6]}"
+        return f"{shape[1]}{shape[2]}/{shape[1]}{shape[6]}"
 
     def _points(self, token: str) -> Function:
         letters = self._raw()
@@ -359,6 +366,18 @@ class _Reader:
         if name == "ln":
             result = lambda point: logarithm(inside(point), point)  # noqa: E731
         return result if raised is None else lambda point: power(result(point), raised(point), point)
+
+    def _of_several(self, name: str) -> Function:
+        """Of what stands between commas in brackets, as in `\\gcd(m,n)` and `\\max\\{a,b\\}`."""
+        closing = _CLOSING[self.take("(" if self.peek() == "(" else r"\{")]
+        parts = [self._apart(self.sum)]
+        while self.peek() != closing:
+            self.take(",")
+            parts.append(self._apart(self.sum))
+        self.take(closing)
+        if name in ("max", "min"):
+            self.signs.add("absolute")
+        return lambda point: OF_SEVERAL[name](*(part(point) for part in parts))
 
     def _function_power(self) -> Function | None:
         if self.peek() != "^":

@@ -26,12 +26,15 @@ _SAID = re.compile(
     rf"{FONT}\s*\{{\s*,?\s*(?P<said>and|or|to)\s*\}}"
     r"|(?<=[\s)}\d])(?P<plain>and|or|to)(?=[\s(\\])"
 )
+_BEHIND = re.compile(rf"({FONT}\s*\{{[^{{}}]*\w),?\s+(and|or)\s*\}}(?=\s*\d)")
+"""As in `3\\text{ cows and }2\\text{ hens}`, which is a list."""
 _EACH = r"(?:(?:for|where|with)\b)?\s*(?:(?:any|all|some|every)\b)?"
 _GAP = r"(?:\s|,|\\[,;: ]|\\q?quad\b)*"
 _INSIDE = r"(?:[^(){},;]|\{[^{}]*\})*"
 _ORDERED = r"(?:[<>]|\\(?:[lg]eq?(?:slant)?|neq?)(?![a-z]))"
 _CONDITION = (
     (re.compile(rf"({FONT}\s*\{{[^{{}}]*\w)\s*,\s*\}}"), r"\1},"),
+    (re.compile(r"\A((?:\S+ *\\in *)?\\mathbb *\{? *[RZNQC] *\}?) *- *(?=\\\{)"), r"\1\\setminus "),
     (re.compile(rf",?\s*{FONT}\s*\{{[\s,]*for(?: any| all| every)?\s*\}}\s*[a-z]\s*\Z"), ""),
     (re.compile(rf"{FONT}\s*\{{[\s,]*{_EACH}\s*integers?\s*\}}\s*([a-z])"), r", \1\\in\\mathbb{Z}"),
     (re.compile(rf"{FONT}\s*\{{\s*is an(?:y)? integer\s*\}}"), r"\\in\\mathbb{Z}"),
@@ -56,12 +59,19 @@ _LISTS = {",": ",", ";": ",", "and": "and", "or": "or"}
 _LISTED = r"""= < > \le \ge \ne \not \in \to \approx \propto \equiv \sim \simeq \subset \subseteq \mapsto
 \notin \Rightarrow \implies \perp \parallel \cong"""
 RELATIONS = {sign: sign for sign in _LISTED.split()} | {r"\not": r"\ne"}
-_UNIONS = {r"\cup": "cup", r"\cap": "cap"}
+_UNIONS = {r"\cup": "cup", r"\cap": "cap", r"\setminus": "minus"}
 _RATIOS = {":": ":"}
 _LEVELS: tuple[dict[str, str], ...] = (_LISTS, RELATIONS, _UNIONS, _RATIOS)
 _BRACKETS = {"(": "(", "[": "[", r"\{": "set"}
 _ENDS = {")": ")", "]": "]", r"\}": "set"}
 _MATRIX = re.compile(r"\\begin\{([pbBv]?matrix|smallmatrix|cases)\}(.*)\\end\{\1\}", re.DOTALL)
+_BRACED = r"\{(?:[^{}]|\{[^{}]*\})*\}"
+_FACTOR = rf"\\[dt]?frac\s*(?:{_BRACED}\s*{_BRACED}|\d\s*\d)|\\sqrt\s*{_BRACED}|[\d./]+|[a-z]|\([^()]*\)"
+_SCALED = re.compile(
+    rf"(-?(?:(?:{_FACTOR})\s*)*+)(?:\\cdot|\\times)?\s*(\\begin\{{([pbB]?matrix)\}}.*\\end\{{\3\}})",
+    re.DOTALL,
+)
+"""A number before a matrix."""
 _SIGNED = re.compile(r"\\(pm|mp)(?![A-Za-z])")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _POINT, _COMMA = re.compile(r"\d\.\d"), re.compile(r"(?<![\d,])(\d+),(?!\d{3}(?!\d))(\d+)(?![\d,])")
@@ -89,7 +99,7 @@ def read(text: str, gold: str = "") -> list[Node]:
 
     Beside a `gold` answer with a point, a comma may be one of a decimal, as in `3,14`.
     """
-    said = " ".join(_SIZES.sub(" ", text).split())
+    said = _BEHIND.sub(r"\1}\\text{ \2}", " ".join(_SIZES.sub(" ", text).split()))
     said = _SAID.sub(lambda found: _MEANT[found["said"] or found["plain"]], said)
     for written, usual in _CONDITION:
         said = written.sub(usual, said)
@@ -222,6 +232,8 @@ def _bracketed(text: str) -> Node:
             return flat(Node(",", tuple(map(_node, rows))))
         cells = [[_node(cell) for cell in _split(row, {"&": "&"})[0]] for row in rows]
         return Node("matrix", tuple(Node("row", tuple(row)) for row in cells))
+    if (scaled := _SCALED.fullmatch(text)) is not None and scaled[1]:
+        return _times(scaled[1].replace("-", "-1", 1) if scaled[1] == "-" else scaled[1], _node(scaled[2]))
     if (known := _SETS.get(re.sub(r"[{}\s]", "", text))) is not None:
         return known
     signs = list(_signs(text))
@@ -241,6 +253,12 @@ def _bracketed(text: str) -> Node:
     return Node(kind + _ENDS[closing], within.parts) if within.sign == "," else within
 
 
+def _times(factor: str, matrix: Node) -> Node:
+    if matrix.sign not in ("matrix", "row"):
+        return Node("", text=f"({factor})({matrix.text})") if not matrix.sign else matrix
+    return matrix._replace(parts=tuple(_times(factor, part) for part in matrix.parts))
+
+
 def _of_reals(node: Node) -> Node:
     """`x` of `x \\in \\mathbb{R}`; all else as it is."""
     among = node.parts[1] if node.sign == r"\in" else None
@@ -249,7 +267,7 @@ def _of_reals(node: Node) -> Node:
 
 def is_name(node: Node) -> bool:
     """Whether an object is a letter or another name, or sets by name, such as `A \\cap B`."""
-    if node.sign in ("cup", "cap"):
+    if node.sign in ("cup", "cap", "minus"):
         return all(map(is_name, node.parts))
     return not node.sign and _NAME.fullmatch("".join(node.text.split())) is not None
 

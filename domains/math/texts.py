@@ -119,7 +119,7 @@ def in_base(text: str) -> tuple[str, int] | None:
 
 
 def same_time(wanted: str, given: str) -> bool | None:
-    """Whether two times of day are one, `3:00 pm` and `3 p.m.`; None where the first is none for certain.
+    """Whether two times of day are one, `3:00 pm` and `15:00`; None where the first is none for certain.
 
     `pm` on one side only does not count, as a unit. `12:30` can be no ratio in lowest terms; `3:10` may be
     one, beside what is no time.
@@ -133,9 +133,20 @@ def same_time(wanted: str, given: str) -> bool | None:
     certain = any(one[0] == "0" for one in minutes) or any(one["half"] for one in found)
     if reduced and not certain:
         return None
-    halves = {one["half"].lower() for one in found if one["half"]}
-    read = {(int(one["hour"]), int(one["minute"] or 0)) for one in found}
-    return theirs is not None and len(read) == 1 and len(halves) < 2
+    if theirs is None:
+        return False
+    if not ours["half"] and not theirs["half"]:
+        return _minutes(ours)[:1] == _minutes(theirs)[:1]
+    return not set(_minutes(ours)).isdisjoint(_minutes(theirs))
+
+
+def _minutes(time: re.Match[str]) -> list[int]:
+    """The minutes since midnight that a time may be: two of `7:30`, one of `7:30 pm` and of `19:30`."""
+    hour, minute = int(time["hour"]), int(time["minute"] or 0)
+    if time["half"]:
+        hour = hour % 12 + 12 * (time["half"].lower() == "p")
+    found = [60 * hour + minute]
+    return found if time["half"] or not 0 < hour < 13 else [*found, 60 * ((hour + 12) % 24) + minute]
 
 
 def other_case(wanted: str, given: str) -> bool:

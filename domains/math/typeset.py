@@ -112,6 +112,8 @@ _WRITTEN = (
     (re.compile(r"\\(?:underline|uline|bf|bm|boldsymbol|pmb|ensuremath)(?![A-Za-z])"), ""),
     (re.compile(r"(?<=[\d}])(?:\\[ ,;:!]|~|\s)*\{?\\?%\}?$"), r"\\%"),
     (re.compile(r"^(\d[\d,]*)\s*(?:\^\s*(?:\{\s*)?)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}$"), r"\1"),
+    (re.compile(r"(?<=\d)\^\s*\{\s*\\text\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}"), ""),
+    (re.compile(r"((?:[a-z][a-z] |\\text\s*\{\s*)\d[\d,]*)(?:st|nd|rd|th)(?![A-Za-z])"), r"\1"),
 )
 _TIMED = r"\d\s*(?:\\text\{\s*)?(?:day|hour|minute|second|f[eo][eo]t|inch|pound|ounce|dollar|cent)(?:e?s)?\b"
 _NUMBERS = (
@@ -125,7 +127,11 @@ _NUMBERS = (
 )
 SPACE = r"\\[,;: ]|~"
 """A blank of LaTeX, as an alternative of a pattern."""
-_GAP = re.compile(rf"{SPACE}|\{{,\}}|[\u00a0\u2009\u202f ]")
+_GAP = re.compile(
+    rf"(?:\\!)?(?:,|\{{,\}})(?:\s*\\!)+\s*|,(?:{SPACE}|\s)+(?=000(?!\d))"
+    rf"|{SPACE}|\{{,\}}|[\u00a0\u2009\u202f ]"
+)
+"""Between digits in threes, as in `12,\\!000` of MATH; a comma before a blank only where 000 follows."""
 _GROUPS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:(?:{_GAP.pattern})\d{{3}})+(?!\d)")
 _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d{,20})\\(?:overline|bar|dot)\s*\{?\s*(\d{1,20})\s*\}?")
 

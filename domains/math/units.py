@@ -137,7 +137,7 @@ def unit_of(text: str) -> Unit | None:
     plain = _FONT.sub(lambda found: f" {(found[1] or found[2]).strip()}", plain)
     plain = _BLANK.sub(" ", re.sub(r"\bper\b", "/", _FRACTION.sub(r"\1/\2", plain)))
     plain = re.sub(r"degrees? +(?=[CFKcfk])", "", plain)
-    plain = re.sub(r"([kM\u00b5]) +(?=ohm|[A-Z]\b)", r"\1", plain)
+    plain = re.sub(r"(\u00b5) +(?=[A-Za-z])|([kM]) +(?=ohm|[A-Z]\b)", r"\1\2", plain)
     scale, powers = Fraction(1), Counter[str]()
     for place, side in enumerate(plain.split("/")):
         for name, power in _factors(side.split()):
@@ -224,6 +224,14 @@ def measured(text: str, gold: str | None = None, money: bool = False) -> Measure
             and not _changes_number(said, names)
         )
     return Measured(found["value"], False, unit) if taken else Measured(text, False, None)
+
+
+def counted(text: str) -> str:
+    """What a number counts, where it is no known unit: `chicken` of `23\\text{ chickens}`, else nothing."""
+    found = measured(text)
+    if found.unit is not None or found.percent or not text.startswith(found.value):
+        return ""
+    return " ".join(word.removesuffix("s") for word in _plain_words(text[len(found.value) :]).split())
 
 
 def _summed(text: str) -> Measured | None:

@@ -6,6 +6,7 @@ digits, so that every integer of an answer is exact. A root or a logarithm is re
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from math import gcd, lcm
 from operator import add, mul, sub
 from typing import Any, NamedTuple
 
@@ -86,6 +87,32 @@ def logarithm(value: Value, point: Point) -> Value:
     if abs(value) < _ZERO:
         raise Undefined("the logarithm of zero")
     return real(mp.log(value), point)
+
+
+def _divisor(*values: Value) -> Value:
+    """The greatest common one of whole numbers.
+
+    Between them a function that no other expression has, in any order, and twice as large for doubled values.
+    """
+    if all(map(mp.isint, values)):
+        return mpf(gcd(*map(int, values)))
+    if min(map(abs, values)) < _ZERO:
+        raise Undefined("a divisor of zero")
+    logs = [mp.log(abs(value)) for value in values]
+    spread = mp.fsum(mp.cos(one - other) for one in logs for other in logs)
+    return mp.exp(mp.fsum(logs) / len(logs)) / (1 + len(logs) ** 2 + spread)
+
+
+def _multiple(*values: Value) -> Value:
+    """The least common one: of two their product by the greatest common divisor."""
+    if all(map(mp.isint, values)):
+        return mpf(lcm(*map(int, values)))
+    found = _divisor(*values)
+    return abs(values[0] * values[1]) / found if len(values) == 2 else found * len(values)
+
+
+OF_SEVERAL: dict[str, Callable[..., Value]] = {"gcd": _divisor, "lcm": _multiple, "max": max, "min": min}
+"""Functions of several numbers, by their names in LaTeX."""
 
 
 def real(value: Value, point: Point) -> Value:
@@ -184,11 +211,19 @@ def proportional(one: Expression, other: Expression, positive: bool = False) -> 
 
 def size_of(one: Expression) -> Value | None:
     """The absolute value of a constant; None of anything else."""
-    if one.names:
-        return None
+    found = None if one.names else _constant(one, is_complex=True)
+    return None if found is None else abs(found)
+
+
+def value_of(one: Expression) -> Value | None:
+    """The value of a real constant; None of anything else."""
+    found = None if one.names else _constant(one, is_complex=False)
+    return None if isinstance(found, mpc) else found
+
+
+def _constant(one: Expression, is_complex: bool) -> Value | None:
     with mp.workdps(DIGITS):
-        found = _value(one, {"complex": True, "angle": "angle" in one.signs, "log": mp.e})
-        return None if found is None else abs(found)
+        return _value(one, {"complex": is_complex, "angle": "angle" in one.signs, "log": mp.e})
 
 
 def _of_two(join: Callable[[Value, Value], Value]) -> Callable[[Function, Function], Function]:

@@ -75,6 +75,21 @@ SAME = [
     ("5\u20ac", "\u20ac5"),
     ("5 \u20ac.", "\u20ac 5".replace(" ", "")),
     ("12V", "12 V"),
+    ("May 18 , 2018", "May 18, 2018"),
+    ("Paris , France", "Paris, France"),
+    ("$ 190 million", "$190 million"),
+    ("Newton 's", "Newton's"),
+    ("100 \u20b9", "\u20b9100"),
+    ("No.5", "No. 5"),
+    ("c.1500", "c. 1500"),
+    ("2,3,5", "2, 3, 5"),
+    ("O\u00b4Neill", "O'Neill"),
+    ("O`Neill", "O'Neill"),
+    ("Hawai\u02bbi", "Hawai'i"),
+    ("5\u203210\u2033", "5'10\""),
+    ("\u5317\u4eac\u3002", "\u5317\u4eac"),
+    ("_Hamlet_", "Hamlet"),
+    ("iPhone 4S", "iphone 4s"),
 ]
 OTHER = [
     ("US", "UK"),
@@ -126,6 +141,12 @@ OTHER = [
     ("node.js", "nodejs"),
     ("a.co", "aco"),
     ("&", ""),
+    ("2,3,5", "235"),
+    ("2,3,5", "2 3 5"),
+    ("No.5", "No.6"),
+    ("v.2", "v2"),
+    ("Paris , France", "Paris"),
+    ("snake_case", "snake case"),
 ]
 
 
@@ -155,6 +176,11 @@ async def test_judges_take_it_where_they_are_told_to(one: str, other: str) -> No
     assert await is_correct(problem, other, None, short=True)  # type: ignore[arg-type]
     assert Judge(chain(one), "accepted_exact", short=True).final_correct(other)
     assert Judge(chain(one), "accepted_exact", short=True).correct(1, other)
+
+
+def test_a_letter_of_a_name_is_no_unit() -> None:
+    assert not Judge(chain("iPhone 4"), short=True).final_correct("iPhone 4S")
+    assert Judge(chain("iPhone 4S"), short=True).final_correct("the iPhone 4S")
 
 
 async def test_without_it_answers_are_compared_as_before() -> None:
