@@ -12,7 +12,8 @@ from domains.math.answers import last_boxed, plain
 from domains.raro.expressions import ExpressionError, parse, render
 
 Task = Literal["countdown", "text", "math", "solution", "poetry"]
-_SIGNS = str.maketrans({"×": "*", "÷": "/"})
+_SIGNS = str.maketrans("\u00d7\u00b7\u22c5\u00f7\u2212\u2013", "***/--")
+"""Operators as they are typeset."""
 _BLANKS_IN_LINE = re.compile(r"[^\S\n]+")
 _MOST_LAYERS = 20
 """Text commands and boxes inside each other that are taken off; what is deeper inside is no answer."""

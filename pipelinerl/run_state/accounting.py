@@ -51,7 +51,10 @@ TRAINER = "finetune"
 """The role whose ends a resume may roll back."""
 _OF_ONE = re.compile(
     # A status of HTTP, an exit code or a signal, behind its name, stays.
-    r"(?P<kept>(?<=error ')[45]\d\d\b|\b[45]\d\d(?= (?:Client|Server) Error)"
+    # Before a word such as "tokens" it is a number of things.
+    r"(?P<kept>\b(?i:error|failed|answered|returned|responded|response)(?: with)?[ :=(\['\"]*"
+    r"[45]\d\d\b(?![ ,.]*[a-z\d])"
+    r"|\b[45]\d\d(?= (?:Client|Server) Error)"
     r"|\b(?i:http(?:/\d(?:\.\d)?|error)?|\w*status\w*|\w*code|\w*signal|rc|exit|exited with)"
     r"[ :=('\"]*-?\d{1,3}\b|\b\d{3}(?=, message=))"
     r"|0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"

@@ -418,6 +418,8 @@ def test_a_kind_keeps_a_status_and_its_place():
         ],
         ["ValueError: loss is 1e-05", "ValueError: loss is 0.25"],
         ["ApiError: no user with code 100234", "ApiError: no user with code 100235"],
+        ["ValueError: the search returned 404 rows", "ValueError: the search returned 503 rows"],
+        ["KeyError: 404", "KeyError: 503"],
     ],
 )
 def test_what_belongs_to_one_rollout_makes_no_kind(reasons: list[str]) -> None:
@@ -436,6 +438,10 @@ def test_what_belongs_to_one_rollout_makes_no_kind(reasons: list[str]) -> None:
             "Failed: Server error '500 Internal Server Error' for url",
             "Failed: Server error '502 Bad Gateway' for url",
         ],
+        ["RuntimeError: server answered 500: gone", "RuntimeError: server answered 404: gone"],
+        ["RuntimeError: request failed: 503", "RuntimeError: request failed: 429"],
+        ["RuntimeError: bad response [503]", "RuntimeError: bad response [429]"],
+        ["HTTPError: HTTP Error 404: no", "HTTPError: HTTP Error 500: no"],
         ["ProgramFailed: exit code 1", "ProgramFailed: exit code 137"],
         ["DockerError: container exited with code 1", "DockerError: container exited with code 137"],
         ["ApiError: failed (code=401)", "ApiError: failed (code=503)"],
