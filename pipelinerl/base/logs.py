@@ -6,6 +6,7 @@ from, what was changed of the model. The launcher prints it (`observe/remarks.py
 
 import logging
 import sys
+import warnings
 from pathlib import Path
 
 import msgspec
@@ -84,4 +85,6 @@ def setup_logging(output_dir: Path, role: str, process: str = "") -> Path:
     # One line per request or per file would bury everything else.
     for noisy in ("aiohttp.access", "asyncio", "urllib3", "matplotlib", "wandb"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # From 3.12 on Python remarks each odd escape in a program or call that a policy wrote and a judge parses.
+    warnings.filterwarnings("ignore", category=SyntaxWarning, module="<unknown>")
     return path

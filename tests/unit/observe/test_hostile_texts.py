@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,18 @@ def test_logs_steer_nothing(
         logging.root.exception("a stack")
     for text in (path.read_text(), capsys.readouterr().err):
         assert text.count("owned") == 2 and "Traceback" in text and steers(text) == []
+
+
+def test_what_python_remarks_of_a_policys_program_is_not_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "root", logging.RootLogger(logging.WARNING))
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        setup_logging(tmp_path, "actor")
+        for file in ("<unknown>", "domain.py"):  # which has the first one by `ast.parse`
+            warnings.warn_explicit(r"invalid escape sequence '\s'", SyntaxWarning, file, 1)
+    assert [one.filename for one in shown] == ["domain.py"]
 
 
 @pytest.mark.usefixtures("forked")
