@@ -1,8 +1,8 @@
 """Reading and writing the resolved tree of a run: `<output_dir>/conf/exp_config.yaml`.
 
 Its secrets are masked there and stand in `exp_config.secrets.json`, which only its owner may read. A dry
-run writes the tree of what it was asked for. That of the last start, with which a resume is compared, is then
-kept beside it.
+run writes the tree of what it was asked for. That of the last start, with which a resume is compared and
+which is shown of the run, is then kept beside it.
 """
 
 import json
@@ -44,6 +44,11 @@ def config_path(output_dir: str | Path) -> Path:
 def _started_path(output_dir: str | Path) -> Path:
     """Where the tree of the last start lies while there is that of a dry run in its place."""
     return config_path(output_dir).with_name("started.yaml")
+
+
+def _last_start(output_dir: str | Path) -> Path:
+    kept = _started_path(output_dir)
+    return kept if kept.is_file() else config_path(output_dir)
 
 
 def typed(tree: DictConfig) -> Config:
@@ -141,10 +146,13 @@ def load(output_dir: str | Path) -> Config:
 
 
 def load_tree(output_dir: str | Path, job: int | None = None) -> DictConfig:
-    """The tree that rollout code gets: `cfg.jobs` and, with `job`, `cfg.me`: that process and the engines."""
-    tree = read_tree(output_dir)
+    """The tree that rollout code gets: `cfg.jobs` and, with `job`, `cfg.me`: that process and the engines.
+
+    Without `job` it is the tree of the last start, for what looks at a run from outside.
+    """
     if job is None:
-        return tree
+        return read_started(output_dir)
+    tree = read_tree(output_dir)
     jobs = {int(entry.idx): entry for entry in tree.jobs}
     if job not in jobs:
         raise ConfigError(f"--job {job}: no such job; this run has {', '.join(map(str, sorted(jobs)))}")
@@ -163,8 +171,8 @@ def read_tree(output_dir: str | Path) -> DictConfig:
 
 
 def read_shown(output_dir: str | Path) -> DictConfig:
-    """The resolved tree as it may be shown: its secrets are masked. Raises as `read_tree`."""
-    tree = _read(config_path(output_dir))
+    """The tree of the last start as it may be shown: its secrets are masked. Raises as `read_tree`."""
+    tree = _read(_last_start(output_dir))
     found = masked(OmegaConf.to_container(tree, resolve=True), secrets_of(tree))  # an older file's
     shown: DictConfig = OmegaConf.create(found)
     return shown
@@ -181,8 +189,7 @@ def is_readable(output_dir: str | Path) -> bool:
 
 def read_started(output_dir: str | Path) -> DictConfig:
     """The tree of the last start, whatever dry runs came after it. Raises as `read_tree`."""
-    kept = _started_path(output_dir)
-    path = kept if kept.is_file() else config_path(output_dir)
+    path = _last_start(output_dir)
     return with_secrets(_read(path), path)
 
 

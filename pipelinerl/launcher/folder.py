@@ -18,6 +18,7 @@ from pipelinerl.base.closing import Closing
 from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.base.files import check_files, write_whole
 from pipelinerl.config.files import config_path, read_shown
+from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.run_state.saved_steps import saved_step
 from pipelinerl.run_state.snapshots import Snapshots
 
@@ -159,12 +160,13 @@ class RunFolder(Closing):
             self._lock.close()
 
     def next_attempt(self) -> int:
-        """0 for a fresh folder, then one more at every start.
+        """0 for a fresh folder, then one more at every start; dry runs do not count.
 
         A tree that is damaged, or cut off before it says so, is no reason to refuse a sound checkpoint, since
         this start writes it anew: then the streams that earlier starts set aside are counted.
         """
-        if not config_path(self.path).is_file():
+        left = self.began, (self.path / "streams").is_dir(), (self.path / CHOICES).is_file()
+        if not config_path(self.path).is_file() or not any(left):  # then only a dry run wrote the tree
             return 0
         try:
             return int(OmegaConf.select(read_shown(self.path), "attempt")) + 1

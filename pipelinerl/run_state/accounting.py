@@ -379,8 +379,13 @@ class RolloutAccounting:
 
     def _is_removed(self, role: str) -> bool:
         output_dir = self._folder.parent
-        # A role makes its file at its start, before it has anything to record.
-        return (output_dir / role / "metrics.jsonl").exists() and not log_path(output_dir, role).exists()
+        metrics = output_dir / role / "metrics.jsonl"
+        # A role that ends while it starts leaves empty metrics, and made no file of ends.
+        try:
+            recorded = metrics.stat().st_size > 0
+        except OSError:  # it is not there, or removed under the run
+            return False
+        return recorded and not log_path(output_dir, role).exists()
 
     def outcome(self, rollout: str) -> tuple[str, str]:
         """How a rollout ended, as `update` last read it, and why; `unfinished` for one without an end."""

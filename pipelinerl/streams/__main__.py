@@ -14,7 +14,7 @@ import msgspec
 from omegaconf import OmegaConf
 
 from pipelinerl.base.errors import CommandParser, leave, printable
-from pipelinerl.config.files import config_path, read_tree
+from pipelinerl.config.files import config_path, read_started
 from pipelinerl.config.machine import StreamsConfig
 from pipelinerl.streams import (
     EARLIEST,
@@ -52,7 +52,7 @@ def backend_of(output_dir: Path) -> Iterator[None]:
     if not config_path(output_dir).is_file():
         yield
         return
-    streams = OmegaConf.select(read_tree(output_dir), "streams")
+    streams = OmegaConf.select(read_started(output_dir), "streams")
     chosen = StreamsConfig.model_validate(OmegaConf.to_container(streams))
     settings = stream_settings(chosen)
     saved = output_dir / "streams" / "redis" / "dump.rdb"

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from omegaconf import OmegaConf
 
-from pipelinerl.config.files import config_path, read_tree
+from pipelinerl.config.files import config_path, read_started
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.run_state.accounting import RolloutAccounting, rollout_id
@@ -105,7 +105,7 @@ class RunSource:
         """The run's configuration; empty where it is not there."""
         if not config_path(self.output_dir).is_file():
             return {}
-        tree: Any = OmegaConf.to_container(read_tree(self.output_dir), resolve=True)
+        tree: Any = OmegaConf.to_container(read_started(self.output_dir), resolve=True)
         return tree
 
     @cached_property

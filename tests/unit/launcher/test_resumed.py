@@ -13,11 +13,14 @@ from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.world import generate, world_config
 from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import compose
-from pipelinerl.config.files import config_path, load, save, typed
+from pipelinerl.config.files import config_path, load, load_tree, save, typed
 from pipelinerl.config.reference import groups
+from pipelinerl.extras.viewer.source import RunSource
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.resumed import changes, kept
+from pipelinerl.report import main as report
 from pipelinerl.run_state.snapshots import Snapshots
+from pipelinerl.streams.__main__ import backend_of
 from tests.support.one_line import check_one_line
 from tests.unit.launcher.conftest import DryRun
 
@@ -186,6 +189,29 @@ def test_a_dry_run_of_another_model_leaves_the_checkpoint_to_its_own(
     status, _, err = dry_run(*GUESSING, f"model_path={other}")
     assert status == 2 and f"this folder's run began with {model}" in err
     assert dry_run(*GUESSING)[0] == 0
+
+
+def test_a_dry_run_changes_nothing_that_is_shown_of_a_run(begun: Path, dry_run: DryRun) -> None:
+    """The streams of the run are files, of which one record was written; its rate was 2e-4."""
+    (begun / "finetune/metrics.jsonl").write_text('{"stats/samples": 256}\n')
+    asked = ("finetune.learning_rate=0.125", "streams=redis")
+    for _ in range(2):
+        status, out, _ = dry_run(*GUESSING, *asked)
+        assert status == 0 and "start number 2" in out, "one start was made, whatever dry runs came after it"
+    assert load(begun).finetune.learning_rate == 0.125, "the scripts that it wrote read it"
+    assert report([str(begun)]) == 0
+    page = (begun / "report/index.html").read_text()
+    assert "learning_rate: 0.0002" in page and "0.125" not in page
+    assert load_tree(begun).finetune.learning_rate == 0.0002
+    assert RunSource(begun).tree["finetune"]["learning_rate"] == 0.0002
+    with backend_of(begun):
+        pass  # redis has nothing of this run, which would be an error
+
+
+def test_a_first_start_after_dry_runs_does_not_resume(dry_run: DryRun) -> None:
+    for _ in range(2):
+        status, out, _ = dry_run(*GUESSING)
+        assert status == 0 and "What this run uses" in out and "start number" not in out
 
 
 def test_a_start_forgets_what_a_dry_run_had_kept(

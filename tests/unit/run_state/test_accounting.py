@@ -276,3 +276,13 @@ def test_a_start_that_is_killed_within_a_rollback_leaves_it_to_the_next(
     assert reconcile(tmp_path).unfinished == 1
     trainer.undo_after(end)
     assert reconcile(tmp_path)[Outcome.FILTERED] == 1
+
+
+def test_a_file_that_was_never_made_was_not_removed(tmp_path: Path, actor: RolloutLog) -> None:
+    """A trainer that cannot load its model ends before it makes its file; one that trained had made it."""
+    actor.record(Outcome.STARTED, ["a/0"])
+    metrics = tmp_path / "finetune/metrics.jsonl"
+    metrics.parent.mkdir()
+    for text, named in (("", False), ('{"stats/samples": 8}\n', True)):
+        metrics.write_text(text)
+        assert ("removed" in "".join(reconcile(tmp_path).lines())) == named
