@@ -61,13 +61,13 @@ _OF_ONE = re.compile(
     r"|\b(?=[0-9a-fA-F]*[0-9])[0-9a-fA-F]{8,}\b"
     r"|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 )
-# Not the apostrophe of a word.
-_QUOTED = re.compile(r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"")
+CUT = "…"
+"""How a reason ends that was cut off."""
+# Not the apostrophe of a word. A quote may hold its own mark behind a backslash; a cut one has no end.
+_QUOTED = re.compile(rf"(?<!\w)'(?:[^'\\]|\\.)*(?:'(?!\w)|{CUT}\Z)|\"(?:[^\"\\]|\\.)*(?:\"|{CUT}\Z)")
 _STATUS = re.compile(r".[45]\d\d [A-Z][a-zA-Z ]+.")
 _PLACE = re.compile(r" \(\S+:\d+\)$")
 _LONG_QUOTE = 20
-CUT = "…"
-"""How a reason ends that was cut off."""
 _COMPARED = 120
 """Characters of a kind whose reason was cut off: where it ends depends on the length of what is masked."""
 _URL_OR_PATH = re.compile(r"https?://[^\s'\"<>]+|(?<![\w.:/])/(?:[\w.~@%+-]+/)+[\w.~@%+-]+")

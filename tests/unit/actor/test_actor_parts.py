@@ -371,6 +371,18 @@ def test_a_cause_that_says_more_is_part_of_the_reason():
     assert reason("x", "not read: {}") == f"RuntimeError: not read: {invalid}"
 
 
+def test_a_text_of_the_policy_makes_no_kind_whatever_quotes_and_length_it_has():
+    """One of both quotation marks is written with a backslash, and a long one is cut before its last mark."""
+    words = "so that's it, and then again "
+    said = ["ten", "it's ten", 'he said "ten"', "it's \"ten\", or 'so'", words * 30, f'"{words}"' * 30]
+    kinds = set()
+    for answer in said:
+        with pytest.raises(ValueError) as raised:
+            float(answer)
+        kinds.add(kind_of(reason_of(raised.value)).partition(" (actor/")[0])
+    assert kinds == {"ValueError: could not convert string to float: '…'"}
+
+
 async def test_a_timeout_has_no_other_cause():
     with pytest.raises(TimeoutError) as raised:
         async with asyncio.timeout(0):
