@@ -35,12 +35,7 @@ from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.observe.wandb_run import wandb_mode
 from pipelinerl.weights.transports.base import adapters_alone, weights_ahead, why_merged
 
-STEP_KEYS = (
-    "finetune.attempts",
-    "finetune.train_batch_size",
-    "finetune.max_train_steps",
-    "finetune.max_epochs",
-)
+STEP_KEYS = ("finetune.attempts", "finetune.train_batch_size", "finetune.max_train_steps")
 
 
 class Row(NamedTuple):
@@ -63,12 +58,15 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
 
     def why(key: str, otherwise: str = "", *others: str) -> str:
         """Why a key has its value, "" for the files that give it; of `others`, which the row shows too, those
-        that were given are named.
+        that were given are named, and beside a given key the files of those that were not.
         """
         also = ", ".join(dict.fromkeys(one for other in others if (one := composition.given(other))))
-        unsaid = (one for one in (key, *others) if not composition.given(one))
+        unsaid = [one for one in (key, *others) if not composition.given(one)]
+        if key in given:
+            also = "" if otherwise or not unsaid else f", else {composition.origin(*unsaid)}"
+            return f"given{also}"
         otherwise = otherwise or composition.origin(*unsaid)
-        return "given" if key in given else f"{also} given, else {otherwise}" if also else otherwise
+        return f"{also} given, else {otherwise}" if also else otherwise
 
     yield Row("output folder", str(plan.output_dir), why("output_dir", "default"), "output_dir=DIR")
     yield _hardware(cfg, composition, hosts)
@@ -131,7 +129,7 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
     epochs = cfg.finetune.max_epochs
     limits = f"{cfg.finetune.last_step} steps" + (f" or {epochs} epochs" if epochs is not None else "")
     if "finetune" in cfg.debug.roles:
-        because = why(key, "", *STEP_KEYS)
+        because = why(key, "", *STEP_KEYS, *(["finetune.max_epochs"] if epochs is not None else []))
         asked = cfg.finetune.train_batch_size * cfg.finetune.gradient_accumulation_passes
         if asked != cfg.derived.texts_per_step:
             because += f"; {asked} do not divide among {cfg.derived.trainer_ranks} trainer ranks"

@@ -384,9 +384,9 @@ def _choose_in_flight(tree: DictConfig, hosts: Sequence[Host], plan: MemoryPlan 
         texts = _texts(cfg, derive(cfg, places.trainer_jobs))
     except ValueError:  # a ConfigError, or a flag that is no number: the checks, which come next, say it
         return
-    source = cfg.staleness if cfg.staleness.bounded else "an update"
+    source = f"that {cfg.staleness} admits" if cfg.staleness.bounded else "of an update"
     number = wanted_requests(texts, engines)
-    because = f"{texts} samples of {source} for {counted(engines, 'engine')}"
+    because = f"{texts} samples {source} for {counted(engines, 'engine')}"
     if number == MOST and texts > MOST * engines:
         because += f", at most {MOST}"
     bounded_by = engine_kind(cfg).requests_key

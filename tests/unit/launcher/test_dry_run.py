@@ -90,9 +90,9 @@ def test_a_batch_that_no_division_of_the_ranks_gives_is_not_said_to_be_given(
     size = "finetune.gradient_accumulation_passes="
     shown = rows(tmp_path / "run", "+domain=guessing", *cards, "world.finetune_fraction=3", f"{size}1000")
     assert shown["optimizer step="].startswith("1002 samples")
-    assert shown["optimizer step"] == "given; 1000 do not divide among 3 trainer ranks"
+    assert shown["optimizer step"] == "given, else default; 1000 do not divide among 3 trainer ranks"
     shown = rows(tmp_path / "run", "+domain=guessing", *cards, "world.finetune_fraction=3", f"{size}999")
-    assert shown["optimizer step"] == "given"
+    assert shown["optimizer step"] == "given, else default", "nobody gave the number of steps"
 
 
 def test_what_was_given_is_said_to_be_given(
@@ -159,6 +159,10 @@ def test_what_a_file_says_is_said_to_be_of_that_file(tmp_path: Path, monkeypatch
     assert found["rollouts at once"] == found["evaluation"] == "default"
     assert reasons("finetune=short", **own)["optimizer step"] == "own.yaml, finetune=short"
     assert reasons("finetune.attempts=2", **own)["optimizer step"] == "finetune.attempts given, else own.yaml"
+    step = ["finetune.gradient_accumulation_passes=64", "finetune.train_batch_size=2"]
+    assert reasons("+domain=guessing", *step)["optimizer step"] == "given, else this domain"
+    step += ["finetune.attempts=4", "finetune.max_train_steps=5"]
+    assert reasons("+domain=guessing", *step)["optimizer step"] == "given"
     found = reasons("+domain=guessing")
     assert {found[row] for row in ("model", "age of weights", "rollouts at once", "evaluation")} == {
         "this domain"

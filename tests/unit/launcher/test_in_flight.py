@@ -31,14 +31,15 @@ def chosen(
     [
         ((f"{BATCH}=256",), 2, 256, "256 samples of an update for 1 engine"),
         ((f"{BATCH}=256",), 8, 64, "258 samples of an update for 5 engines, at least 64"),
-        ((f"{BATCH}=128", "max_lag=256"), 2, 384, "384 samples of max_lag=256 for 1 engine"),
+        ((f"{BATCH}=128", "max_lag=256"), 2, 384, "384 samples that max_lag=256 admits for 1 engine"),
         (
             (f"{BATCH}=256", "max_lag=1024"),
             2,
             512,
-            "1280 samples of max_lag=1024 for 1 engine, at most 512",
+            "1280 samples that max_lag=1024 admits for 1 engine, at most 512",
         ),
-        ((f"{BATCH}=16", "max_lag=0"), 2, 64, "16 samples of max_lag=0 for 1 engine, at least 64"),
+        ((f"{BATCH}=16", "max_lag=0"), 2, 64, "16 samples that max_lag=0 admits for 1 engine, at least 64"),
+        ((f"{BATCH}=256", "max_lag=100"), 2, 256, "256 samples that max_lag=100 admits for 1 engine"),
         (("vllm_config.vllm_kwargs.max-num-seqs=100",), 2, 100, "vllm_config.vllm_kwargs.max-num-seqs"),
         ((f"{KEY}=7",), 2, 7, ""),
     ],
