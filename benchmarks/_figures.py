@@ -118,7 +118,7 @@ def write_json(path: Path, content: Any) -> None:
 def machine() -> dict[str, Any]:
     """What the numbers depend on."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if "model name" in line]
     found = {
         "cpu": models[0] if models else "unknown",

@@ -24,7 +24,7 @@ PATHS = re.compile(r" \(log: [^)]*\)")
 def outcomes(report: Path) -> list[dict[str, Any]]:
     """One row per case, in the order in which they first ran."""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for line in report.read_text().splitlines():
+    for line in report.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         rows[row["role"], row["phase"], row["signal"]] = row | {"line": PATHS.sub("", row["line"])}
     return list(rows.values())

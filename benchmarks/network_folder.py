@@ -66,7 +66,7 @@ def look(folder: Path, rounds: int) -> dict[str, list[float]]:
 
 def mount_of(folder: Path) -> str:
     """Type and options of the file system, as the kernel says them."""
-    rows = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    rows = [line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     under = [row for row in rows if folder.resolve().is_relative_to(row[1])]
     return " ".join(max(under, key=lambda row: len(row[1]))[2:4])
 

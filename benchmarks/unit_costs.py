@@ -265,7 +265,7 @@ def read_files(library: bool, connection: Connection) -> None:
 
 def peak_gb() -> float:
     """The most memory that this process has had; that of getrusage begins with its parent's."""
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e9
 
 

@@ -82,7 +82,7 @@ def is_complete(out: Path, model: Wheel) -> bool:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     try:
-        stored = json.loads((out / SOURCE).read_text())
+        stored = json.loads((out / SOURCE).read_text(encoding="utf-8"))
         same = {name: stored[name] for name in asdict(model)} == asdict(model)
         damaged = damaged_file(out, stored["files"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -123,7 +123,7 @@ def overrides(arm: Arm, model: Path, context: int, cpu: bool) -> list[str]:
 def memory_watch(log: Path, devices: Sequence[str]) -> Iterator[None]:
     """Writes what the driver says of each card's memory, twice a second."""
     query = ["nvidia-smi", "--query-gpu=index,memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
-    with log.open("w") as out:
+    with log.open("w", encoding="utf-8") as out:
         try:
             watch = subprocess.Popen([*query, "-lms", "500", "-i", ",".join(devices)], stdout=out)
         except OSError:  # no driver, as in a rehearsal
@@ -139,7 +139,7 @@ def memory_watch(log: Path, devices: Sequence[str]) -> Iterator[None]:
 def peaks(log: Path) -> dict[str, float]:
     """Most MiB of each card by its index, without what other programs hold there all the time."""
     found: dict[str, list[float]] = {}
-    for line in log.read_text().splitlines():
+    for line in log.read_text(encoding="utf-8").splitlines():
         index, _, rest = line.partition(",")
         used = rest.split(",")[0].strip()
         if used.isdigit():

@@ -82,7 +82,7 @@ def our_steps(folder: Path) -> list[Step]:
 def trl_steps(lines: Path, work: Workload) -> list[Step]:
     """From what `trl_peer` wrote: a text has so many trained tokens as were sampled."""
     steps = []
-    whole, _, _ = lines.read_text().rpartition("\n") if lines.is_file() else ("", "", "")
+    whole, _, _ = lines.read_text(encoding="utf-8").rpartition("\n") if lines.is_file() else ("", "", "")
     for line in whole.splitlines():
         row = json.loads(line)
         if "batch/trained_tokens_per_step" in row:

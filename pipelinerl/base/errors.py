@@ -89,7 +89,7 @@ def show_what_it_can() -> None:
 
 def _have_stdout() -> None:
     if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def drop_output(descriptor: int = 1) -> None:

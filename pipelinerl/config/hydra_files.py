@@ -74,7 +74,7 @@ def files(roots: Sequence[Path], config_name: str, overrides: list[str]) -> Dict
 def in_subfolder(config_name: str, primary: Path, root: Path) -> str | None:
     """Why a primary file of a folder below `root` would compose into something else, or None."""
     folder, _, name = config_name.rpartition("/")
-    if not folder or _GLOBAL.search(primary.read_text(errors="replace")):
+    if not folder or _GLOBAL.search(primary.read_text(encoding="utf-8", errors="replace")):
         return None
     return (
         f"--config-name={config_name}: hydra looks for the defaults of a file in {folder}/ there and puts "

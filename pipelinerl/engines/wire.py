@@ -132,7 +132,9 @@ def _is_own(folder: Path) -> bool:
 def _owner_file(folder: Path) -> TextIO:
     """Its file of the owner, opened; OSError for a pipe, at which this would wait, and for a link."""
     flags = os.O_NONBLOCK | os.O_NOFOLLOW
-    return open(folder / OWNER, "a", opener=lambda path, asked: os.open(path, asked | flags, 0o666))
+    return open(
+        folder / OWNER, "a", encoding="utf-8", opener=lambda path, asked: os.open(path, asked | flags, 0o666)
+    )
 
 
 def claim(folder: Path) -> TextIO:

@@ -69,7 +69,7 @@ def resume_step(root: Path) -> int | None:
     if step is None and (half := half_checkpoint(root)) is not None:
         raise ValueError(half)
     for folder in () if step is None else (root / MODEL, root / STATE):
-        expected = json.loads((folder / MARKER).read_text()).get("files")
+        expected = json.loads((folder / MARKER).read_text(encoding="utf-8")).get("files")
         name = damaged_file(folder, expected) if isinstance(expected, dict) else MARKER
         if name is not None:
             raise ValueError(
@@ -171,7 +171,7 @@ def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[st
     """
     try:
         tensors = load_file(folder / "tensors.safetensors")
-        described = json.loads((folder / COUNTERS).read_text())
+        described = json.loads((folder / COUNTERS).read_text(encoding="utf-8"))
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{folder}: damaged ({error}); train anew with force_restart=true") from error
     try:

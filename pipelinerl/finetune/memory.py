@@ -14,7 +14,7 @@ def host_memory() -> dict[str, float]:
     """Resident memory of this process now and its peak; nothing where the system does not tell."""
     if not STATUS.exists():
         return {}
-    rows = (line.split() for line in STATUS.read_text().splitlines())
+    rows = (line.split() for line in STATUS.read_text(encoding="utf-8").splitlines())
     return {f"memory/{_HOST[row[0]]}_bytes": float(row[1]) * 1024 for row in rows if row and row[0] in _HOST}
 
 

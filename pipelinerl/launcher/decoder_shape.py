@@ -205,7 +205,7 @@ def model_config(model: str, ask_hub: bool) -> dict[str, Any] | None:
     """
     folder = model_folder(model, ask_hub)
     try:
-        content = None if folder is None else json.loads((folder / "config.json").read_text())
+        content = None if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # the checks name it, or the engine will
         return None
     if not isinstance(content, dict) or any(problems(Path(model), content)):

@@ -26,7 +26,7 @@ def check(model: str) -> Iterator[str]:
     folder = model_folder(model)
     if folder is None or not (folder / "config.json").is_file() or any(unusable_files(folder)):
         return
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     files = sorted(folder.glob("*.safetensors"))
     yield from misfits(folder, config, {file.name: header(file) for file in files})
 

@@ -34,7 +34,7 @@ REMEDIES = {
 def available_memory(meminfo: Path = MEMORY) -> int | None:
     """Bytes that the host can give without swapping; None where Linux does not say."""
     try:
-        lines = meminfo.read_text().splitlines()
+        lines = meminfo.read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError, IndexError):
         return None

@@ -193,7 +193,7 @@ def supervise(
 def oom_kills() -> int:
     """How many processes the kernel has killed for want of memory since this machine or container started."""
     with suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
+        for line in Path("/proc/vmstat").read_text(encoding="utf-8").splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0

@@ -103,7 +103,7 @@ def _weight_files(path: str) -> Iterator[Path]:
         return None if found is None else Path(found)
 
     if (index := at("model.safetensors.index.json")) is not None:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         yield from (one for name in names if (one := at(name)) is not None)
     elif (whole := at("model.safetensors")) is not None:
         yield whole

@@ -95,7 +95,7 @@ class WandbRun(Closing):
         self._output_dir = output_dir
         self._sent_path = output_dir / ROLE / "sent.json"
         self._sent: dict[str, int] = (
-            json.loads(self._sent_path.read_text()) if self._sent_path.exists() else {}
+            json.loads(self._sent_path.read_text(encoding="utf-8")) if self._sent_path.exists() else {}
         )
         self._tails = {
             role: LineTail(output_dir / role / "metrics.jsonl", offset=self._sent.get(role, 0))

@@ -37,7 +37,7 @@ def model_vocabulary(model_path: str) -> Vocabulary:
     """
     path = with_files(model_path, ["config.json"]) / "config.json"
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
         text = config.get("text_config") or config  # of a model that also sees
         eos = text.get("eos_token_id", config.get("eos_token_id"))
         ids = eos if isinstance(eos, list) else [] if eos is None else [eos]

@@ -25,7 +25,7 @@ def completed_epochs(output_dir: Path, rollouts: Iterable[str]) -> int:
     """
     path = _path(output_dir)
     # A trainer alone on recorded data has no actor beside it; one that waits for its first group is no error.
-    problems = int(path.read_text()) if path.exists() else 0
+    problems = int(path.read_text(encoding="utf-8")) if path.exists() else 0
     numbers = (name.rpartition("/")[0].rpartition("-")[2] for name in rollouts)
     drawn = max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
     return drawn // problems if problems else 0

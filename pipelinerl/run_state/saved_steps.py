@@ -18,7 +18,7 @@ _PREFIXES = ("~old-", "~", "")
 def step_of(folder: Path) -> int | None:
     """The step of a complete folder; None for any other."""
     try:
-        return int(json.loads((folder / MARKER).read_text())["step"])
+        return int(json.loads((folder / MARKER).read_text(encoding="utf-8"))["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -40,7 +40,7 @@ def trained_before(output_dir: Path) -> tuple[int, int]:
     if not (step := saved_step(output_dir)):
         return 0, 0
     try:
-        counters = json.loads((states[step] / COUNTERS).read_text())["counters"]
+        counters = json.loads((states[step] / COUNTERS).read_text(encoding="utf-8"))["counters"]
         return step, int(counters["samples"])
     except (OSError, ValueError, KeyError, TypeError):  # the trainer says what is wrong with it
         return 0, 0
@@ -61,7 +61,7 @@ def half_checkpoint(root: Path) -> str | None:
         if (step := step_of(root / name)) is not None:
             found.append(f"{name} is of step {step}")
         elif marker.is_file():
-            found.append(f"{name} has a damaged {MARKER} ({marker.read_text()[:40]!r})")
+            found.append(f"{name} has a damaged {MARKER} ({marker.read_text(encoding='utf-8')[:40]!r})")
         else:
             found.append(f"{name} is not complete" if marker.parent.is_dir() else f"{name} is missing")
     return f"{root}: {', '.join(found)}; put back both of one step, or train anew with force_restart=true"

@@ -128,7 +128,7 @@ class Snapshots:
             if recorded:
                 raise ValueError("removed")
             return 0
-        number, _, checksum = path.read_text().strip().partition(" ")
+        number, _, checksum = path.read_text(encoding="utf-8").strip().partition(" ")
         if not number.isascii() or not number.isdigit() or checksum != xxh3_64_hexdigest(number.encode()):
             raise ValueError("damaged")
         return int(number)

@@ -32,7 +32,7 @@ class Launch:
 
 def launched_line() -> str:
     """When this process began, before its imports, for the log."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return f"launched at {time.time() - age_s:.3f}, {age_s:.1f} s ago"
 

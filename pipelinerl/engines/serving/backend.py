@@ -191,7 +191,7 @@ def eos_ids(model: Path, config: Any) -> frozenset[int]:
     found = [config.eos_token_id]
     path = model / "generation_config.json"
     if path.is_file():
-        found.append(json.loads(path.read_text()).get("eos_token_id"))
+        found.append(json.loads(path.read_text(encoding="utf-8")).get("eos_token_id"))
     ids: set[int] = set()
     for entry in found:
         ids.update(entry if isinstance(entry, list) else [] if entry is None else [entry])

@@ -172,7 +172,7 @@ class Template:
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
+    with open(path, "w", encoding="utf-8") as file:
         file.write(text)
 
 
@@ -204,7 +204,7 @@ def _threads_of(user: int) -> int:
     count = 0
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
-            with open(f"/proc/{name}/status") as file:
+            with open(f"/proc/{name}/status", encoding="utf-8") as file:
                 said = dict(line.split(":", 1) for line in file)
             if int(said["Uid"].split()[0]) == user:
                 count += int(said["Threads"])

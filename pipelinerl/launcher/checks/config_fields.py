@@ -258,4 +258,4 @@ def in_transformers(folder: str, pattern: str) -> list[Path]:
 @cache
 def text_of(file: Path) -> str:
     """What such a file says."""
-    return file.read_text()
+    return file.read_text(encoding="utf-8")

@@ -156,7 +156,7 @@ def _of_folder(cfg: Config, path: Path, dry_run: bool) -> Iterator[str]:
     unusable = list(unusable_files(path, config_only=later))
     yield from unusable
     if not unusable:
-        config = json.loads((path / "config.json").read_text())
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         yield from config_problems(cfg, config)
         if not later:
             yield from _no_end(cfg, path, config)
@@ -206,7 +206,7 @@ def _recipe_command(cfg: Config) -> str:
     """The command of the recipe whose result the run begins with, by its bundled preset if there is one."""
     made = f"python -m pipelinerl.bootstrap +domain={cfg.domain_name}"
     for file in sorted((conf_dir() / "preset").glob(f"{cfg.domain_name}_*.yaml")):
-        if f"\nmodel_path: {cfg.model_path}\n" in file.read_text():
+        if f"\nmodel_path: {cfg.model_path}\n" in file.read_text(encoding="utf-8"):
             start = " bootstrap.start=MODEL" if file.stem.endswith("_pretrained") else ""
             return f"{made} +preset={file.stem}{start}"
     return f"{made} with the keys and presets of this command"

@@ -37,7 +37,9 @@ def dotted(key: str, path: str | None, what: str) -> Iterator[str]:
     if spec is None:
         yield f"{key}={path}: no module {module_name}; check the spelling or install it"
         return
-    source = Path(spec.origin).read_text() if spec.origin and spec.origin.endswith(".py") else None
+    source = (
+        Path(spec.origin).read_text(encoding="utf-8") if spec.origin and spec.origin.endswith(".py") else None
+    )
     if source is not None and not re.search(rf"\b{re.escape(name)}\b", source):
         offered = _offered(source)
         instead = suggestion(name, offered) if offered else "it defines nothing that could be named here"
@@ -103,7 +105,7 @@ def _definition(path: str, hops: int = 5) -> _Function | None:
     try:
         spec = importlib.util.find_spec(module_name) if module_name else None
         origin = spec.origin if spec else None
-        source = Path(origin).read_text() if origin and origin.endswith(".py") else ""
+        source = Path(origin).read_text(encoding="utf-8") if origin and origin.endswith(".py") else ""
         body = ast.parse(source).body
     except Exception:  # also of a package above it, which is imported: that says it better
         return None

@@ -106,7 +106,11 @@ def _model(path: str, policy: "PreTrainedTokenizerFast") -> str | None:
     if (other := other_vocabulary(ours, theirs)) is not None:
         return f"{other}; {SAME}"
     folder = model_folder(path)
-    rows = None if folder is None else json.loads((folder / "config.json").read_text()).get("vocab_size")
+    rows = (
+        None
+        if folder is None
+        else json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+    )
     if isinstance(rows, int) and rows <= max(ours.values()):
         return f"it has {rows} ids, the policy's tokenizer goes to {max(ours.values())}; {SAME}"
     return None

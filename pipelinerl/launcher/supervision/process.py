@@ -42,7 +42,7 @@ def _living() -> Iterator[tuple[int, str, int, int]]:
             continue
         try:
             # Fields behind the command, which may itself hold blanks and brackets: state, ppid, pgrp.
-            state, parent, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            state, parent, group = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:3]
         except (OSError, ValueError):
             continue
         if state not in "ZX":
@@ -80,7 +80,7 @@ def stopped_processes(pids: Iterable[int]) -> dict[int, int]:
 def what_runs(pid: int) -> str:
     """The module or program of a process, for people."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
     except OSError:
         return "a process"
     return words[words.index("-m") + 1] if "-m" in words[:-1] else Path(words[0]).name

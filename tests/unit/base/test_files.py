@@ -32,3 +32,13 @@ def test_weights_can_be_read_by_whoever_the_umask_lets_read(tmp_path: Path) -> N
         os.umask(before)
     assert {file.stat().st_mode & 0o777 for file in files} == {0o640}
     assert len([*tmp_path.iterdir()]) == 2
+
+
+def test_no_text_is_read_as_the_locale_has_it() -> None:
+    """A start under `LC_ALL=C PYTHONUTF8=0` ended in a traceback at the first letter that is not ASCII."""
+    root = Path(__file__).parents[3]
+    read = [
+        path for name in ("pipelinerl", "domains", "retrieval_server") for path in (root / name).rglob("*.py")
+    ]
+    assert len(read) > 500
+    assert [path for path in read if ".read_text()" in path.read_text(encoding="utf-8")] == []
