@@ -196,13 +196,15 @@ def main() -> int:
     # The terminal's signals are meant for the launcher, which closes our input when it ends.
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    groups: set[int] = set()
-    for line in _told(int(sys.argv[1])):
+    owner, groups = int(sys.argv[1]), set[int]()
+    for line in _told(owner):
         number = int(line[1:])
         if line[:1] == b"+":
             groups.add(number)
         else:
             groups.discard(number)
+    while owner in groups and os.getppid() == owner:  # a rank that is ending: its exit status is its own
+        time.sleep(0.02)
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)

@@ -89,3 +89,30 @@ def test_a_trainer_rank_whose_agent_has_gone_ends_before_it_does_anything(tmp_pa
     ended = subprocess.run(command, env=os.environ | orphan, capture_output=True, timeout=DEADLINE_S)
     # With status 2 it would have come so far as to say that its arguments are missing.
     assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_rank_that_ends_by_itself_has_its_own_exit_status_and_leaves_no_child(
+    status: int, tmp_path: Path
+) -> None:
+    """The agent takes another status than 0 for a failure of the whole trainer."""
+    rank, told = tmp_path / "rank.py", tmp_path / "told"
+    start = 'print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, file=file)'
+    rank.write_text(
+        "import atexit, subprocess, sys, time\n"
+        "from pipelinerl.base.guard import guard_rank\n"
+        "guard_rank()\n"
+        f"with open({str(told)!r}, 'w') as file: {start}\n"
+        # An end that takes a while, as torch's does: what is torn down last waits.
+        "class Slow:\n    def __del__(self, sleep=time.sleep): sleep(0.5)\n"
+        "sys.slow = Slow()\n"
+        f"sys.exit({status})\n"
+    )
+    agent = ["torch.distributed.run", "--nproc_per_node", "1", "--master_port", str(free_port())]
+    ended = subprocess.run(
+        [sys.executable, "-m", *agent, str(rank)], capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert ended.returncode == (1 if status else 0), ended.stderr
+    assert "SIGKILL" not in ended.stderr
+    assert not status or f"exitcode  : {status} " in ended.stderr
+    until(lambda: not alive(int(told.read_text())), "the end of what the rank started")
