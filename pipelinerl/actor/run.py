@@ -311,7 +311,7 @@ class Actor:
 
 def _compare(output_dir: Path, train: list[Problem], test: list[Problem]) -> None:
     """Note and remark test problems that are trained on too, under whatever name."""
-    count = shared(train, test)
+    count = shared(train, test) if train else 0
     if not train or (has_former(output_dir) and not count):
         note_unknown(output_dir)
         return
