@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError, TemplateSyntaxError
 from omegaconf import DictConfig, OmegaConf
 
-from pipelinerl.actor.problems import Problem, load_problems, payload
+from pipelinerl.actor.problems import NoProblems, Problem, load_problems, payload
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.base.guard import ask
 from pipelinerl.base.hub import model_folder
@@ -39,6 +39,8 @@ PROMPTS_S = 5.0
 """For rendering prompts; of many problems the first ones are looked at."""
 COMPARED = 20_000
 """Most training problems that test problems are compared with here; the actor compares all of them."""
+LAST_LINE = 200
+"""Characters of what a loader printed last that are shown."""
 UNREACHED = (ConnectionError, TimeoutError)
 """Of a loader that asks a server which the run may be about to start."""
 
@@ -51,6 +53,8 @@ class Looked:
     said: str = ""
     loaded: bool = False
     """Whether the loader gave problems, so that what is wrong is not that it has no data yet."""
+    empty: bool = False
+    """Whether it gave none without an error; why may stand in what it printed."""
 
 
 def look(tree: DictConfig, deadline_s: float) -> Looked:
@@ -64,9 +68,12 @@ def look(tree: DictConfig, deadline_s: float) -> Looked:
     except subprocess.TimeoutExpired:
         return Looked(said=f"not looked at: loading them takes more than {deadline_s:.0f} s")
     if child.returncode != 0 or not child.stdout.strip():  # a loader may exit with 0 too
-        last = " ".join(child.stderr.split())[-200:]
+        last = " ".join(child.stderr.split())[-LAST_LINE:]
         return Looked([f"{_loader(cfg)}: loading ended its process with status {child.returncode}: {last}"])
-    return Looked(**json.loads(child.stdout.splitlines()[-1]))
+    found = Looked(**json.loads(child.stdout.splitlines()[-1]))
+    if found.empty and (printed := [line for line in child.stderr.splitlines() if line.strip()]):
+        found.problems[-1] += f"; the last line of the loader: {printed[-1].strip()[:LAST_LINE]}"
+    return found
 
 
 def _loader(cfg: Config) -> str:
@@ -84,6 +91,8 @@ def looked_at(tree: DictConfig) -> Looked:
         return Looked(said=f"not looked at: {error}")
     except ConfigError as error:
         return Looked(error.problems)
+    except NoProblems as error:
+        return Looked([f"{_loader(cfg)}: {error}"], empty=True)
     except Exception as error:  # whatever a loader does
         named = isinstance(error, ValueError | OSError)
         said = str(error).removeprefix(_loader(cfg)).lstrip(": ")
@@ -202,7 +211,8 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         found = looked_at(tree)
     shown: dict[str, Any] = {"problems": [" ".join(line.split()) for line in found.problems]}
-    print(json.dumps(shown | {"said": " ".join(found.said.split()), "loaded": found.loaded}), flush=True)
+    shown |= {"said": " ".join(found.said.split()), "loaded": found.loaded, "empty": found.empty}
+    print(json.dumps(shown), flush=True)
     os._exit(0)  # threads of a loader are not waited for
 
 
