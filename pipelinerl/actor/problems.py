@@ -24,14 +24,14 @@ def load_problems(cfg: Config) -> tuple[list[Problem], list[Problem]]:
     loader = resolve_dotted(str(cfg.dataset_loader), "dataset_loader")
     random.seed(cfg.seed)  # upstream's loaders shuffle with the global generator
     params, name = cfg.dataset_loader_params, f"dataset_loader={cfg.dataset_loader}"
-    train = []
+    train: list[Problem] = []
     if not cfg.debug.evaluates_only:
         train = problem_list(loader(list(cfg.train_dataset_names), **params), name)
+        if not train:  # before the next call, so that what the loader printed last is about these
+            raise NoProblems(f"train_dataset_names={_shown(cfg.train_dataset_names)}: no problems in it")
     test = (
         problem_list(loader(list(cfg.test_dataset_names), **params), name) if cfg.test_dataset_names else []
     )
-    if not train and not cfg.debug.evaluates_only:
-        raise NoProblems(f"train_dataset_names={_shown(cfg.train_dataset_names)}: no problems in it")
     if not test and cfg.evaluates:
         names = _shown(cfg.test_dataset_names)
         raise NoProblems(f"test_dataset_names={names}: no problems in it; set test_dataset_names=[]")
