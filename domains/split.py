@@ -15,6 +15,8 @@ SPLIT_SEED = 42
 """As upstream splits the same rows."""
 
 PARTS = ("train", "test")
+GENERATED = "dataset %s: %d generated problems, as data_dir names no folder; %s are of files"
+"""What a loader logs where upstream's file of the same name plays published rows."""
 
 
 def part_of(name: str, parts: Sequence[str] = PARTS) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from domains.ifeval.instructions import arguments_of, contradiction
 from domains.ifeval.writing import WRITINGS, write
 from domains.rows import ENDINGS, asked, find_file, rows
-from domains.split import check_counts, is_held_out, split_rows
+from domains.split import GENERATED, check_counts, is_held_out, split_rows
 from pipelinerl.base.errors import suggestion
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def load_problems(
         if data_dir is None and Path(name).suffix not in ENDINGS:
             most, of = max_constraints or 3, (subset or _part(name))
             found = list(_generated(name, of, chosen, count if of != "test" else test_count, held_out, most))
-            logger.info("dataset %s: %d generated prompts, data_dir names no folder", name, len(found))
+            logger.info(GENERATED, name, len(found), "test_size, train_ratio and seed")
         else:
             path = find_file(name, data_dir, _NO_FILE, *filter(None, [PUBLISHED.get(name)]))
             found = list(_from_file(path, name, max_constraints, skip_unknown))

@@ -5,6 +5,7 @@ JSON with `task` and `game_data_str`. Nothing is downloaded.
 """
 
 import json
+import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 from domains.logic.published import check, parsed
 from domains.reasoning_gym.data import load_problems as generated_problems
 from domains.rows import ENDINGS, find_file, rows
-from domains.split import split_rows
+from domains.split import GENERATED, split_rows
 from pipelinerl.base.errors import suggestion
+
+logger = logging.getLogger(__name__)
 
 Problem = dict[str, Any]
 DOMAIN = "logic"
@@ -90,6 +93,7 @@ def load_problems(
         if data_dir is None and Path(name).suffix not in ENDINGS:
             chosen = {task: options for task, options in (tasks or DEFAULT).items() if task not in skipped}
             found = _generated(name, _part(name, split), chosen, count, test_count, held_out)
+            logger.info(GENERATED, name, len(found), "test_size, train_ratio, subset and difficulties")
         else:
             limits = (min_difficulty, max_difficulty)
             read = _from_file(

@@ -5,15 +5,16 @@ A loader is code of a domain: it runs in a process of its own, which is this fil
 
 import contextlib
 import json
+import logging
 import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from omegaconf import DictConfig, OmegaConf
@@ -55,6 +56,8 @@ class Looked:
     """Whether the loader gave problems, so that what is wrong is not that it has no data yet."""
     empty: bool = False
     """Whether it gave none without an error; why may stand in what it printed."""
+    remarks: list[str] = field(default_factory=list)
+    """What loaders of bundled domains say of their data, such as that they are generated."""
 
 
 def look(tree: DictConfig, deadline_s: float) -> Looked:
@@ -83,9 +86,11 @@ def _loader(cfg: Config) -> str:
 def looked_at(tree: DictConfig) -> Looked:
     """The same in this process."""
     cfg = typed(tree)
+    remarks: list[str] = []
     try:
         domain = load_domain(cfg.domain_hooks)
-        train, test = load_problems(cfg)
+        with _heard(remarks):
+            train, test = load_problems(cfg)
         _carried(chain(train, test))
     except UNREACHED as error:
         return Looked(said=f"not looked at: {error}")
@@ -98,7 +103,27 @@ def looked_at(tree: DictConfig) -> Looked:
         said = str(error).removeprefix(_loader(cfg)).lstrip(": ")
         return Looked([f"{_loader(cfg)}: {'' if named else f'{type(error).__name__}: '}{said}"])
     found = _played(tree, cfg, domain, train, test)
-    return replace(found, loaded=True)
+    return replace(found, loaded=True, remarks=remarks)
+
+
+@contextlib.contextmanager
+def _heard(said: list[str]) -> Iterator[None]:
+    """Keeps what bundled domains log meanwhile, each line once."""
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if (line := record.getMessage()) not in said:
+                said.append(line)
+
+    logger, handler = logging.getLogger("domains"), Kept()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _played(
@@ -204,15 +229,19 @@ def _tokenizer(model: str) -> "PreTrainedTokenizerFast | None":
         return None
 
 
+def _lines(texts: Iterable[str]) -> list[str]:
+    return [" ".join(text.split()) for text in texts]
+
+
 def main() -> None:
     """Read a tree from stdin, print what was found as the last line."""
     tree = OmegaConf.create(sys.stdin.read())
     assert isinstance(tree, DictConfig)
     with contextlib.redirect_stdout(sys.stderr):
         found = looked_at(tree)
-    shown: dict[str, Any] = {"problems": [" ".join(line.split()) for line in found.problems]}
-    shown |= {"said": " ".join(found.said.split()), "loaded": found.loaded, "empty": found.empty}
-    print(json.dumps(shown), flush=True)
+    found.problems, found.remarks = map(_lines, (found.problems, found.remarks))
+    (found.said,) = _lines([found.said])
+    print(json.dumps(asdict(found)), flush=True)
     os._exit(0)  # threads of a loader are not waited for
 
 

@@ -1,6 +1,7 @@
 """Prompts from generators and published files, rewards, the server, and refusals in one line."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,11 @@ environment_key: ifeval
 """
 
 
-def test_upstreams_file_composes_with_its_server(tmp_path: Path, dry_run: Callable[..., Any]) -> None:
+def test_upstreams_file_composes_with_its_server(
+    tmp_path: Path, dry_run: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     tree, load = upstreams_file(tmp_path, "ifeval", FILE, generate_ifeval_rollout)
-    assert len(load(tree.train_dataset_names, **tree.dataset_loader_params)) == 2000
+    with caplog.at_level(logging.INFO):
+        assert len(load(tree.train_dataset_names, **tree.dataset_loader_params)) == 2000
+    assert "dataset ifeval: 2000 generated problems" in caplog.text and "test_size" in caplog.text
     check_one_server(dry_run, tmp_path, "ifeval")

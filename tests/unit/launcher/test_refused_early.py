@@ -582,6 +582,7 @@ def test_a_validation_shows_the_table_of_choices(
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "problems 30 to train on, 7 to evaluate" in out and "the configuration is valid" in out
     assert "output folder" in out and not run.exists()
+    assert "dataset train_counting_problems: generated questions, as data_dir names no folder" in out
 
 
 def test_a_module_that_defines_nothing_is_not_said_to_allow_no_key() -> None:
