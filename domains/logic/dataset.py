@@ -74,8 +74,8 @@ def load_problems(
 
     Without `data_dir`, `tasks` (task: options of its family) are generated as in `reasoning_gym`. With it, a
     name's file there is read: `test_size` rows, or the share that `train_ratio` leaves, are the evaluation's
-    by a fixed order; those outside of the difficulties or of `tasks_to_skip` are left out. `seed` shuffles,
-    `max_examples` cuts. `split=test`, by which a loader of several domains asks for it, is the evaluation's
+    by a fixed order; of both parts, those outside of the difficulties or of `tasks_to_skip` are left out.
+    `seed` shuffles, `max_examples` cuts. `split=test`, by which a loader of several domains asks for it, is the evaluation's
     part. The other last arguments name the published data set on its hub, which has no split but `train`;
     `dataset_id` without `data_dir` is refused. Raises ValueError in one line.
     """
@@ -152,7 +152,8 @@ def _from_file(
     skip_unknown: bool,
     limits: tuple[float | None, float | None],
     column: str,
-) -> Iterator[Problem]:
+) -> Iterator[Problem | None]:
+    """A problem for each row, None for one that is left out."""
     number = 0
     for where, row in rows(path):
         try:
@@ -160,11 +161,13 @@ def _from_file(
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if task in skipped or not _within(row.get(column), limits):
+            yield None
             continue
         try:
             check(task, parsed(data))
         except ValueError as error:
             if skip_unknown:
+                yield None
                 continue
             raise ValueError(f"{where}: {error}") from None
         yield {

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,23 @@ def test_both_published_forms_are_read(tmp_path: Path) -> None:
     assert load_problems(["ruled.jsonl"], data_dir=str(tmp_path))[0]["task"] == "Say it without commas."
     assert len(load_problems([str(tmp_path / "input_data.jsonl")], max_constraints=1)) == 1
     assert load_problems(["google_ifeval"], data_dir=str(tmp_path), max_prompt_tokens=9) == []
+
+
+def test_prompts_that_are_left_out_move_no_other_to_the_other_part(tmp_path: Path) -> None:
+    unknown = "[{'instruction_id': ['copy:copy'], 'kwargs': [None]}]"
+    rows = [
+        ALLEN
+        | {"messages": [{"role": "user", "content": f"Q{n}"}]}
+        | ({"ground_truth": unknown} if n % 3 else {})
+        for n in range(60)
+    ]
+    write_rows(tmp_path / "IF_multi_constraints_upto5.jsonl", *rows)
+    order = list(range(60))
+    random.Random(42).shuffle(order)
+    given: dict[str, Any] = {"data_dir": str(tmp_path), "test_size": 20, "skip_unknown": True}
+    for name, of in (("ifeval", order[:40]), ("ifeval_test", order[40:])):
+        asked = [problem["task"] for problem in load_problems([name], **given)]
+        assert asked == [f"Q{n}" for n in of if n % 3 == 0]
 
 
 def test_prompts_with_unknown_instructions_are_refused_or_left_out(tmp_path: Path) -> None:
