@@ -15,6 +15,8 @@ SPLIT_SEED = 42
 """As upstream splits the same rows."""
 
 PARTS = ("train", "test")
+GENERATED = "dataset %s: %d generated problems, as data_dir names no folder; %s are of files"
+"""What a loader logs where upstream's file of the same name plays published rows."""
 
 
 def part_of(name: str, parts: Sequence[str] = PARTS) -> str:
@@ -39,11 +41,17 @@ def is_held_out(question: str, share: float) -> bool:
     return int.from_bytes(sha256(question.encode()).digest()[:8]) < share * 2**64
 
 
-def split_rows(found: Sequence[T], part: str, train_ratio: float, test_size: int | None = None) -> list[T]:
-    """The rows of `train`, `test` or `all`; `test_size` counts before the ratio."""
-    if part == "all":
-        return list(found)
+def split_rows(
+    found: Sequence[T | None], part: str, train_ratio: float, test_size: int | None = None
+) -> list[T]:
+    """The rows of `train`, `test` or `all`; `test_size` counts before the ratio.
+
+    None stands for a row of the file that is left out. It keeps its place, so that no choice of rows moves
+    another row from one part to the other.
+    """
     order = list(range(len(found)))
-    random.Random(SPLIT_SEED).shuffle(order)
-    end = len(found) - min(test_size, len(found)) if test_size else int(len(found) * train_ratio)
-    return [found[at] for at in (order[:end] if part == "train" else order[end:])]
+    if part != "all":
+        random.Random(SPLIT_SEED).shuffle(order)
+        end = len(found) - min(test_size, len(found)) if test_size else int(len(found) * train_ratio)
+        order = order[:end] if part == "train" else order[end:]
+    return [row for at in order if (row := found[at]) is not None]

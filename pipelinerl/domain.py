@@ -225,6 +225,14 @@ def problem_list(found: Any, what: str) -> list[dict[str, Any]]:
     return list(found)
 
 
+def no_module(name: str) -> str:
+    """What is said of a module that is not there."""
+    hint = "check the spelling or install it"
+    if name.partition(".")[0] == "tapeagents":  # in older files of upstream
+        hint = "Prompt and TrainableLLM are in pipelinerl.llm, whatever else is used of it is not here"
+    return f"no module named {name}; {hint}"
+
+
 def resolve_dotted(path: str, key: str) -> Any:
     """The object at a dotted path. Raises ConfigError naming `key` and what is missing."""
     module_name, _, attribute = path.rpartition(".")
@@ -233,10 +241,7 @@ def resolve_dotted(path: str, key: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        hint = "check the spelling or install it"
-        if str(error.name).partition(".")[0] == "tapeagents":  # in older files of upstream
-            hint = "Prompt and TrainableLLM are in pipelinerl.llm, whatever else is used of it is not here"
-        raise ConfigError(f"{key}={path}: no module named {error.name}; {hint}") from error
+        raise ConfigError(f"{key}={path}: {no_module(str(error.name))}") from error
     except ImportError as error:
         raise ConfigError(f"{key}={path}: importing {module_name} failed: {error}") from error
     try:

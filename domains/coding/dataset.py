@@ -62,11 +62,10 @@ def load_problems(
         if name.split("_")[0] == TINY:
             found = list(_tiny(name, test_count if "test" in name else count))
         else:
-            found = _from_file(
+            read = _from_file(
                 name, data_dir, splits.get(name), set(taco_excluded_difficulties), check_references, packages
             )
-            if name.startswith(DIVIDED):
-                found = split_rows(found, subset, train_ratio)
+            found = split_rows(read, subset if name.startswith(DIVIDED) else "all", train_ratio)
         if seed is not None:
             random.Random(seed).shuffle(found)
         for problem in found[:max_examples]:
@@ -105,7 +104,8 @@ def _from_file(
     excluded: set[str],
     checked: bool,
     packages: Sequence[str] | None,
-) -> list[Problem]:
+) -> list[Problem | None]:
+    """The problems, with None in the place of one that nothing can solve: parts do not hang on who judged."""
     found: list[Problem] = []
     references: list[Reference] = []
     for index, (where, row) in enumerate(rows(_file(name, data_dir, split))):
@@ -121,10 +121,10 @@ def _from_file(
         if checked and (program := reference_of(row)) is not None:
             references.append(Reference(found[-1]["id"], where, program, context))
     wrong = unsolvable(name, references, packages or ())
-    found = [problem for problem in found if problem["id"] not in wrong]
-    if not found:
+    left = [None if problem["id"] in wrong else problem for problem in found]
+    if not any(left):
         raise ValueError(f"dataset {name!r}: holds no problem")
-    return found
+    return left
 
 
 def _file(name: str, data_dir: str | None, split: str | None) -> Path:

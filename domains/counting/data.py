@@ -5,6 +5,7 @@ names a folder; nothing is downloaded.
 """
 
 import itertools
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from domains.counting.questions import (
 )
 from domains.rows import ENDINGS, checked_rows, find_file
 from domains.split import check_counts, is_held_out, part_of
+
+logger = logging.getLogger(__name__)
 
 Problem = dict[str, Any]
 DOMAIN = "counting"
@@ -55,6 +58,7 @@ def load_problems(
             problems += _labelled(name, checked_rows(find_file(name, data_dir, _NO_FILE), checked))
             continue
         train = part_of(name) == "train"
+        logger.info("dataset %s: generated questions, as data_dir names no folder", name)
         for kind in kinds:
             made = draws(name, kind, vocabulary)
             found = _training(made, count, held_out) if train else _evaluation(made, test_count, held_out)

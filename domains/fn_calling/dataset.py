@@ -7,6 +7,7 @@ file. Nothing is downloaded: the wheel `bfcl-eval` is read as data, installed or
 
 import itertools
 import json
+import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -18,6 +19,8 @@ from domains.fn_calling.compare import example, is_call
 from domains.fn_calling.problems import CATEGORIES, Category, make
 from domains.rows import ENDINGS, parsed_lines, rows
 from domains.split import check_counts, is_held_out
+
+logger = logging.getLogger(__name__)
 
 Problem = dict[str, Any]
 DOMAIN = "fn_calling"
@@ -77,6 +80,10 @@ def load_problems(
     if unknown or not categories:
         raise ValueError(f"categories={list(categories)}: choose from {', '.join(CATEGORIES)}")
     check_counts(count, test_count, held_out)
+    if split_ratios is not None:
+        logger.info("split_ratios is not read; held_out=%s is the share of validation and test", held_out)
+    if allowed_call_types:
+        logger.info("allowed_call_types is not read; categories and the names of datasets choose")
     names = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or [DOMAIN])
     problems: list[Problem] = []
     for name in map(str, names):

@@ -16,7 +16,7 @@ from typing import Any
 from domains.ifeval.instructions import arguments_of, contradiction
 from domains.ifeval.writing import WRITINGS, write
 from domains.rows import ENDINGS, asked, find_file, rows
-from domains.split import check_counts, is_held_out, split_rows
+from domains.split import GENERATED, check_counts, is_held_out, split_rows
 from pipelinerl.base.errors import suggestion
 
 logger = logging.getLogger(__name__)
@@ -78,12 +78,13 @@ def load_problems(
         if data_dir is None and Path(name).suffix not in ENDINGS:
             most, of = max_constraints or 3, (subset or _part(name))
             found = list(_generated(name, of, chosen, count if of != "test" else test_count, held_out, most))
-            logger.info("dataset %s: %d generated prompts, data_dir names no folder", name, len(found))
+            logger.info(GENERATED, name, len(found), "test_size, train_ratio and seed")
         else:
             path = find_file(name, data_dir, _NO_FILE, *filter(None, [PUBLISHED.get(name)]))
-            found = list(_from_file(path, name, max_constraints, skip_unknown))
-            if name != "google_ifeval" and Path(name).suffix not in ENDINGS:
-                found = split_rows(found, subset or _part(name), train_ratio, test_size)
+            divided = name != "google_ifeval" and Path(name).suffix not in ENDINGS
+            part = subset or _part(name) if divided else "all"
+            read = list(_from_file(path, name, max_constraints, skip_unknown))
+            found = split_rows(read, part, train_ratio, test_size)
             if seed is not None:
                 random.Random(seed).shuffle(found)
         if max_prompt_tokens is not None:
@@ -135,7 +136,8 @@ def _generated(
         number, since = number + 1, 0
 
 
-def _from_file(path: Path, name: str, most: int | None, skip_unknown: bool) -> Iterator[Problem]:
+def _from_file(path: Path, name: str, most: int | None, skip_unknown: bool) -> Iterator[Problem | None]:
+    """A problem for each row, None for one that is left out."""
     number = 0
     for where, row in rows(path):
         try:
@@ -149,6 +151,7 @@ def _from_file(path: Path, name: str, most: int | None, skip_unknown: bool) -> I
                 raise ValueError(f"no response follows both: {both}")
         except ValueError as error:
             if skip_unknown:
+                yield None
                 continue
             raise ValueError(f"{where}: {error}; skip_unknown=true leaves such prompts out") from None
         yield _problem(name, number, task, ids, checked)

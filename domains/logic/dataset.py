@@ -5,6 +5,7 @@ JSON with `task` and `game_data_str`. Nothing is downloaded.
 """
 
 import json
+import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 from domains.logic.published import check, parsed
 from domains.reasoning_gym.data import load_problems as generated_problems
 from domains.rows import ENDINGS, find_file, rows
-from domains.split import split_rows
+from domains.split import GENERATED, split_rows
 from pipelinerl.base.errors import suggestion
+
+logger = logging.getLogger(__name__)
 
 Problem = dict[str, Any]
 DOMAIN = "logic"
@@ -71,10 +74,10 @@ def load_problems(
 
     Without `data_dir`, `tasks` (task: options of its family) are generated as in `reasoning_gym`. With it, a
     name's file there is read: `test_size` rows, or the share that `train_ratio` leaves, are the evaluation's
-    by a fixed order; those outside of the difficulties or of `tasks_to_skip` are left out. `seed` shuffles,
-    `max_examples` cuts. `split=test`, by which a loader of several domains asks for it, is the evaluation's
-    part. The other last arguments name the published data set on its hub, which has no split but `train`;
-    `dataset_id` without `data_dir` is refused. Raises ValueError in one line.
+    by a fixed order; of both parts, those outside of the difficulties or of `tasks_to_skip` are left out.
+    `seed` shuffles, `max_examples` cuts. `split=test`, by which a loader of several domains asks for it, is
+    the evaluation's part. The other last arguments name the published data set on its hub, which has no split
+    but `train`; `dataset_id` without `data_dir` is refused. Raises ValueError in one line.
     """
     names = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or ["logic"])
     skipped = set(tasks_to_skip or ())
@@ -90,6 +93,7 @@ def load_problems(
         if data_dir is None and Path(name).suffix not in ENDINGS:
             chosen = {task: options for task, options in (tasks or DEFAULT).items() if task not in skipped}
             found = _generated(name, _part(name, split), chosen, count, test_count, held_out)
+            logger.info(GENERATED, name, len(found), "test_size, train_ratio, subset and difficulties")
         else:
             limits = (min_difficulty, max_difficulty)
             read = _from_file(
@@ -148,7 +152,8 @@ def _from_file(
     skip_unknown: bool,
     limits: tuple[float | None, float | None],
     column: str,
-) -> Iterator[Problem]:
+) -> Iterator[Problem | None]:
+    """A problem for each row, None for one that is left out."""
     number = 0
     for where, row in rows(path):
         try:
@@ -156,11 +161,13 @@ def _from_file(
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if task in skipped or not _within(row.get(column), limits):
+            yield None
             continue
         try:
             check(task, parsed(data))
         except ValueError as error:
             if skip_unknown:
+                yield None
                 continue
             raise ValueError(f"{where}: {error}") from None
         yield {

@@ -45,8 +45,14 @@ LEFT_OUT = frozenset(
 """Variants of these games that cannot be played."""
 
 LONGEST = 100
-"""Digits of a number that a game reads: Python refuses to read 4,300, and no board or purse is so large."""
+"""Digits of a number that a game reads: Python refuses to read 4,300, and no board or purse is so large. So
+many rounds of a loop, too.
+"""
 _LONG_NUMBER = re.compile(rf"\d{{{LONGEST + 1},}}")
+_LOOP = re.compile(rf"(.{{1,32}}?)\1{{{LONGEST},}}", re.DOTALL)
+"""A piece of text again and again, as a policy that has lost its way writes it. Some games search it for a
+move in quadratic time, and every game of a worker would wait.
+"""
 
 
 class GameError(ValueError):
@@ -64,6 +70,12 @@ def known() -> dict[str, int]:
     # `-raw` observations are lists of messages, to be put into words by the caller.
     ids = (name for name in ENV_REGISTRY if not name.endswith("-raw") and name not in LEFT_OUT)
     return {name: PLAYERS[kind] for name in ids if (kind := name.partition("-v")[0]) in PLAYERS}
+
+
+def _shortened(action: str) -> str:
+    """A move as a game can read it: of loops LONGEST rounds, of numbers as many digits."""
+    action = _LOOP.sub(lambda found: found[1] * LONGEST, action)
+    return _LONG_NUMBER.sub(lambda found: found[0][:LONGEST], action)
 
 
 class Game:
@@ -94,7 +106,7 @@ class Game:
     def move(self, action: str) -> None:
         """Moves against the rules are the game's business. Raises GameError where the game fails at one."""
         with self._playing():
-            self.over = bool(self._env.step(_LONG_NUMBER.sub(lambda found: found[0][:LONGEST], action))[0])
+            self.over = bool(self._env.step(_shortened(action))[0])
 
     def rewards(self) -> list[float]:
         """What each seat has earned; zeros in a game that has not ended."""

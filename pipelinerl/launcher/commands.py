@@ -35,6 +35,8 @@ WANDB_SILENT_S = 60.0
 ENGINES = ("actor_llm", "preprocessor_llm")
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
 NEEDED_BY_ROLLOUTS = ("actor_llm", "environment", "service")
+RUN_A_DOMAIN = ("actor", "environment")
+"""Roles in which code of a domain runs, as in the servers that it names itself."""
 ACCELERATE_CONFIG = Path("conf", "accelerate.yaml")
 """What `accelerate launch` reads instead of the user's own file, in the run's folder."""
 
@@ -126,9 +128,10 @@ class _Run:
         if os.environ.get("PYTHONPATH"):
             self._env["PYTHONPATH"] = os.environ["PYTHONPATH"]
         models = (cfg.model_path, *cfg.teacher.paths)
-        # The hub's client asks a silent hub for minutes. A dry run may be for another machine.
-        cached = not dry_run and all(map(model_folder, models))
-        if all(Path(path).is_dir() for path in models) or (cached and hub.silence() is not None):
+        # The hub's client asks a silent hub for minutes. Who loads no more than folders needs no hub; a
+        # domain's code may want data from there all the same. A dry run may be for another machine.
+        self._of_model = {"HF_HUB_OFFLINE": "1"} if all(Path(path).is_dir() for path in models) else {}
+        if not self._of_model and not dry_run and all(map(model_folder, models)) and hub.silence():
             self._env["HF_HUB_OFFLINE"] = "1"
 
     def stand_in(self) -> ChildSpec:
@@ -198,7 +201,7 @@ class _Run:
             routes=cfg.derived_ is not None and cfg.derived_.returns_routes,
         )
         argv, env = kind.command(start)
-        env = env | control_environment(self._output_dir, job.hostname)
+        env = env | self._of_model | control_environment(self._output_dir, job.hostname)
         depends: tuple[str, ...] = ()
         if job.kind == "actor_llm" and mps.wanted(cfg):
             env, depends = env | mps.environment(self._output_dir), (_of_host(mps.NAME, job.node_rank),)
@@ -211,11 +214,11 @@ class _Run:
         if job.kind == "finetune":
             argv += self._ranks(job)
         argv += [ROLE_MODULES[job.kind], str(output_dir), "--job", str(job.idx)]
-        env = {}
+        env = {} if job.kind in RUN_A_DOMAIN else dict(self._of_model)
         if cfg.hardware.kind == "gpu":
             # The user's home may be another one on other hosts, or none.
             caches = {} if job.node_rank else compiler_caches()
-            env = {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus(job)), **caches}
+            env |= {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus(job)), **caches}
             if job.kind == "finetune" and ALLOCATOR not in os.environ:
                 # Optimizer states come after the first row's activations, in whose gaps they would not fit.
                 env[ALLOCATOR] = "expandable_segments:True"

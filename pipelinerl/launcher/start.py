@@ -12,7 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.errors import ConfigError, printable
 from pipelinerl.config.files import forget_started, keep_started, save
 from pipelinerl.config.machine import roles_of
 from pipelinerl.domain import BaseDomain, Domain, NamedService, parts_of
@@ -25,6 +25,9 @@ from pipelinerl.launcher.plan import Facts, RunPlan, plan, resolved
 from pipelinerl.launcher.services import write_control_token, write_token
 from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
 from pipelinerl.launcher.supervision import write_start_script
+
+MOST_REMARKS = 8
+"""Lines that loaders of bundled domains may add to those of a start."""
 
 
 def prepare(
@@ -116,6 +119,8 @@ def _with_problems(made: RunPlan, deadline_s: float, may_fail: bool = False) -> 
         looked = Looked(said="unknown before the start, which makes the data")
     if looked.problems:
         raise ConfigError(looked.problems)
+    for remark in looked.remarks[:MOST_REMARKS]:
+        print(printable(remark), flush=True)
     return replace(made, problems=looked.said)
 
 

@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def looked_here(tree: DictConfig, _: float) -> Looked:
     with contextlib.redirect_stdout(sys.stderr):
         found = looked_at(plain)
     problems = [" ".join(line.split()) for line in found.problems]
-    return Looked(problems, " ".join(found.said.split()), found.loaded)
+    return replace(found, problems=problems, said=" ".join(found.said.split()))
 
 
 def looks_at_bundled_domains(elsewhere: Look) -> Look:

@@ -21,6 +21,8 @@ Resolve = Callable[[str], str | None]
 QueryKey = tuple[Source, str]
 NextStep = Literal["done", "read_more", "search_more"]
 
+_NOTHING = frozenset({"", "none", "null", "nothing", "n/a", "na", "-"})
+"""What models write where nothing is missing, beside empty values."""
 _SOURCES: dict[str, Source] = {"web_search": "web", "local_document_search": "local"}
 
 
@@ -132,12 +134,11 @@ def parse_read(values: Mapping[str, Any], *, min_confidence: float) -> ReadResul
 
 
 def _missing(value: object) -> str:
-    """What the reader still misses; empty lists and null count as nothing."""
+    """What the reader still misses; empty lists, null and words for nothing, such as `None`, are nothing."""
     if value is None or value is False:
         return ""
-    if isinstance(value, list):
-        return "; ".join(str(item).strip() for item in value if str(item).strip())
-    return str(value).strip()
+    items = [str(item).strip() for item in (value if isinstance(value, list) else [value])]
+    return "; ".join(item for item in items if item.rstrip(".").casefold() not in _NOTHING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -84,7 +85,29 @@ def signature_problem(key: str, path: str, positional: Sequence[str], named: Seq
     return kind or refused_call(key, path, _declared(function.args), positional, named)
 
 
+def missing_import(path: str) -> str | None:
+    """A package that each call of this function imports and that is not there; None where none is seen."""
+    function = _definition(path)
+    return next((name for name in _imported(function) if not _is_there(name)), None) if function else None
+
+
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _imported(function: _Function) -> Iterator[str]:
+    """Packages that each call imports; not those under a condition or in a `try`, which may do without."""
+    for node in function.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return package in sys.modules or importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # of a module that was made by hand
+        return True
 
 
 def _yields(function: _Function) -> bool:

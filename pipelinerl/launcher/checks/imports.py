@@ -15,8 +15,8 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.base.guard import ask
 from pipelinerl.config.environments import OWN_KEYS, located_specs
 from pipelinerl.config.tree import Config
-from pipelinerl.domain import resolve_dotted
-from pipelinerl.launcher.checks.dotted import LOADER, POLICY, refused_call, refused_kind
+from pipelinerl.domain import no_module, resolve_dotted
+from pipelinerl.launcher.checks.dotted import LOADER, POLICY, missing_import, refused_call, refused_kind
 
 DEADLINE_S = 300.0
 """Importing torch from a cold network disk takes a minute."""
@@ -69,6 +69,8 @@ def problem(key: str, path: str, positional: Sequence[str], named: Sequence[str]
         return f"{key}={path}: importing it failed: {type(error).__name__}: {error}"
     if not callable(function):
         return f"{key}={path}: a {type(function).__name__} is no function"
+    if missing := missing_import(path):
+        return f"{key}={path}: {no_module(missing)}"
     yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     awaits = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
     if refused := refused_kind(key, path, positional, awaits, yields):

@@ -5,20 +5,21 @@ A loader is code of a domain: it runs in a process of its own, which is this fil
 
 import contextlib
 import json
+import logging
 import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from omegaconf import DictConfig, OmegaConf
 
-from pipelinerl.actor.problems import Problem, load_problems, payload
+from pipelinerl.actor.problems import NoProblems, Problem, load_problems, payload
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.base.guard import ask
 from pipelinerl.base.hub import model_folder
@@ -39,6 +40,8 @@ PROMPTS_S = 5.0
 """For rendering prompts; of many problems the first ones are looked at."""
 COMPARED = 20_000
 """Most training problems that test problems are compared with here; the actor compares all of them."""
+LAST_LINE = 200
+"""Characters of what a loader printed last that are shown."""
 UNREACHED = (ConnectionError, TimeoutError)
 """Of a loader that asks a server which the run may be about to start."""
 
@@ -51,6 +54,10 @@ class Looked:
     said: str = ""
     loaded: bool = False
     """Whether the loader gave problems, so that what is wrong is not that it has no data yet."""
+    empty: bool = False
+    """Whether it gave none without an error; why may stand in what it printed."""
+    remarks: list[str] = field(default_factory=list)
+    """What loaders of bundled domains say of their data, such as that they are generated."""
 
 
 def look(tree: DictConfig, deadline_s: float) -> Looked:
@@ -64,9 +71,12 @@ def look(tree: DictConfig, deadline_s: float) -> Looked:
     except subprocess.TimeoutExpired:
         return Looked(said=f"not looked at: loading them takes more than {deadline_s:.0f} s")
     if child.returncode != 0 or not child.stdout.strip():  # a loader may exit with 0 too
-        last = " ".join(child.stderr.split())[-200:]
+        last = " ".join(child.stderr.split())[-LAST_LINE:]
         return Looked([f"{_loader(cfg)}: loading ended its process with status {child.returncode}: {last}"])
-    return Looked(**json.loads(child.stdout.splitlines()[-1]))
+    found = Looked(**json.loads(child.stdout.splitlines()[-1]))
+    if found.empty and (printed := [line for line in child.stderr.splitlines() if line.strip()]):
+        found.problems[-1] += f"; the last line of the loader: {printed[-1].strip()[:LAST_LINE]}"
+    return found
 
 
 def _loader(cfg: Config) -> str:
@@ -76,20 +86,44 @@ def _loader(cfg: Config) -> str:
 def looked_at(tree: DictConfig) -> Looked:
     """The same in this process."""
     cfg = typed(tree)
+    remarks: list[str] = []
     try:
         domain = load_domain(cfg.domain_hooks)
-        train, test = load_problems(cfg)
+        with _heard(remarks):
+            train, test = load_problems(cfg)
         _carried(chain(train, test))
     except UNREACHED as error:
         return Looked(said=f"not looked at: {error}")
     except ConfigError as error:
         return Looked(error.problems)
+    except NoProblems as error:
+        return Looked([f"{_loader(cfg)}: {error}"], empty=True)
     except Exception as error:  # whatever a loader does
         named = isinstance(error, ValueError | OSError)
         said = str(error).removeprefix(_loader(cfg)).lstrip(": ")
         return Looked([f"{_loader(cfg)}: {'' if named else f'{type(error).__name__}: '}{said}"])
     found = _played(tree, cfg, domain, train, test)
-    return replace(found, loaded=True)
+    return replace(found, loaded=True, remarks=remarks)
+
+
+@contextlib.contextmanager
+def _heard(said: list[str]) -> Iterator[None]:
+    """Keeps what bundled domains log meanwhile, each line once."""
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if (line := record.getMessage()) not in said:
+                said.append(line)
+
+    logger, handler = logging.getLogger("domains"), Kept()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _played(
@@ -195,14 +229,19 @@ def _tokenizer(model: str) -> "PreTrainedTokenizerFast | None":
         return None
 
 
+def _lines(texts: Iterable[str]) -> list[str]:
+    return [" ".join(text.split()) for text in texts]
+
+
 def main() -> None:
     """Read a tree from stdin, print what was found as the last line."""
     tree = OmegaConf.create(sys.stdin.read())
     assert isinstance(tree, DictConfig)
     with contextlib.redirect_stdout(sys.stderr):
         found = looked_at(tree)
-    shown: dict[str, Any] = {"problems": [" ".join(line.split()) for line in found.problems]}
-    print(json.dumps(shown | {"said": " ".join(found.said.split()), "loaded": found.loaded}), flush=True)
+    found.problems, found.remarks = map(_lines, (found.problems, found.remarks))
+    (found.said,) = _lines([found.said])
+    print(json.dumps(asdict(found)), flush=True)
     os._exit(0)  # threads of a loader are not waited for
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from domains.coding import dataset
 from domains.coding.dataset import load_problems
 from domains.coding.formats import read_row
 from domains.coding.tiny import FAMILIES, tasks
@@ -353,6 +354,24 @@ def test_rows_that_are_wrong_for_their_own_program_are_left_out_and_named(
     (tmp_path / "bad.jsonl").write_text(json.dumps(rows[1]) + "\n")
     with pytest.raises(ValueError, match=r"^dataset 'bad': holds no problem$"):
         load_problems(["bad"], data_dir=str(tmp_path), check_references=True)
+
+
+def test_what_references_leave_out_moves_no_row_to_the_other_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow machine may judge more of them wrong; its evaluation is not the training of another."""
+    rows = [{"question": f"Q{n}", "input_output": STD, "solutions": json.dumps(["pass"])} for n in range(40)]
+    (tmp_path / "taco.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = str(tmp_path)
+    tests = {one["task"] for one in load_problems(["taco"], folder, subset="test")}
+    wrong = frozenset(f"taco-{n}" for n in range(0, 40, 3))
+    monkeypatch.setattr(dataset, "unsolvable", lambda *_: wrong)
+    kept = {
+        part: load_problems(["taco"], folder, subset=part, check_references=True)
+        for part in ("train", "test")
+    }
+    assert {one["task"] for one in kept["test"]} == {f"Q{n}" for n in range(40) if n % 3} & tests
+    assert not {one["task"] for one in kept["train"]} & tests and len(kept["train"]) + len(kept["test"]) == 26
 
 
 def test_references_may_import_what_programs_may(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Problems generated, of BFCL's data and of files; prompts, rewards, the server; refusals in one line."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,7 +227,7 @@ environment_key: fn_calling
 
 
 def test_upstreams_file_composes_and_says_what_its_data_need(
-    tmp_path: Path, dry_run: Callable[..., Any]
+    tmp_path: Path, dry_run: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     tree, load = upstreams_file(tmp_path, "fn_calling", FILE, generate_fn_calling_rollout)
     params = dict(tree.dataset_loader_params)
@@ -235,7 +236,9 @@ def test_upstreams_file_composes_and_says_what_its_data_need(
     ):
         load(tree.train_dataset_names, **params)
     params["dataset_id"] = None
-    assert len(load(tree.train_dataset_names, **params)) == 2048
+    with caplog.at_level(logging.INFO):
+        assert len(load(tree.train_dataset_names, **params)) == 2048
+    assert "split_ratios is not read; held_out=0.2" in caplog.text
     check_one_server(dry_run, tmp_path, "fn_calling")
 
 

@@ -1,6 +1,8 @@
 """Prompts from generators and published files, rewards, the server, and refusals in one line."""
 
 import json
+import logging
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,23 @@ def test_both_published_forms_are_read(tmp_path: Path) -> None:
     assert load_problems(["ruled.jsonl"], data_dir=str(tmp_path))[0]["task"] == "Say it without commas."
     assert len(load_problems([str(tmp_path / "input_data.jsonl")], max_constraints=1)) == 1
     assert load_problems(["google_ifeval"], data_dir=str(tmp_path), max_prompt_tokens=9) == []
+
+
+def test_prompts_that_are_left_out_move_no_other_to_the_other_part(tmp_path: Path) -> None:
+    unknown = "[{'instruction_id': ['copy:copy'], 'kwargs': [None]}]"
+    rows = [
+        ALLEN
+        | {"messages": [{"role": "user", "content": f"Q{n}"}]}
+        | ({"ground_truth": unknown} if n % 3 else {})
+        for n in range(60)
+    ]
+    write_rows(tmp_path / "IF_multi_constraints_upto5.jsonl", *rows)
+    order = list(range(60))
+    random.Random(42).shuffle(order)
+    given: dict[str, Any] = {"data_dir": str(tmp_path), "test_size": 20, "skip_unknown": True}
+    for name, of in (("ifeval", order[:40]), ("ifeval_test", order[40:])):
+        asked = [problem["task"] for problem in load_problems([name], **given)]
+        assert asked == [f"Q{n}" for n in of if n % 3 == 0]
 
 
 def test_prompts_with_unknown_instructions_are_refused_or_left_out(tmp_path: Path) -> None:
@@ -186,7 +205,11 @@ environment_key: ifeval
 """
 
 
-def test_upstreams_file_composes_with_its_server(tmp_path: Path, dry_run: Callable[..., Any]) -> None:
+def test_upstreams_file_composes_with_its_server(
+    tmp_path: Path, dry_run: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     tree, load = upstreams_file(tmp_path, "ifeval", FILE, generate_ifeval_rollout)
-    assert len(load(tree.train_dataset_names, **tree.dataset_loader_params)) == 2000
+    with caplog.at_level(logging.INFO):
+        assert len(load(tree.train_dataset_names, **tree.dataset_loader_params)) == 2000
+    assert "dataset ifeval: 2000 generated problems" in caplog.text and "test_size" in caplog.text
     check_one_server(dry_run, tmp_path, "ifeval")

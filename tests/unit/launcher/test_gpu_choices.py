@@ -300,6 +300,14 @@ def test_a_hub_that_is_silent_is_not_asked_for_what_is_in_the_cache(
     assert alone("somebody/small") == {False}
 
 
+def test_a_domain_may_ask_the_hub_beside_a_model_in_a_folder(placed: Placed, tmp_path: Path) -> None:
+    """The actor calls a loader that fetches its data in the user's environment, as before the start."""
+    cfg, _ = placed("hardware=cpu")
+    made = commands(cfg, tmp_path, [], one_host(), None, False)
+    alone = {child.name: "HF_HUB_OFFLINE" in child.env for child in made}
+    assert alone["finetune"] and alone["preprocess"] and alone["actor_vllm_0"] and not alone["actor"]
+
+
 def test_a_hub_s_model_is_checked_by_the_file_in_the_local_cache(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

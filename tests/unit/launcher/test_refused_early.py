@@ -104,6 +104,13 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list
         ("def load(names): return {'a': 1}", [], "load: must return a list of dicts, got dict"),
         ("def load(names): return [{'n': 1}, 'b']", [], "return a list of dicts, got a list with a str"),
         ("def load(names): return 1 / 0", [], "load: ZeroDivisionError: division by zero"),
+        (
+            "import logging\ndef load(names):\n    try:\n        raise OSError('hub away')  # exit\n"
+            "    except OSError as error:\n        logging.getLogger(__name__).error('No rows: %s', error)\n"
+            "        return []",
+            [],
+            "train_dataset_names=[train]: no problems in it; the last line of the loader: No rows: hub away",
+        ),
         ("def load(names):\n    import os\n    os._exit(7)", [], "ended its process with status 7"),
         ("def load(names): return [{'n': lambda: 0}]", [], "problem 0 cannot be sent to a worker process"),
         ("def load(names): raise SystemExit(0)", [], "loading ended its process with status 0"),
@@ -137,7 +144,7 @@ def test_problems_that_nobody_can_play(
     refused: Started,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Loaded here, unless their loader ends its process; by a start and a validation alike."""
+    """Loaded here, unless their process matters to the loader; by a start and a validation alike."""
     if "exit" not in source.lower():
         monkeypatch.setattr(start, "look", looked_here)
         monkeypatch.setattr(imports, "check", imported_here)
@@ -575,6 +582,7 @@ def test_a_validation_shows_the_table_of_choices(
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "problems 30 to train on, 7 to evaluate" in out and "the configuration is valid" in out
     assert "output folder" in out and not run.exists()
+    assert "dataset train_counting_problems: generated questions, as data_dir names no folder" in out
 
 
 def test_a_module_that_defines_nothing_is_not_said_to_allow_no_key() -> None:

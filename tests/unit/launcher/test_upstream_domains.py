@@ -14,6 +14,8 @@ from omegaconf import OmegaConf
 
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import resolve_dotted
+from pipelinerl.launcher.checks.dotted import POLICY
+from pipelinerl.launcher.checks.imports import problem
 from pipelinerl.rollouts import RolloutResult
 from tests.support.fake_engine import FakeEngine, rolled_out, said
 from tests.support.tiny_model import save_model
@@ -232,3 +234,25 @@ def test_a_package_that_is_missing_is_named(
     # Where the path goes through the package, a plain start has to import it, and says the same.
     status, _, err = dry_run(*[word.replace("theirs.", "theirs.rollouts.") for word in given])
     assert status == 2 and f"needs {missing}, which is not installed" in err, err
+
+
+@pytest.mark.parametrize(
+    ("body", "missing"),
+    [
+        ("from tapeagents.core import Prompt", "tapeagents"),
+        ("import json, sandbox_fusion.models as models", "sandbox_fusion"),
+        ("from pipelinerl.domains.math.rollouts import RewardTable", None),
+        ("try:\n        import sandbox_fusion\n    except ImportError:\n        sandbox_fusion = None", None),
+    ],
+)
+def test_a_package_that_only_a_call_imports_is_named_by_a_validation(
+    body: str, missing: str | None, theirs: Path
+) -> None:
+    package = theirs / "lazy_theirs"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .rollouts import play\n")
+    (package / "rollouts.py").write_text(f"async def play(cfg, llm, problem, session):\n    {body}\n")
+    said = problem("actor.rollout_policy", "pipelinerl.domains.lazy_theirs.play", POLICY, [])
+    for name in [name for name in sys.modules if "lazy_theirs" in name]:
+        del sys.modules[name]
+    assert (said is None) if missing is None else f"no module named {missing}; " in str(said)

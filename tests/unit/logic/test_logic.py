@@ -1,6 +1,7 @@
 """Puzzles of families and of published rows, their verdicts and rewards; refusals in one line."""
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,24 @@ def test_published_rows_are_read_split_and_left_out(tmp_path: Path) -> None:
     path = str(tmp_path / "INTELLECT-3-RL.jsonl")
     assert len(load_problems([path], max_difficulty=0.5)) == 12  # those without a difficulty stay
     assert len(load_problems([path], tasks_to_skip=["object_counting"])) == 1
+
+
+def test_rows_that_are_left_out_move_no_other_row_to_the_other_part(tmp_path: Path) -> None:
+    """Parts first, then tasks and difficulties, as in upstream: no evaluation is another run's training."""
+    hard, tasks = "avg@16_qwen3_4b_instruct_2507", ("object_counting", "arrow_maze", "web_of_lies")
+    rows = [row(tasks[n % 3], "yes" if n % 3 else str(n), **{hard: n / 60}) for n in range(60)]
+    rows = [one | {"question": f"Q{n}"} for n, one in enumerate(rows)]
+    (tmp_path / "INTELLECT-3-RL.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    order = list(range(60))
+    random.Random(42).shuffle(order)
+    held_out = {f"Q{n}" for n in order[-20:]}
+    given: dict[str, Any]
+    for given in ({}, {"max_difficulty": 0.5}, {"tasks_to_skip": ["web_of_lies"]}):
+        parts: dict[str, set[str]] = {}
+        for name in ("logic", "logic_test"):
+            found = load_problems([name], data_dir=str(tmp_path), test_size=20, skip_unknown=True, **given)
+            parts[name] = {problem["task"] for problem in found}
+        assert parts["logic_test"] and parts["logic_test"] <= held_out and not parts["logic"] & held_out
 
 
 def test_rows_of_other_tasks_are_refused_or_left_out(tmp_path: Path) -> None:

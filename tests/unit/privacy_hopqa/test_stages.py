@@ -105,6 +105,16 @@ def test_a_choice_without_a_valid_id_is_an_error(ids):
         ({"can_answer": True, "proposed_answer": " ", "confidence": 1}, False),
         ({"can_answer": True, "proposed_answer": "x", "confidence": 1, "missing_information": "y"}, False),
         ({"can_answer": True, "proposed_answer": "x", "confidence": 1, "missing_information": []}, True),
+        ({"can_answer": True, "proposed_answer": "x", "confidence": 1, "missing_information": "None."}, True),
+        ({"can_answer": True, "proposed_answer": "x", "confidence": 1, "missing_information": ["N/A"]}, True),
+        (
+            {"can_answer": True, "proposed_answer": "x", "confidence": 1, "missing_information": "a date"},
+            False,
+        ),
+        (
+            {"can_answer": True, "proposed_answer": "x", "confidence": 1, "missing_information": "no year"},
+            False,
+        ),
         ({"can_answer": False, "proposed_answer": "15%", "confidence": 1}, False),
     ],
 )

@@ -7,6 +7,7 @@ from itertools import zip_longest
 import pytest
 
 from domains.textarena.games import LEFT_OUT, PLAYERS, Game, GameError, known
+from tests.support.odd_texts import ended_after
 
 ACTIONS = [
     "[0]",
@@ -89,6 +90,21 @@ def test_a_number_that_python_does_not_read_is_a_move_and_no_fault(name: str) ->
         game = Game(f"{name}-v0")
         game.move(action)
         assert game.rewards()[0] <= 0
+
+
+@pytest.mark.parametrize("name", ["Bandit", "ColonelBlotto", "ConnectFour", "LinesOfAction"])
+@pytest.mark.parametrize("said", ["[", "[ ", " ", "\n", "Let me think. ["])
+def test_a_text_that_goes_round_in_a_loop_is_a_move_in_time(name: str, said: str) -> None:
+    """Each of these games searches a text like one of these for minutes."""
+    game = Game(f"{name}-v0")
+    with ended_after(20):
+        game.move(f"[{said * 50_000}]")
+
+
+def test_a_move_behind_a_loop_is_still_read() -> None:
+    game = Game("TicTacToe-v0")
+    game.move("hm " * 5_000 + "[4]")
+    assert not game.ended_by_invalid_move and game.observation()[0] == 1
 
 
 def test_an_unfinished_game_has_earned_nothing() -> None:
