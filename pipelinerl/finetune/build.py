@@ -72,7 +72,7 @@ def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path, resumes: bo
 
 _AS_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 COMPARED = 65_536
-"""Elements of a tensor that ranks compare: another version differs nearly everywhere, all of an 8B take long."""
+"""Elements of a tensor that ranks compare: another version differs nearly everywhere, and all take long."""
 
 
 def _check_same(model: PreTrainedModel, ranks: Ranks, named: str) -> None:
