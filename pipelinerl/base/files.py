@@ -1,11 +1,28 @@
 """Writing a file that appears whole or not at all; used for everything that another process may read."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from pipelinerl.base.errors import ConfigError
+
+
+@contextmanager
+def naming(path: Path, *foreign: type[Exception]) -> Iterator[None]:
+    """An error of writing that names no file, as that of a full disk, names `path`.
+
+    `foreign`: what a library raises in place of OSError; it becomes one.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except foreign as error:
+        raise OSError(f"{path} cannot be written: {error}") from error
 
 
 def write_whole(
@@ -19,12 +36,13 @@ def write_whole(
 
     A reader sees the old content or the new one, also when the writer is killed. `sync`: wait until the disk
     has it, for files that must survive a power cut. `mode` holds before anything is in the file. Raises
-    OSError, such as on a full disk; what was at `path` then stays.
+    OSError that names the file, such as on a full disk; what was at `path` then stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"~{path.name}")
     pieces = [data.encode()] if isinstance(data, str) else [data] if isinstance(data, bytes) else data
-    with open(beside, "wb", opener=partial(os.open, mode=0o666 if mode is None else mode)) as file:
+    opener = partial(os.open, mode=0o666 if mode is None else mode)
+    with naming(path), open(beside, "wb", opener=opener) as file:
         if mode is not None:
             os.fchmod(file.fileno(), mode)  # of one that a writer that was killed has left, too
         file.writelines(pieces)

@@ -88,11 +88,11 @@ def weights_directory(
 ) -> Path:
     """An existing folder with room for the versions kept; files of an earlier start are removed.
 
-    One of the run's own below `configured` where that is given; otherwise in shared memory with room for
-    `COPIES` of `model_bytes`, else `output_dir/weights`, which is also that of a run whose hosts have to
-    share it.
+    One of the run's own below `configured` where that is given; otherwise in shared memory that can be
+    written and has room for `COPIES` of `model_bytes`, else `output_dir/weights`, which is also that of a run
+    whose hosts have to share it.
     """
-    in_memory = not shared and SHARED_MEMORY.is_dir()
+    in_memory = not shared and SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
     if configured is not None or (in_memory and shutil.disk_usage(SHARED_MEMORY).free > COPIES * model_bytes):
         chosen = outside_directory(output_dir, configured)
     else:

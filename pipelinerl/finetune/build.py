@@ -3,8 +3,11 @@
 The trainer's loop calls `build_learner` once, at a start or a resume.
 """
 
+import hashlib
+import json
 import logging
 import os
+import socket
 from pathlib import Path
 
 import torch
@@ -62,7 +65,36 @@ def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path, resumes: bo
     value_head = build_value_head(model) if finetune.has_value_head else None
     if value_head is not None and not load_value_head(value_head, with_files(str(model_path), [VALUE_HEAD])):
         log.info("%s has no value head; a new one starts at 0", model_path)
+    if ranks.count > 1:
+        _check_same(model, ranks, f"model_path={cfg.policy_path if finetune.lora.enabled else model_path}")
     return learner_of(model, cfg, ranks, value_head)
+
+
+_AS_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+COMPARED = 65_536
+"""Elements of a tensor that ranks compare: another version differs nearly everywhere, and all take long."""
+
+
+def _check_same(model: PreTrainedModel, ranks: Ranks, named: str) -> None:
+    """Raises ValueError, on all ranks, if one has loaded another model than the first.
+
+    Ranks sum their gradients and never compare weights, so they would train different models.
+    """
+    said = model.config.to_json_string(use_diff=False)
+    # Where a host keeps its copy is its own affair.
+    config = json.loads(said, object_hook=lambda found: {**found, "_name_or_path": None})
+    sums = []
+    for name, one in model.named_parameters():
+        some = one.detach().flatten()[:: max(1, one.numel() // COMPARED)]
+        sums.append((name, int(some.view(_AS_INTEGER[one.element_size()]).sum(dtype=torch.int64))))
+    digest = hashlib.sha256(json.dumps([config, sums], sort_keys=True).encode()).hexdigest()
+    (first, expected), *others = ranks.gather((socket.gethostname(), digest))
+    for index, (host, found) in enumerate(others, 1):
+        if found != expected:
+            raise ValueError(
+                f"{named}: rank {index} on {host} has loaded another model than rank 0 on {first}; "
+                "every host needs the same files there"
+            )
 
 
 def learner_of(

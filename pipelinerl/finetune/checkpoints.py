@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from pipelinerl.base import faults
 from pipelinerl.base.digests import damaged_file, digests
-from pipelinerl.base.files import let_others_read
+from pipelinerl.base.files import let_others_read, naming
 from pipelinerl.base.tokenizing import copy_tokenizer
 from pipelinerl.finetune.state import PARTS
 from pipelinerl.finetune.step import Learner
@@ -92,41 +92,43 @@ def save_checkpoint(
 
     Called on the main rank, and with a sharded policy on all of them; files hold whole tensors either way.
     `extra` holds plain values that the loop wants back, such as stream positions. `tokenizer_from` is a
-    model folder or hub name whose tokenizer files are copied beside the weights.
+    model folder or hub name whose tokenizer files are copied beside the weights. Raises OSError that names a
+    file or `root`, such as on a full disk.
     """
     step = counters.completed_steps
     tensors = collect_tensors(learner, with_state)
     if not learner.ranks.is_main:
         return
-    root.mkdir(parents=True, exist_ok=True)
-    beside = _fresh(root / f"~{MODEL}")
-    learner.model.save_pretrained(beside, state_dict=left_out(learner.model) | tensors.model)
-    if tokenizer_from is not None:
-        copy_tokenizer(tokenizer_from, beside)
-    if tensors.adapters:
-        save_adapters(learner.model, tensors.adapters, beside / ADAPTER_FOLDER)
-    if tensors.value_head:
-        save_value_head(tensors.value_head, beside)
-    _mark(beside, step)  # behind its last file: what has no mark was not finished
-    if keep_intermediate:
-        kept = _fresh(root / INTERMEDIATE / f"~{step}")
-        shutil.copytree(beside, kept, dirs_exist_ok=True)
-        _replace(kept, root / INTERMEDIATE / str(step))
-    faults.hit("finetune:mid_checkpoint")
-    if with_state:
-        state = _fresh(root / f"~{STATE}")
-        _save_state(state, tensors.state, learner, counters, extra)
-        _mark(state, step)
-        # Both parts are whole beside the old ones; a kill between the two renames is mended by `settle`.
-        _swap(root, MODEL)
-        faults.hit("finetune:between_swaps")
-        _swap(root, STATE)
-    else:
-        _swap(root, MODEL)
-        # The state of an earlier step would let a resume train anew what this model has behind it.
-        shutil.rmtree(root / STATE, ignore_errors=True)
-    for name in (MODEL, STATE):
-        shutil.rmtree(root / f"~old-{name}", ignore_errors=True)
+    with naming(root, SafetensorError):
+        root.mkdir(parents=True, exist_ok=True)
+        beside = _fresh(root / f"~{MODEL}")
+        learner.model.save_pretrained(beside, state_dict=left_out(learner.model) | tensors.model)
+        if tokenizer_from is not None:
+            copy_tokenizer(tokenizer_from, beside)
+        if tensors.adapters:
+            save_adapters(learner.model, tensors.adapters, beside / ADAPTER_FOLDER)
+        if tensors.value_head:
+            save_value_head(tensors.value_head, beside)
+        _mark(beside, step)  # behind its last file: what has no mark was not finished
+        if keep_intermediate:
+            kept = _fresh(root / INTERMEDIATE / f"~{step}")
+            shutil.copytree(beside, kept, dirs_exist_ok=True)
+            _replace(kept, root / INTERMEDIATE / str(step))
+        faults.hit("finetune:mid_checkpoint")
+        if with_state:
+            state = _fresh(root / f"~{STATE}")
+            _save_state(state, tensors.state, learner, counters, extra)
+            _mark(state, step)
+            # Both parts are whole beside the old ones; a kill between the two renames is mended by `settle`.
+            _swap(root, MODEL)
+            faults.hit("finetune:between_swaps")
+            _swap(root, STATE)
+        else:
+            _swap(root, MODEL)
+            # The state of an earlier step would let a resume train anew what this model has behind it.
+            shutil.rmtree(root / STATE, ignore_errors=True)
+        for name in (MODEL, STATE):
+            shutil.rmtree(root / f"~old-{name}", ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from cycler import cycler
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter
 
+from pipelinerl.base.files import naming
 from pipelinerl.observe.report_page import Drawn
 
 WIDTH = 5.6
@@ -71,7 +72,7 @@ def style(dark: bool = False) -> dict[str, Any]:
 def save(path: Path, draw: Callable[[Any], None]) -> Drawn | None:
     """Write the figure that `draw` makes, and beside `x.png` for dark pages `x_dark.png`.
 
-    None, and no file, if it had nothing to show.
+    None, and no file, if it had nothing to show. Raises OSError that names the file.
     """
     drawn = Drawn(path, path.with_name(f"{path.stem}_dark{path.suffix}"))
     with plt.rc_context(style()), _drawn(draw) as figure:
@@ -81,12 +82,14 @@ def save(path: Path, draw: Callable[[Any], None]) -> Drawn | None:
         ConstrainedLayoutEngine().execute(figure)  # as an engine of the figure it would draw once more
         places = [axes.get_position() for axes in figure.axes]
         whole = figure.get_tightbbox().padded(plt.rcParams["savefig.pad_inches"])
-        figure.savefig(drawn.light, bbox_inches=whole)
+        with naming(drawn.light):
+            figure.savefig(drawn.light, bbox_inches=whole)
     # Colours move nothing: to find the places again would take twice as long as to draw.
     with plt.rc_context(style(dark=True)), _drawn(draw) as figure:
         for axes, place in zip(figure.axes, places, strict=True):
             axes.set_position(place)
-        figure.savefig(drawn.dark, bbox_inches=whole)
+        with naming(drawn.dark):
+            figure.savefig(drawn.dark, bbox_inches=whole)
     return drawn
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pipelinerl.base import faults
+from pipelinerl.base.files import write_whole
 from pipelinerl.base.line_file import LineFile
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.finetune.build import build_learner
@@ -23,6 +24,7 @@ from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.launcher import run
 from pipelinerl.launcher.run import failure_line
 from pipelinerl.launcher.supervision import ChildFailed
+from pipelinerl.observe import figure_style
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream, write_to_streams
@@ -59,6 +61,21 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_previous_one_or_is_complete(
     assert sorted(p.name for p in root.iterdir()) == ["current", "training_state"]
     save(learner, root, 3)
     assert settle(root) == 3
+
+
+def test_what_does_not_fit_names_its_file_and_leaves_the_old_one(learner: Learner, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "32k") as disk:
+        write_whole(disk / "state.json", "old")
+        with pytest.raises(OSError, match=r"No space left on device: .*/disk/state\.json"):
+            write_whole(disk / "state.json", "new" * 20_000)
+        assert (disk / "state.json").read_text() == "old"
+        with pytest.raises(OSError, match=r"/disk/x\.png"):
+            figure_style.save(disk / "x.png", lambda figure: figure.subplots().plot([1, 2]))
+        with pytest.raises(OSError, match=r"No space left.*/disk/finetune"):
+            save(learner, disk / "finetune", 1)  # not even the configuration fits
+        enlarge(disk, "96k")
+        with pytest.raises(OSError, match=r"/disk/finetune cannot be written: .*No space left"):
+            save(learner, disk / "finetune", 1)  # the library that writes tensors has an error of its own
 
 
 def test_a_stream_on_a_full_disk_is_named_and_goes_on_when_there_is_room(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pipelinerl.base.child import wrapped
 from pipelinerl.finetune import build
@@ -84,6 +85,39 @@ def test_a_rank_takes_the_card_of_its_number_on_its_own_host(monkeypatch: pytest
     with pytest.raises(RuntimeError, match="far enough"):
         build.build_learner(cfg, second, "model")
     assert taken == [torch.device("cuda", 0)]
+
+
+class SecondOfTwo(Ranks):
+    """A rank on another host than the first, which has said `first`."""
+
+    index, count = 1, 2
+
+    def __init__(self, first: Any = None) -> None:
+        self.first, self.said = first, None
+
+    def gather(self, value: Any) -> list[Any]:
+        self.said = value
+        return [self.first or value, value]
+
+
+def test_ranks_that_have_loaded_different_models_are_refused(tmp_path: Path) -> None:
+    """A host with an older copy of the model at the same path."""
+    cfg, first = trainer_config(tmp_path, causal_lm(VOCAB)), SecondOfTwo()
+    build.build_learner(cfg, first, tmp_path / "model")
+    assert first.said is not None
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "model", copy)
+    build.build_learner(cfg, SecondOfTwo(first.said), copy)
+    weights = load_file(copy / "model.safetensors")
+    next(iter(weights.values())).mul_(1.01)
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"model_path=.*: rank 1 on .* has loaded another model than rank 0"):
+        build.build_learner(cfg, SecondOfTwo(first.said), copy)
+    shutil.copytree(tmp_path / "model", copy, dirs_exist_ok=True)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 12345}))
+    with pytest.raises(ValueError, match="another model than rank 0"):
+        build.build_learner(cfg, SecondOfTwo(first.said), copy)
 
 
 def one_rank(folder: Path, ranks: Ranks | None = None, **fields: Any) -> None:

@@ -61,6 +61,8 @@ def test_directory_is_shared_memory_when_there_is_room(
     assert not list(wire.weights_directory(run, 1000).iterdir()), "leftovers of an earlier start go"
     assert wire.weights_directory(run, 10**18) == run / "weights"
     assert wire.weights_directory(run, 1000, shared=True) == run / "weights", "other hosts have their own"
+    monkeypatch.setattr(wire.os, "access", lambda path, how: False)  # of a container that mounts it read-only
+    assert wire.weights_directory(run, 1000) == run / "weights"
 
 
 def test_runs_that_share_a_configured_folder_leave_each_other_and_its_owner_alone(tmp_path: Path) -> None:
