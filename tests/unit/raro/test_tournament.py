@@ -231,6 +231,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_engine_of_a_tournament_that_is_killed_ends_with_it() -> None:
     command = [sys.executable, "-c", STARTS_AN_ENGINE]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300)
