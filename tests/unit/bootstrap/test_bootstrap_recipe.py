@@ -153,17 +153,18 @@ def test_a_run_trains_measures_and_saves(tmp_path, monkeypatch, forks):
 
     from pipelinerl.extras.bootstrap import recipe as recipes
 
-    monkeypatch.setattr(recipes, "_REPORTS", 10)  # each has a validation loss
+    for name in ("_REPORTS", "_PROBES"):  # each has a validation loss
+        monkeypatch.setattr(recipes, name, 2)
     recipe = BootstrapConfig(
         vocab_size=380,
         tokenizer_texts=200,
         shape=ShapeConfig(hidden=48, layers=2, heads=2, kv_heads=1, head_dim=24, mlp=96, max_length=64),
         phases=[
-            PhaseConfig(name="clean", tokens=28_000, prompt_loss=0.1),
-            PhaseConfig(name="mixture", tokens=4_000),
+            PhaseConfig(name="clean", tokens=36_000, prompt_loss=0.1),
+            PhaseConfig(name="mixture", tokens=8_000),
         ],
         workers=1,
-        pack_tokens=256,
+        pack_tokens=512,
         learning_rate=6e-3,
         gate_demonstrations=100,
         gates={"echo": 0.5, "unseen": 0.5},
@@ -182,7 +183,7 @@ def test_a_run_trains_measures_and_saves(tmp_path, monkeypatch, forks):
         "start": str(tmp_path),
         "checkpoint_steps": 4,
         "learning_rate": 1e-4,
-        "phases": [PhaseConfig(name="clean", tokens=2_000)],
+        "phases": [PhaseConfig(name="clean", tokens=4_000)],
     }
     longer, out = recipe.model_copy(update=more), tmp_path / "longer"
     results = {r.kind: r for r in recipes.run(longer, SKELETON, toy, out, log=lambda line: None)}
