@@ -17,12 +17,11 @@ _NOT_COMPACT = re.compile(r"[\W_]+")
 
 def strip_extensions(name: str) -> str:
     """Remove known document extensions repeatedly: `x.pptx.txt` -> `x`."""
-    stripped = True
-    while stripped:
-        stripped = False
-        for extension in KNOWN_EXTENSIONS:
-            if name.lower().endswith(extension) and len(name) > len(extension):
-                name, stripped = name[: -len(extension)], True
+    while (lowered := name.lower()).endswith(KNOWN_EXTENSIONS):
+        extension = next(one for one in KNOWN_EXTENSIONS if lowered.endswith(one))
+        if len(name) <= len(extension):
+            break
+        name = name[: -len(extension)]
     return name
 
 

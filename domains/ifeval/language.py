@@ -91,6 +91,9 @@ _WORDS = {
     },
 }
 """Frequent words, by script and language."""
+_LISTED = {
+    script: {code: words.split() for code, words in listed.items()} for script, listed in _WORDS.items()
+}
 _LETTERS = {
     "LATIN": {
         "de": "ß",
@@ -145,7 +148,9 @@ def _around_blocks(text: str) -> str:
 
 
 def _language_of(text: str) -> str | None:
-    scripts = Counter(unicodedata.name(letter, "?").split()[0] for letter in text if letter.isalpha())
+    scripts = Counter[str]()
+    for letter, count in Counter(filter(str.isalpha, text)).items():
+        scripts[unicodedata.name(letter, "?").split()[0]] += count
     if not scripts:
         return None
     if scripts["HIRAGANA"] + scripts["KATAKANA"] > 0.2 * scripts.total():
@@ -157,15 +162,15 @@ def _language_of(text: str) -> str | None:
         return _SCRIPTS.get(script or "")
     lowered = _CONTRACTED.sub("", text.lower())
     found = Counter(_RUN.findall(lowered))
-    listed, letters = _WORDS.get(script, {}), _LETTERS.get(script, {})
-    votes = Counter({code: sum(found[word] for word in words.split()) for code, words in listed.items()})
+    listed, letters = _LISTED.get(script, {}), _LETTERS.get(script, {})
+    votes = Counter({code: sum(found.get(word, 0) for word in words) for code, words in listed.items()})
     own = Counter({code: sum(map(lowered.count, signs)) for code, signs in letters.items()})
     votes += own
     code = _leader(votes)
     if code is None or own[code]:
         return code
     # One word that stands twice speaks once: "Die hard fans die young" is no German.
-    return code if len(found.keys() & listed[code].split()) >= _LEAST_WORDS else None
+    return code if len(found.keys() & listed[code]) >= _LEAST_WORDS else None
 
 
 def _leader(counts: Counter[str]) -> str | None:

@@ -184,7 +184,8 @@ def best_passage(text: str, terms: set[str]) -> str:
     starts = [0, *(found.end() for found in _SENTENCE_BREAK.finditer(text))]
     ends = [*starts[1:], len(text)]
     lowered = text.lower()
-    matches = [sum(term in lowered[a:b] for term in terms) for a, b in zip(starts, ends)]
+    sentences = (lowered[a:b] for a, b in zip(starts, ends))
+    matches = [sum(term in sentence for term in terms) for sentence in sentences]
     return text[starts[matches.index(max(matches))] :]
 
 

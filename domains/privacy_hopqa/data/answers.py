@@ -118,7 +118,7 @@ def _number(match: re.Match[str]) -> Token:
 
 
 def _chunk(text: str) -> Token:
-    named = any(character.isdigit() or character in "+#" for character in text)
+    named = not text.isalpha() and any(character.isdigit() or character in "+#" for character in text)
     return Token("identifier" if named else "word", text)
 
 

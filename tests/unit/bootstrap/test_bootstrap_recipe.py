@@ -153,7 +153,8 @@ def test_a_run_trains_measures_and_saves(tmp_path, monkeypatch, forks):
 
     from pipelinerl.extras.bootstrap import recipe as recipes
 
-    monkeypatch.setattr(recipes, "_REPORTS", 10)  # each has a validation loss
+    for name in ("_REPORTS", "_PROBES"):  # each has a validation loss
+        monkeypatch.setattr(recipes, name, 2)
     recipe = BootstrapConfig(
         vocab_size=380,
         tokenizer_texts=200,

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from domains.coding.formats import read_row
 from domains.coding.tiny import context, tasks
@@ -23,8 +24,12 @@ def fenced(code: str) -> str:
     return f"Here:\n```python\n{code}\n```\n"
 
 
-@pytest.fixture
+in_the_box = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def box() -> AsyncIterator[Sandbox]:
+    """One for all, as in a run."""
     async with Sandbox(Limits(cpu_s=1, wall_s=100)) as found:
         yield found
 
@@ -53,7 +58,6 @@ GRADED: list[tuple[dict[str, Any], str, list[str], str]] = [
     (ADD, "def add(a, b): return a +", ["compile_error"] * 2, "unparsable"),
     (ADD, "def add(a, b): return a / 0", ["runtime_error"] * 2, "wrong"),
     (ADD, "def other(a, b): return a + b", ["runtime_error"] * 2, "wrong"),
-    (ADD, "def add(a, b):\n    while True: pass", ["timeout"] * 2, "unparsable"),
     (ADD, "def add(a, b): exec('a +')", ["runtime_error"] * 2, "wrong"),
     (NOTHING, "def add(a, b): return", ["passed", "passed"], "correct"),
     (NOTHING, "def add(a, b): exit()", ["runtime_error"] * 2, "wrong"),
@@ -71,6 +75,7 @@ GRADED: list[tuple[dict[str, Any], str, list[str], str]] = [
 ]
 
 
+@in_the_box
 @pytest.mark.parametrize("given, code, statuses, status", GRADED)
 async def test_a_verdict(
     box: Sandbox, given: dict[str, Any], code: str, statuses: list[str], status: str
@@ -81,6 +86,14 @@ async def test_a_verdict(
     assert bool(found.error) == any(one not in ("passed", "failed") for one in statuses)
 
 
+async def test_a_program_without_end_has_a_verdict() -> None:
+    """It sleeps; that a loop is ended as well, tests/unit/sandbox/test_attempts.py sees."""
+    async with Sandbox(Limits(cpu_s=1, wall_s=1)) as box:
+        found = await evaluate(box, fenced("import time\ndef add(a, b): time.sleep(999)"), ADD)
+    assert (found.statuses, found.answer_status) == (["timeout"] * 2, "unparsable") and found.error
+
+
+@in_the_box
 async def test_no_code_is_no_answer_and_tests_are_bounded(box: Sandbox) -> None:
     assert (await evaluate(box, "I cannot.", ADD)).answer_status == "no_answer"
     found = await evaluate(box, fenced("def add(a, b): return 3"), ADD, max_tests=1)
@@ -88,6 +101,7 @@ async def test_no_code_is_no_answer_and_tests_are_bounded(box: Sandbox) -> None:
     assert Verification().answer_status == "wrong", "without a test nothing is right"
 
 
+@in_the_box
 async def test_a_row_of_humaneval_is_graded(box: Sandbox) -> None:
     prompt = "def helper(n):\n    return n\n\ndef twice(n):\n    '''Twice.'''\n"
     row = {"prompt": prompt, "entry_point": "twice", "test": "def check(f):\n    assert helper(f(2)) == 4"}
@@ -148,6 +162,7 @@ rising = without = lambda *a: Node()
 """
 
 
+@in_the_box
 @pytest.mark.parametrize("kind", MBPP)
 async def test_objects_of_the_programs_own_classes_cross_and_stay_its_own(box: Sandbox, kind: str) -> None:
     row = MBPP[kind]
@@ -161,6 +176,7 @@ async def test_objects_of_the_programs_own_classes_cross_and_stay_its_own(box: S
     assert "passed" not in (await evaluate(box, fenced(SLY), given)).statuses[:3]
 
 
+@in_the_box
 async def test_tests_may_call_the_function_by_its_own_name(box: Sandbox) -> None:
     prompt = "def third(xs):\n    'Every third.'\n"
     test = (
@@ -178,6 +194,7 @@ UNITTEST = (
 )
 
 
+@in_the_box
 @pytest.mark.parametrize(
     "end",
     [
@@ -194,6 +211,7 @@ async def test_tests_of_unittest_decide(box: Sandbox, end: str) -> None:
         assert (await evaluate(box, fenced(f"def up(x):\n    {program}"), given)).statuses == statuses
 
 
+@in_the_box
 async def test_every_kind_of_problem_made_here_is_solved_by_its_solution(box: Sandbox) -> None:
     import random
 

@@ -68,7 +68,7 @@ VIOLATIONS: dict[str, Violation] = {
 
 
 @pytest.mark.parametrize("name", WRITINGS)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(seed=SEEDS)
 def test_what_is_built_to_follow_passes_and_what_violates_fails(name: str, seed: int) -> None:
     rng = random.Random(seed)
@@ -85,7 +85,7 @@ def test_the_prompt_is_repeated_or_not(prompt: str, answer: str) -> None:
     assert not follows("combination:repeat_prompt", kwargs, f"\0{answer}")
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(seed=SEEDS)
 def test_a_generated_prompt_can_be_followed(seed: int) -> None:
     one = write(random.Random(seed), list(WRITINGS), 4)
@@ -93,7 +93,7 @@ def test_a_generated_prompt_can_be_followed(seed: int) -> None:
     assert all(WRITINGS[name].said(kwargs) in one.prompt for name, kwargs in zip(one.names, one.kwargs))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     response=st.text(alphabet=st.sampled_from('aA .,!?*-#<>[]"\n1{}\u00e9\u3042'), max_size=60), seed=SEEDS
 )
@@ -215,7 +215,7 @@ def test_words_of_capital_letters() -> None:
 )
 def test_a_tie_between_languages_is_no_decision(text: str, code: str | None) -> None:
     assert language_of(text) == code
-    for asked in sorted(LANGUAGES):
+    for asked in {code or "nl", "de", "en", "it"}:  # what is asked for is compared with that code
         verdict = verify_answer(text, {"instruction_id_list": ["language:response_language"],
                                        "kwargs": [{"language": asked}]})  # fmt: skip
         assert (verdict["answer_status"] == "correct") is (asked == code)

@@ -183,7 +183,7 @@ PURE: dict[str, tuple[Callable[[str], bool], int]] = {
     "rollouts": (rollouts, 30),
 }
 MATH, PROGRAMS = 40, 30
-SHARE = 5
+SHARE = 10
 """`make test` judges one text in so many, `make test-all` all of them."""
 
 
@@ -200,9 +200,10 @@ def _judged(judge: Callable[[str], bool], judged: Iterable[str]) -> None:
             raise AssertionError(f"text {number}: {said[:300]!r}: {error!r}"[:800]) from error
 
 
+@pytest.mark.parametrize("digits", [200_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PURE)
-def test_a_number_of_a_million_digits_has_a_verdict(name: str) -> None:
-    number = "9" * 1_000_000
+def test_a_number_without_end_has_a_verdict(name: str, digits: int) -> None:
+    number = "9" * digits
     _judged(PURE[name][0], (number, f"<answer>[f(x={number})]</answer>"))
 
 
@@ -233,7 +234,7 @@ async def _answers(count: int, seed: int) -> None:
 
 
 async def test_every_boxed_text_has_a_verdict() -> None:
-    await _answers(MATH // SHARE, seed=1)
+    await _answers(MATH // 5, seed=1)
 
 
 @pytest.mark.slow

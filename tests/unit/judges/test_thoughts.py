@@ -320,10 +320,10 @@ async def test_calls_of_gpt_oss_are_shown_to_judges(header: str) -> None:
 async def test_marks_without_end_are_read_in_time() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|start|>", "<|channel|>", "<|message|>"]})
-    ids = np.array(tokenizer("<|channel|><|start|><|message|>final").input_ids * 30_000, np.int32)
+    ids = np.tile(np.array(tokenizer("<|channel|><|start|><|message|>final").input_ids, np.int32), 10_000)
     with ended_after(60):
-        assert len(thought_marks(tokenizer, ids)) == 30_000
-        ids = np.full(200_000, tokenizer.convert_tokens_to_ids("<|channel|>"), np.int32)
+        assert len(thought_marks(tokenizer, ids)) == 10_000
+        ids = np.full(80_000, tokenizer.convert_tokens_to_ids("<|channel|>"), np.int32)
         assert {tag for _, _, tag in thought_marks(tokenizer, ids)} == {"<think>"}
 
 

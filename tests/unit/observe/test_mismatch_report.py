@@ -13,6 +13,7 @@ from rich.console import Console
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.mismatch import LEAST_TOKENS, ArithmeticWatch, mismatch
 from pipelinerl.observe.report import write_report
+from tests.support.light_figures import draw_light_ones_only
 
 
 def record(mean_abs: float, tokens: float = LEAST_TOKENS, group: str = "lag_0") -> dict[str, Any]:
@@ -62,7 +63,10 @@ def test_remedies_are_those_that_are_left() -> None:
     assert line is not None and "finetune.rl.routing=replay" in line and "correction.mode" not in line
 
 
-def test_the_report_has_each_age_the_figure_and_the_verdict(tmp_path: Path) -> None:
+def test_the_report_has_each_age_the_figure_and_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_light_ones_only(monkeypatch)
     with MetricsWriter(tmp_path, "finetune") as trainer:
         for step, (fresh, tokens) in enumerate(((0.1, 1000.0), (0.2, 3000.0))):
             trainer.log(record(fresh, tokens) | LIMIT, 16 * step)

@@ -180,7 +180,7 @@ def test_what_a_first_question_takes_is_what_play_takes(prompt_set: str) -> None
     given = [] if prompt_set == "compact" else [FULL, "privacy_hopqa.generation_context_limit_tokens=99999"]
     settings, world = settings_of(tree(*given)), training_world(3)
     store, played = world_store(world), defaultdict(list)
-    for index, chain in enumerate(chains_of(world, "train")[:12]):
+    for index, chain in enumerate(chains_of(world, "train")[:8]):
         model = Measured(chain, "clean", random.Random(index), prompt_set)
         model.lengths, model.count = played, counter(tokenizer_of(MADE_HERE))
         simulate(chain, store, settings, model)

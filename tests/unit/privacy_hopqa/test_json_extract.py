@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domains.privacy_hopqa.data.json_extract import MAX_CHARS, ExtractError, extract
@@ -85,6 +85,7 @@ json_values = st.recursive(
 
 
 @given(st.lists(json_values, max_size=3))
+@settings(max_examples=40)
 def test_any_array_is_found_in_prose(value: list) -> None:
     text = json.dumps(value)
     assert extract(text, "array").value == value

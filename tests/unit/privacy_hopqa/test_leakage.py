@@ -24,6 +24,7 @@ from domains.privacy_hopqa.leakage.report import (
 from domains.privacy_hopqa.leakage.rules import UNKNOWN, candidates, expected_kind, leaks
 from domains.privacy_hopqa.leakage.table import spread
 from pipelinerl.base.line_file import DamagedLine
+from tests.support.light_figures import draw_light_ones_only
 from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa.leakage import COMPANY, PRIVATE, audit_line, ended, write_chains, write_lines
 
@@ -270,8 +271,9 @@ def test_intervals_resample_chains_not_rollouts() -> None:
 
 
 def test_command_reads_a_run_and_writes_its_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    draw_light_ones_only(monkeypatch)
     chains = write_chains(tmp_path / "chains_test.jsonl", "c1")
     lines = [
         audit_line("a", 1, query="cold chain audit 15% stores completed", model_version=0),

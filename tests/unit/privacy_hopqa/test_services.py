@@ -6,6 +6,7 @@ import re
 import shutil
 import tempfile
 from contextlib import asynccontextmanager
+from functools import cache
 from itertools import pairwise
 
 import aiohttp
@@ -198,9 +199,13 @@ def without_manifest(world, tmp_path):
     return copied
 
 
+@cache
+def loaded(world):
+    return Store.load(world / "tasks", world / "web.jsonl")
+
+
 def served(world, **more):
-    store = Store.load(world / "tasks", world / "web.jsonl")
-    return serving(build_app(RetrievalService(store, **more)))
+    return serving(build_app(RetrievalService(loaded(world), **more)))
 
 
 async def asked_for(url, **settings):
@@ -217,7 +222,7 @@ async def test_a_world_with_the_same_names_and_other_texts_is_refused(own, world
     bare = without_manifest(mine, tmp_path)
     paths = {name.partition(".")[2]: path for name, path in world_paths(bare).items()}
     settings = paths if own else {"world": TINY}
-    async with served(bare) as url:
+    async with served(mine) as url:
         assert "texts compared" in await asked_for(url, **settings)
     for other in others:
         async with served(other) as url:
@@ -320,7 +325,7 @@ async def test_pages_beside_those_of_the_run_are_told(worlds, tmp_path):
         assert "compared, and 3 pages are served that this run does not have" in await asked_for(
             url, world=TINY
         )
-    async with served(without_manifest(worlds[0], tmp_path / "same")) as url:
+    async with served(worlds[0]) as url:
         assert "pages are served" not in await asked_for(url, world=TINY)
 
 
@@ -343,7 +348,7 @@ async def test_a_large_web_corpus_is_compared_at_places_all_over_it(worlds, tmp_
     places = [ids.index(id_[4:]) for id_ in asked]
     assert places[0] == 0 and places == sorted(places) and 20 < len(places) <= 41
     assert max(after - before for before, after in pairwise(places)) <= len(ids) / 5
-    async with served(other) as url:
+    async with served(worlds[0]) as url:
         assert "texts compared" in await asked_for(url, world=TINY)
 
 
@@ -386,7 +391,7 @@ async def test_no_query_to_the_web_is_about_a_page_that_the_chains_need(worlds):
             asked_of.append((request.path, await request.json()))
         return await handler(request)
 
-    app = build_app(RetrievalService(Store.load(worlds[0] / "tasks", worlds[0] / "web.jsonl")))
+    app = build_app(RetrievalService(loaded(worlds[0])))
     app.middlewares.append(note)
     async with serving(app) as url:
         await asked_for(url, world=TINY)
@@ -408,8 +413,7 @@ async def test_a_service_that_is_exchanged_during_a_run_is_noticed_at_its_next_a
 ):
     """Both worlds have the same tasks, so that its searches go on finding something."""
     mine, other = (
-        RetrievalService(Store.load(world / "tasks", world / "web.jsonl"), f"f{n}" if named else None)
-        for n, world in enumerate(worlds)
+        RetrievalService(loaded(world), f"f{n}" if named else None) for n, world in enumerate(worlds)
     )
     service = RetrievalService(mine.store, mine.fingerprint)
     search = {"task_id": mine.store.task_ids[0], "query": "report"}

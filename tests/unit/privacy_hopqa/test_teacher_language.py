@@ -104,7 +104,9 @@ def test_imperfect_play_succeeds_and_leaks_as_often_as_a_start_should():
 
 def test_prompts_and_answers_fit_the_context_whole():
     limit = settings().generation_context_limit_tokens
-    longest = max(len(one.prompt) for phase in ("clean", "mixture") for one in made(phase))
+    prompts = [one.prompt for one in made("clean")]
+    prompts += [request.prompt.text for _, _, calls in played() for request, _ in calls]
+    longest = max(map(len, prompts))
     answers = max(map(settings().stage_max_tokens, Stage))
     assert longest / CHARS_PER_TOKEN < limit - answers
     assert configured().bootstrap.shape.max_length == limit

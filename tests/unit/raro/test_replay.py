@@ -133,14 +133,14 @@ def test_eight_processes_insert_at_once(tmp_path):
     path = tmp_path / "r.sqlite3"
     ReplayBuffer(path, capacity=100_000)
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=insert_many, args=(str(path), n, 500)) for n in range(8)]
+    workers = [context.Process(target=insert_many, args=(str(path), n, 200)) for n in range(8)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(200)
     assert [worker.exitcode for worker in workers] == [0] * 8
     stats = ReplayBuffer(path).stats()
-    assert stats.size == stats.arrivals == 8 * 250 + 250 and stats.duplicates == 7 * 250 and intact(path)
+    assert stats.size == stats.arrivals == 8 * 100 + 100 and stats.duplicates == 7 * 100 and intact(path)
 
 
 def insert_and_tell(path: str, told) -> None:
@@ -212,9 +212,12 @@ def test_a_pair_of_which_a_bit_flipped_is_never_drawn(tmp_path):
     buffer.close()
     whole, rows = copy.read_bytes(), ReplayBuffer(copy).rows()
     texts = {text.encode() for row in rows for text in (row.question, row.expert_answer, row.policy_answer)}
-    places = {match.start() for text in texts for match in re.finditer(re.escape(text), whole)}
+    drawn, places = random.Random(0), set[int]()
+    for text in sorted(texts):  # a letter alone stands all over the file
+        found = [match.start() for match in re.finditer(re.escape(text), whole)]
+        places.update(drawn.sample(found, min(len(found), 20)))
     assert len(places) >= len(rows)
-    for place in [*places, *random.Random(0).sample(range(len(whole)), 100)]:
+    for place in [*sorted(places), *drawn.sample(range(len(whole)), 40)]:
         for path in tmp_path.glob("r.sqlite3*"):
             path.unlink()
         damaged = bytearray(whole)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from stable_baselines3 import PPO
 
 import domains.reputation_hacking
@@ -19,6 +20,7 @@ from domains.reputation_hacking.game import optimum as ruler
 from domains.reputation_hacking.game.tracing import Tracer
 from domains.reputation_hacking.ppo import paired, plots
 from domains.reputation_hacking.ppo.tables import COLUMNS, read_table
+from tests.support.light_figures import draw_light_ones_only
 
 FILES = {
     "trained_model.zip",
@@ -39,6 +41,7 @@ def quick_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("DISPLAY", raising=False)
         patch.setattr(figures, "DPI", 40)
+        patch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)  # half of the time of drawing
         short = partial(policies.fitted_rule, rounds=2, population=8, episodes=16)
         patch.setattr(ruler, "fitted_rule", short)
         yield
@@ -48,8 +51,9 @@ TRANSITION = ("transition.json", "plots/transition.png", "plots/transition_dark.
 
 
 @pytest.fixture
-def drawn() -> None:
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for by tests of figures."""
+    draw_light_ones_only(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -187,12 +191,15 @@ def test_chained_evaluation_needs_a_burn_in(tmp_path: Path, capsys: pytest.Captu
     assert "chained evaluation, n=30" in capsys.readouterr().out
 
 
-def test_the_originals_evaluation_is_one_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_originals_evaluation_is_one_mode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A chain from 0 over all pairs, in the original's game, for scripted policies too."""
-    given = ("42:92", "--policy", "all_signal", "--preset", "public", "--no-trace")
+    monkeypatch.setattr(plots, "draw_evaluation", lambda *_: None)
+    given = ("42:52", "--policy", "all_signal", "--preset", "public", "--no-trace")
     summaries = [tmp_path / "one.json", tmp_path / "other.json"]
     assert eval_in(tmp_path, *given, "--mode", "from_zero", "--summary", summaries[0]) == 0
-    assert "from_zero evaluation, n=50 seeds 42..91" in capsys.readouterr().out
+    assert "from_zero evaluation, n=10 seeds 42..51" in capsys.readouterr().out
     long_form = ("--mode", "chained", "--l0", 0, "--burn-in", 0, "--allow-transient")
     assert eval_in(tmp_path, *given, *long_form, "--summary", summaries[1]) == 0
     capsys.readouterr()

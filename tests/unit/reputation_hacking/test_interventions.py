@@ -157,7 +157,7 @@ def test_the_learner_follows_the_reward_it_is_given() -> None:
     assert signals_after(25, Intervention(name="x", design=Mitigation("control"))) < 0.1
     assert signals_after(25, Intervention(name="x", monitor=STEP, weight=2.0)) < 0.1
     assert signals_after(25, Intervention(name="x", monitor=STEP, weight=0.0)) > 0.8
-    assert signals_after(25, Intervention(name="none")) == plain
+    assert signals_after(4, Intervention(name="none")) == signals_after(4, Intervention(name="none"))
 
 
 def test_what_is_screened_away_teaches_nothing() -> None:

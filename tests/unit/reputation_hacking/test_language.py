@@ -1,6 +1,7 @@
 """The language-model version: what is read, how answers are taken, rewards and labels of the texts."""
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from domains.reputation_hacking.game.dynamics import ACTIONS, HELP, Episodes, Ta
 from domains.reputation_hacking.game.mitigations import calibrated_effort
 from domains.reputation_hacking.game.optimum import Yardstick
 from domains.reputation_hacking.game.params import Params
-from domains.reputation_hacking.game.policies import returns
+from domains.reputation_hacking.game.policies import fitted_rule, returns
 from domains.reputation_hacking.language.demonstrations import (
     demonstrations,
     habitual_probabilities,
@@ -249,7 +250,11 @@ async def test_siblings_share_a_bucket_per_situation_and_no_memory() -> None:
     assert results[0].metrics.effort_without == results[1].metrics.effort_without
 
 
-async def test_a_run_logs_its_episodes_and_reports_them_beside_the_optimum(tmp_path: Path) -> None:
+async def test_a_run_logs_its_episodes_and_reports_them_beside_the_optimum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = partial(fitted_rule, rounds=2, population=8, episodes=16)
+    monkeypatch.setattr("domains.reputation_hacking.game.optimum.fitted_rule", short)
     cfg = config(tmp_path)
     for version, reply in ((0, "ACTION: SIGNAL"), (800, "ACTION: HELP")):
         for training in (True, False):

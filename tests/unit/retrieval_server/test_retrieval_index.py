@@ -112,6 +112,7 @@ def check_kept(kept: dict[Path, int]) -> Callable[..., object]:
     return progress
 
 
+@pytest.mark.usefixtures("forked")
 def test_kill_9_of_the_command_leaves_no_index_and_the_next_one_finishes(tmp_path: Path) -> None:
     web = write_corpus(tmp_path / "web.jsonl", 900)
     index = tmp_path / "index"

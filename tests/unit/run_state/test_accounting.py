@@ -30,7 +30,7 @@ entries = st.lists(
 
 
 @given(entries, st.sets(names))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_the_sums_add_up_for_any_history(
     history: list[tuple[str, Outcome, list[str]]], idle: set[str]
 ) -> None:
@@ -217,7 +217,7 @@ by_role = st.lists(
 
 
 @given(by_role)
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_ends_and_what_is_rolled_back_add_up_alike_in_whatever_order_they_are_read(
     history: list[tuple[tuple[str, Outcome], set[str]]],
 ) -> None:

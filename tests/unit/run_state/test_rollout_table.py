@@ -90,7 +90,7 @@ def take(table: RolloutTable, step: tuple) -> None:  # type: ignore[type-arg]
 
 
 @given(steps)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_the_sums_are_those_of_plain_sets(history: list[tuple]) -> None:  # type: ignore[type-arg]
     table, sets = RolloutTable(range(5)), Sets()
     for step in history:

@@ -136,15 +136,15 @@ CHEATS = {
 }
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
-async def test_tests_of_a_data_set_cannot_be_passed_without_the_answer(cheat: str) -> None:
+async def test_tests_of_a_data_set_cannot_be_passed_without_the_answer() -> None:
     tests = "for a, sum in zip(range(5), map(add, range(5), [2] * 5)):\n    assert sum == a + 2, a\n"
     tests += "assert all(map(lambda a: not add(a, -a), range(3)))"
     async with Sandbox(LIMITS) as box:
         right, passed = await box.check("def add(a, b): return a + b", ["add"], tests)
         assert right.ok and passed.ok
-        _, passed = await box.check(CHEATS[cheat], ["add"], tests)
-        assert not passed.ok and passed.exit_code != 0
+        for cheat, program in CHEATS.items():
+            _, passed = await box.check(program, ["add"], tests)
+            assert not passed.ok and passed.exit_code != 0, cheat
 
 
 async def test_tests_may_expect_an_exception() -> None:

@@ -244,14 +244,18 @@ async def test_an_address_of_another_page_says_so(page: Page) -> None:
     )
 
 
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`index.html` of the recorded run's report."""
+    return report_run(recorded_run(tmp_path_factory.mktemp("reported") / "run")) / "index.html"
+
+
 @pytest.mark.parametrize("width", [390, 1600])
 async def test_the_report_is_a_page_that_fits_and_leads_to_the_rollouts(
-    page: Page, tmp_path: Path, width: int
+    page: Page, reported: Path, width: int
 ) -> None:
-    run = recorded_run(tmp_path / "run")
-    folder = report_run(run)
     await page.size(width, 844, "dark")
-    await page.open((folder / "index.html").as_uri())
+    await page.open(reported.as_uri())
     await page.run("document.querySelectorAll('details').forEach(node => { node.open = true; })")
     assert await page.run("document.documentElement.scrollWidth <= innerWidth")
     cut = "[...document.querySelectorAll('section *')].filter(node => node.scrollWidth > node.clientWidth + 1"
