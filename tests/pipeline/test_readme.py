@@ -270,9 +270,9 @@ def test_the_example_domain_trains_and_its_run_can_be_looked_at(
         reader.setattr(sys, "path", [one for one in sys.path if one != str(folder)])
         reader.delitem(sys.modules, "higher_lower", raising=False)
         words = [sys.executable, *split(launch)[1][1:], *SMOKE]
-        with Forked(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-            out, err = run.communicate(timeout=DEADLINE_S)
-    assert run.returncode == 0, err
+        with Forked(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
+            out, err = training.communicate(timeout=DEADLINE_S)
+    assert training.returncode == 0, err
     assert re.search(r"rollouts: [1-9]\d* started = [1-9]\d* trained", out), out
     target = Path(dict(word.split("=", 1) for word in split(launch)[1] if "=" in word)["output_dir"])
     for run in (RUN, GUESSED):
