@@ -323,11 +323,13 @@ def names_secret(name: str) -> bool:
     return _names_always(name) or _names_token(name)
 
 
+@lru_cache(maxsize=4096)  # a tree has some hundred names, and a start looks at it three times
 def _names_always(part: str | int) -> bool:
     words = _words(part)
     return bool(_ALWAYS & set(words)) or any(map(_JOINED.fullmatch, words))
 
 
+@lru_cache(maxsize=4096)
 def _names_token(part: str | int) -> bool:
     words = _words(part)
     if not words or words[-1] in _WHERE:

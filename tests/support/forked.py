@@ -100,7 +100,7 @@ def _run(words: list[str], parent: int | None, given: Mapping[str, Any], spreads
         else:  # the session that it was forked from has set its own
             sys.unraisablehook, threading.excepthook = sys.__unraisablehook__, threading.__excepthook__
         option, program, *arguments = words
-        sys.argv = [option, *arguments]
+        sys.argv, sys.path[:] = [option, *arguments], [os.getcwd(), *sys.path]
         if option == "-m":
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import Composition
+from pipelinerl.config.files import as_yaml
 from pipelinerl.config.legacy import REMOVED
 from pipelinerl.domain import BaseDomain
 from pipelinerl.launcher.validate import checked
@@ -56,7 +57,7 @@ def test_the_remedy_of_a_key_is_never_refused_next(composed: Compose, tmp_path: 
     file.fp32_layer_prefix = None
 
     def passes(*overrides: str) -> None:
-        OmegaConf.save(file, tmp_path / "exp_config.yaml")
+        (tmp_path / "exp_config.yaml").write_text(as_yaml(OmegaConf.to_container(file)))
         made = composed("hardware=gpu", *overrides, config_dir=tmp_path, config_name="exp_config")
         given = [override.partition("=")[0].removeprefix("+") for override in overrides]
         checked(made.tree, BaseDomain(), one_host(2), dry_run=True, given=given)

@@ -46,8 +46,12 @@ gc.set_threshold(10_000, 20, 20)
 site = Path(pipelinerl.__file__).parents[1]
 assert site == Path(sys.argv[1]), site
 print("validate", main(["+domain=guessing", "validate=true"]), file=sys.stderr)
+from pipelinerl.launcher import start
 from tests.support.compositions import quick
+from tests.support.rehearsals import looked_here
+
 quick(setattr)
+start.look = looked_here  # not in a process each, where the extras would be there
 os.environ["DRY_RUN"] = "1"
 redis = ["raro.replay.backend=redis", "raro.replay.path=redis://127.0.0.1:1"]
 print("redis", main(["+domain=raro_tiny", "output_dir=run/redis", *redis]), file=sys.stderr)
@@ -82,7 +86,7 @@ def test_every_bundled_domain_starts_from_an_empty_folder_without_extras(wheel: 
         archive.extractall(site)
     quickly = tmp_path / "tests/support"
     quickly.mkdir(parents=True)
-    for name in ("compositions.py", "quick_trees.py"):
+    for name in ("compositions.py", "quick_trees.py", "rehearsals.py"):
         shutil.copy(ROOT / "tests/support" / name, quickly)
     path = f"{site}{os.pathsep}{tmp_path}"  # the repository is in no path
     answer = python(
