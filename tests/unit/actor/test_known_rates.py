@@ -15,7 +15,7 @@ from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.stats import RECENT_GROUPS, UnratedWatch, known_rates
 from pipelinerl.config.roles import DifficultyConfig
 
-DRAWS = 40_000
+DRAWS = 20_000
 
 
 UNBOUNDED = 1e6

@@ -162,7 +162,7 @@ def windowed(family: str, window: int) -> PreTrainedModel:
     return model.eval()
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", MODELS)
 @given(

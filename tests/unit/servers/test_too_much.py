@@ -177,7 +177,7 @@ def test_others_work_while_a_text_is_encoded(model: Path) -> None:
     served._tokenizer = load_tokenizer(str(model))
     served.__dict__["_settings"] = SimpleNamespace(max_model_len=10**9)
     served.__dict__["_longest_token"] = None
-    text, counted, ended = "a b c " * 100_000, [0], threading.Event()
+    text, counted, ended = "a b c " * 50_000, [0], threading.Event()
 
     def count() -> None:
         while not ended.wait(0.001):
@@ -240,9 +240,9 @@ async def test_no_number_of_a_request_is_a_failure_of_the_engine(model: Path) ->
 
 
 def test_rules_take_no_longer_for_pairs_of_long_texts() -> None:
-    """A log and facts within every bound: comparing each word with each would be 3 thousand million steps."""
+    """A log and facts within every bound: comparing each word with each would be a thousand million steps."""
     words = " ".join(f"w{n}" for n in range(3_000))
-    facts = [Fact("what", " ".join(f"v{n}x{k}" for n in range(600))) for k in range(300)]
+    facts = [Fact("what", " ".join(f"v{n}x{k}" for n in range(600))) for k in range(100)]
     assert score("Acme", [words] * 6, facts) == 0.0
     assert score("Acme", [words] * 6, [*facts, Fact("what", "w1 w2")]) == 0.3
 

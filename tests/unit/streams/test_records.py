@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from xxhash import xxh3_64_intdigest
@@ -57,13 +57,11 @@ def same(a: Any, b: Any) -> bool:
 
 
 @given(trees)
-@settings(max_examples=200)
 def test_what_goes_in_comes_out(tree: Any) -> None:
     assert same(tree, decode_record(encode_record(tree)))
 
 
 @given(trees, st.data())
-@settings(max_examples=200)
 def test_one_damaged_byte_is_noticed(tree: Any, data: st.DataObject) -> None:
     record = bytearray(encode_record(tree))
     place = data.draw(st.integers(0, len(record) - 1))
