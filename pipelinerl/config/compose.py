@@ -24,7 +24,7 @@ from pipelinerl.config.hydra_files import check_aliases, file_order, files, in_o
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_bundled
 from pipelinerl.config.keys import apply, brought_keys, check_interpolations, leaves
 from pipelinerl.config.legacy import leave_out_unread, not_yaml, settle, whole_tree
-from pipelinerl.config.origins import Layer, file_name, layer, origin, referred
+from pipelinerl.config.origins import Layer, chain, decided, file_name, layer, origin
 from pipelinerl.config.secrets import names_secret
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import HOST_BACKENDS
@@ -57,12 +57,20 @@ class Composition:
     """What each file writes, the weakest first."""
 
     def origin(self, *keys: str) -> str:
-        """Which files gave keys that the command line did not set."""
-        return origin(self.layers, keys)
+        """Which files gave keys that the command line did not set, or the keys whose values these have."""
+        return origin(self.layers, map(self.source, keys))
+
+    def source(self, key: str) -> str:
+        """The key whose value the files give a key: another one or itself."""
+        return chain(self.layers, key)[-1]
+
+    def decided(self, key: str) -> bool:
+        """Whether a domain's, a preset's, the hardware's or the user's file leaves no choice of a key."""
+        return decided(self.layers, key)
 
     def given(self, key: str) -> str | None:
         """The key of the command line that decides a key: itself, or the one whose value a file gives it."""
-        return next((one for one in (key, referred(self.layers, key)) if one in self.user_keys), None)
+        return next((one for one in chain(self.layers, key) if one in self.user_keys), None)
 
 
 @in_one_line()

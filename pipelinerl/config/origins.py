@@ -53,11 +53,21 @@ def origin(layers: Iterable[Layer], keys: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(name for name in found if name != DEFAULT)) or DEFAULT
 
 
-def referred(layers: Iterable[Layer], key: str) -> str:
-    """The key whose value a key has, by the strongest file that writes it; itself if it has its own."""
-    written = next((one.value(key) for one in [*layers][::-1] if one.has(key)), None)
-    found = _REFERENCE.fullmatch(written) if isinstance(written, str) else None
-    return found[1] if found else key
+def chain(layers: Iterable[Layer], key: str) -> list[str]:
+    """A key, the key whose value the strongest file gives it, and so on to one with a value of its own."""
+    strongest, found = [*layers][::-1], [key]
+    while True:
+        written = next((one.value(found[-1]) for one in strongest if one.has(found[-1])), None)
+        reference = _REFERENCE.fullmatch(written) if isinstance(written, str) else None
+        if reference is None or reference[1] in found:
+            return found
+        found.append(reference[1])
+
+
+def decided(layers: Iterable[Layer], key: str) -> bool:
+    """Whether a file that a person chose or wrote decides a key: its value is neither null nor `auto`."""
+    strongest = next((one for one in [*layers][::-1] if one.has(key)), None)
+    return strongest is not None and strongest.name != DEFAULT and strongest.value(key) not in (None, "auto")
 
 
 def file_name(place: str, chosen: Sequence[str], path: Path, bundled: bool) -> str:

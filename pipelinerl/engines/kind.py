@@ -133,7 +133,7 @@ class EngineKind(Variant):
     def choice(self, cfg: Config, shown: str, why: Why) -> tuple[str, str, str]:
         """Its row of the table: what was chosen, because, change with. `shown` are number and size."""
         others = ("engine.kind", "engine.max_num_seqs", "engine.max_model_len")
-        return shown, why("engine.count", f"hardware={cfg.hardware.kind}", *others), "engine.count=N"
+        return shown, why("engine.count", "", *others), "engine.count=N"
 
     def more_choices(self, cfg: Config, hosts: Sequence[Host], why: Why) -> Iterator[Row]:
         """Further rows, behind those of the memory."""

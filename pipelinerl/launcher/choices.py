@@ -16,6 +16,7 @@ from pipelinerl.config.compose import Composition
 from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.config.hosts import Host
+from pipelinerl.config.origins import DEFAULT
 from pipelinerl.config.secrets import hidden
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import HOST_BACKENDS
@@ -26,7 +27,16 @@ from pipelinerl.launcher.cards import GIB, imagined_cards
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.host_memory import listed as in_host
 from pipelinerl.launcher.host_memory import most_at_once
-from pipelinerl.launcher.memory_choice import AHEAD, FSDP, ROWS, SIZED, TRANSPORT, UTILIZATION
+from pipelinerl.launcher.memory_choice import (
+    ACTOR,
+    AHEAD,
+    FINETUNE,
+    FSDP,
+    ROWS,
+    SIZED,
+    TRANSPORT,
+    UTILIZATION,
+)
 from pipelinerl.launcher.plan import NO_ADDRESS, RunPlan
 from pipelinerl.launcher.routing_choice import KEY as ROUTING
 from pipelinerl.launcher.trainer_choice import TrainerChoice
@@ -57,15 +67,24 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
     given, reasons = set(composition.user_keys), plan.reasons
 
     def why(key: str, otherwise: str = "", *others: str) -> str:
-        """Why a key has its value, "" for the files that give it; of `others`, which the row shows too, those
-        that were given are named, and beside a given key the files of those that were not.
+        """Why a key has its value: it was given, a file says it, or `otherwise`.
+
+        The row shows `others` too. Those that were given are named, and the files of those that were not.
         """
         also = ", ".join(dict.fromkeys(one for other in others if (one := composition.given(other))))
-        unsaid = [one for one in (key, *others) if not composition.given(one)]
+        unsaid = [
+            one for one in others if not composition.given(one) and composition.source(one) not in reasons
+        ]
+        rest = composition.origin(*unsaid)
         if key in given:
-            also = "" if otherwise or not unsaid else f", else {composition.origin(*unsaid)}"
-            return f"given{also}"
-        otherwise = otherwise or composition.origin(*unsaid)
+            named = unsaid and (rest != DEFAULT or not otherwise)
+            return f"given, else {rest}" if named else "given"
+        if otherwise != reasons.get(key) and composition.decided(key):
+            otherwise = ""
+        if not otherwise:
+            otherwise = composition.origin(*([] if composition.given(key) else [key]), *unsaid)
+        elif rest != DEFAULT:
+            otherwise += f"; {rest}"
         return f"{also} given, else {otherwise}" if also else otherwise
 
     yield Row("output folder", str(plan.output_dir), why("output_dir", "default"), "output_dir=DIR")
@@ -100,7 +119,7 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
     else:
         yield from _training(plan, why)
     yield _wandb(cfg)
-    yield from _servers(cfg, plan.services, reasons.get("streams.backend", NO_ADDRESS))
+    yield from _servers(cfg, plan.services, reasons.get("streams.backend", NO_ADDRESS), why)
     for service, said in plan.facts.named:
         shown = f"{service.url}, {said}" if said else service.url
         yield Row(f"service {service.name}", shown, "given", f"{service.url_key}=null")
@@ -114,9 +133,8 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
     cfg, reasons = plan.cfg, plan.reasons
     ahead = ", received ahead" if weights_ahead(cfg) else ""
     sent = f"{cfg.weights.transport}{ahead}, KV cache {cfg.weights.kv}"
-    because = reasons.get(TRANSPORT, f"engine.kind={cfg.engine.kind}")
-    because = why(TRANSPORT, because, "weights.kv", "weights.ahead")
-    if (copy := reasons.get(AHEAD)) not in (None, SIZED):
+    because = why(TRANSPORT, reasons.get(TRANSPORT, ""), "weights.kv", AHEAD)
+    if not ahead and (copy := reasons.get(AHEAD)) not in (None, SIZED):
         because += f"; {copy}"
     if cfg.updates_engines:
         yield Row("weight updates", sent, because, "weights.kv=keep|recompute")
@@ -208,14 +226,14 @@ def _memory(plan: RunPlan, why: Why) -> Iterator[Row]:
     trainers, engines = cfg.jobs_of("finetune"), cfg.jobs_of("actor_llm")
     if cfg.hardware.kind != "gpu" or not (trainers and engines):
         return
-    ranks, key = sum(len(job.gpus) for job in trainers), "world.actor_fraction"
+    ranks, key = sum(len(job.gpus) for job in trainers), ACTOR
     each = f" of {len(engines[0].gpus)} GPUs" if len(engines[0].gpus) > 1 else ""
     shown = f"{counted(len(engines), 'engine')}{each}, {counted(ranks, 'trainer rank')}"
     if memory is not None and memory.shared:
         yield Row("division of GPUs", "one for engine and trainer", "there is one", "hardware.devices=N")
     else:
-        because = why(key, reasons.get(key, "halves, the remainder to the trainer"))
-        yield Row("division of GPUs", shown, because, f"{key}=N world.finetune_fraction=M")
+        because = why(key, reasons.get(key, "halves, the remainder to the trainer"), FINETUNE)
+        yield Row("division of GPUs", shown, because, f"{key}=N {FINETUNE}=M")
     if memory is None:
         imagined = imagined_cards(cfg.hardware.devices) is not None
         unknown = ("" if imagined else "the card's memory or ") + "the model's sizes cannot be read"
@@ -331,7 +349,7 @@ def _wandb(cfg: Config) -> Row:
     return Row("wandb", shown, "WANDB_API_KEY is not set", "wandb.use_wandb=false")
 
 
-def _servers(cfg: Config, services: Sequence[ServiceSpec], why_redis: str) -> Iterator[Row]:
+def _servers(cfg: Config, services: Sequence[ServiceSpec], why_redis: str, why: Why) -> Iterator[Row]:
     """Where services listen, and how many servers each environment got, with those that got none."""
     specs = {spec.name: spec for spec in services}  # not of the launcher's redis, which no domain asks for
     for job in cfg.jobs_of("service"):
@@ -341,10 +359,14 @@ def _servers(cfg: Config, services: Sequence[ServiceSpec], why_redis: str) -> It
         change = f"{spec.url_key}=URL" if spec else "streams.host=HOST"
         yield Row(f"service {job.name}", address, because, change)
     served = Counter(job.environment_key for job in cfg.jobs_of("environment"))
-    shown = [f"{key}: {counted(served[key], 'server')}" for key in environment_specs(cfg)]
-    mixed = "shares of actor.domain_mix" if cfg.actor.domain_mix else f"mode {cfg.world.environment_mode}"
+    specs_of, number = environment_specs(cfg), "world.env_replicas"
+    shown = [f"{key}: {counted(served[key], 'server')}" for key in specs_of]
+    because = "shares of actor.domain_mix" if cfg.actor.domain_mix else f"mode {cfg.world.environment_mode}"
+    own = any(spec.get("replicas_per_actor") is not None for spec in specs_of.values())
+    if served and not (cfg.actor.domain_mix or own):
+        because = why(number, because, f"{number}_per_actor")
     if shown:
-        yield Row("environments", ", ".join(shown), mixed, "world.env_replicas=N")
+        yield Row("environments", ", ".join(shown), because, f"{number}=N")
 
 
 def _rest(cfg: Config) -> Iterator[Row]:

@@ -26,7 +26,7 @@ def test_the_table_names_the_key_of_a_service_s_address() -> None:
     urls = {"search": "http://127.0.0.1:7000", "redis": "redis://127.0.0.1:11000"}
     cfg = Config(jobs=[Job(kind="service", idx=i, name=n, url=u) for i, (n, u) in enumerate(urls.items())])
     spec = ServiceSpec(name="search", argv=[], url_key="mine.search_url", note="an index")
-    rows = [(row.chosen, row.change) for row in _servers(cfg, [spec], "world.backend=ray")]
+    rows = [(row.chosen, row.change) for row in _servers(cfg, [spec], "world.backend=ray", lambda *_: "")]
     assert rows == [
         ("http://127.0.0.1:7000, an index", "mine.search_url=URL"),
         ("redis://127.0.0.1:11000", "streams.host=HOST"),

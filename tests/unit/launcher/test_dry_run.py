@@ -120,10 +120,10 @@ def test_what_was_given_is_said_to_be_given(
         assert "given" not in without[subject], subject
     # The number of requests is that of rollouts, unless it has a value of its own.
     requests = rows(tmp_path / "run", "+domain=guessing", "hardware=cpu", of_row["rollouts at once"])
-    assert requests["engines"] == "actor.llm_max_rollouts given, else hardware=cpu"
+    assert requests["engines"] == "actor.llm_max_rollouts given, else hardware=cpu, this domain"
     own = ("actor.llm_max_rollouts=9", "engine.max_num_seqs=7")
     assert rows(tmp_path / "run", "+domain=guessing", "hardware=cpu", *own)["engines"] == (
-        "engine.max_num_seqs given, else hardware=cpu"
+        "engine.max_num_seqs given, else hardware=cpu, this domain"
     )
 
 
@@ -177,6 +177,40 @@ def test_what_a_file_says_is_said_to_be_of_that_file(tmp_path: Path, monkeypatch
         "test_dataset_names=[x]": "of this domain, evaluation given",
     }.items():
         assert reasons("+domain=guessing", given)["datasets"] == reason
+
+
+def test_a_value_of_a_file_is_not_said_to_be_chosen(tmp_path: Path, model: Path) -> None:
+    """Nor is what the hardware's file says ascribed to the kind of engine."""
+    domain = tmp_path / "conf" / "domain"
+    domain.mkdir(parents=True)
+    cards = ("hardware=gpu", "hardware.devices=4xH100-80GB", f"model_path={model}")
+
+    def reasons(text: str, *given: str) -> dict[str, str]:
+        (domain / "own.yaml").write_text(f"# @package _global_\ndefaults: [math]\n{text}\n")
+        composition = compose(["+domain=own", *cards, *given], config_dir=tmp_path / "conf")
+        with open_backend(composition, True) as backend:
+            made = plan(composition, backend.hosts, Facts(dry_run=True))
+        return {row.subject: row.because for row in table(made)}
+
+    open_still = reasons("")
+    assert open_still["weight updates"] == "hardware=gpu; the model's sizes are not known"
+    assert open_still["environments"] == "mode remote"
+    for subject, text in {
+        "output folder": f"output_dir: {tmp_path / 'run'}",
+        "engines": "vllm_config: {version: 0.30.0}",
+        "division of GPUs": "world: {actor_fraction: 2, finetune_fraction: 2}",
+        "trainer": "use_fsdp: true",
+        "environments": "world: {env_replicas: 3}",
+        "weight updates": "weights: {transport: file, kv: recompute}",
+    }.items():
+        assert reasons(text)[subject] == "this domain", subject
+        assert "this domain" not in open_still[subject], subject
+    kept = reasons("weights: {kv: recompute, ahead: true}")["weight updates"]
+    assert kept == "hardware=gpu, this domain"
+    assert reasons("use_fsdp: auto")["trainer"] == open_still["trainer"], "which leaves it open"
+    assert reasons("", "world.env_replicas=3")["environments"] == "given"
+    length = reasons("vllm_config: {vllm_kwargs: {max_model_len: 4096}}")["engines"]
+    assert length == f"{open_still['engines']}; this domain"
 
 
 @pytest.mark.parametrize(
