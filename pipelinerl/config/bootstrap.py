@@ -36,7 +36,7 @@ class PhaseConfig(Section):
 
 
 class BootstrapConfig(Section):
-    """Recipe of a small model; unused by the launcher."""
+    """Recipe of a small model; the launcher reads it only to say how a missing `model_path` is made."""
 
     out: str | None = None
     """Folder for the model; `results/bootstrap/<domain>` when null."""
