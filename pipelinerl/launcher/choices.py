@@ -229,8 +229,9 @@ def _memory(plan: RunPlan, why: Why) -> Iterator[Row]:
     ranks, key = sum(len(job.gpus) for job in trainers), ACTOR
     each = f" of {len(engines[0].gpus)} GPUs" if len(engines[0].gpus) > 1 else ""
     shown = f"{counted(len(engines), 'engine')}{each}, {counted(ranks, 'trainer rank')}"
-    if memory is not None and memory.shared:
-        yield Row("division of GPUs", "one for engine and trainer", "there is one", "hardware.devices=N")
+    if engines[0].node_rank == trainers[0].node_rank and set(engines[0].gpus) & set(trainers[0].gpus):
+        change = "world.share_device=false hardware.devices=N"  # several are refused while one is shared
+        yield Row("division of GPUs", "one for engine and trainer", "there is one", change)
     else:
         because = why(key, reasons.get(key, "halves, the remainder to the trainer"), FINETUNE)
         yield Row("division of GPUs", shown, because, f"{key}=N {FINETUNE}=M")

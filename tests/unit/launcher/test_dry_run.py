@@ -19,7 +19,7 @@ from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.open_backend import open_backend
 from pipelinerl.launcher.plan import Facts, plan
 from pipelinerl.observe.progress import Output
-from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused, python
+from tests.unit.launcher.conftest import ON_GPUS, QWEN_1_7B, DryRun, Placed, Refused, python
 
 MINE = """
 defaults: [base, _self_]
@@ -81,6 +81,27 @@ def test_weights_in_files_on_a_shared_card_are_said_to_be_so_because_it_is_share
     card = ["hardware=gpu", "hardware.devices=1xH100-80GB", "world.share_device=true", f"model_path={model}"]
     shown = rows(tmp_path / "run", "+domain=guessing", *card)
     assert shown["weight updates"].startswith("one GPU for engine and trainer")
+
+
+@pytest.mark.parametrize("sizes", [{}, QWEN_1_7B], ids=["sizes unknown", "planned"])
+def test_a_shared_card_is_said_to_be_one_and_the_change_that_is_named_divides_cards(
+    tmp_path: Path, model: Path, sizes: dict[str, int]
+) -> None:
+    config = model / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | sizes))
+    card = ["hardware=gpu", "hardware.devices=1xH100-80GB", "world.share_device=true", f"model_path={model}"]
+
+    def division(*more: str) -> Row:
+        composition = compose(["+domain=guessing", *card, f"output_dir={tmp_path / 'run'}", *more])
+        with open_backend(composition, True) as backend:
+            made = plan(composition, backend.hosts, Facts(dry_run=True))
+        assert (made.memory is None) is not bool(sizes)
+        return next(row for row in table(made) if row.subject == "division of GPUs")
+
+    shared = division()
+    assert shared.because == "there is one"
+    change = shared.change.replace("=N", "=2xH100-80GB").split()
+    assert division(*change).chosen == "1 engine, 1 trainer rank" != shared.chosen
 
 
 def test_a_batch_that_no_division_of_the_ranks_gives_is_not_said_to_be_given(
