@@ -6,11 +6,13 @@ Rows may have the columns of GSM8K (`question`, `answer` with the result behind 
 any `question`, `problem`, `task` or `prompt` beside an `answer`.
 """
 
+import logging
 import math
 import random
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from domains.math.answers import last_boxed, plain
@@ -18,6 +20,8 @@ from domains.math.pool import MAX_GOLD_LENGTH
 from domains.math.texts import bare
 from domains.rows import checked_rows, find_file
 from domains.split import is_held_out
+
+logger = logging.getLogger(__name__)
 
 Problem = dict[str, Any]
 DOMAIN = "math"
@@ -30,6 +34,10 @@ ARITHMETIC_PROBLEMS = 1000
 HELD_OUT = 0.25
 """Share of the questions of generated arithmetic `by_length` that only evaluations ask."""
 GSM8K_MARK = "####"
+_CONTEST = re.compile(r"(?:aime|amc)_(20\d\d)(_original)?")
+"""Names for which upstream's loader takes the rows of one year, read from `url`. Without the ending it asks
+each question 16 times.
+"""
 _LISTED = re.compile(r",\s|[()\[\]{}]")
 """A comma is one of thousands only in a text without these."""
 _MISSING = frozenset({"nan", "<na>", "null", "n/a", "n.a", "#n/a", "tbd", "unknown", "notfound", "proof"})
@@ -111,7 +119,29 @@ def _number(rng: random.Random, highest: int, by_length: bool) -> int:
 
 
 def _from_file(name: str, data_dir: str | None) -> Iterator[tuple[str, str]]:
-    yield from checked_rows(find_file(name, data_dir, _NO_FILE), read_row)
+    path, contest = find_file(name, data_dir, _NO_FILE), _CONTEST.fullmatch(Path(name).stem)
+    year, left_out, read = contest and contest[1], 0, 0
+    if contest and not contest[2]:
+        logger.info("dataset %s: each question is asked once, and 16 times by upstream's loader", name)
+    try:
+        for found in checked_rows(path, lambda row: None if _is_left_out(row, year) else read_row(row)):
+            read, left_out = read + 1, left_out + (found is None)
+            if found is not None:
+                yield found
+    finally:  # a caller that has enough stops reading here
+        if left_out:
+            logger.info("dataset %s: %d of %d rows left out, as upstream's loader does", name, left_out, read)
+    if left_out == read:
+        raise ValueError(f"{path}: all {read} rows are of another year in url, or were never verified")
+
+
+def _is_left_out(row: Any, year: str | None) -> bool:
+    """Whether upstream asks no such row: of another year, or with answers none of which was verified."""
+    if not isinstance(row, dict):
+        return False
+    url, verified = row.get("url"), row.get("correctness_math_verify")
+    another = year is not None and isinstance(url, str) and year not in url
+    return another or (isinstance(verified, list) and not any(verified))
 
 
 def read_row(row: Any) -> tuple[str, str]:

@@ -196,6 +196,33 @@ def test_names_are_looked_up_and_a_missing_one_says_where(tmp_path: Path) -> Non
         load_problems(["four.jsonl.gz"], data_dir=str(tmp_path))
 
 
+def test_contests_and_unverified_rows_are_those_that_upstream_asks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    years = [{"problem": f"q{year}", "answer": "1", "url": f"https://x/{year}_AIME"} for year in (2023, 2024)]
+    checked = [
+        {"problem": str(one), "answer": "1", "correctness_math_verify": one} for one in ([True], [False])
+    ]
+    for name, rows in {
+        "aime_2024": years,
+        "aime_2024_original": years,
+        "r1": checked,
+        "amc_2022": years,
+    }.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+    caplog.set_level("INFO")
+    names = ["aime_2024", "aime_2024_original", "r1"]
+    found = load_problems(names, data_dir=str(tmp_path), max_problems=9)
+    assert [problem["task"] for problem in found] == ["q2024", "q2024", "[True]"]
+    left_out = "1 of 2 rows left out, as upstream's loader does"
+    assert caplog.messages == [
+        "dataset aime_2024: each question is asked once, and 16 times by upstream's loader",
+        *(f"dataset {name}: {left_out}" for name in names),
+    ]
+    with pytest.raises(ValueError, match=r"amc_2022\.json: all 2 rows are of another year in url"):
+        load_problems(["amc_2022"], data_dir=str(tmp_path))
+
+
 def test_parquet_rows_are_read_like_the_others(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
