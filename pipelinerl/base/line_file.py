@@ -15,6 +15,7 @@ import msgspec
 
 from pipelinerl.base.closing import Closing
 from pipelinerl.base.errors import first_line
+from pipelinerl.base.files import naming
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,10 +42,8 @@ class LineFile(Closing):
     def append(self, line: bytes) -> None:
         """Write `line` and its end. Raises OSError that names the file, such as on a full disk."""
         data = (CUT if self._cut else b"") + line + b"\n"
-        try:
+        with naming(self.path):
             written = os.write(self._fd, data)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
         self._cut = written != len(data)
         if self._cut:
             raise OSError(f"{self.path}: only {written} of {len(data)} bytes could be written")

@@ -46,28 +46,32 @@ def layer(name: str, content: DictConfig, package: str = "") -> Layer:
     return Layer(name, plain)
 
 
-def origin(layers: Iterable[Layer], keys: Iterable[str]) -> str:
+def origin(layers: Sequence[Layer], keys: Iterable[str]) -> str:
     """The names of the strongest files that write these keys; `DEFAULT` where all are the schema's."""
-    strongest = [*layers][::-1]
-    found = (next((one.name for one in strongest if one.has(key)), DEFAULT) for key in keys)
-    return ", ".join(dict.fromkeys(name for name in found if name != DEFAULT)) or DEFAULT
+    names = (writer.name for key in keys if (writer := _strongest(layers, key)) is not None)
+    return ", ".join(dict.fromkeys(name for name in names if name != DEFAULT)) or DEFAULT
 
 
-def chain(layers: Iterable[Layer], key: str) -> list[str]:
+def chain(layers: Sequence[Layer], key: str) -> list[str]:
     """A key, the key whose value the strongest file gives it, and so on to one with a value of its own."""
-    strongest, found = [*layers][::-1], [key]
+    found = [key]
     while True:
-        written = next((one.value(found[-1]) for one in strongest if one.has(found[-1])), None)
+        writer = _strongest(layers, found[-1])
+        written = None if writer is None else writer.value(found[-1])
         reference = _REFERENCE.fullmatch(written) if isinstance(written, str) else None
         if reference is None or reference[1] in found:
             return found
         found.append(reference[1])
 
 
-def decided(layers: Iterable[Layer], key: str) -> bool:
+def decided(layers: Sequence[Layer], key: str) -> bool:
     """Whether a file that a person chose or wrote decides a key: its value is neither null nor `auto`."""
-    strongest = next((one for one in [*layers][::-1] if one.has(key)), None)
-    return strongest is not None and strongest.name != DEFAULT and strongest.value(key) not in (None, "auto")
+    writer = _strongest(layers, key)
+    return writer is not None and writer.name != DEFAULT and writer.value(key) not in (None, "auto")
+
+
+def _strongest(layers: Sequence[Layer], key: str) -> Layer | None:
+    return next((one for one in reversed(layers) if one.has(key)), None)
 
 
 def file_name(place: str, chosen: Sequence[str], path: Path, bundled: bool) -> str:

@@ -19,6 +19,7 @@ from pipelinerl.base.logs import REMARK
 from pipelinerl.config import Config
 from pipelinerl.config.finetune import RLConfig, Sharding
 from pipelinerl.engines.kind import eight_bits
+from pipelinerl.engines.wire import parameter_checksum
 from pipelinerl.finetune.optimiser import build_optimiser, build_scheduler
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.step import Learner
@@ -70,7 +71,6 @@ def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path, resumes: bo
     return learner_of(model, cfg, ranks, value_head)
 
 
-_AS_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 COMPARED = 65_536
 """Elements of a tensor that ranks compare: another version differs nearly everywhere, and all take long."""
 
@@ -83,10 +83,10 @@ def _check_same(model: PreTrainedModel, ranks: Ranks, named: str) -> None:
     said = model.config.to_json_string(use_diff=False)
     # Where a host keeps its copy is its own affair.
     config = json.loads(said, object_hook=lambda found: {**found, "_name_or_path": None})
-    sums = []
+    sums = {}
     for name, one in model.named_parameters():
-        some = one.detach().flatten()[:: max(1, one.numel() // COMPARED)]
-        sums.append((name, int(some.view(_AS_INTEGER[one.element_size()]).sum(dtype=torch.int64))))
+        some = one.detach().flatten()[:: max(1, one.numel() // COMPARED)].cpu().contiguous()
+        sums[name] = parameter_checksum(some.view(torch.uint8).numpy().data)
     digest = hashlib.sha256(json.dumps([config, sums], sort_keys=True).encode()).hexdigest()
     (first, expected), *others = ranks.gather((socket.gethostname(), digest))
     for index, (host, found) in enumerate(others, 1):

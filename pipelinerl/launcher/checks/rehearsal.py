@@ -71,7 +71,7 @@ def look(tree: DictConfig, deadline_s: float) -> Looked:
     except subprocess.TimeoutExpired:
         return Looked(said=f"not looked at: loading them takes more than {deadline_s:.0f} s")
     if child.returncode != 0 or not child.stdout.strip():  # a loader may exit with 0 too
-        last = " ".join(child.stderr.split())[-LAST_LINE:]
+        last = _one_line(child.stderr)[-LAST_LINE:]
         return Looked([f"{_loader(cfg)}: loading ended its process with status {child.returncode}: {last}"])
     found = Looked(**json.loads(child.stdout.splitlines()[-1]))
     if found.empty and (printed := [line for line in child.stderr.splitlines() if line.strip()]):
@@ -229,8 +229,8 @@ def _tokenizer(model: str) -> "PreTrainedTokenizerFast | None":
         return None
 
 
-def _lines(texts: Iterable[str]) -> list[str]:
-    return [" ".join(text.split()) for text in texts]
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def main() -> None:
@@ -239,8 +239,8 @@ def main() -> None:
     assert isinstance(tree, DictConfig)
     with contextlib.redirect_stdout(sys.stderr):
         found = looked_at(tree)
-    found.problems, found.remarks = map(_lines, (found.problems, found.remarks))
-    (found.said,) = _lines([found.said])
+    found.problems, found.remarks = [*map(_one_line, found.problems)], [*map(_one_line, found.remarks)]
+    found.said = _one_line(found.said)
     print(json.dumps(asdict(found)), flush=True)
     os._exit(0)  # threads of a loader are not waited for
 
