@@ -11,12 +11,6 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 _NUMBER = re.compile(r"(?:(?<![\w.)\]])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<![\w.)\]])\.\d+)")
 """`.5` is a number too. A minus sign belongs to one unless it stands between two operands, as in 7-5."""
 _WORD = re.compile(r"[^\W\d_]+")
-_FENCE = "```"
-_AROUND = {_FENCE: _FENCE, "***": "***", "**": "**", "*": "*", "`": "`", "$$": "$$", "$": "$"}
-_AROUND |= {"\\(": "\\)", "\\[": "\\]"}
-_COMMAND = re.compile(r"\\(?:boxed|fbox|text|textbf|mathbf|mathrm)\s*\{(.+)\}", re.DOTALL)
-_LAYERS = 4
-"""Of `**$\\boxed{\\text{5}}$**`; no model writes more."""
 
 
 def extract_answer(completion: str, answer_format: AnswerFormat, right: str | None = None) -> str | None:
@@ -40,24 +34,6 @@ def extract_answer(completion: str, answer_format: AnswerFormat, right: str | No
     else:
         found = [completion.strip()]
     return found[-1] or None if found else None
-
-
-def undressed(answer: str) -> str:
-    """The answer without bold, code marks, a fence, `$`, `\\boxed{}` or another command around all of it."""
-    for _ in range(_LAYERS):
-        answer = answer.strip()
-        if (found := _COMMAND.fullmatch(answer)) is not None:
-            answer = found[1]
-            continue
-        for opens, closes in _AROUND.items():
-            inside = answer.removeprefix(opens).removesuffix(closes)
-            if len(inside) == len(answer) - len(opens) - len(closes) > 0:
-                # The first line of a fence is the name of a language, or empty.
-                answer = inside.partition("\n")[2] or inside if opens == _FENCE else inside
-                break
-        else:
-            break
-    return answer.strip()
 
 
 def _last_tagged(completion: str) -> str | None:

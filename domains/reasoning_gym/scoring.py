@@ -8,8 +8,9 @@ from fractions import Fraction
 from typing import Any
 
 from domains.pool import JudgePool
-from domains.reasoning_gym.answers import AnswerFormat, extract_answer, undressed
+from domains.reasoning_gym.answers import AnswerFormat, extract_answer
 from domains.reasoning_gym.families import cached, entry
+from domains.short_answers import undressed
 
 PARSED = frozenset(
     {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from domains.reasoning_gym.answers import FORMATS, AnswerFormat, extract_answer, undressed
+from domains.reasoning_gym.answers import FORMATS, AnswerFormat, extract_answer
 
 CASES: list[tuple[AnswerFormat, str, str | None]] = [
     ("tag", "so <answer> 12 </answer>", "12"),
@@ -58,27 +58,3 @@ def test_no_format_fails_at_an_odd_completion() -> None:
         # Half a million openings took hours where each was read on to the end.
         for odd in ("", "\x00", "<answer>" * 500_000, "-" * 1000 + "1" * 1000, "\U0001f600" * 9):
             extract_answer(odd, form, "1")
-
-
-@pytest.mark.parametrize(
-    ("dressed", "bare"),
-    [
-        *(
-            (form.replace("{}", "a b"), "a b")
-            for form in ("**{}**", " *{}* ", "`{}`", "${}$", r"\({}\)", r"\[ {} \]")
-        ),
-        *(
-            (form.replace("{}", "12"), "12")
-            for form in (r"\boxed{{}}", r"**$\boxed{\text{{}}}$**", "```\n{}\n```")
-        ),
-        ("```json\n[1, 2]\n```", "[1, 2]"),
-        ("2*3*4", "2*3*4"),
-        (r"\frac{1}{2}", r"\frac{1}{2}"),
-        ("$", "$"),
-        ("****", "**"),
-        ("", ""),
-        ("12 **", "12 **"),
-    ],
-)
-def test_marks_around_the_whole_answer_are_no_part_of_it(dressed: str, bare: str) -> None:
-    assert undressed(dressed) == bare
