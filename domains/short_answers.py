@@ -1,6 +1,7 @@
 """One normaliser for short answers, such as names, numbers and dates; called by judges that compare texts.
 
-An option of `raro` and `privacy_hopqa`, beside upstream's normalisers, because it changes results.
+`normalised` is an option of `raro` and `privacy_hopqa`, beside upstream's normalisers, because it changes
+results.
 """
 
 import re
@@ -43,6 +44,34 @@ _UNIT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*([mglshvwj]|[a-z]{2,}[23]?|°\s
 _LETTER = re.compile(r"[^\W\d_]")
 _RANGE = re.compile(r"(?<=\d)\s+-\s+(?=\d)")
 _DECADE = re.compile(r"(?<=\d0)'s\b")
+_FENCE = "```"
+_MARKS = {_FENCE: _FENCE, "***": "***", "**": "**", "*": "*", "`": "`", "$$": "$$", "$": "$"}
+_MARKS |= {"\\(": "\\)", "\\[": "\\]"}
+_COMMAND = re.compile(r"\\(?:boxed|fbox|text|textbf|mathbf|mathrm)\s*\{(.+)\}", re.DOTALL)
+_LAYERS = 4
+"""Of `**$\\boxed{\\text{5}}$**`; no model writes more."""
+_ESCAPED = re.compile(r"\\(?=[%$&#_])")
+
+
+def undressed(answer: str) -> str:
+    """The answer without bold, code marks, a fence, `$`, `\\boxed{}` or another command around all of it.
+
+    A percent sign, dollar sign and so on that LaTeX escapes stands for itself.
+    """
+    for _ in range(_LAYERS):
+        answer = answer.strip()
+        if (found := _COMMAND.fullmatch(answer)) is not None:
+            answer = found[1]
+            continue
+        for opens, closes in _MARKS.items():
+            inside = answer.removeprefix(opens).removesuffix(closes)
+            if len(inside) == len(answer) - len(opens) - len(closes) > 0:
+                # The first line of a fence is the name of a language, or empty.
+                answer = inside.partition("\n")[2] or inside if opens == _FENCE else inside
+                break
+        else:
+            break
+    return _ESCAPED.sub("", answer.strip())
 
 
 def unglued(text: str) -> str:

@@ -55,6 +55,8 @@ mph = 22/15 ft s-1 | kph kmh = 5/18 m s-1 | kWh = 3600000 kg m2 s-2 | acre acres
 hectare hectares ha = 10000 m2 | cent cents ¢ \\cent \\cents = 1/100 $ | dollar dollars USD = 1 $
 euro euros EUR = 1 euro | GBP = 1 GBP | yen JPY = 1 yen | rupee rupees INR = 1 rupee
 deg degree degrees = 1 deg | rad radian radians = 1 rad | dozen = 12 one
+м метр метра метров 米 = 1 m | км 千米 公里 = 1000 m | см 厘米 = 1/100 m | мм 毫米 = 1/1000 m
+г 克 = 1/1000 kg | кг 千克 公斤 = 1 kg | 秒 = 1 s | мин 分钟 = 60 s | час часа часов 小时 = 3600 s
 gallon gallons gal = 1 gal | quart quarts = 1/4 gal | pint pints = 1/8 gal | cup cups = 1/16 gal
 """
 _POWERS = re.compile(r"([^\d-]+)(-?\d+)?")
@@ -81,9 +83,13 @@ _EXPONENT = re.compile(r"\s*\^\s*\{\s*(-?\d)\s*\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _BLANK = re.compile(rf"{SPACE}|\\cdot(?![A-Za-z])|\\times(?![A-Za-z])|[*$\s\u00b7()]")
 _WORD = re.compile(r"(\D+?)\.?\^?(-?[1-9])?\.?")
+_ALONE = "\u0400-\u052f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
+"""Cyrillic, Japanese, Chinese and Korean: no letter of theirs is a variable."""
+_ACCENTED = "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f"
+_LETTER_ALONE = re.compile(f"[{_ALONE}]")
 _ONE = (
     rf"(?:{FONT}\s*\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|\{{\\rm\s[^{{}}]*\}}"
-    r"|\\Omega|\\mu|\\cents?|[A-Za-z\u00b5\u00a2]++\.?+)"
+    rf"|\\Omega|\\mu|\\cents?|[A-Za-z\u00b5\u00a2{_ACCENTED}{_ALONE}]++\.?+)"
 )
 _RAISED = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d)|\d(?![\d.]))?"
 _GAP = rf"(?:{SPACE}|\s)*+"
@@ -127,6 +133,14 @@ fifths sixths eighths tenth tenths hundredth hundredths thousandth thousandths
 """
 _OTHERWISE = frozenset((*_LISTED.split(), r"\lor"))
 """Words that no unit has: the number before them is not the whole answer."""
+_OTHERWISE_ABROAD = re.compile(
+    r"(?<!\w)(?:mil(?:l|h|j)?i?[o\u00f3\u00f5\u00e3]\w*|mil(?:li|i|j)ard\w*|mil(?:le|a)?|tausend\w*|duizend|tusen"
+    r"|тыс\w*|млн|млрд|миллион\w*|миллиард\w*|сот\w*|hundert\w*|cien(?:tos?)?|cento|centaines?|halb\w*|h[aä]lft\w*"
+    r"|medi[oa]s?|demie?s?|mezz[oa]|mei[oa]s?|половин\w*|пол|oder|ou|или|mehr|weniger|m[aá]s|menos|moins|pi[uù]|meno"
+    r"|более|менее|больше|меньше)(?!\w)"
+    r"|\A[十百万萬亿億兆余餘多几십백천만억조]|\A千(?![米克瓦卡])|半|以[上下]|分之|或|이상|이하|또는"
+)
+"""The same in the languages that policies write most: `42 Millionen`, `42 y medio`, `42万人`, `42人以上`."""
 _POWER = re.compile(r"\^\s*\{?\s*-?\d")
 _SMALL = ("per", "of", "sq", "cubic", "square", "an", "a", "old", "left", "ago", "away", "squared", "cubed")
 
@@ -219,7 +233,7 @@ def measured(text: str, gold: str | None = None, money: bool = False) -> Measure
     else:
         names = _FONT.sub(r" \1\2 ", said).split()
         taken = (
-            any(len(name) > 1 for name in names)
+            any(len(name) > 1 or _LETTER_ALONE.match(name) for name in names)
             and (marked or _counted(names, bare or bool(found["gap"])))
             and not _changes_number(said, names)
         )
@@ -251,6 +265,8 @@ def _summed(text: str) -> Measured | None:
 
 def _counted(names: list[str], beside_number: bool) -> bool:
     """Whether small words behind a number say what it counts: `dollars per hour`, not `abc`."""
+    if all(map(_LETTER_ALONE.match, names)):
+        return True
     if beside_number and len(names) == 1:
         # Each variable of a product is written once, in the order of the alphabet.
         return len(names[0]) > 2 and names[0].isalpha() and [*names[0]] != sorted(set(names[0]))
@@ -260,7 +276,8 @@ def _counted(names: list[str], beside_number: bool) -> bool:
 def _changes_number(said: str, names: list[str]) -> bool:
     """Whether words behind a number say that it is not all: `and a half`, `or more`, `apples and 3 pears`."""
     numbered = re.search(r"\d", _POWER.sub("", said)) is not None
-    return numbered or not _OTHERWISE.isdisjoint(map(str.lower, names))
+    abroad = _OTHERWISE_ABROAD.search(" ".join(names).casefold()) is not None
+    return numbered or abroad or not _OTHERWISE.isdisjoint(map(str.lower, names))
 
 
 def expression(text: str) -> Expression:

@@ -10,6 +10,7 @@ from typing import Any
 from domains.pool import JudgePool
 from domains.reasoning_gym.answers import AnswerFormat, extract_answer
 from domains.reasoning_gym.families import cached, entry
+from domains.short_answers import undressed
 
 PARSED = frozenset(
     {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
@@ -54,19 +55,27 @@ def judge(
     answer = extract_answer(completion, form, item["answer"])
     if answer is None:
         return 0.0, False
+    scores = [
+        _scored(task, options, seed, one, item) for one in dict.fromkeys((answer, undressed(answer))) if one
+    ]
+    return max((one for one in scores if one is not None), default=None), True
+
+
+def _scored(task: str, options: str, seed: int, answer: str, item: dict[str, Any]) -> float | None:
+    """From 0 to 1, by the family's verifier and the rules of this file; None where the former fails."""
     if task in PARSED and not _EXPRESSION.fullmatch(answer):
-        return 0.0, True
+        return 0.0
     if _NO_NUMBER.search(answer) and not _NO_NUMBER.search(item["answer"] or ""):
-        return 0.0, True
+        return 0.0
     if task in EXACT:
-        return float(answer.strip().lower() == item["answer"].lower()), True
+        return float(answer.strip().lower() == item["answer"].lower())
     try:
         score = float(cached(task, options, seed).score_answer(answer, item))
         if score >= RIGHT and not _is_right(task, answer, item, score):
-            return (NEARLY if task in _SAME_TEXT or task == "time_intervals" else 0.0), True
+            return NEARLY if task in _SAME_TEXT or task == "time_intervals" else 0.0
     except (Exception, RecursionError, MemoryError):  # whatever an odd answer brings down
-        return None, True
-    return min(max(score, 0.0), 1.0), True
+        return None
+    return min(max(score, 0.0), 1.0)
 
 
 def _is_right(task: str, answer: str, item: dict[str, Any], score: float) -> bool:

@@ -8,7 +8,7 @@ from domains.privacy_hopqa.data.answers import MatchMode, answers_match, stated
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.identity import value_aliases
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
-from domains.short_answers import normalised
+from domains.short_answers import normalised, undressed
 
 
 class Judge:
@@ -45,7 +45,7 @@ class Judge:
         return stated(text, self._chain.hop(hop_number).accepted)
 
     def _matches(self, answer: str | None, accepted: tuple[str, ...]) -> bool:
-        given = answer or ""
+        given = undressed(answer or "")
         if self._short:
             given, accepted = normalised(given), tuple(map(normalised, accepted))
         return answers_match(given, accepted, self._mode, self._threshold)

@@ -133,7 +133,7 @@ def parse_action(reply: str, labels: tuple[str, str, str], *, cut: bool = False)
     pattern = re.compile(rf"^ACTION:\s*({'|'.join(map(re.escape, names))})\s*$", flags)
     lines = answer_part(reply).split("\n")
     for line in lines[:-1] if cut else lines:
-        if found := pattern.match(line):
+        if found := pattern.match(line.lstrip()):
             return names[found.group(1).upper()]
     return None
 

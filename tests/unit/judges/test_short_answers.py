@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from domains.privacy_hopqa.data.judge import Judge
 from domains.raro.evaluate import is_correct
-from domains.short_answers import normalised
+from domains.short_answers import normalised, undressed
 
 SAME = [
     ("US", "U.S."),
@@ -189,3 +189,36 @@ async def test_without_it_answers_are_compared_as_before() -> None:
     assert await is_correct(problem, "the Nile", None)  # type: ignore[arg-type]
     for one, other in (("US", "U.S."), ("the Nile", "Nile"), ("12th", "12"), ("5 km", "5km")):
         assert not Judge(chain(one)).final_correct(other)
+
+
+@pytest.mark.parametrize(
+    ("dressed", "bare"),
+    [
+        *(
+            (form.replace("{}", "a b"), "a b")
+            for form in ("**{}**", " *{}* ", "`{}`", "${}$", r"\({}\)", r"\[ {} \]")
+        ),
+        *(
+            (form.replace("{}", "12"), "12")
+            for form in (r"\boxed{{}}", r"**$\boxed{\text{{}}}$**", "```\n{}\n```")
+        ),
+        ("```json\n[1, 2]\n```", "[1, 2]"),
+        ("2*3*4", "2*3*4"),
+        (r"\frac{1}{2}", r"\frac{1}{2}"),
+        ("$", "$"),
+        ("****", "**"),
+        ("", ""),
+        ("12 **", "12 **"),
+        (r"$15\%$", "15%"),
+    ],
+)
+def test_marks_around_the_whole_answer_are_no_part_of_it(dressed: str, bare: str) -> None:
+    assert undressed(dressed) == bare
+
+
+@pytest.mark.parametrize("answer", ["**15%**", r"$15\%$", r"\boxed{15\%}", "`15%`", "15%"])
+def test_a_chain_is_answered_in_latex_too(answer: str) -> None:
+    hop = SimpleNamespace(accepted=("15%",), gold_values=())
+    chain: Any = SimpleNamespace(hops=[hop], hop=lambda number: hop)
+    assert Judge(chain).correct(1, answer)
+    assert not Judge(chain).correct(1, answer.replace("15", "16"))

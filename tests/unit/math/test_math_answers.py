@@ -71,6 +71,31 @@ TABLE = [
     ("12", "12 men", "correct"),
     ("12", "12 cup", "correct"),
     ("12", "13 eggs", "wrong"),
+    *(
+        ("42", boxed, "correct")
+        for boxed in (
+            r"42\text{ 元}",
+            "42个",
+            r"\text{42人}",
+            "42 Äpfel",
+            "42 км",
+            r"42\text{ años}",
+            "42時間",
+            "42개",
+        )
+    ),
+    ("5 km", "5 км", "correct"),
+    (r"5\text{ m}", r"500\text{厘米}", "correct"),
+    (r"5\text{ m}", r"5\text{厘米}", "wrong"),
+    ("5 km", "5 м", "wrong"),
+    *(
+        ("42", boxed, "wrong")  # forty-two million, thousand, and a half, or more
+        for boxed in (
+            *(r"42\text{ Millionen}", "42 Millionen Euro", r"42\text{ millones}", r"42\text{ млн}", "42 mil"),
+            *("42万", r"42\text{万人}", "42 тысяч", "42 tausend", "42만 원", r"42\text{个半}", "42 y medio"),
+            *(r"42\text{ oder mehr}", r"42\text{人以上}", r"42\text{ o más}", r"42\text{分之三}", "43个"),
+        )
+    ),
     ("12", "12xy", "wrong"),
     ("12", "12 abc", "wrong"),
     # Variables that math-verify takes for units at the end of an answer.

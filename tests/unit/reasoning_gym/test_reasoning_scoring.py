@@ -96,6 +96,21 @@ def test_more_than_the_right_answer_or_another_one_is_no_success(task: str, wron
             assert score is not None and score < 0.999, (right, form)
 
 
+@pytest.mark.usefixtures("families")
+@pytest.mark.parametrize(
+    "task", ["leg_counting", "calendar_arithmetic", "puzzle24", "mini_sudoku", "word_sorting"]
+)
+def test_a_right_answer_in_bold_in_a_box_or_in_a_fence_is_right(task: str) -> None:
+    keys = ("task", "options", "seed", "index", "question")
+    (problem,) = load_problems(["train"], {task: {}}, count=1)
+    right = entry(*(problem[key] for key in keys[:4]))["answer"]
+    for form in ("**{}**", r"\boxed{{}}", "${}$", "```\n{}\n```"):
+        said = f"<answer>{form.replace('{}', right)}</answer>"
+        assert judge(*(problem[key] for key in keys), said, "auto") == (1.0, True)
+        score, _ = judge(*(problem[key] for key in keys), said.replace(right, "no such thing"), "auto")
+        assert score is not None and score < 0.999
+
+
 HOSTILE = "__import__('os').system('touch {path}')"
 
 

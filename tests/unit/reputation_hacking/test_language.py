@@ -62,6 +62,8 @@ PROBLEM = load_problems(["heldout"], heldout_count=1, c_signal=[0.7])[0]
         ("ACTION: B", None),
         ("ACTION: HELP SIGNAL", None),
         ("ACTION: HELP\r\n", 1),
+        (" ACTION: HELP", 1),
+        ("Well.\n\tACTION: SIGNAL", 2),
     ],
 )
 def test_replies(reply: str, action: int | None) -> None:
