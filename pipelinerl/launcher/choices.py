@@ -321,7 +321,7 @@ def _evaluation(cfg: Config, why: Why) -> Row:
     parts += ["last version"] if cfg.eval_at_end else []
     key = "eval_every_n_versions"
     because = why(key, "", "eval_at_end")
-    return Row("evaluation", ", ".join(parts) or "none", because, f"{key}=TEXTS")
+    return Row("evaluation", ", ".join(parts) or "none", because, f"{key}=SAMPLES")
 
 
 def _sampling(cfg: Config, given: Collection[str]) -> Row:
