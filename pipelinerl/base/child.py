@@ -1,13 +1,16 @@
 """Dying with the parent: run a command that is killed when its parent ends, however the parent ends.
 
-    python child.py --parent PID -- COMMAND ARGUMENT ...
+    python child.py --parent PID [--guard FD] -- COMMAND ARGUMENT ...
 
 The kernel sends SIGKILL to this process when the *thread* that started it ends (PR_SET_PDEATHSIG, which
 survives exec). The request reaches one generation only: a process that forks workers of its own calls
 `die_with_parent()` at the start of each of them, with its own pid, or its workers outlive a kill -9 of it.
+What else it starts is left to a guard (guard.py), to which it tells its group before the command runs: its
+parent could be killed before it has told it.
 Standard library only: the file runs on its own with `python -I -S`, which takes 20 ms.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -22,9 +25,13 @@ CHILD_VARIABLE = "PIPELINERL_CHILD_PID"
 """Pid of the launcher's child that a process comes from."""
 
 
-def wrapped(argv: "Iterable[str]") -> list[str]:
-    """The command that runs `argv` so that it is killed when this process ends; to be started by it."""
-    return [sys.executable, "-I", "-S", __file__, "--parent", str(os.getpid()), "--", *argv]
+def wrapped(argv: "Iterable[str]", guard: int | None = None) -> list[str]:
+    """The command that runs `argv` so that it is killed when this process ends; to be started by it.
+
+    `guard` is the descriptor of a guard's input, to be passed on: the command leads a group of its own.
+    """
+    told = () if guard is None else ("--guard", str(guard))
+    return [sys.executable, "-I", "-S", __file__, "--parent", str(os.getpid()), *told, "--", *argv]
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
@@ -55,13 +62,24 @@ def die_with_agent() -> None:
         die_with_parent(None if agent is None else int(agent))
 
 
-def main(argv: list[str]) -> int:
-    if len(argv) < 4 or argv[0] != "--parent" or argv[2] != "--":
-        print("usage: child.py --parent PID -- COMMAND ARGUMENT ...", file=sys.stderr)
-        return 2
-    command = argv[3:]
-    die_with_parent(int(argv[1]))
+def begin(parent: int, guard: int | None) -> None:
+    """What a child does before its command runs; `guard` is closed."""
+    die_with_parent(parent)
+    if guard is not None:
+        # A guard that was killed has a successor, to which the parent tells all groups.
+        with open(guard, "wb", buffering=0) as told, contextlib.suppress(BrokenPipeError):
+            told.write(b"+%d\n" % os.getpid())
     os.environ[CHILD_VARIABLE] = str(os.getpid())  # which stays the same through exec
+
+
+def main(argv: list[str]) -> int:
+    behind = argv.index("--") if "--" in argv else len(argv)
+    options, command = dict(zip(argv[:behind:2], argv[1:behind:2])), argv[behind + 1 :]
+    if not command or "--parent" not in options or not options.keys() <= {"--parent", "--guard"}:
+        print("usage: child.py --parent PID [--guard FD] -- COMMAND ARGUMENT ...", file=sys.stderr)
+        return 2
+    guard = options.get("--guard")
+    begin(int(options["--parent"]), None if guard is None else int(guard))
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+    from typing import IO
 
 _GONE_DEADLINE_S = 10.0
 _KILLED_PASSES, _BETWEEN_PASSES_S = 50, 0.02
@@ -42,6 +43,7 @@ def start(folders: "Iterable[Path]") -> "subprocess.Popen[bytes]":
 
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, str(os.getpid()), *map(str, folders)],
+        bufsize=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -81,7 +83,12 @@ class GroupGuard:
         self._groups: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
 
+    def fileno(self) -> int:
+        """The guard's input, for `wrapped` of child.py: what that starts tells its group by itself."""
+        return self._input().fileno()
+
     def add(self, pgid: int) -> None:
+        """Another guard has to know it too, should this one be killed."""
         self._groups.add(pgid)
         self._tell("+", pgid)
 
@@ -97,13 +104,16 @@ class GroupGuard:
             self._process.communicate()
 
     def _tell(self, sign: str, pgid: int) -> None:
-        told = [(sign, pgid)]
-        if self._process is None or self._process.poll() is not None:  # none yet, or somebody killed it
-            self._process, told = start(()), [("+", group) for group in self._groups]
-        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # killed this moment; the next call starts another
-            self._process.stdin.write("".join(f"{one}{group}\n" for one, group in told).encode())
-            self._process.stdin.flush()
+            self._input().write(f"{sign}{pgid}\n".encode())
+
+    def _input(self) -> "IO[bytes]":
+        if self._process is None or self._process.poll() is not None:  # none yet, or somebody killed it
+            self._process = start(())
+            for group in self._groups:
+                self._tell("+", group)
+        assert self._process.stdin is not None
+        return self._process.stdin
 
 
 def ask(argv: "Sequence[str]", given: str, deadline_s: float) -> "subprocess.CompletedProcess[str]":
@@ -125,10 +135,15 @@ def ask(argv: "Sequence[str]", given: str, deadline_s: float) -> "subprocess.Com
         ]
         files[0].write(given)
         files[0].seek(0)
+        told = guarded.fileno()
         child = subprocess.Popen(
-            wrapped(argv), stdin=files[0], stdout=files[1], stderr=files[2], start_new_session=True
+            wrapped(argv, told),
+            stdin=files[0],
+            stdout=files[1],
+            stderr=files[2],
+            start_new_session=True,
+            pass_fds=(told,),
         )
-        guarded.add(child.pid)
         try:
             child.wait(deadline_s)
         finally:

@@ -25,7 +25,7 @@ import pytest
 from _pytest.outcomes import Skipped
 from _pytest.pathlib import import_path, module_name_from_path
 
-from pipelinerl.base.child import CHILD_VARIABLE, die_with_parent
+from pipelinerl.base.child import begin
 
 OWN = ("pipelinerl", "domains", "retrieval_server", "tests", "vllm")
 AFRESH = (
@@ -48,14 +48,16 @@ class Forked(subprocess.Popen[Any]):
     def _execute_child(self, *arguments: Any) -> None:
         given = _EXECUTE.bind(self, *arguments).arguments
         words = [str(word) for word in given["args"]]
-        parent = int(words[words.index("--parent") + 1]) if "--parent" in words[:5] else None
-        words = words[words.index("--") + 1 :] if parent is not None else words
+        options = dict[str, int]()
+        if "--parent" in words[:5]:
+            behind = words.index("--")
+            options, words = dict(zip(words[4:behind:2], map(int, words[5:behind:2]))), words[behind + 1 :]
         if words[:2] not in ([sys.executable, "-m"], [sys.executable, "-c"]):
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
         self.pid = os.fork()
         if self.pid == 0:
-            _run(words[1:], parent, given, self.spreads)
+            _run(words[1:], options, given, self.spreads)
         self._child_created = True
         for child, own in (("p2cread", "p2cwrite"), ("c2pwrite", "c2pread"), ("errwrite", "errread")):
             if -1 not in (given[child], given[own]):
@@ -87,13 +89,12 @@ def import_tests(config: pytest.Config) -> None:
                 sys.modules.pop(module_name_from_path(path, config.rootpath), None)
 
 
-def _run(words: list[str], parent: int | None, given: Mapping[str, Any], spreads: bool) -> NoReturn:
+def _run(words: list[str], options: dict[str, int], given: Mapping[str, Any], spreads: bool) -> NoReturn:
     status = 1
     try:
         _leave_the_tests_behind(given)
-        if parent is not None:
-            die_with_parent(parent)
-            os.environ[CHILD_VARIABLE] = str(os.getpid())
+        if options:
+            begin(options["--parent"], options.get("--guard"))
         subprocess.Popen = Forked if spreads else BARE  # type: ignore[misc]
         if spreads:
             warnings.simplefilter("ignore")

@@ -232,13 +232,15 @@ class Session:
         it printed until then is returned, `expired` is true, and `texts` are those of the calls that the
         engines had answered by then.
         """
+        guard = _GUARD.fileno()
         process = await asyncio.create_subprocess_exec(
-            *wrapped(argv),
+            *wrapped(argv, guard),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={**_passed_on(), **self._addresses(), **(env or {})},
             start_new_session=True,
+            pass_fds=(guard,),
         )
         _GUARD.add(process.pid)
         out, err = bytearray(), bytearray()

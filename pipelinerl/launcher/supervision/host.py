@@ -53,13 +53,17 @@ class _Guard:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def fileno(self) -> int:
+        """Its input, by which a child tells its group before its command runs."""
+        assert self._process.stdin is not None
+        return self._process.stdin.fileno()
+
     def tell(self, sign: str, pgid: int) -> None:
         assert self._process.stdin is not None
         # A guard that was killed a moment ago is replaced in the next step and told everything again; one
         # that was closed kills what is left.
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(f"{sign}{pgid}\n".encode())
-            self._process.stdin.flush()
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -100,9 +104,8 @@ class LocalHost:
             tell(news)
 
         with self._guarding:
-            child = RunningChild(spec, hear)
+            child = RunningChild(spec, hear, self._guard.fileno())
             self._running[child.pid] = child
-            self._guard.tell("+", child.pid)
         return child
 
     def look(self) -> None:

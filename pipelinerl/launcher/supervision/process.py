@@ -21,17 +21,18 @@ LONGEST_LOOK_S = 3.0
 """Between two looks of the supervisor nothing counts beyond this."""
 
 
-def start_process(spec: ChildSpec) -> subprocess.Popen[bytes]:
-    """Start a child in a session of its own, killed when the calling thread's process ends."""
+def start_process(spec: ChildSpec, guard: int) -> subprocess.Popen[bytes]:
+    """Start a child in a session of its own, killed when the calling thread's process ends; see `wrapped`."""
     spec.stdout.parent.mkdir(parents=True, exist_ok=True)
     with spec.stdout.open("ab") as out, spec.stderr.open("ab") as err:
         return subprocess.Popen(
-            wrapped(spec.argv),
+            wrapped(spec.argv, guard),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.env},
             start_new_session=True,
+            pass_fds=(guard,),
         )
 
 
@@ -87,16 +88,19 @@ def what_runs(pid: int) -> str:
 
 
 class RunningChild:
-    """A started process, which ends with the calling thread. Its own threads call `tell`."""
+    """A started process, which ends with the calling thread. Its own threads call `tell`.
 
-    def __init__(self, spec: ChildSpec, tell: Tell) -> None:
+    `guard` is the descriptor of the input of the guard that ends its group when this process has gone.
+    """
+
+    def __init__(self, spec: ChildSpec, tell: Tell, guard: int) -> None:
         self.spec, self.tell = spec, tell
         err, out = (path.stat().st_size if path.exists() else 0 for path in (spec.stderr, spec.stdout))
         self._logs_start = err, out
         check = spec.heartbeat
         # From before the start, so that no beat of this start is taken for one of an earlier start.
         beats = check and BeatWatch(check.path, check.interval_s)
-        self._process = start_process(spec)
+        self._process = start_process(spec, guard)
         self.pid = self._process.pid
         # Looked at by the supervisor; as every watcher, one that was stopped itself blames nobody.
         self.stopped = StallDetector(None, time.monotonic(), LONGEST_LOOK_S)

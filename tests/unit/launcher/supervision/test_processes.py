@@ -339,9 +339,18 @@ subprocess.run([sys.executable, "-c", orphan], start_new_session=True)
 time.sleep(float(sys.argv[1]))
 """
 SUPERVISES = """
-import sys
+import os, sys, time
 from pathlib import Path
-from pipelinerl.launcher.supervision import ChildSpec, Supervisor
+from pipelinerl.launcher.supervision import ChildSpec, Supervisor, process
+
+def killed_in_the_start(spec, *given, start=process.start_process):
+    start(spec, *given)
+    while not spec.stdout.read_text().endswith("\\n"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), 9)
+
+if sys.argv[4] == "in the start":
+    process.start_process = killed_in_the_start
 argv = [sys.executable, "-c", sys.argv[2], sys.argv[3]]
 with Supervisor([ChildSpec(name="actor", argv=argv, log_dir=Path(sys.argv[1]))]) as supervisor:
     supervisor.start()
@@ -349,17 +358,20 @@ with Supervisor([ChildSpec(name="actor", argv=argv, log_dir=Path(sys.argv[1]))])
 """
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["the child ends", "the launcher is killed"])
+@pytest.mark.parametrize("killed", ["no", "later", "in the start"])
 def test_an_orphan_in_another_session_ends_with_the_child_that_it_comes_from(
-    tmp_path: Path, killed: bool
+    tmp_path: Path, killed: str
 ) -> None:
-    """As a browser or a shell does that a rollout started and whose own parent has ended."""
-    given = [str(tmp_path / "log"), LEAVES_AN_ORPHAN, "600" if killed else "0"]
+    """As a browser or a shell does that a rollout started and whose own parent has ended.
+
+    The child ends, or the launcher is killed, at the earliest before it has heard the child's pid.
+    """
+    given = [str(tmp_path / "log"), LEAVES_AN_ORPHAN, "0" if killed == "no" else "600", killed]
     launcher = subprocess.Popen([sys.executable, "-c", SUPERVISES, *given])
     said = tmp_path / "log" / "stdout.log"
     until(lambda: said.exists() and said.read_text().endswith("\n"), "the orphan's pid")
     orphan = int(said.read_text())
-    if killed:
+    if killed == "later":
         assert os.getsid(orphan) != os.getsid(launcher.pid) and alive(orphan)
         launcher.kill()
     launcher.wait(DEADLINE_S)
