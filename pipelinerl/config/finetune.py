@@ -73,11 +73,11 @@ class RLConfig(Section):
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL to the reference at the first step."""
     final_kl_coef: float | None = Field(None, ge=0)
-    """Weight of the KL at the last step, linear in between; null = `kl_coef`."""
+    """Weight of the KL when the last step has ended, linear in between; null = `kl_coef`."""
     entropy_bonus: float = 0.0
     """Weight of the entropy at the first step."""
     final_entropy_bonus: float | None = None
-    """Weight of the entropy at the last step, linear in between; null = `entropy_bonus`."""
+    """Weight of the entropy when the last step has ended, linear in between; null = `entropy_bonus`."""
     relu_log_p_weights: bool = False
     """Treat negative advantages (or rewards, without `use_advantages`) as 0."""
     clamp_log_ratio_ref_new_value: float = Field(5.0, gt=0)
