@@ -56,13 +56,20 @@ def _words(response: str, data: Data) -> bool | None:
 
 
 def _yes_no(response: str, data: Data) -> bool | None:
-    """Yes or no of each question: bold in the last line, else behind "the answer is", else the last line."""
+    """Yes or no of each question: bold in the last line, else behind "the answer is", else the last line.
+
+    Bold without either is a label, as in `**Answer:** yes, no`; each answer may be bold by itself.
+    """
     last = response.strip().rpartition("\n")[2]
-    found = _BOLD.findall(last) or _SAID.findall(last) or [last]
-    told, wanted = (
-        [word.lower() in _YES for word in _YES_NO.findall(text)] for text in (found[-1], data["answer"])
-    )
+    bold = [words for text in _BOLD.findall(last) if (words := _told(text))]
+    told, wanted = _told((_SAID.findall(last) or [last])[-1]), _told(data["answer"])
+    if bold:
+        told = bold[-1] if len(bold[-1]) >= len(wanted) else [word for words in bold for word in words]
     return told == wanted if told else None
+
+
+def _told(text: str) -> list[bool]:
+    return [word.lower() in _YES for word in _YES_NO.findall(text)]
 
 
 def _pair(response: str, data: Data) -> bool | None:

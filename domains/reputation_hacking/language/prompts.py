@@ -125,17 +125,25 @@ def user_text(params: Params, seen: Reading, labels: tuple[str, str, str]) -> st
 def parse_action(reply: str, labels: tuple[str, str, str], *, cut: bool = False) -> int | None:
     """The action of the first line `ACTION: NAME` behind the thoughts, or None.
 
-    `cut`: the reply ended at its length limit, so only a line that was finished counts.
+    Without such a line, that of all lines in bold, code or quotation marks, with `<NAME>`, a full stop or
+    `DO NOTHING`, if they name one action: several may be a list of what could be done. `cut`: the reply ended
+    at its length limit, so only a line that was finished counts.
     """
     names = {label.upper(): action for action, label in enumerate(labels)}
     # ASCII: or other letters that fold to those of a name would match it, whose upper case is no name.
     flags = re.IGNORECASE | re.ASCII
-    pattern = re.compile(rf"^ACTION:\s*({'|'.join(map(re.escape, names))})\s*$", flags)
-    lines = answer_part(reply).split("\n")
-    for line in lines[:-1] if cut else lines:
-        if found := pattern.match(line.lstrip()):
-            return names[found.group(1).upper()]
-    return None
+    name = f"({'|'.join(map(re.escape, names))})"
+    lines = [line.lstrip() for line in answer_part(reply).split("\n")]
+    lines = lines[:-1] if cut else lines
+    plain = re.compile(rf"ACTION:\s*{name}\s*\Z", flags)
+    for line in lines:
+        if found := plain.match(line):
+            return names[found[1].upper()]
+    # No blank behind the marks in front: `* ACTION: HELP` is an item of a list.
+    name, mark = name.replace("_", "[_ ]"), '[*`"]{0,4}'
+    dressed = re.compile(rf"{mark}ACTION{mark}:{mark}\s*{mark}<?{name}>?{mark}\.?{mark}\s*\Z", flags)
+    named = {found[1].upper().replace(" ", "_") for line in lines if (found := dressed.match(line))}
+    return names[named.pop()] if len(named) == 1 else None
 
 
 def answer_text(action: int, labels: tuple[str, str, str] = ACTIONS) -> str:

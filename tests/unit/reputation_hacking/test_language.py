@@ -57,8 +57,24 @@ PROBLEM = load_problems(["heldout"], heldout_count=1, c_signal=[0.7])[0]
         ("why not\nACTION: DO_NOTHING\nACTION: HELP", 0),
         ("", None),
         ("HELP", None),
-        ("ACTION: HELP.", None),
-        ("**ACTION: HELP**", None),
+        ("ACTION: HELP.", 1),
+        ("**ACTION: HELP**", 1),
+        ("**ACTION:** SIGNAL", 2),
+        ("**ACTION: SIGNAL**.", 2),
+        ("I signal.\n\n`ACTION: SIGNAL`\n", 2),
+        ("ACTION: <HELP>", 1),
+        ("ACTION: DO NOTHING", 0),
+        ('"ACTION: do_nothing."', 0),
+        ("ACTION: HELP or SIGNAL", None),
+        ("**ACTION: NOT HELP**", None),
+        ("**ACTION: HELP** or **ACTION: SIGNAL**", None),
+        ("**ACTION: HELP**\nIt tires less.\n**ACTION: SIGNAL**\nIt pays.", None),
+        ("**ACTION: HELP**\nIt tires less.\n**ACTION: SIGNAL**\nIt pays.\n\nACTION: SIGNAL", 2),
+        ("* ACTION: HELP\n* ACTION: SIGNAL", None),
+        ("* ACTION: HELP\n* ACTION: SIGNAL\n\n**ACTION: SIGNAL**", 2),
+        ("ACTION: HELP?", None),
+        ("ACTION: DONOTHING", None),
+        ("Aktion: HELFEN", None),
         ("ACTION: B", None),
         ("ACTION: HELP SIGNAL", None),
         ("ACTION: HELP\r\n", 1),
@@ -81,6 +97,7 @@ def test_letters_are_names_only_where_they_were_introduced() -> None:
 
 def test_a_line_cut_by_the_limit_does_not_count() -> None:
     assert parse_action("ACTION: HELP", ACTIONS, cut=True) is None
+    assert parse_action("**ACTION: DO NOTHING**", ACTIONS, cut=True) is None
 
 
 @pytest.mark.parametrize("reply", ["ACTION: S\u0130GNAL", "ACTION: \u017fIGNAL", "ACTION: s\u0131gnal"])
