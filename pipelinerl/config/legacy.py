@@ -42,11 +42,18 @@ class Gone:
     """The value that says what happens here anyway. Null is one for every key."""
     matters: bool = False
     """Any other value would change results: a file that has one is refused. Otherwise it is left out."""
+    off: str = ""
+    """What to set instead of false, if false is the default of upstream's files but not of this project."""
+    off_here: str = ""
+    """What a run does if false is left out."""
 
     def remedy(self, value: object) -> str:
         """What to do, for one value of the key."""
-        instead = self.instead.format(value=_written(value))
+        instead = self._override(value)
         return f"{self.why}; {f'use {instead}' if instead else 'remove it'}"
+
+    def _override(self, value: object) -> str:
+        return self.off if self.off and value is False else self.instead.format(value=_written(value))
 
     @property
     def instead_of_it(self) -> str:
@@ -57,17 +64,25 @@ class Gone:
         """Whether the tree says the same without the key: its usual value, or what is set instead of it."""
         if value is None or value == self.usual:
             return True
-        wanted = self.instead.partition("=")[2].format(value=_written(value))
+        wanted = self._override(value).partition("=")[2]
         if not wanted:
             return False
-        set_instead = OmegaConf.select(tree, self.instead_of_it, throw_on_resolution_failure=False)
+        set_instead = OmegaConf.select(
+            tree, self.instead_of_it, default="", throw_on_resolution_failure=False
+        )
         return _written(set_instead) == wanted
 
 
 _GONE, _NO_EFFECT = "no longer exists", Gone()
 _COPY = "stands at the top level"
 _BASE_TYPE = "is not available; the base stays in finetune.load_as_bf16's type"
-_FP32_HEAD = Gone(why=_GONE, instead="fp32_layer_prefix=lm_head", usual=False, matters=True)
+_FP32_HEAD = Gone(
+    why=_GONE,
+    instead="fp32_layer_prefix=lm_head",
+    matters=True,
+    off="fp32_layer_prefix=null",
+    off_here="the output layer computes in float32 here",
+)
 _LENGTH = "is called max_tokens here"
 REMOVED: dict[str, Gone] = {
     "actor.log_each_n_secs": _NO_EFFECT,
@@ -207,7 +222,11 @@ def settle(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
         value = _taken_out(node, name)
         if gone.is_said_already(tree, value):
             continue
-        if not gone.matters:
+        if parent and REMOVED.get(name) is gone and OmegaConf.select(tree, name) == value:
+            continue  # the line about the key at the top level says it
+        if value is False and gone.off and gone.instead_of_it not in given:
+            notices.append(f"{key}={value}: left out, {gone.off_here}; {gone.remedy(value)}")
+        elif not gone.matters:
             notices.append(f"{key}={value}: left out, no run depends on it; {gone.remedy(value)}")
         elif gone.instead_of_it in given:
             notices.append(f"{key}={value}: left out, {gone.instead_of_it} was given")

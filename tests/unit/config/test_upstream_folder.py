@@ -152,6 +152,7 @@ def said(made: Composition) -> set[str]:
 
 
 LEFT_OUT = {
+    "fp32_lm_head",
     "actor.log_each_n_secs",
     "actor.max_stream_size",
     "actor.shared_memory_entry_size",
@@ -213,6 +214,23 @@ def test_what_hardware_upstreams_base_does_not_fit_is_said(composed: Compose, co
     made = composed("hardware=cpu", config_dir=conf, config_name="guessing")
     with pytest.raises(ConfigError, match="set use_deepspeed=false on a CPU"):
         check(made)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ((), "the output layer computes in float32 here; no longer exists; use fp32_layer_prefix=null"),
+        (("fp32_layer_prefix=null",), "fp32_layer_prefix was given"),
+    ],
+)
+def test_upstreams_output_layer_in_bfloat16_is_not_left_out_in_silence(
+    composed: Compose, conf: Path, overrides: tuple[str, ...], said: str
+) -> None:
+    """Its base says `fp32_lm_head: false`, and the default here is float32."""
+    made = composed("hardware=gpu", *overrides, config_dir=conf, config_name="guessing")
+    about = [notice for notice in made.notices if "fp32" in notice]
+    assert len(about) == 1 and about[0].endswith(said), about
+    assert made.tree.fp32_layer_prefix == (None if overrides else "lm_head")
 
 
 SEVERAL = """
