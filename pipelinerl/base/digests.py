@@ -5,9 +5,10 @@ actor compares with the last start what is quickly read.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from xxhash import xxh3_64
 
@@ -30,15 +31,22 @@ def damaged_file(folder: Path, expected: Mapping[str, Any]) -> str | None:
     return None
 
 
-_OF_MODEL = ("config.json", "tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja")
+_OF_MODEL = (
+    *("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json"),
+    *("vocab*", "merges.txt", "*.jinja"),
+)
 _OF_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 _END = 1 << 20
+_OF_TENSOR = 512
+_LONGEST_HEADER = 100_000_000
+"""Bytes, as safetensors itself limits it."""
 
 
 def model_digest(model: str) -> str:
     """What tells models of one name apart, without reading them whole; empty where no files of it are here.
 
-    Configuration and tokenizer are read whole, of each weight file the length, the begin and the end.
+    Configuration and tokenizer are read whole; of each weight file the length, the begin, the end, and the
+    begin of every tensor of a safetensors file, because merged adapters change neither end.
     """
     folder = model_folder(model)
     if folder is None or not (folder / "config.json").is_file():
@@ -47,12 +55,27 @@ def model_digest(model: str) -> str:
     for path in _files_of_model(folder):
         weights = any(path.match(name) for name in _OF_WEIGHTS)
         whole.update(f"\0{path.name} {path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as file:
             whole.update(file.read(_END if weights else -1))
             if weights:
                 file.seek(max(0, path.stat().st_size - _END))
                 whole.update(file.read())
+                for start in _tensors(file):
+                    file.seek(start)
+                    whole.update(file.read(_OF_TENSOR))
     return whole.hexdigest()
+
+
+def _tensors(file: BinaryIO) -> list[int]:
+    """Where the tensors of a safetensors file begin; empty for a file of another kind, or a damaged one."""
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    try:
+        header = json.loads(file.read(min(length, _LONGEST_HEADER)))
+        starts = [one["data_offsets"][0] for name, one in header.items() if name != "__metadata__"]
+        return sorted(8 + length + int(start) for start in starts if start >= 0)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return []
 
 
 def last_written(folder: Path) -> tuple[float, str]:

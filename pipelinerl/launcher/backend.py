@@ -35,7 +35,8 @@ class Backend(Closing):
         return self._ports.take(port)
 
     def check_paths(self, output_dir: Path, paths: Sequence[str]) -> None:
-        """Raises ConfigError where another host lacks one of these paths, or does not share `output_dir`."""
+        """Raises ConfigError where another host has not the launcher's model at one of these paths, or does
+        not share `output_dir`."""
 
     def check(self) -> None:
         """Raise WaitExpired where what connects the hosts no longer answers."""

@@ -16,6 +16,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
+from pipelinerl.base.digests import model_digest
 from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.base.waits import Wait
 from pipelinerl.config.hosts import Host, this_host
@@ -38,6 +39,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is import
 os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
 try:
     import ray
+    from ray.actor import exit_actor
     from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
     from ray.util import placement_group, placement_group_table, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -55,16 +57,18 @@ ANSWER_S = 60.0
 """An agent's start: a Python process that imports this package."""
 SHARED_S = 5.0
 """Until a file that the launcher has written is seen by the other hosts."""
+READ_S = 120.0
+"""Until a host has read what tells its copy of a model from another."""
 AGENT_THREADS = 8
 _LOOK_EVERY_S = 0.1
 
 
 class _Agent:
-    """A Ray actor that holds a host's devices and, on other hosts than the launcher's, runs its agent."""
+    """A Ray actor: says which devices a host has and, on other hosts than the launcher's, runs its agent."""
 
     def __init__(self, *arguments: Any) -> None:
         """Those of `HostAgent`, or none."""
-        self._agent = HostAgent(*arguments) if arguments else None
+        self._agent = HostAgent(*arguments, end=partial(os._exit, 1)) if arguments else None
 
     def host(self, address: str) -> tuple[dict[str, Any], Mapping[str, str]]:
         """Fields of `Host`, devices are those that Ray has given to this actor; and what is installed."""
@@ -72,7 +76,10 @@ class _Agent:
         return {**facts(address), "devices": tuple(devices)}, software()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        return getattr(self._agent, method)(*arguments)
+        answer = getattr(self._agent, method)(*arguments)
+        if method == "close":
+            exit_actor()  # else Ray would tell on the launcher's terminal that a process died unexpectedly
+        return answer
 
 
 class RayBackend(Backend):
@@ -104,6 +111,8 @@ class RayBackend(Backend):
             super().__init__(hosts if len(hosts) > 1 else [this_host(hosts[0].devices)])
             for host in self.hosts[1:]:
                 self._others[host.rank] = RemoteHost(str(host), partial(_ask, self._agents[host.rank]))
+            # The placement group keeps the devices. Without its head Ray would not end this process.
+            ray.kill(self._agents.pop(0))
             self._head = HeadWatch(f"the head of the Ray cluster ({cluster})", ray.nodes)
         except BaseException:
             self._leave()
@@ -139,6 +148,15 @@ class RayBackend(Backend):
                 host = self.hosts[rank]
                 if missing := _answer(other, "missing", [sys.executable, os.getcwd(), *paths]):
                     raise ConfigError(f"{host}: has no {missing[0]}; every host needs it at the same path")
+                for path in paths:
+                    # Engines that get no weights, and references, would use what lies there.
+                    if (there := _answer(other, "model", path, timeout_s=READ_S)) != model_digest(path):
+                        found = (
+                            f"was not read within {READ_S:g} s" if there is None else "is another model there"
+                        )
+                        raise ConfigError(
+                            f"{host}: {path} {found}; every host needs the same files at this path"
+                        )
                 if not _answer(other, "shares", probe, SHARED_S, timeout_s=2 * SHARED_S):
                     raise ConfigError(
                         f"output_dir={output_dir}: {host} does not see it, or may not write there; give a "

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from safetensors.torch import load_file, save_file
 
 from pipelinerl.config import load
 from pipelinerl.launcher.ray_head import ASK_EVERY_S, LEAVE_S, SILENT_S
@@ -69,12 +71,13 @@ def cluster() -> Iterator[Cluster]:
 
 
 def of_run(host: NetworkHost) -> list[psutil.Process]:
-    """Processes on a host that work for the run, guards among them; Ray's actor is none of them."""
+    """Processes on a host that work for the run, guards and agents among them."""
     found = []
     for process in host.processes():
         with contextlib.suppress(psutil.Error):
             works = any(
-                word.startswith("pipelinerl.") or "/pipelinerl/" in word for word in process.cmdline()
+                word.startswith(("pipelinerl.", "ray::_Agent")) or "/pipelinerl/" in word
+                for word in process.cmdline()
             )
             if works and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
@@ -152,6 +155,24 @@ def test_a_run_over_three_hosts_completes_with_trainer_ranks_on_two(launch: Star
     assert [places[name][0] for name in ("actor", "finetune", "finetune_1", "actor_vllm_0")] == [0, 0, 1, 2]
     assert places["actor_vllm_0"][1] == hosts[2].address
     assert (run.output_dir / "finetune_1" / "heartbeat").exists()
+    nothing_left(hosts, 5.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["", "evaluate"])
+def test_a_host_with_another_model_at_the_same_path_is_refused_by_name(
+    mode: str, launch: Start, cluster: Cluster, model: Path, tmp_path: Path
+) -> None:
+    """An engine alone is there: trainer ranks compare what they loaded, engines may get no weights."""
+    hosts = cluster(2)
+    other = shutil.copytree(model, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    save_file({name: one * 1.01 for name, one in tensors.items()}, other / "model.safetensors")
+    hosts[1].put(other, model)
+    run = launch(*ON_RAY, *([f"debug.mode={mode}"] if mode else []), command=hosts[0].command)
+    assert run.wait() == 2
+    where = f"host 1 ({hosts[1].name}, {hosts[1].address}): {model} is another model there"
+    assert where in run.err, run.err
     nothing_left(hosts, 5.0)
 
 

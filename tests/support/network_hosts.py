@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Self
 
 import psutil
@@ -88,6 +89,10 @@ class NetworkHost:
         start = [sys.executable, "-m", "ray.scripts.scripts", "start", *own, *words]
         done = subprocess.run(self.command(*start), capture_output=True, text=True, timeout=START_S)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+    def put(self, folder: Path, at: Path) -> None:
+        """Let processes of this host see a folder at another one's path."""
+        _run("nsenter", "--target", str(self.pid), "--mount", "mount", "--bind", str(folder), str(at))
 
     def kill(self) -> None:
         """End every process of the host at once, as a power cut does."""

@@ -3,8 +3,8 @@
 Backends run one in a process on each host (`launcher/ray_backend.py`) and let a `RemoteHost` call it, from
 any thread. Every start and kill comes from one thread that never ends: the kernel ends a child with the
 thread that started it, and nothing overtakes. What happens to children are events, which the launcher fetches
-by long polls. If nobody polls for `ABANDONED_AFTER_S`, the launcher or the way to it is gone and every child
-is killed.
+by long polls. If nobody polls for `ABANDONED_AFTER_S`, the launcher or the way to it is gone: every child is
+killed. A closed agent ends its own process, because the backend may not: Ray's head or node may be gone.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
@@ -26,6 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pipelinerl.base.digests import model_digest
 from pipelinerl.base.files import is_there
 from pipelinerl.base.ports import ReservedPorts, is_free_everywhere
 from pipelinerl.config.installed import PACKAGE
@@ -36,6 +37,8 @@ from pipelinerl.launcher.supervision.spec import ChildSpec, Exited, News
 log = logging.getLogger(__name__)
 
 ABANDONED_AFTER_S = 30.0
+STAYS_S = 10.0
+"""So long a closed agent waits for its backend to end it, so that whoever closed it has an answer."""
 OF_OTHER_LAUNCHERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun and its kind, or an operator of a cluster, set on each host."""
 COMPARED = ("torch", "transformers", "accelerate", "vllm", "numpy", "msgspec", "redis")
@@ -51,7 +54,7 @@ Event = tuple[int, int, News]
 
 class HostAgent:
     """`address` is this host's, `cwd` the launcher's working folder, `env` what children have beside this
-    process's environment."""
+    process's environment. `end` is called `STAYS_S` after this was closed, and has to end the process."""
 
     def __init__(
         self,
@@ -59,12 +62,14 @@ class HostAgent:
         cwd: str = ".",
         env: Mapping[str, str] = MappingProxyType({}),
         abandoned_after_s: float = ABANDONED_AFTER_S,
+        *,
+        end: Callable[[], object] = lambda: None,
     ) -> None:
         forget_other_launchers()
         os.environ.update(env)
         if os.path.isdir(cwd):  # else `missing` says so
             os.chdir(cwd)
-        self._abandoned_after_s = abandoned_after_s
+        self._abandoned_after_s, self._end = abandoned_after_s, end
         self._ports = ReservedPorts(free=partial(is_free_everywhere, address=address))
         self._children: dict[int, RunningChild] = {}
         self._never: set[int] = set()  # starts that were killed before they arrived
@@ -72,7 +77,7 @@ class HostAgent:
         self._number = 0
         self._news = threading.Condition()
         self._polled = time.monotonic()
-        self._closed = threading.Event()
+        self._closed, self._nothing_left = threading.Event(), threading.Event()
         self._forker = ThreadPoolExecutor(1, "forker")
         self._host = self._forker.submit(LocalHost).result()
         threading.Thread(target=self._watch, name="agent-watch", daemon=True).start()
@@ -85,10 +90,17 @@ class HostAgent:
                 self.close()
             else:
                 self._forker.submit(self._host.look)
+        self._nothing_left.wait()
+        time.sleep(STAYS_S)
+        self._end()
 
     def missing(self, paths: Sequence[str]) -> list[str]:
         """Which of the launcher's paths are not here."""
         return [path for path in paths if not os.path.exists(path)]
+
+    def model(self, folder: str) -> str:
+        """`model_digest` of a folder, to be compared with the launcher's."""
+        return model_digest(folder)
 
     def shares(self, file: Path, deadline_s: float) -> bool:
         """Whether a file that the launcher has just written appears in time, in a folder to write into."""
@@ -164,6 +176,7 @@ class HostAgent:
             child.kill()
         self._forker.submit(self._host.close).result()
         self._ports.close()
+        self._nothing_left.set()
 
 
 def forget_other_launchers() -> None:

@@ -19,6 +19,8 @@ _PREFIX = re.compile(r"^(\(\w+ pid=\d+\) ?)*(ERROR \S+ \S+ \[[^\]]*\] )?")
 _ERROR = re.compile(r"^([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception|Interrupt|Exit)\b(: |$)")
 _ELSEWHERE = re.compile(r"[Ss]ee (root cause|stack trace)|initialization failed|failed to start")
 """An exception that only says that another process had one."""
+_OF_ROLE = re.compile(r"[a-z]\w*: ([A-Z]\w*: .*)")
+"""The line in which a role tells its error (`base/role.py`)."""
 _DETAIL = re.compile(r"^\s+(Value error|Assertion failed), ")
 """The cause inside a validation error of pydantic's, on the second line behind it."""
 PERMANENT = re.compile(
@@ -58,13 +60,22 @@ def _lines(path: Path, start: int) -> Iterator[str]:
 
 
 def _of_ranks(lines: list[str]) -> str:
-    """Of torch's report on ranks, which ends in a rule: the rank that ended first, and how."""
+    """Of torch's report on ranks, which ends in a rule: the rank that ended first, how, and its error.
+
+    The log has the errors of all ranks here. A rank that was killed said none, and those of others follow
+    from its end.
+    """
     start = next(
         (at for at in range(len(lines) - 1, -1, -1) if lines[at].startswith("Root Cause")), len(lines)
     )
     found = (re.match(r"\s+(rank|exitcode)\s+: (.*)", line) for line in lines[start:])
     told = {match[1]: match[2].split(" (local")[0] for match in found if match}
-    return f"rank {told['rank']} ended first, exit code {told['exitcode']}" if len(told) == 2 else ""
+    if len(told) < 2:
+        return ""
+    ended = f"rank {told['rank']} ended first, exit code {told['exitcode']}".rstrip()
+    errors = (match[1] for match in map(_OF_ROLE.match, lines[:start]) if match)
+    error = next(errors, "") if told["exitcode"].startswith("1 ") else ""
+    return f"{ended}: {error}" if error else ended
 
 
 def _last_error(lines: list[str]) -> str:

@@ -16,7 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from pipelinerl.actor.difficulty import scale_penalties
 from pipelinerl.actor.failures import FailureMonitor
@@ -38,6 +40,7 @@ from pipelinerl.actor.stats import (
     describe,
 )
 from pipelinerl.async_llm import RetryableAbortedCompletionError
+from pipelinerl.base.digests import model_digest
 from pipelinerl.config import Config
 from pipelinerl.config.base import leaves_of
 from pipelinerl.domain_sampling import DomainWeightedSampler
@@ -855,6 +858,18 @@ def test_another_model_under_the_same_name_is_remarked(tmp_path, caplog):
         caplog.clear()
     _remark_model(tmp_path, "owner/name")
     assert not caplog.records, "a name on a hub holds nothing here"
+
+
+def test_a_model_with_a_merged_adapter_is_another_one(tmp_path):
+    """It changes a projection between the embedding and the head."""
+    (tmp_path / "config.json").write_text("{}")
+    wide, small = np.zeros((700, 512), np.float32), np.zeros((64, 64), np.float32)
+    found = []
+    for middle in (small, small, small + 1e-3):
+        tensors = {"a.embed": wide, "b.q_proj": middle, "c.head": wide}
+        save_file(tensors, tmp_path / "model.safetensors")
+        found.append(model_digest(str(tmp_path)))
+    assert found[0] == found[1] != found[2]
 
 
 def test_another_revision_under_a_hub_s_name_is_remarked(tmp_path, caplog, monkeypatch):

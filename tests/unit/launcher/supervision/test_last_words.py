@@ -87,3 +87,27 @@ def test_the_report_of_torch_on_ranks_is_read_for_the_rank_that_ended_first(tmp_
         f"{rule}\nFailures:\n[1]:\n{first}---\nRoot Cause (first observed failure):\n[0]:\n{second}{rule}\n"
     )
     assert last_words(spec, (0, 0)) == "rank 1 ended first, exit code -9 (pid: 9)  (SIGKILL)"
+
+
+ERRORS = [
+    "finetune: ValueError: rank 1 has another model",
+    "finetune: RuntimeError: Connection closed by peer",
+]
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "said"),
+    [
+        ("1 (pid: 9) ", "exit code 1 (pid: 9): ValueError: rank 1 has another model"),
+        ("-9 (pid: 9)  (SIGKILL)", "exit code -9 (pid: 9)  (SIGKILL)"),
+    ],
+)
+def test_the_error_of_the_rank_that_ended_first_is_said_and_no_other_s(
+    tmp_path: Path, exitcode: str, said: str
+) -> None:
+    """What follows from its end comes behind it, and a rank that was killed said nothing."""
+    rule = "=" * 54
+    spec = ChildSpec(name="finetune", argv=["x"], log_dir=tmp_path)
+    told = f"[1]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : {exitcode}\n{rule}\n"
+    spec.stderr.write_text("\n".join([*ERRORS, rule, "Root Cause (first observed failure):", told]))
+    assert last_words(spec, (0, 0)) == f"rank 1 ended first, {said}"

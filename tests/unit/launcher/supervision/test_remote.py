@@ -20,7 +20,7 @@ from pipelinerl.launcher.supervision.core import (
 )
 from pipelinerl.launcher.supervision.remote import RemoteHost
 from pipelinerl.launcher.supervision.spec import Exited
-from tests.support.processes import alive, free_port, until
+from tests.support.processes import DEADLINE_S, alive, free_port, until
 
 SERVER = """
 import http.server, sys
@@ -183,7 +183,7 @@ def test_a_spare_server_that_does_not_come_back_is_missed_only_when_it_is_the_la
     assert core.exited("r1", 0, 2, 12.0) == [GiveUp("r1", "exit status 2, not started again")]
 
 
-def test_an_agent_without_a_launcher_kills_its_children(agent: HostAgent, tmp_path: Path) -> None:
+def test_an_agent_without_a_launcher_kills_its_children_and_ends(agent: HostAgent, tmp_path: Path) -> None:
     shown = "os.environ.get('LOCAL_RANK'), os.environ['NCCL_DEBUG']"
     program = f"import os, time; print({shown}, flush=True); time.sleep(600)"
     pid = agent.start(0, spec("engine", tmp_path, program))
@@ -194,8 +194,9 @@ def test_an_agent_without_a_launcher_kills_its_children(agent: HostAgent, tmp_pa
         return (tmp_path / "engine/stdout.log").read_text()
 
     until(lambda: said() == "None INFO\n", "its environment")
-    agent._abandoned_after_s = 0.5
-    until(lambda: not alive(pid), "its end")
+    ended = threading.Event()
+    agent._abandoned_after_s, agent._end = 0.5, ended.set
+    assert ended.wait(DEADLINE_S) and not alive(pid)
 
 
 def test_a_kill_that_overtook_its_start_is_answered(agent: HostAgent, tmp_path: Path) -> None:
