@@ -37,7 +37,9 @@ def _one(where: str, spec: dict[str, Any]) -> Iterator[str]:
     if "_target_" not in spec:
         yield f"{where}: has no _target_; give the dotted path of the environment's class"
     else:
-        yield from dotted(f"{where}._target_", str(spec["_target_"]), "the environment's class")
+        # Upstream's coding has an environment, and the domain of that name here a sandbox of its own.
+        for problem in dotted(f"{where}._target_", str(spec["_target_"]), "the environment's class"):
+            yield f"{problem}; or remove the entry, if no rollout asks for it"
     count = spec.get("replicas_per_actor")
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
         yield f"{where}.replicas_per_actor={count}: must be a whole number of servers per engine, 0 or more"

@@ -162,7 +162,10 @@ CONTRADICTIONS = [
     ("streams.host=a", "streams.host: files have no server"),
     ("streams.port=1", "streams.port: files have no server"),
     ("environment={key: a}", "has no _target_"),
-    ("environment={_target_: nothing.Env}", "environment._target_=nothing.Env: no module nothing"),
+    (
+        "environment={_target_: nothing.Env}",
+        "environment._target_=nothing.Env: no module nothing; check the spelling or install it; or remove the entry",
+    ),
     (
         "environments=[{_target_: logging.Logger, key: a}, {_target_: logging.Logger, key: a}]",
         "2 have the key a",
