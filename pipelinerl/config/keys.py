@@ -59,7 +59,8 @@ def apply(tree: DictConfig, overrides: Sequence[Override], brought: list[str]) -
                 f"hardware.kind={override.value()}: choose the profile, hardware={override.value()}"
             )
         if override.is_delete():
-            raise ConfigError(f"{override.input_line}: keys cannot be deleted; set {key}=null instead")
+            instead = f"set {key}=VALUE; some keys take null (docs/configuration.md)"
+            raise ConfigError(f"{override.input_line}: keys cannot be deleted; {instead}")
         if not (override.is_add() or override.is_force_add() or _exists(tree, key)):
             # Hooks that are `${...}` and lead nowhere have no remedy; the unknown key is said first.
             hooks = OmegaConf.select(tree, "domain_hooks", throw_on_resolution_failure=False)

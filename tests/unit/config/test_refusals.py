@@ -50,7 +50,7 @@ MISSPELT = [
     ("debug=null", "debug=null: a section of keys"),
     ("actor=null", "actor=null: a section of keys"),
     ("watchdog=3", "watchdog=3: holds keys, such as watchdog.silent_deadline_s; set one of those"),
-    ("~seed", "keys cannot be deleted; set seed=null"),
+    ("~seed", "keys cannot be deleted; set seed=VALUE"),
     ("seed=1,2", "sweeps are not supported"),
     ("hardware.kind=gpu", "choose the profile, hardware=gpu"),
 ]
