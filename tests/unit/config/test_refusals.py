@@ -164,7 +164,7 @@ CONTRADICTIONS = [
     ("environment={key: a}", "has no _target_"),
     (
         "environment={_target_: nothing.Env}",
-        "environment._target_=nothing.Env: no module nothing; check the spelling or install it; or remove the entry",
+        "nothing.Env: no module nothing; check the spelling or install it; or remove the entry",
     ),
     (
         "environments=[{_target_: logging.Logger, key: a}, {_target_: logging.Logger, key: a}]",
