@@ -54,7 +54,8 @@ class FnCallingMetrics(BaseMetrics):
     penalty: float
     """Length penalty, at most 0."""
     partial_score: float
-    """Share of the wanted calls that are made; 0 or 1 where one call or none is wanted."""
+    """Share of the wanted calls that are made, calls too many counted against it; 0 or 1 where one call or
+    none is wanted."""
 
 
 def tools_text(functions: Sequence[Any]) -> str:

@@ -3,7 +3,7 @@
 The actor calls `generate_raro_rollout` for every attempt at a question and for evaluation.
 Order of a training rollout: watermark, policy completion, answer, draw of earlier pairs, insertion of the
 new one, critic groups. Drawing before inserting, at or below the watermark, keeps a rollout's own pair and
-those of its siblings out of what counts as earlier.
+those of siblings that are sampled beside it out of what counts as earlier.
 """
 
 import asyncio
