@@ -33,8 +33,8 @@ BUSY = 0.9
 """A single process that is busy for this share of the time limits."""
 NETWORK, DISK, PER_HOST = 50e9, 2e9, 8
 """Assumed, not measured: bytes per second of a host's network and of a shared file system, GPUs of a host."""
-SENT, SAVED = 2, 14
-"""Bytes of a parameter in an update (bfloat16), and in a checkpoint (and float32 masters, Adam's moments)."""
+SENT, SAVED = 2, 12
+"""Bytes of a parameter in an update (bfloat16), and in a checkpoint (float32 weights, Adam's moments)."""
 PARTS = ("actor", "workers", "engines", "redis", "preprocess", "trainer")
 
 

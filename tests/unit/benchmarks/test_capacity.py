@@ -12,6 +12,7 @@ from benchmarks._figures import RESULTS
 from benchmarks.capacity import (
     ANSWER,
     PARTS,
+    SAVED,
     Costs,
     Network,
     Shape,
@@ -22,6 +23,7 @@ from benchmarks.capacity import (
     shape_of,
     widened,
 )
+from tests.support import training
 
 COSTS = Costs.measured()
 SLOW = {
@@ -77,6 +79,15 @@ def test_what_is_stored_is_what_the_script_gives(tmp_path: Path) -> None:
     made = json.loads(out.read_text())
     assert made["rows"]["8"] == stored["rows"]["8"]
     assert made["check"] == stored["check"]
+
+
+def test_a_checkpoint_has_that_many_bytes_of_a_parameter(tmp_path: Path) -> None:
+    """Of a trainer that computes in bfloat16, as on cards."""
+    training.train(tmp_path, load_as_bf16=True)
+    model, state = (training.saved(tmp_path, name) for name in training.SAVED)
+    kept = [*model.values(), *(one for name, one in state.items() if not name.startswith("rng."))]
+    numbers = sum(one.numel() for one in model.values())
+    assert sum(one.nbytes for one in kept) == pytest.approx(SAVED * numbers, rel=0.02)
 
 
 @pytest.mark.slow
