@@ -156,8 +156,8 @@ layer. "selective": keep attention and narrow matrix products, recompute the wid
 
 
 COMPILE_WORTH_S = 300.0
-"""Seconds of work that have to be left for `finetune.compile=auto` to compile. A third of them is saved at
-least, and a first compilation takes 94 s at most (`docs/gpu.md`)."""
+"""Seconds of work that have to be left for `finetune.compile=auto` to compile. About a third of them or more
+is saved, and a first compilation took up to 83 s (`docs/gpu.md`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ class SlotCache:
     ) -> None:
         """`routes`: layers, active experts and type of the experts that are recorded."""
         # Keys stored transposed or by head, huge pages and blocks of slots were tried: none gave 5 % of a
-        # step (`docs/engine.md`).
+        # step.
         shape = (slots, capacity, heads, head_size)
         rows = slots * capacity
         self.capacity = capacity
