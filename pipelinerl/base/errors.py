@@ -138,8 +138,16 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """One line per pydantic problem: dotted key, value, what is allowed."""
+def explain(
+    error: ValidationError,
+    model: type[BaseModel],
+    prefix: str = "",
+    remedy: Callable[[str], str | None] | None = None,
+) -> list[str]:
+    """One line per pydantic problem: dotted key, value, what is allowed.
+
+    `remedy` says what to do instead of an unknown dotted key, or None.
+    """
     lines = []
     for item in error.errors(include_url=False):
         # Of a key that takes values of several types each type is a part, such as `list[str]`.
@@ -147,6 +155,9 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         path = [*([prefix] if prefix else []), *parts]
         key = ".".join(path)
         if item["type"] == "extra_forbidden":
+            if remedy is not None and (instead := remedy(key)) is not None:
+                lines.append(f"{key}: {instead}")
+                continue
             *parents, name = item["loc"]
             hint = suggestion(str(name), fields_at(model, parents), ".".join([*path[:-1], ""]))
             lines.append(f"{key}: unknown key; {hint}")

@@ -135,6 +135,6 @@ def domain_problems(tree: DictConfig, domain: Domain) -> Iterator[str]:
             try:
                 part.settings.model_validate(values)
             except ValidationError as error:
-                yield from explain(error, part.settings, part.settings_key)
+                yield from explain(error, part.settings, part.settings_key, part.remedy)
                 continue
         yield from part.validate(tree)

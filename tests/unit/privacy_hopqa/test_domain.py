@@ -11,6 +11,7 @@ from domains.privacy_hopqa.leakage import section
 from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import Domain
+from pipelinerl.launcher.validate import domain_problems
 from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec
 from retrieval_server.arguments import parse_arguments
@@ -177,6 +178,10 @@ def test_keys_of_the_published_recipe_without_a_counterpart_name_what_replaces_t
     with pytest.raises(ConfigError, match=f"privacy_hopqa.{key}: is not a setting here") as error:
         compose(["+domain=privacy_hopqa", "hardware=cpu", f"privacy_hopqa.{key}=1"])
     assert says in str(error.value)
+    # As in a configuration file, where no override is looked at.
+    forced = compose(["+domain=privacy_hopqa", "hardware=cpu", f"+privacy_hopqa.{key}=1"])
+    (problem,) = domain_problems(forced.tree, DOMAIN)
+    assert f"privacy_hopqa.{key}: is not a setting here" in problem and says in problem
 
 
 @pytest.mark.parametrize("preset", ["pretrained", "situational", "situational_padded"])
