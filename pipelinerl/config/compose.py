@@ -23,7 +23,7 @@ from pipelinerl.config.detect import visible_devices
 from pipelinerl.config.hydra_files import check_aliases, file_order, files, in_one_line, in_subfolder
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_bundled
 from pipelinerl.config.keys import apply, brought_keys, check_interpolations, leaves
-from pipelinerl.config.legacy import leave_out_unread, not_yaml, settle, whole_tree
+from pipelinerl.config.legacy import as_upstream_reads, leave_out_unread, not_yaml, settle, whole_tree
 from pipelinerl.config.origins import Layer, chain, decided, file_name, layer, origin
 from pipelinerl.config.secrets import names_secret
 from pipelinerl.config.tree import Config
@@ -166,6 +166,7 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> _Read:
         if whole is None and (plain := _with_hardware(roots, asked)) is None:  # upstream's, with its own base
             whole, choices = files(roots, name, [*asked.groups, *asked.layers]), [asked.hardware]
         if whole is not None:
+            as_upstream_reads(whole)
             notices, bundled = settle(whole, asked.given), [root for root in roots if not _has_base(root)]
             below = [*bundled, conf_dir()]
             tree = _over(_compose(below, BASE, choices), whole, f"{own}: ")

@@ -21,6 +21,7 @@ from pipelinerl.config.files import with_secrets
 from pipelinerl.config.finetune import LoraConfig, MemoryDebugConfig, RLConfig
 from pipelinerl.config.machine import WorldConfig
 from pipelinerl.config.roles import DifficultyPenaltyConfig
+from pipelinerl.config.serving import VllmConfig
 from pipelinerl.domain import resolve_dotted
 
 # Without `_self_` in its list of defaults a file lies over them, in every hydra that is supported here.
@@ -235,6 +236,26 @@ def settle(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
     if problems:
         raise ConfigError(problems)
     return notices
+
+
+def as_upstream_reads(tree: DictConfig) -> None:
+    """Write into a whole tree of upstream's what its programs make of values that mean another thing here.
+
+    Its trainer lets the entropy bonus fall to 0 if no final one is given, and its launcher passes a flag of
+    vLLM without a value if that is null. A tree of this project has `domain_keys` and stays as it is.
+    """
+    if "domain_keys" in tree:
+        return
+    rl = OmegaConf.select(tree, "finetune.rl", throw_on_resolution_failure=False)
+    if isinstance(rl, DictConfig) and "entropy_bonus" in rl and "final_entropy_bonus" not in rl:
+        OmegaConf.update(rl, "final_entropy_bonus", 0.0, force_add=True)
+    flags = OmegaConf.select(tree, "vllm_config.vllm_kwargs", throw_on_resolution_failure=False)
+    if isinstance(flags, DictConfig):
+        chosen_here = {name for name, value in VllmConfig().vllm_kwargs.items() if value is None}
+        null = [name for name, value in flags.items_ex(resolve=False) if value is None]
+        for name in null:
+            if str(name).replace("_", "-") not in chosen_here:
+                flags[name] = ""
 
 
 def leave_out_unread(tree: DictConfig, given: Collection[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Batches, memory, buffers, rollouts: settings of the trainer and around it that contradict each other."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -88,8 +89,8 @@ def _sharding_keys(cfg: Config) -> Iterator[str]:
         yield "fsdp.param_dtype=bf16: set finetune.load_as_bf16=true, which decides how weights compute"
     if cfg.fsdp.buffer_dtype == "bf16":
         yield "fsdp.buffer_dtype=bf16: buffers keep their type; set fp32"
-    if cfg.use_deepspeed and not any(f"stage{n}" in cfg.deepspeed_config for n in (1, 2, 3)):
-        yield f"deepspeed_config={cfg.deepspeed_config}: names no stage; use one of stage1, stage2 or stage3"
+    if cfg.use_deepspeed:
+        yield from _deepspeed(cfg.deepspeed_config)
     for key in ("use_fsdp", "use_deepspeed"):
         if getattr(cfg, key) is True and on_cpu:
             yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"
@@ -97,6 +98,19 @@ def _sharding_keys(cfg: Config) -> Iterator[str]:
         yield "fsdp.cpu_offload=true: a CPU run is in host memory anyway; set fsdp.cpu_offload=false on a CPU"
     if cfg.fsdp.cpu_offload and cfg.use_deepspeed:
         yield "fsdp.cpu_offload=true and use_deepspeed=true: DeepSpeed's shards stay on the GPUs; choose one"
+
+
+def _deepspeed(name: str) -> Iterator[str]:
+    """A name that says more than a stage and bfloat16 is of a file with settings that nothing here reads."""
+    stage = re.search("stage[123]", name)
+    if stage is None:
+        yield f"deepspeed_config={name}: names no stage; use one of stage1, stage2 or stage3"
+    elif not re.fullmatch("(deepspeed_)?stage[123](_bf16)?", name):
+        offload = ", or use_deepspeed=false use_fsdp=true fsdp.cpu_offload=true" if "offload" in name else ""
+        yield (
+            f"deepspeed_config={name}: only the stage is imitated here; "
+            f"set deepspeed_config=deepspeed_{stage[0]}_bf16{offload}"
+        )
 
 
 def _layers(cfg: Config) -> Iterator[str]:

@@ -229,6 +229,21 @@ def test_a_bad_override_is_refused_with_its_remedy(
             "actor.difficulty.high=5: success lies between 0 and 1",
         ),
         (["use_fsdp=true", "use_deepspeed=true"], "two ways of sharding; choose one"),
+        *(
+            (["use_deepspeed=true", f"deepspeed_config={name}"], f"deepspeed_config={name}: {said}")
+            for name, said in (
+                ("mine", "names no stage"),
+                (
+                    "deepspeed_stage2_fp16",
+                    "only the stage is imitated here; set deepspeed_config=deepspeed_stage2_bf16",
+                ),
+                (
+                    "deepspeed_stage3_bf16_offload",
+                    "only the stage is imitated here; set deepspeed_config=deepspeed_stage3_bf16, "
+                    "or use_deepspeed=false use_fsdp=true fsdp.cpu_offload=true",
+                ),
+            )
+        ),
         (["fsdp.cpu_offload=true", "use_deepspeed=true"], "DeepSpeed's shards stay on the GPUs; choose one"),
         (["streams=redis", "debug.streams_from=conf"], "recordings are files; set streams=files"),
         (["engine.max_model_len=5000", "finetune.seq_length=5000"], "the model has 4096 positions"),

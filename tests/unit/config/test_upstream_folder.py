@@ -233,6 +233,39 @@ def test_upstreams_output_layer_in_bfloat16_is_not_left_out_in_silence(
     assert made.tree.fp32_layer_prefix == (None if overrides else "lm_head")
 
 
+def test_what_upstreams_files_leave_open_or_null_means_what_it_means_there(
+    composed: Compose, conf: Path, tmp_path: Path
+) -> None:
+    """Its trainer ends at an entropy bonus of 0, and its launcher passes a null flag without a value."""
+    mine = """
+defaults: [guessing, _self_]
+finetune: {rl: {entropy_bonus: 0.01}}
+vllm_config: {vllm_kwargs: {enforce-eager: , disable_log_stats: null, tensor-parallel-size: null}}
+"""
+    base = conf / "finetune" / "base.yaml"
+    settings = OmegaConf.load(base)
+    del settings.rl.final_entropy_bonus  # upstream's file has none
+    OmegaConf.save(settings, base)
+    (conf / "mine.yaml").write_text(mine)
+    options = {"config_dir": conf, "config_name": "mine"}
+    made = composed("hardware=gpu", **options)
+    rl, flags = typed(made.tree).finetune.rl, made.tree.vllm_config.vllm_kwargs
+    assert [rl.entropy_coefficient(step, 10) for step in (0, 5, 10)] == [0.01, 0.005, 0]
+    assert (flags["enforce-eager"], flags["disable_log_stats"]) == ("", "")
+    assert flags["tensor-parallel-size"] is None, "which the launcher chooses"
+    given = ("finetune.rl.final_entropy_bonus=0.01", "vllm_config.vllm_kwargs.enforce-eager=null")
+    changed = composed("hardware=gpu", *given, **options).tree
+    assert changed.finetune.rl.final_entropy_bonus == 0.01
+    assert changed.vllm_config.vllm_kwargs["enforce-eager"] is None
+
+    written = tmp_path / "written"  # what this launcher wrote says what it did
+    written.mkdir()
+    OmegaConf.save(changed, written / "exp_config.yaml")
+    again = composed("hardware=gpu", config_dir=written, config_name="exp_config").tree
+    assert again.finetune.rl.final_entropy_bonus == 0.01
+    assert again.vllm_config.vllm_kwargs["enforce-eager"] is None
+
+
 SEVERAL = """
 defaults: [base, _self_]
 use_fast_llm: true
