@@ -4,6 +4,7 @@ import re
 
 WORD = re.compile(r"\w+")
 _SHOUTED = re.compile(r"\w+(?:['\u2019-]\w+)*")
+_SHORT_FORM = re.compile(r"['\u2019](?:s|m|d|ll|ve|re)\Z")
 _LISTED = """
 mr mrs ms dr prof st jr sr vs etc e.g i.e cf approx vol fig al inc ltd co dept est
 jan feb mar apr jun jul aug sep sept oct nov dec
@@ -23,8 +24,11 @@ def words(text: str) -> list[str]:
 
 
 def capital_words(text: str) -> int:
-    """Words without a small letter; "I" and "A" count, "3D" does, and "42" does not."""
-    return sum(word.isupper() for word in _SHOUTED.findall(text))
+    """Words without a small letter; "I" and "A" count, "3D" does, and "42" does not.
+
+    A short form behind a word is none of it, as in "NASA's" and "I'm".
+    """
+    return sum(_SHORT_FORM.sub("", word).isupper() for word in _SHOUTED.findall(text))
 
 
 def sentences(text: str) -> list[str]:

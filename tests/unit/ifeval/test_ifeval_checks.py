@@ -172,7 +172,8 @@ def test_a_hostile_response_is_judged_in_linear_time(unit: str) -> None:
 
 
 def test_words_of_capital_letters() -> None:
-    assert capital_words("I saw NASA's 3D-TV and A1 on TV, 42.") == 4
+    assert capital_words("I saw NASA's 3D-TV and A1 on TV, 42.") == 5
+    assert capital_words("I'm here, it's Tom's: I\u2019ll see the CIA\u2019s A's") == 4
 
 
 @pytest.mark.parametrize(
