@@ -64,7 +64,7 @@ class ActorConfig(OpenSection):
     """Weight of each domain when problems are drawn; null = uniform over problems. Where domains' rollouts
     end at other rates, weights are adapted, so that completed rollouts have these shares."""
     sampling: Literal["uniform", "difficulty"] = "uniform"
-    """`uniform` draws all problems equally often, `difficulty` prefers problems that are solved only
+    """`uniform` draws each problem with equal probability, `difficulty` prefers problems that are solved only
     sometimes; with `domain_mix`, within each domain."""
     difficulty: DifficultyConfig = DifficultyConfig()
     """Band and shares of `sampling=difficulty`."""
@@ -104,9 +104,11 @@ class PreprocessConfig(Section):
     dataset_buffer_size: int = Field(0, ge=0)
     """Samples that preprocess collects before it first writes: `ring_buffer_size`, or 0 for no such wait."""
     ring_buffer_size: int = Field(128, ge=1)
-    """Samples kept; with `pop_old_data` and no `max_lag` the oldest are dropped."""
+    """Samples kept without `max_lag`, at least those of a step; beyond them the oldest are dropped, or
+    reading waits (`pop_old_data=false`)."""
     max_ready_samples_per_lead: int = Field(64, ge=1)
-    """Preprocess waits while so many published samples per trainer rank are not yet trained."""
+    """Preprocess waits while more than so many published samples, for each row that the trainer computes at
+    once, are not yet trained."""
     log_every_n_samples: int = Field(128, ge=1)
     """Samples between two records of statistics."""
 

@@ -179,12 +179,12 @@ class WeightsConfig(Section):
     """What happens to cached keys and values of running requests at an update."""
     parity_every: int = Field(50, ge=0)
     """Updates between two comparisons of the log-probabilities of engine and trainer. The first two updates
-    are always compared; 0 = only these."""
+    after a start of the trainer or of an engine are always compared; 0 = only these."""
     parity_max_abs: float = Field(1e-4, gt=0)
     """Largest difference that passes in float32, in nats."""
     parity_mean_abs: float | None = Field(None, gt=0)
     """Largest mean difference that passes in bfloat16, in nats; null = three times the trainer's own
-    rounding."""
+    rounding, at least 0.01."""
     directory: str | None = None
     """Folder in which a run makes a folder for its weight files; null = /dev/shm if it has room, otherwise
     `output_dir`."""

@@ -53,13 +53,13 @@ class Config(OpenSection):
     fp32_layer_prefix: str | None = "lm_head"
     """Modules with this prefix compute in float32."""
     eval_every_n_versions: int = Field(78_000, ge=0)
-    """Samples (not versions) between two evaluations; 0 = none."""
+    """Samples (not versions) between two evaluations; 0 = none before the end."""
     eval_at_end: bool = True
     """Evaluate the last version after training."""
     force_restart: bool = False
     """Remove the files of an earlier run in `output_dir` and start over."""
     pop_old_data: bool = True
-    """Without `max_lag`: full buffers drop their oldest samples."""
+    """Without `max_lag`: a full `preprocess.ring_buffer_size` drops its oldest samples."""
     max_lag: int | None = Field(None, ge=0)
     """Largest age of a trained token: how many samples older than the last weight version its own version may
     be; null = no bound."""
