@@ -50,8 +50,8 @@ class Config(OpenSection):
     """Seed of data order, sampling of problems and the trainer; torch takes 64 bits."""
     model_path: Annotated[str, KEPT] = "Qwen/Qwen2.5-7B"
     """Folder or hub name of the policy with which training starts."""
-    fp32_layer_prefix: str | None = "lm_head"
-    """Modules with this prefix compute in float32."""
+    fp32_layer_prefix: Literal["lm_head"] | None = "lm_head"
+    """`lm_head`: vLLM computes logits in float32, as the trainer does; null: in the model's type."""
     eval_every_n_versions: int = Field(78_000, ge=0)
     """Samples (not versions) between two evaluations; 0 = none before the end."""
     eval_at_end: bool = True
