@@ -79,7 +79,8 @@ class ActorConfig(OpenSection):
     rollout_deadline_s: float = Field(3600.0, gt=0)
     """Longest time of one rollout, retries included."""
     on_rollout_error: Literal["drop_rollout", "discard_group", "stop"] = "drop_rollout"
-    """Treatment of a rollout's group after an exception in the domain."""
+    """After a failed rollout, `drop_rollout` keeps its group if two are left, `discard_group` drops the
+    group, and `stop` ends the run."""
     max_failed_fraction: float = Field(0.5, gt=0, le=1)
     """Share of recent rollouts that may fail or have no sample; above it the run ends with the reason."""
 

@@ -11,7 +11,7 @@ from pipelinerl.config.variants import ENGINE_KINDS, TRANSPORTS
 
 
 class SamplingParameters(Section):
-    """Sampling of one completion. Training may use `max_tokens` and `temperature > 0` only."""
+    """Sampling of one completion. Of what changes probabilities, training may use `temperature` only."""
 
     max_tokens: int = Field(8192, ge=1)
     """Longest completion, in tokens."""
@@ -152,7 +152,8 @@ class EngineConfig(Section):
     start_deadline_s: float = Field(900, gt=0)
     """Longest time from the start of a process to its first successful health check."""
     stall_deadline_s: float = Field(120, gt=0)
-    """Time without a new token after which an engine with running requests counts as stalled."""
+    """Time without a computed token, with requests running, or without an answer to health checks, after
+    which an engine is restarted; other servers by their health checks alone."""
     generate_deadline_s: float = Field(3600, gt=0)
     """Longest time of one request, retries included."""
     connect_deadline_s: float = Field(5, gt=0)

@@ -78,7 +78,7 @@ class Config(OpenSection):
     dataset_loader_params: dict[str, Any] = {}
     """Further arguments of the loader."""
     train_dataset_names: Annotated[list[str], KEPT] = ["train"]
-    """Names given to the loader for training; of a domain, one given twice is drawn twice as often."""
+    """Names given to the loader for training."""
     test_dataset_names: list[str] = ["test"]
     """Names given to the loader for evaluation; none if only training names are given."""
     domain_name: str | None = None
