@@ -47,7 +47,7 @@ class ActorConfig(OpenSection):
     rollout_workers: int = Field(1, ge=1)
     """Processes that run rollouts."""
     discount_factor: float = Field(1.0, ge=0, le=1)
-    """Discount over the samples of a rollout, for policies that use it."""
+    """Factor of a rollout's reward for each sampled token, for policies that use it."""
     problem_queue_size: int = Field(64, ge=1)
     """Accepted for upstream's files, without effect: problems are drawn when a rollout may start."""
     result_queue_size: int = Field(64, ge=1)
