@@ -92,8 +92,8 @@ class RLConfig(Section):
     """Temperature at which log-probabilities are recomputed; equals the sampling temperature."""
     routing: Literal["auto", "replay", "free"] = "auto"
     """Experts of a mixture's tokens in training: `replay` uses the engine's choice, `free` the choice of the
-    trainer's routers. `auto` replays with the embedded engine, and with vLLM from 0.31 on. Dense models
-    ignore it."""
+    trainer's routers. `auto` replays where engines can say the experts (vLLM: from 0.31 on), but not with
+    `seq_parallel` or `policy_loss=sft`."""
     router_aux_loss_coef: float = Field(0.0, ge=0)
     """Weight of the loss that balances the load of experts; the loss is that of transformers."""
 
@@ -235,8 +235,8 @@ class FinetuneConfig(Section):
     train_batch_size: int = Field(1, ge=1)
     """Samples of one accumulation pass, over all trainer ranks together."""
     gradient_accumulation_passes: int = Field(1024, ge=1)
-    """Batches of `train_batch_size` samples in an optimizer step, over all trainer ranks; the product
-    of both is rounded up to a multiple of the ranks."""
+    """Batches of `train_batch_size` samples in an optimizer step, over all trainer ranks; the product of both
+    is rounded up to a multiple of the ranks (of their groups with `seq_parallel`)."""
     learning_rate: float = Field(1e-6, ge=0)
     """Peak learning rate."""
     weight_decay: float = Field(0.01, ge=0)

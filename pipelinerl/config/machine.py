@@ -47,7 +47,8 @@ class WorldConfig(Section):
     replicas: Literal[1] = 1
     """Kept for old configurations; only 1 is possible."""
     env_replicas: int = Field(1, ge=0)
-    """Environment servers per environment, for the whole run."""
+    """Environment servers per environment, for the whole run; with `actor.domain_mix`, the environment of a
+    domain gets its share of them."""
     env_replicas_per_actor: int | None = Field(None, ge=0)
     """Environment servers per engine; replaces `env_replicas` when set."""
     environment_mode: str = "remote"
@@ -200,7 +201,8 @@ class ObserveConfig(Section):
     rollout_page: bool = True
     """Write the page of rollouts with the report, `report/rollouts/index.html`."""
     rollouts_per_version: int = Field(4, ge=0)
-    """Groups of each weight version that stay on disk where streams are trimmed or in redis; 0 = none."""
+    """Groups of each weight version that stay on disk where streams are trimmed or in redis, besides all of
+    the first and the last 5 % of the samples; 0 = none."""
 
 
 class WatchdogConfig(Section):

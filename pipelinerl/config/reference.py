@@ -1,9 +1,8 @@
 """Every key of the schema (`pipelinerl/config/`), with its default and meaning. A domain's file may set other
 defaults and add keys (`--cfg job` prints the values of a run). `python -m pipelinerl.launch --help max_lag`
-prints the same for a key or a section. *Kept*: a resume cannot change the key. A key that a run would not
-read is refused in one line with the reason; so are contradictions. Keys that end in `_s` are in seconds.
-Counts are of samples unless a meaning says otherwise. `python -m pipelinerl.config.reference` prints this
-page.
+prints the same for a key or a section. *Kept*: a resume cannot change the key. A key of the
+command line that has no effect in the run is refused in one line with the reason; so are contradictions.
+Keys that end in `_s` are in seconds. `python -m pipelinerl.config.reference` prints this page.
 """
 
 import types
@@ -19,9 +18,9 @@ HEAD = """# Configuration
 This page lists every key of the schema (`pipelinerl/config/`) with its default and meaning. A domain's file
 may set other defaults and add keys; `--cfg job` prints the values of a run. `python -m pipelinerl.launch
 --help max_lag` prints the entry of a key or a section. *Kept* means that a resume cannot change the key. A
-key that a run would not read is refused in one line with the reason, and so are contradictions. Keys that
-end in `_s` are in seconds. Counts are of samples unless a meaning says otherwise. `python -m
-pipelinerl.config.reference` prints this page.
+key of the command line that has no effect in the run is refused in one line with the reason, and so are
+contradictions. Keys that end in `_s` are in seconds. `python -m pipelinerl.config.reference` prints this
+page.
 """
 
 

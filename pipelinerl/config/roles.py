@@ -47,7 +47,7 @@ class ActorConfig(OpenSection):
     rollout_workers: int = Field(1, ge=1)
     """Processes that run rollouts."""
     discount_factor: float = Field(1.0, ge=0, le=1)
-    """Discount over the samples of a rollout, for policies that use it."""
+    """Factor of a rollout's reward for each sampled token, for policies that use it."""
     problem_queue_size: int = Field(64, ge=1)
     """Accepted for upstream's files, without effect: problems are drawn when a rollout may start."""
     result_queue_size: int = Field(64, ge=1)
@@ -64,7 +64,7 @@ class ActorConfig(OpenSection):
     """Weight of each domain when problems are drawn; null = uniform over problems. Where domains' rollouts
     end at other rates, weights are adapted, so that completed rollouts have these shares."""
     sampling: Literal["uniform", "difficulty"] = "uniform"
-    """`uniform` draws all problems equally often, `difficulty` prefers problems that are solved only
+    """`uniform` draws each problem with equal probability, `difficulty` prefers problems that are solved only
     sometimes; with `domain_mix`, within each domain."""
     difficulty: DifficultyConfig = DifficultyConfig()
     """Band and shares of `sampling=difficulty`."""
@@ -79,7 +79,8 @@ class ActorConfig(OpenSection):
     rollout_deadline_s: float = Field(3600.0, gt=0)
     """Longest time of one rollout, retries included."""
     on_rollout_error: Literal["drop_rollout", "discard_group", "stop"] = "drop_rollout"
-    """Treatment of a rollout's group after an exception in the domain."""
+    """After a failed rollout, `drop_rollout` keeps its group if two are left, `discard_group` drops the
+    group, and `stop` ends the run."""
     max_failed_fraction: float = Field(0.5, gt=0, le=1)
     """Share of recent rollouts that may fail or have no sample; above it the run ends with the reason."""
 
@@ -104,9 +105,11 @@ class PreprocessConfig(Section):
     dataset_buffer_size: int = Field(0, ge=0)
     """Samples that preprocess collects before it first writes: `ring_buffer_size`, or 0 for no such wait."""
     ring_buffer_size: int = Field(128, ge=1)
-    """Samples kept; with `pop_old_data` and no `max_lag` the oldest are dropped."""
+    """Samples kept without `max_lag`, at least those of a step; beyond them the oldest are dropped, or
+    reading waits (`pop_old_data=false`)."""
     max_ready_samples_per_lead: int = Field(64, ge=1)
-    """Preprocess waits while so many published samples per trainer rank are not yet trained."""
+    """Preprocess waits while more than so many published samples, for each row that the trainer computes at
+    once, are not yet trained."""
     log_every_n_samples: int = Field(128, ge=1)
     """Samples between two records of statistics."""
 

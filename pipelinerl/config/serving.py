@@ -11,7 +11,7 @@ from pipelinerl.config.variants import ENGINE_KINDS, TRANSPORTS
 
 
 class SamplingParameters(Section):
-    """Sampling of one completion. Training may use `max_tokens` and `temperature > 0` only."""
+    """Sampling of one completion. Of what changes probabilities, training may use `temperature` only."""
 
     max_tokens: int = Field(8192, ge=1)
     """Longest completion, in tokens."""
@@ -152,7 +152,8 @@ class EngineConfig(Section):
     start_deadline_s: float = Field(900, gt=0)
     """Longest time from the start of a process to its first successful health check."""
     stall_deadline_s: float = Field(120, gt=0)
-    """Time without a new token after which an engine with running requests counts as stalled."""
+    """Time without a computed token, with requests running, or without an answer to health checks, after
+    which an engine is restarted; other servers by their health checks alone."""
     generate_deadline_s: float = Field(3600, gt=0)
     """Longest time of one request, retries included."""
     connect_deadline_s: float = Field(5, gt=0)
@@ -179,12 +180,12 @@ class WeightsConfig(Section):
     """What happens to cached keys and values of running requests at an update."""
     parity_every: int = Field(50, ge=0)
     """Updates between two comparisons of the log-probabilities of engine and trainer. The first two updates
-    are always compared; 0 = only these."""
+    after a start of the trainer or of an engine are always compared; 0 = only these."""
     parity_max_abs: float = Field(1e-4, gt=0)
     """Largest difference that passes in float32, in nats."""
     parity_mean_abs: float | None = Field(None, gt=0)
     """Largest mean difference that passes in bfloat16, in nats; null = three times the trainer's own
-    rounding."""
+    rounding, at least 0.01."""
     directory: str | None = None
     """Folder in which a run makes a folder for its weight files; null = /dev/shm if it has room, otherwise
     `output_dir`."""

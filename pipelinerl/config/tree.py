@@ -50,16 +50,16 @@ class Config(OpenSection):
     """Seed of data order, sampling of problems and the trainer; torch takes 64 bits."""
     model_path: Annotated[str, KEPT] = "Qwen/Qwen2.5-7B"
     """Folder or hub name of the policy with which training starts."""
-    fp32_layer_prefix: str | None = "lm_head"
-    """Modules with this prefix compute in float32."""
+    fp32_layer_prefix: Literal["lm_head"] | None = "lm_head"
+    """`lm_head`: vLLM computes logits in float32, as the trainer does; null: in the model's type."""
     eval_every_n_versions: int = Field(78_000, ge=0)
-    """Samples (not versions) between two evaluations; 0 = none."""
+    """Samples (not versions) between two evaluations; 0 = none before the end."""
     eval_at_end: bool = True
     """Evaluate the last version after training."""
     force_restart: bool = False
     """Remove the files of an earlier run in `output_dir` and start over."""
     pop_old_data: bool = True
-    """Without `max_lag`: full buffers drop their oldest samples."""
+    """Without `max_lag`: a full `preprocess.ring_buffer_size` drops its oldest samples."""
     max_lag: int | None = Field(None, ge=0)
     """Largest age of a trained token: how many samples older than the last weight version its own version may
     be; null = no bound."""
@@ -78,7 +78,7 @@ class Config(OpenSection):
     dataset_loader_params: dict[str, Any] = {}
     """Further arguments of the loader."""
     train_dataset_names: Annotated[list[str], KEPT] = ["train"]
-    """Names given to the loader for training; of a domain, one given twice is drawn twice as often."""
+    """Names given to the loader for training."""
     test_dataset_names: list[str] = ["test"]
     """Names given to the loader for evaluation; none if only training names are given."""
     domain_name: str | None = None

@@ -21,7 +21,7 @@ Compose = Callable[..., Composition]
 VALUES = {
     "finetune.seed": 9,
     "finetune.force_restart": True,
-    "finetune.fp32_layer_prefix": "model.norm",
+    "finetune.fp32_layer_prefix": "lm_head",  # not that of the file below
     "finetune.max_lag": 512,
     "finetune.pop_old_data": False,
     "preprocess.pop_old_data": False,

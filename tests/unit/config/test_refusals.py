@@ -57,6 +57,7 @@ MISSPELT = [
 
 WRONG_VALUES = [
     ("seed=abc", "seed='abc': input should be a valid integer"),
+    ("fp32_layer_prefix=model.norm", "'lm_head'"),
     ("finetune.model_class=vision2seq-language-modeling", "'causal-language-modeling'"),
     ("finetune.seq_parallel=0", "greater than or equal to 1"),
     ("finetune.optim=cpuadam", "'adamw_torch'"),
