@@ -261,6 +261,7 @@ def test_a_launcher_that_is_stopped_for_longer_than_others_wait_says_so(
         nothing_left(hosts[1:], ABANDONED_AFTER_S + NAMED_S)
     finally:
         launcher.resume()
+        psutil.Process(run.pid).resume()  # `nsenter` stops itself with its child
     assert run.wait() == 1
     assert "the launcher itself stood still for " in run.err, run.err
     nothing_left(hosts, 5.0)

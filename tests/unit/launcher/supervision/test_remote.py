@@ -152,8 +152,9 @@ def test_what_other_hosts_ended_while_the_launcher_was_stopped_is_told_with_that
     ):
         supervisor.start()
         supervisor.watch(tick=stop)
-    why = r"; the launcher itself stood still for \d+ s, and other hosts end what they run after 3 s without it"
-    told = rf"finetune: killed by SIGKILL{why if stopped_s else ''} \(log: .*\)"
+    rule = "other hosts end what they run after 3 s without it"
+    why = rf"; the launcher itself stood still for \d+ s, and {rule}" if stopped_s else ""
+    told = rf"finetune: killed by SIGKILL{why} \(log: .*\)"
     assert re.fullmatch(told, str(failure.value)), failure.value
 
 
