@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -150,7 +151,7 @@ class RunFolder(Closing):
                 f"output_dir={self.path}: in use by launcher process {owner}; stop it or choose another"
             ) from None
         lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
+        lock.write(f"{os.getpid()} on {socket.gethostname()}\n")  # hosts may share the folder
         lock.flush()
         self._lock = lock
         return self

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from pipelinerl.config import load
 from pipelinerl.launcher.ray_head import ASK_EVERY_S, LEAVE_S, SILENT_S
-from pipelinerl.launcher.supervision.agent import ABANDONED_AFTER_S
+from pipelinerl.launcher.supervision.spec import ABANDONED_AFTER_S
 from pipelinerl.run_state.accounting import Outcome
 from tests.pipeline.conftest import LauncherProcess, Start
 from tests.support.network_hosts import NetworkHost, NetworkHosts, why_not
@@ -246,6 +246,25 @@ def test_a_head_of_the_cluster_that_is_gone_or_stands_still_ends_the_run_by_name
     assert "for an answer of the head of the Ray cluster" in run.err, run.err
     run.counts()
     nothing_left(hosts, ABANDONED_AFTER_S + 5.0)
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_stopped_for_longer_than_others_wait_says_so(
+    launch: Start, cluster: Cluster
+) -> None:
+    """As after Ctrl-Z and fg: rank 0 then ends because its peer has, and may be the first to be told."""
+    hosts = cluster(3)
+    run = begun(launch, hosts, "world.actor_hosts=1", ENDLESS, *UNEVALUATED)
+    (launcher,) = psutil.Process(run.pid).children()
+    launcher.suspend()
+    try:
+        nothing_left(hosts[1:], ABANDONED_AFTER_S + NAMED_S)
+    finally:
+        launcher.resume()
+        psutil.Process(run.pid).resume()  # `nsenter` stops itself with its child
+    assert run.wait() == 1
+    assert "the launcher itself stood still for " in run.err, run.err
+    nothing_left(hosts, 5.0)
 
 
 @pytest.mark.slow

@@ -32,11 +32,10 @@ from pipelinerl.base.ports import ReservedPorts, is_free_everywhere
 from pipelinerl.config.installed import PACKAGE
 from pipelinerl.launcher.supervision.host import LocalHost
 from pipelinerl.launcher.supervision.process import RunningChild
-from pipelinerl.launcher.supervision.spec import ChildSpec, Exited, News
+from pipelinerl.launcher.supervision.spec import ABANDONED_AFTER_S, ChildSpec, Exited, News
 
 log = logging.getLogger(__name__)
 
-ABANDONED_AFTER_S = 30.0
 STAYS_S = 10.0
 """So long a closed agent waits for its backend to end it, so that whoever closed it has an answer."""
 OF_OTHER_LAUNCHERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pipelinerl.base.waits import StallDetector
 from pipelinerl.launcher.supervision.spec import ChildSpec, Tell
 
 POLL_S = 5.0
@@ -39,9 +40,11 @@ class RemoteHost:
         self._poller.start()
 
     def _poll(self) -> None:
-        after, answered = 0, time.monotonic()
+        after = answers = 0
+        # A launcher that was stopped itself and goes on asks again, before it calls the host lost.
+        silence = StallDetector(0, time.monotonic(), longest_s=2 * POLL_S + _RETRY_S)
         while not self._closing.is_set():
-            left_s = answered + self._lost_after_s - time.monotonic()
+            left_s = self._lost_after_s - silence.look(answers, time.monotonic())
             try:
                 if left_s <= 0:
                     raise ConnectionError(f"no answer for {self._lost_after_s:g} s")
@@ -52,7 +55,7 @@ class RemoteHost:
             except ConnectionError as error:
                 self._lost = f"{self._label} is lost: {error}"
                 return
-            answered = time.monotonic()
+            answers += 1
             for number, key, news in events:
                 after = number
                 self._tells[key](news)

@@ -21,7 +21,7 @@ from pipelinerl.launcher.supervision.core import (
     SupervisorCore,
 )
 from pipelinerl.launcher.supervision.host import STOPPED_DEADLINE_S, Child, ChildHost, LocalHost
-from pipelinerl.launcher.supervision.spec import ChildSpec, Exited, Healthy, News
+from pipelinerl.launcher.supervision.spec import ABANDONED_AFTER_S, ChildSpec, Exited, Healthy, News
 from pipelinerl.launcher.supervision.starting import StartLog
 from pipelinerl.run_state.restarts import restart_line
 
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 1.0
 _AFTER_KILL_S = 10.0
+_FOLLOWS_S = 60.0
+"""Within so long after the launcher stood still, an end may follow from what other hosts did meanwhile."""
 
 
 class ChildFailed(Exception):
@@ -76,6 +78,7 @@ class Supervisor(Closing):
         self._starts: dict[str, StartLog] = {}
         self._hosts: dict[int, ChildHost] = {0: LocalHost(leftovers, stopped_deadline_s), **(others or {})}
         self._next_look = 0.0
+        self._looked, self._continued, self._stood_still = math.inf, -math.inf, ""
         self._stopping, self._stop_deadline_s = False, stop_deadline_s
         self.left_out: set[str] = set()
         """Children that were given up, or lost with their host, and without which the run goes on."""
@@ -112,7 +115,8 @@ class Supervisor(Closing):
         self._run_until(lambda: self._core.completed or until(), tick, tick_s)
 
     def _run_until(self, done: Callable[[], bool], tick: Callable[[], None] | None, tick_s: float) -> None:
-        next_tick = time.monotonic() if tick else math.inf
+        self._looked = time.monotonic()
+        next_tick = self._looked if tick else math.inf
         while not done():
             if tick is not None and time.monotonic() >= next_tick:
                 tick()
@@ -122,7 +126,9 @@ class Supervisor(Closing):
 
     def _take_news(self, longest_s: float) -> None:
         """Look at the hosts, wait for what happens next, at most `longest_s` seconds, and act on it."""
-        if (now := time.monotonic()) >= self._next_look:
+        now = time.monotonic()
+        self._notice_own_stop(now)
+        if now >= self._next_look:
             self._next_look = now + _LONGEST_WAIT_S
             for rank, host in list(self._hosts.items()):
                 if (cause := host.look()) is not None:
@@ -145,6 +151,19 @@ class Supervisor(Closing):
         else:
             self._carry_out(self._core.unresponsive(name, generation, news.cause, news.whatever_phase))
 
+    def _notice_own_stop(self, now: float) -> None:
+        """Say so if this process was stopped for so long that other hosts have ended what they run."""
+        stood_s, self._looked = now - self._looked, now
+        if stood_s > ABANDONED_AFTER_S and len(self._hosts) > 1 and not self._stopping:
+            rule = f"other hosts end what they run after {ABANDONED_AFTER_S:g} s without it"
+            self._stood_still = f"the launcher itself stood still for {stood_s:.0f} s, and {rule}"
+            self._continued = now
+            self._announce(self._stood_still)
+
+    def _why_perhaps(self) -> str:
+        """The launcher's own part in an end that is told now, for people; mostly empty."""
+        return f"; {self._stood_still}" if time.monotonic() < self._continued + _FOLLOWS_S else ""
+
     def _exited(self, name: str, generation: int, exited: Exited) -> None:
         if self._running.pop(name, None) is None:  # its host was given up before it could say so
             return
@@ -161,7 +180,7 @@ class Supervisor(Closing):
         ]
         for action in actions:
             if isinstance(action, GiveUp):
-                raise ChildFailed(name, action.cause, _said(exited), log_path)
+                raise ChildFailed(name, action.cause, _said(exited) + self._why_perhaps(), log_path)
             if isinstance(action, GoOnWithout):
                 self.left_out.add(name)
                 goes_on = f"the run goes on without it{self._core.still_serve(name)}"
@@ -180,7 +199,7 @@ class Supervisor(Closing):
         actions = self._core.host_lost(rank, cause)
         for action in actions:
             if isinstance(action, GiveUp):
-                raise ChildFailed(action.name, cause, "", self._specs[action.name].stderr)
+                raise ChildFailed(action.name, cause, self._why_perhaps(), self._specs[action.name].stderr)
         for action in actions:
             self.left_out.add(action.name)
             self._announce(f"the run goes on without {action.name}{self._core.still_serve(action.name)}")

@@ -9,6 +9,9 @@ from typing import Any
 from pipelinerl.base.files import write_whole
 from pipelinerl.config.secrets import Place, hidden
 
+ABANDONED_AFTER_S = 30.0
+"""Without a request of its launcher for so long, another host's agent kills every child."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HealthCheck:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -391,7 +392,7 @@ def test_a_foreign_folder_is_not_written_to(refused: Refused, tmp_path: Path) ->
 
 def test_a_second_launcher_is_refused(refused: Refused, placed: Placed, tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run"):
-        assert f"in use by launcher process {os.getpid()}" in refused()
+        assert f"in use by launcher process {os.getpid()} on {socket.gethostname()};" in refused()
     placed()
 
 

@@ -1,15 +1,17 @@
 """Children on another host: the supervisor, the remote host and its agent, here in one process."""
 
 import os
+import re
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor, remote
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor, remote, run
 from pipelinerl.launcher.supervision.agent import HostAgent, difference, interface_of, software
 from pipelinerl.launcher.supervision.core import (
     ChildPhase,
@@ -130,6 +132,54 @@ def test_a_lost_host_ends_the_run_by_the_name_of_what_it_had(
     agent._abandoned_after_s = 0.5
     # Nobody polls any more: the agent does not wait for somebody to come back.
     until(lambda: not alive(pid), "the end of what was left there")
+
+
+@pytest.mark.parametrize("stopped_s", [0.0, 3.5])
+def test_what_other_hosts_ended_while_the_launcher_was_stopped_is_told_with_that(
+    stopped_s: float, agent: HostAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "ABANDONED_AFTER_S", 3.0)
+    monkeypatch.setattr(run, "_LONGEST_WAIT_S", 0.1)  # a loop of the supervisor takes no longer
+
+    def stop() -> None:
+        time.sleep(stopped_s)
+        agent.close()  # as it does when nobody asks it any more
+
+    trainer = spec("finetune", tmp_path, "import time; time.sleep(600)")
+    with (
+        Supervisor([trainer], others={1: RemoteHost("host 1", Wire(agent))}) as supervisor,
+        pytest.raises(ChildFailed) as failure,
+    ):
+        supervisor.start()
+        supervisor.watch(tick=stop)
+    rule = "other hosts end what they run after 3 s without it"
+    why = rf"; the launcher itself stood still for \d+ s, and {rule}" if stopped_s else ""
+    told = rf"finetune: killed by SIGKILL{why} \(log: .*\)"
+    assert re.fullmatch(told, str(failure.value)), failure.value
+
+
+def test_a_host_is_not_lost_by_a_stop_of_the_launcher_but_by_its_own_silence(
+    agent: HostAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the request of before the stop is late too, so another one is made."""
+    clock = SimpleNamespace(ahead_s=0.0, asked=0)
+    now = time.monotonic
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: now() + clock.ahead_s))
+    wire = Wire(agent)
+
+    def ask(method: str, *arguments: Any, timeout_s: float) -> Any:
+        clock.asked += method == "events"
+        if clock.asked == 3 and not clock.ahead_s:
+            clock.ahead_s = 1000.0
+            raise TimeoutError
+        return wire(method, *arguments, timeout_s=timeout_s)
+
+    other = RemoteHost("host 1", ask)
+    until(lambda: clock.asked >= 6 or other.look() is not None, "requests after the stop")
+    assert other.look() is None
+    other._lost_after_s, wire.cut = 0.5, True
+    until(lambda: other.look() == "host 1 is lost: no answer for 0.5 s", "the loss")
+    other.close()
 
 
 def test_an_engine_of_a_lost_host_is_left_out_while_another_lives(agent: HostAgent, tmp_path: Path) -> None:
