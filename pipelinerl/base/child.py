@@ -62,24 +62,28 @@ def die_with_agent() -> None:
         die_with_parent(None if agent is None else int(agent))
 
 
-def begin(parent: int, guard: int | None) -> None:
-    """What a child does before its command runs; `guard` is closed."""
-    die_with_parent(parent)
-    if guard is not None:
+def split(argv: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Options and command of this file's arguments."""
+    behind = argv.index("--") if "--" in argv else len(argv)
+    return dict(zip(argv[:behind:2], argv[1:behind:2])), argv[behind + 1 :]
+
+
+def begin(options: dict[str, str]) -> None:
+    """What a child does before its command runs; the descriptor of its guard is closed."""
+    die_with_parent(int(options["--parent"]))
+    if "--guard" in options:
         # A guard that was killed has a successor, to which the parent tells all groups.
-        with open(guard, "wb", buffering=0) as told, contextlib.suppress(BrokenPipeError):
+        with open(int(options["--guard"]), "wb", buffering=0) as told, contextlib.suppress(BrokenPipeError):
             told.write(b"+%d\n" % os.getpid())
     os.environ[CHILD_VARIABLE] = str(os.getpid())  # which stays the same through exec
 
 
 def main(argv: list[str]) -> int:
-    behind = argv.index("--") if "--" in argv else len(argv)
-    options, command = dict(zip(argv[:behind:2], argv[1:behind:2])), argv[behind + 1 :]
+    options, command = split(argv)
     if not command or "--parent" not in options or not options.keys() <= {"--parent", "--guard"}:
         print("usage: child.py --parent PID [--guard FD] -- COMMAND ARGUMENT ...", file=sys.stderr)
         return 2
-    guard = options.get("--guard")
-    begin(int(options["--parent"]), None if guard is None else int(guard))
+    begin(options)
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -143,14 +143,15 @@ class RayBackend(Backend):
         probe = output_dir / "launcher" / f"shared-{secrets.token_hex(8)}"
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.touch()
+        here = {path: model_digest(path) for path in paths} if self._others else {}
         try:
             for rank, other in self._others.items():
                 host = self.hosts[rank]
                 if missing := _answer(other, "missing", [sys.executable, os.getcwd(), *paths]):
                     raise ConfigError(f"{host}: has no {missing[0]}; every host needs it at the same path")
-                for path in paths:
+                for path, digest in here.items():
                     # Engines that get no weights, and references, would use what lies there.
-                    if (there := _answer(other, "model", path, timeout_s=READ_S)) != model_digest(path):
+                    if (there := _answer(other, "model", path, timeout_s=READ_S)) != digest:
                         found = (
                             f"was not read within {READ_S:g} s" if there is None else "is another model there"
                         )

@@ -46,7 +46,9 @@ class Interrupted(BaseException):
 def interruptible(resumes: str = RESUMES) -> Iterator[None]:
     """Turn `early.STOPS` into one Interrupted; further ones are ignored while children are stopped.
 
-    `resumes` is what is said of it. In another thread than the main one nothing changes.
+    `resumes` is what is said of it. In another thread than the main one nothing changes. Before anything was
+    started, an error that comes of the interruption (a library's `finally` over half of its work) is that
+    interruption.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -62,6 +64,13 @@ def interruptible(resumes: str = RESUMES) -> Iterator[None]:
     before = {number: signal.signal(number, interrupt) for number in early.stops()}
     try:
         yield
+    except Exception as error:
+        behind: BaseException | None = error
+        while behind is not None and not isinstance(behind, Interrupted):
+            behind = behind.__context__
+        if behind is None or resumes != NOTHING_STARTED:
+            raise
+        raise behind from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

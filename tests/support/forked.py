@@ -25,7 +25,7 @@ import pytest
 from _pytest.outcomes import Skipped
 from _pytest.pathlib import import_path, module_name_from_path
 
-from pipelinerl.base.child import begin
+from pipelinerl.base.child import begin, split
 
 OWN = ("pipelinerl", "domains", "retrieval_server", "tests", "vllm")
 AFRESH = (
@@ -48,10 +48,9 @@ class Forked(subprocess.Popen[Any]):
     def _execute_child(self, *arguments: Any) -> None:
         given = _EXECUTE.bind(self, *arguments).arguments
         words = [str(word) for word in given["args"]]
-        options = dict[str, int]()
+        options = dict[str, str]()
         if "--parent" in words[:5]:
-            behind = words.index("--")
-            options, words = dict(zip(words[4:behind:2], map(int, words[5:behind:2]))), words[behind + 1 :]
+            options, words = split(words[4:])
         if words[:2] not in ([sys.executable, "-m"], [sys.executable, "-c"]):
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
@@ -89,12 +88,12 @@ def import_tests(config: pytest.Config) -> None:
                 sys.modules.pop(module_name_from_path(path, config.rootpath), None)
 
 
-def _run(words: list[str], options: dict[str, int], given: Mapping[str, Any], spreads: bool) -> NoReturn:
+def _run(words: list[str], options: dict[str, str], given: Mapping[str, Any], spreads: bool) -> NoReturn:
     status = 1
     try:
         _leave_the_tests_behind(given)
         if options:
-            begin(options["--parent"], options.get("--guard"))
+            begin(options)
         subprocess.Popen = Forked if spreads else BARE  # type: ignore[misc]
         if spreads:
             warnings.simplefilter("ignore")

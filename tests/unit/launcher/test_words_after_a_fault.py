@@ -210,6 +210,25 @@ def test_a_signal_says_what_was_going_on(run: Run, tmp_path: Path, monkeypatch: 
     assert (status, one_line(err)) == (143, "launcher: stopped by SIGTERM before anything was started")
 
 
+def test_an_error_that_an_interruption_leaves_behind_does_not_hide_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it meets a library between two halves of a change that a `finally` needs whole."""
+
+    def half_done(*_: object) -> None:
+        try:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                getattr(None, "_flags")
+        except AttributeError as error:
+            raise ConfigError(f"cannot be read: {error}") from None
+
+    monkeypatch.setattr(launch, "compose", half_done)
+    status, _, err = run()
+    assert (status, one_line(err)) == (143, "launcher: stopped by SIGTERM before anything was started")
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_terminal_that_closes_and_a_schedulers_warning_stop_a_run_in_order(number: signal.Signals) -> None:
     """Unless they are ignored, as below `nohup`; afterwards they do what they did before."""
