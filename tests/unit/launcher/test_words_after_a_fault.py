@@ -220,8 +220,8 @@ def test_an_error_that_an_interruption_leaves_behind_does_not_hide_it(
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
             finally:
-                getattr(None, "_flags")
-        except AttributeError as error:
+                {}["_flags"]
+        except KeyError as error:
             raise ConfigError(f"cannot be read: {error}") from None
 
     monkeypatch.setattr(launch, "compose", half_done)
