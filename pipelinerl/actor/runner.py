@@ -160,7 +160,7 @@ class RolloutRunner:
             rollout.reason = f"no engine was in rotation within rollout_deadline_s={self.deadline_s:g}"
         elif expired:
             # The cancellation that the deadline made was raised where the rollout waited.
-            place = place_of(error.__cause__ or error)
+            place = place_of(error.__cause__ or error.__context__ or error)
             rollout.reason = f"rollout passed actor.rollout_deadline_s={self.deadline_s:g}{place}"
         else:
             rollout.reason = reason_of(error)
