@@ -122,10 +122,10 @@ class Goal:
 
     @property
     def wanted(self) -> str:
-        """The goal in words."""
-        word, limit = ("least", self.at_least) if self.at_least is not None else ("most", self.at_most)
+        """The goal, in the unit of what was measured."""
+        sign, limit = ("≥", self.at_least) if self.at_least is not None else ("≤", self.at_most)
         assert limit is not None
-        return f"at {word} {number(limit)} {self.unit}".strip()
+        return f"{sign} {number(limit)}"
 
 
 def tables() -> dict[str, list[Goal]]:
@@ -147,17 +147,17 @@ def unmet(goals: Sequence[Goal], results: Path) -> int:
 
 def section(goals: Sequence[Goal], results: Path) -> str:
     """One table as Markdown, with the reasons of its misses."""
-    lines = ["| figure | measured | goal | | result |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| figure | measured | goal | result |", "| --- | --- | --- | --- |"]
     reasons = []
     for goal in goals:
         value = goal.value(results)
-        found, verdict = "not measured", "open"
+        found, wanted = "not measured", goal.wanted
         if value is not None:
-            met = goal.met(value)
-            found, verdict = f"{number(value)} {goal.unit}".strip(), "met" if met else "**missed**"
-            if not met:
+            found = f"{number(value)} {goal.unit}".strip()
+            if not goal.met(value):
+                wanted += ", **missed**"
                 reasons.append(f"- *{goal.row}*: {goal.reason(results)}")
-        lines.append(f"| {goal.row} | {found} | {goal.wanted} | {verdict} | `{goal.result}` |")
+        lines.append(f"| {goal.row} | {found} | {wanted} | `{goal.result}` |")
     return "\n".join([*lines, *(["", *reasons] if reasons else [])]) + "\n"
 
 
