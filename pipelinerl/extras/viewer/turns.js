@@ -57,12 +57,13 @@ const figure = (label, value, classes = "") =>
 
 function advantageFigures(turn, mean) {
   if (turn.masked) return [figure("advantage", "masked")];
-  const compared = mean === null ? null : figure(`mean of the ${mean.n} compared`, number(mean.mean, 3));
-  if (turn.adv === undefined) return [compared];
+  const place = turn.sit ? "in this situation" : "at this step";
+  const around = mean === null ? null : figure(`mean of the ${mean.n} ${place}`, number(mean.mean, 3));
+  if (turn.adv === undefined) return [around];
   const sign = turn.adv > 0 ? "plus" : turn.adv < 0 ? "minus" : "";
   return [
     figure("advantage", signed(turn.adv), sign),
-    compared,
+    around,
     turn.weight !== 1 ? figure("loss weight", number(turn.weight, 4)) : null,
     figure("step", String(turn.step)),
     turn.versions.length
@@ -110,10 +111,10 @@ function turnNode(turn, at, { mean = null, notes = [], scale }) {
 }
 
 const kindOf = (turn, at) => turn.sit ?? `step ${at}`;
-/** With which texts of its group a text is compared: its situation, and its place from the end there. */
+/** The texts of its group at a text's place: in its situation, as far from the end there, or at its step. */
 const placeOf = (turn, at) => `${kindOf(turn, at)} ${turn.place ?? ""}`;
 
-/** Mean reward and number of the texts of a group that are compared with each other. */
+/** Mean reward and number of the texts of a group at each place. */
 function meansOf(rollouts) {
   const rewards = new Map();
   for (const rollout of rollouts) {
