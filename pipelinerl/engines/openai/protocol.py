@@ -75,7 +75,7 @@ class GenerateFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         sampling = self.sampling_params
         require(
             (self.priority == 0, f"priority {self.priority} is not supported; send 0 or leave it out"),
-            # 1 is what clients of vLLM's token route send; the answer holds the sampled token's alone.
+            # 1 is what clients of vLLM's token route send; it adds the likeliest token.
             (
                 sampling.logprobs in (None, 0, 1),
                 f"logprobs {sampling.logprobs} is not supported; send 0 or 1",
