@@ -166,8 +166,8 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> _Read:
         if whole is None and (plain := _with_hardware(roots, asked)) is None:  # upstream's, with its own base
             whole, choices = files(roots, name, [*asked.groups, *asked.layers]), [asked.hardware]
         if whole is not None:
-            as_upstream_reads(whole)
-            notices, bundled = settle(whole, asked.given), [root for root in roots if not _has_base(root)]
+            notices = [*as_upstream_reads(whole, asked.given), *settle(whole, asked.given)]
+            bundled = [root for root in roots if not _has_base(root)]
             below = [*bundled, conf_dir()]
             tree = _over(_compose(below, BASE, choices), whole, f"{own}: ")
             layers = [

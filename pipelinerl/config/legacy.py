@@ -18,7 +18,7 @@ from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.config.base import Section
 from pipelinerl.config.environments import OF_SERVERS, located_specs
 from pipelinerl.config.files import with_secrets
-from pipelinerl.config.finetune import LoraConfig, MemoryDebugConfig, RLConfig
+from pipelinerl.config.finetune import FinetuneConfig, LoraConfig, MemoryDebugConfig, RLConfig
 from pipelinerl.config.machine import WorldConfig
 from pipelinerl.config.roles import DifficultyPenaltyConfig
 from pipelinerl.config.serving import VllmConfig
@@ -238,14 +238,15 @@ def settle(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
     return notices
 
 
-def as_upstream_reads(tree: DictConfig) -> None:
+def as_upstream_reads(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
     """Write into a whole tree of upstream's what its programs make of values that mean another thing here.
 
     Its trainer lets the entropy bonus fall to 0 if no final one is given, and its launcher passes a flag of
-    vLLM without a value if that is null. A tree of this project has `domain_keys` and stays as it is.
+    vLLM without a value if that is null. What stays different has its line, unless a key of the command line
+    (`given`) decides it. A tree of this project has `domain_keys` and stays as it is, without lines.
     """
     if "domain_keys" in tree:
-        return
+        return []
     rl = OmegaConf.select(tree, "finetune.rl", throw_on_resolution_failure=False)
     if isinstance(rl, DictConfig) and "entropy_bonus" in rl and "final_entropy_bonus" not in rl:
         OmegaConf.update(rl, "final_entropy_bonus", 0.0, force_add=True)
@@ -256,6 +257,41 @@ def as_upstream_reads(tree: DictConfig) -> None:
         for name in null:
             if str(name).replace("_", "-") not in chosen_here:
                 flags[name] = ""
+    return list(_other_updates(tree, given))
+
+
+def _other_updates(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
+    """Keys of the optimizer that mean another thing under upstream's trainer; their values are kept."""
+
+    def value_of(key: str) -> Any:
+        return OmegaConf.select(tree, key, throw_on_resolution_failure=False)
+
+    plain = FinetuneConfig()
+    optim = value_of("finetune.optim") or plain.optim
+    if value_of("use_fast_llm") is True:  # whose settings have a line of their own
+        return
+    if optim == "adafactor" and "finetune.optim" not in given:
+        yield (
+            "finetune.optim=adafactor: moves a weight by learning_rate times its matrix's root mean square, "
+            "and upstream's by learning_rate; raise finetune.learning_rate, or use finetune.optim=adamw_torch"
+        )
+    # DeepSpeed's engine divides each loss by the accumulation steps and averages over ranks, although the
+    # loss is divided by the step's samples already. Adam's update differs by what is compared with a size.
+    passes, slices = value_of("finetune.gradient_accumulation_passes"), value_of("finetune.seq_parallel")
+    if value_of("use_deepspeed") is not True or not isinstance(passes, int):
+        return
+    divisor = passes * (slices if isinstance(slices, int) else 1)
+    limits = {"finetune.gradient_clipping_threshold": value_of("finetune.gradient_clipping_threshold")}
+    if optim == "adamw_torch":
+        limits["finetune.adam_epsilon"] = value_of("finetune.adam_epsilon") or plain.adam_epsilon
+    limits = {key: size for key, size in limits.items() if isinstance(size, int | float) and key not in given}
+    if divisor > 1 and limits:
+        said, same = ([f"{key}={size * factor:g}" for key, size in limits.items()] for factor in (1, divisor))
+        yield (
+            f"{', '.join(said)}: compared with the step's gradient here, and upstream with a gradient that "
+            f"DeepSpeed has divided by gradient_accumulation_passes ({divisor}) once more; "
+            f"use {' '.join(same)} for upstream's updates"
+        )
 
 
 def leave_out_unread(tree: DictConfig, given: Collection[str]) -> list[str]:

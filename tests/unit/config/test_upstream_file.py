@@ -71,6 +71,7 @@ def test_an_upstream_file_is_taken_and_what_is_left_out_is_said(composed: Compos
     assert set(cfg.domain_keys) == {"sandbox_endpoint", "actor.agent_max_loops"}
     said = {notice.partition("=")[0] for notice in made.notices}
     assert said == {
+        "finetune.gradient_clipping_threshold",
         "actor.log_each_n_secs",
         "actor.shared_memory_entry_size",
         "preprocess.shared_memory_entry_size",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -151,6 +152,7 @@ def said(made: Composition) -> set[str]:
     return {notice.partition("=")[0] for notice in made.notices}
 
 
+OTHER_UNIT = {"finetune.gradient_clipping_threshold"}
 LEFT_OUT = {
     "fp32_lm_head",
     "actor.log_each_n_secs",
@@ -182,7 +184,7 @@ def test_a_configuration_of_upstreams_folder_composes(composed: Compose, conf: P
     assert (cfg.hardware.kind, cfg.seed, cfg.finetune.seq_length) == (hardware, 7, 4000)
     assert (cfg.output_dir, cfg.llm.parameters.max_tokens, cfg.jobs) == (None, 500, [])
     assert cfg.dataset_loader == "pipelinerl.domains.guessing.load_problems"
-    assert said(made) == LEFT_OUT and cfg.domain_keys == ["mm_processor_kwargs"]
+    assert said(made) == LEFT_OUT | OTHER_UNIT and cfg.domain_keys == ["mm_processor_kwargs"]
 
 
 def test_upstreams_file_of_coding_composes_and_its_loader_is_here(composed: Compose, conf: Path) -> None:
@@ -264,6 +266,54 @@ vllm_config: {vllm_kwargs: {enforce-eager: , disable_log_stats: null, tensor-par
     again = composed("hardware=gpu", config_dir=written, config_name="exp_config").tree
     assert again.finetune.rl.final_entropy_bonus == 0.01
     assert again.vllm_config.vllm_kwargs["enforce-eager"] is None
+
+
+def one_update(gradient: torch.Tensor, largest: float, epsilon: float) -> torch.Tensor:
+    weight = torch.nn.Parameter(torch.zeros_like(gradient))
+    optimiser = torch.optim.AdamW([weight], lr=1.0, eps=epsilon)
+    for scale in (1.0, 3.0):  # the second is clipped and changes Adam's means
+        weight.grad = gradient * scale
+        torch.nn.utils.clip_grad_norm_([weight], largest)
+        optimiser.step()
+    return weight.detach()
+
+
+def test_limits_that_deepspeed_applies_to_a_smaller_gradient_are_said_with_what_gives_its_updates(
+    composed: Compose, conf: Path
+) -> None:
+    """Its engine divides the loss by the accumulation steps of a rank, and averages over the ranks."""
+    sizes = "finetune: {gradient_clipping_threshold: 0.3, gradient_accumulation_passes: 64}\n"
+    (conf / "mine.yaml").write_text("defaults: [guessing, _self_]\n" + sizes)
+    options = {"config_dir": conf, "config_name": "mine"}
+
+    def lines(*overrides: str) -> list[str]:
+        notices = composed("hardware=gpu", *overrides, **options).notices
+        return [notice for notice in notices if "DeepSpeed" in notice]
+
+    (line,) = lines()
+    use = dict(re.findall(r"([a-z_.]+)=(\S+)", line.partition("; use ")[2]))
+    assert set(use) == {"finetune.gradient_clipping_threshold", "finetune.adam_epsilon"}
+    ranks, steps = 4, 64 // 4
+    gradient = torch.tensor([10.0, -3.0, 4e-7])  # the last is smaller than Adam's epsilon once it is divided
+    theirs = one_update(gradient / steps / ranks, 0.3, 1e-8)
+    here = one_update(gradient, *map(float, use.values()))
+    torch.testing.assert_close(here, theirs)
+    assert not torch.allclose(one_update(gradient, 0.3, 1e-8), theirs, rtol=0.1)
+    assert lines(*(f"{key}={value}" for key, value in use.items())) == [], "decided by the command line"
+    (about_one,) = lines("finetune.gradient_clipping_threshold=null")
+    assert about_one.startswith("finetune.adam_epsilon=1e-08:")
+    for more in ("use_deepspeed: false\n", "use_fast_llm: true\n"):
+        (conf / "mine.yaml").write_text("defaults: [guessing, _self_]\n" + sizes + more)
+        assert lines() == [], more
+
+
+def test_the_rate_of_adafactor_is_not_upstreams(composed: Compose, conf: Path) -> None:
+    """transformers' moves a weight by the rate itself, as upstream asks it to."""
+    (conf / "mine.yaml").write_text("defaults: [guessing, _self_]\nfinetune: {optim: adafactor}\n")
+    options = {"config_dir": conf, "config_name": "mine"}
+    said = [line for line in composed("hardware=gpu", **options).notices if "adafactor" in line]
+    assert len(said) == 1 and "root mean square" in said[0]
+    assert not any("root mean" in x for x in composed("finetune.optim=lion", **options).notices)
 
 
 SEVERAL = """
@@ -395,7 +445,7 @@ def test_the_file_that_upstreams_launcher_writes_is_taken(
     check(made, "output_dir")
     cfg = typed(made.tree)
     assert (cfg.seed, cfg.max_lag, cfg.finetune.rl.final_kl_coef, cfg.output_dir) == (3, 1024, 0, "there")
-    assert said(made) == LEFT_OUT | {"finetune.output_dir"}
+    assert said(made) == LEFT_OUT | OTHER_UNIT | {"finetune.output_dir"}
 
 
 def test_keys_of_a_domain_come_from_the_file_that_names_it(
