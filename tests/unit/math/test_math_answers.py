@@ -444,6 +444,8 @@ TABLE = [
     ),
     *(("12", boxed, "wrong") for boxed in (r"\approx 12x", r"\approx 12 + x", r"-12 \to 12")),
     *(("12", boxed, "correct") for boxed in (r"\approx 12", r"\therefore 12", "= 12", r"\equiv 12")),
+    (r"\pi", r"\pi \approx 3.14", "correct"),
+    ("3", r"\pi \approx 3", "wrong"),
     # Numbers are exact, whatever they are written in.
     ("243", r"2.43 \times 10^{2}", "correct"),
     (r"2.43 \times 10^2 \text{ kPa}", "243", "correct"),
@@ -471,6 +473,8 @@ TABLE = [
     ("x(0)+v(0)t", "v(0) t + x(0)", "correct"),
     ("x(0)+v(0)t", "0", "wrong"),
     (r"\dot{x}(0)t", r"\dot{x}(0)t^2", "wrong"),
+    ("v(0)+gt", "v+gt", "wrong"),
+    ("I(0)", "I(1)", "wrong"),
     ("2y[0]+1", "1", "wrong"),
     ("P(0)=3", "3", "correct"),
     ("P(0)=3", "P(0)=5", "wrong"),
