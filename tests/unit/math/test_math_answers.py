@@ -445,6 +445,13 @@ TABLE = [
     *(("12", boxed, "wrong") for boxed in (r"\approx 12x", r"\approx 12 + x", r"-12 \to 12")),
     *(("12", boxed, "correct") for boxed in (r"\approx 12", r"\therefore 12", "= 12", r"\equiv 12")),
     (r"\pi", r"\pi \approx 3.14", "correct"),
+    # An eccentricity is e, a current i.
+    *((r"\frac12", boxed, "correct") for boxed in (r"e = \frac12", "e = 0.5", r"e \approx 0.5", "i = 0.5")),
+    (r"e = \frac12", "0.5", "correct"),
+    (r"e = \frac12", "e = 0.5", "correct"),
+    (r"\frac12", "e = 0.4", "wrong"),
+    (r"\frac12", r"e = \frac14 = \frac12", "wrong"),
+    ("e", "e = 3", "wrong"),
     ("3", r"\pi \approx 3", "wrong"),
     # Numbers are exact, whatever they are written in.
     ("243", r"2.43 \times 10^{2}", "correct"),
