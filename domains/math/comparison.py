@@ -208,8 +208,9 @@ def _same_value_of(gold: Node, given: Node) -> bool:
 
 
 def _is_consistent(equation: Node) -> bool:
-    """Whether the constants of a chain are one: `19 = 18` is no way to say 18."""
-    constants = [one for one in equation.parts if not one.sign and not _names_of(one)]
+    """Whether the constants of a chain are one: `19 = 18` is no way to say 18; `e` and `i` may be names."""
+    values = [one for one in equation.parts if not one.sign and bare(one) not in ("e", "i")]
+    constants = [one for one in values if not _names_of(one)]
     return all(same(one, constants[-1]) for one in constants[:-1])
 
 

@@ -304,7 +304,8 @@ class _Reader:
         self.names.add(name)
         if self._value_at_zero() or ((name == "f" or name.endswith("'")) and self.peek() == "("):
             argument = self.atom()
-            return lambda point: point[name] + mp.sin(point[name] * argument(point))
+            # No argument that is written makes the sine zero, which would leave the function's name.
+            return lambda point: point[name] + mp.sin(point[name] * (argument(point) + mp.phi))
         return lambda point: point[name]
 
     def _raw(self) -> list[str]:

@@ -205,7 +205,7 @@ def _related(parts: list[Node], signs: list[str]) -> Node:
     if r"\approx" in signs:
         # What is rounded says less than what it was rounded from; behind a name it says all.
         place = signs.index(r"\approx")
-        if place == 0 and is_name(parts[0]):
+        if place == 0 and is_name(parts[0]) and bare(parts[0]) != r"\pi":
             signs = ["=", *signs[1:]]
         else:
             parts, signs = parts[: place + 1], signs[:place]

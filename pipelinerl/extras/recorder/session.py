@@ -226,7 +226,7 @@ class Session:
         programs need to start (`PASSED_ON`): no keys of wandb, hubs and clouds, unless `env` names them. It
         is killed at the deadline and when the rollout is given up. What it started is killed with it, or when
         it ends; neither outlives this process, however that ends. Raises ProgramFailed with the last line of
-        its errors, and the engines' failure instead if the last call had no answer.
+        its errors. However the program ended, raises the engines' failure if the last call had no answer.
 
         With `at_deadline="keep"` a program that passes its deadline ends the session and has not failed: what
         it printed until then is returned, `expired` is true, and `texts` are those of the calls that the
@@ -255,10 +255,13 @@ class Session:
         finally:
             await _gone(process)
             _GUARD.discard(process.pid)
+        if self.failure is not None and not self.expired:  # a program may end well with what it has
+            raise self.failure
         if process.returncode and not self.expired:
             said = err.decode(errors="replace").strip().rpartition("\n")[2]
-            message = f"{argv[0]} ended with status {process.returncode}: {said or 'it said nothing'}"
-            raise self.failure or ProgramFailed(message)
+            raise ProgramFailed(
+                f"{argv[0]} ended with status {process.returncode}: {said or 'it said nothing'}"
+            )
         return out.decode(errors="replace")
 
     def _addresses(self) -> dict[str, str]:

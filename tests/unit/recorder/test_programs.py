@@ -242,6 +242,16 @@ async def test_an_engine_that_fails_at_the_deadline_is_no_rollout(
             await session.run([sys.executable, "-c", goes_on], deadline_s=over, at_deadline="keep")
 
 
+async def test_a_program_that_ends_well_without_an_answer_is_no_rollout(
+    fake: FakeEngine, fake_llm: TrainableLLM
+) -> None:
+    fake.always = 500
+    gives_up = f"try:\n    exec({ASKS!r})\nexcept Exception:\n    print('no idea')"
+    async with recorder.session(fake_llm) as session:
+        with pytest.raises(EngineUnavailable, match="told to say 500"):
+            await session.run([sys.executable, "-c", gives_up], deadline_s=200)
+
+
 async def test_a_program_gets_no_keys_but_those_that_are_named(
     fake_llm: TrainableLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
