@@ -41,7 +41,7 @@ BACKENDS = {
 # Values of `weights.transport` that an engine can receive from.
 TRANSPORTS = ("nccl", *(name for name in BACKENDS if not name.endswith(AHEAD)))
 # One HTTP process ends at 20,000 to 25,000 tokens a second; two take 9 to 28 % more processor time than one
-# (`docs/gpu.md`).
+# (`vllm_front.json`).
 CORES_PER_API_SERVER, MOST_API_SERVERS = 4, 8
 # `vllm serve`, and the server alone, which vLLM deprecates since 0.29.
 SERVE_MODULE, SERVER_MODULE = "vllm.entrypoints.cli.main", "vllm.entrypoints.openai.api_server"
