@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -257,7 +257,42 @@ def as_upstream_reads(tree: DictConfig, given: Collection[str] = ()) -> list[str
         for name in null:
             if str(name).replace("_", "-") not in chosen_here:
                 flags[name] = ""
-    return list(_other_updates(tree, given))
+    return [*_other_updates(tree, given), *_other_coefficients(tree, given), *_other_texts(tree)]
+
+
+def _other_coefficients(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
+    """Weights of KL and entropy that move over the steps, in a run that stops before its schedule ends."""
+
+    def value_of(key: str) -> Any:
+        return OmegaConf.select(tree, f"finetune.{key}", throw_on_resolution_failure=False)
+
+    stop, steps = value_of("interrupt_train_steps"), value_of("max_train_steps")
+    interrupted = isinstance(stop, int) and stop >= 0 and stop != steps
+    if not interrupted and "finetune.interrupt_train_steps" not in given:
+        return
+    if OmegaConf.select(tree, "use_fast_llm", throw_on_resolution_failure=False) is True:
+        return  # whose settings have a line of their own
+    for name in ("kl_coef", "entropy_bonus"):
+        start, end = value_of(f"rl.{name}"), value_of(f"rl.final_{name}")
+        if None not in (start, end) and start != end:
+            yield (
+                f"finetune.rl.{name}={start}: moves to {end} over max_train_steps here, and upstream over "
+                "interrupt_train_steps; use finetune.max_train_steps=STEPS, which shortens the schedule of "
+                "the learning rate too"
+            )
+
+
+def _other_texts(tree: DictConfig) -> Iterator[str]:
+    """Stop texts, which upstream's answers hold."""
+    for section in ("llm", "test_llm"):
+        key = f"{section}.parameters.stop"
+        stop = OmegaConf.select(tree, key, throw_on_resolution_failure=False)
+        if stop:
+            shown = OmegaConf.to_container(stop) if isinstance(stop, ListConfig) else stop
+            yield (
+                f"{key}={shown}: an answer's output.content ends before the stop text here, and upstream "
+                'behind it; a policy finds the text in llm_info["stop_reason"]'
+            )
 
 
 def _other_updates(tree: DictConfig, given: Collection[str]) -> Iterator[str]:

@@ -19,6 +19,8 @@ from domains.coding.settings import settings_of
 from domains.math.environment import MathEnvironment
 from domains.math.rollouts import environment_key
 from domains.tir.settings import settings_of as tir_settings
+from pipelinerl.async_llm import ended_text
+from pipelinerl.base.tokenizing import encode, load_tokenizer
 from pipelinerl.config import ConfigError, typed
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.legacy import REMOVED
@@ -314,6 +316,42 @@ def test_the_rate_of_adafactor_is_not_upstreams(composed: Compose, conf: Path) -
     said = [line for line in composed("hardware=gpu", **options).notices if "adafactor" in line]
     assert len(said) == 1 and "root mean square" in said[0]
     assert not any("root mean" in x for x in composed("finetune.optim=lion", **options).notices)
+
+
+def test_what_moves_until_the_last_step_upstream_is_said_of_an_interrupted_run(
+    composed: Compose, conf: Path
+) -> None:
+    """Its trainer moves the weights of KL and entropy over the steps that it takes."""
+
+    def said_of(length: str, *overrides: str) -> set[str]:
+        moving = "rl: {kl_coef: 0.1, final_kl_coef: 0.0, entropy_bonus: 0.01, final_entropy_bonus: 0.01}"
+        (conf / "mine.yaml").write_text(f"defaults: [guessing, _self_]\nfinetune: {{{length} {moving}}}\n")
+        made = composed("hardware=gpu", *overrides, config_dir=conf, config_name="mine")
+        finetune = typed(made.tree).finetune
+        here = finetune.rl.kl_coefficient(50, finetune.max_train_steps)
+        theirs = 0.1 * (1 - 50 / finetune.last_step)
+        lines = {notice.partition("=")[0] for notice in made.notices if "max_train_steps here" in notice}
+        assert (here != pytest.approx(theirs)) == bool(lines)
+        return lines
+
+    assert said_of("max_train_steps: 1000, interrupt_train_steps: 100,") == {"finetune.rl.kl_coef"}
+    assert said_of("max_train_steps: 1000,", "finetune.interrupt_train_steps=100") == {"finetune.rl.kl_coef"}
+    assert said_of("max_train_steps: 1000, interrupt_train_steps: -1,") == set()
+    assert said_of("max_train_steps: 100, interrupt_train_steps: 100,") == set()
+
+
+def test_a_stop_text_that_upstreams_answers_end_with_is_said(composed: Compose, conf: Path) -> None:
+    """Its requests ask for it (`include_stop_str_in_output`), and its policies may look for it."""
+    (conf / "mine.yaml").write_text(
+        'defaults: [guessing, _self_]\nllm: {parameters: {stop: ["</answer>"]}}\n'
+        "test_llm: {parameters: {stop: []}}\n"
+    )
+    made = composed("hardware=gpu", config_dir=conf, config_name="mine")
+    (line,) = [notice for notice in made.notices if "stop" in notice]
+    assert line.startswith("llm.parameters.stop=['</answer>']:") and "output.content" in line
+    tokenizer = load_tokenizer("domains/tir/checkpoint")
+    ids = encode(tokenizer, "7*8```output")
+    assert ended_text(tokenizer, ids, "```output") == "7*8", "which is what the line says"
 
 
 SEVERAL = """
