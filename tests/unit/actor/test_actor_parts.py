@@ -138,6 +138,13 @@ def test_statistics_pool_values_and_name_them_as_dashboards_expect():
     assert "reward_mean" not in stats.take()
 
 
+@pytest.mark.parametrize(("ended", "overflow"), [((True, True), 0), ((False, True), 1), ((False, False), 1)])
+def test_a_rollout_overflows_if_one_of_its_samples_was_cut(ended, overflow):
+    stats = GroupStats()
+    stats.add_group([rollout(1.0, samples=[sampled(finished=finished) for finished in ended])])
+    assert stats.take()["overflow_mean"] == overflow
+
+
 def test_evaluation_records_have_a_prefix_but_for_datasets():
     stats = GroupStats()
     stats.add_group([rollout(1.0)])
