@@ -66,11 +66,11 @@ def interruptible(resumes: str = RESUMES) -> Iterator[None]:
         yield
     except Exception as error:
         behind: BaseException | None = error
-        while behind is not None and not isinstance(behind, Interrupted):
+        while behind is not None:
+            if isinstance(behind, Interrupted) and behind.resumes == NOTHING_STARTED:
+                raise behind from None
             behind = behind.__context__
-        if behind is None or resumes != NOTHING_STARTED:
-            raise
-        raise behind from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -229,6 +229,19 @@ def test_an_error_that_an_interruption_leaves_behind_does_not_hide_it(
     assert (status, one_line(err)) == (143, "launcher: stopped by SIGTERM before anything was started")
 
 
+def test_what_fails_while_a_stopped_run_ends_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        try:
+            with interruptible():
+                os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            raise OSError(errno.ENOSPC, "No space left on device", "/data/x")
+
+    monkeypatch.setattr(launch, "supervise", full)
+    status, _, err = run()
+    assert status == 1 and "'/data/x'; free some space" in one_line(err)
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_terminal_that_closes_and_a_schedulers_warning_stop_a_run_in_order(number: signal.Signals) -> None:
     """Unless they are ignored, as below `nohup`; afterwards they do what they did before."""
