@@ -257,23 +257,23 @@ def as_upstream_reads(tree: DictConfig, given: Collection[str] = ()) -> list[str
         for name in null:
             if str(name).replace("_", "-") not in chosen_here:
                 flags[name] = ""
-    return [*_other_updates(tree, given), *_other_coefficients(tree, given), *_other_texts(tree)]
+    trained_here = _value(tree, "use_fast_llm") is not True  # whose settings have a line of their own
+    trainer = (_other_updates, _other_coefficients) if trained_here else ()
+    return [line for lines in trainer for line in lines(tree, given)] + [*_other_texts(tree)]
+
+
+def _value(tree: DictConfig, key: str) -> Any:
+    return OmegaConf.select(tree, key, throw_on_resolution_failure=False)
 
 
 def _other_coefficients(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
     """Weights of KL and entropy that move over the steps, in a run that stops before its schedule ends."""
-
-    def value_of(key: str) -> Any:
-        return OmegaConf.select(tree, f"finetune.{key}", throw_on_resolution_failure=False)
-
-    stop, steps = value_of("interrupt_train_steps"), value_of("max_train_steps")
+    stop, steps = _value(tree, "finetune.interrupt_train_steps"), _value(tree, "finetune.max_train_steps")
     interrupted = isinstance(stop, int) and stop >= 0 and stop != steps
     if not interrupted and "finetune.interrupt_train_steps" not in given:
         return
-    if OmegaConf.select(tree, "use_fast_llm", throw_on_resolution_failure=False) is True:
-        return  # whose settings have a line of their own
     for name in ("kl_coef", "entropy_bonus"):
-        start, end = value_of(f"rl.{name}"), value_of(f"rl.final_{name}")
+        start, end = (_value(tree, f"finetune.rl.{key}") for key in (name, f"final_{name}"))
         if None not in (start, end) and start != end:
             yield (
                 f"finetune.rl.{name}={start}: moves to {end} over max_train_steps here, and upstream over "
@@ -286,8 +286,7 @@ def _other_texts(tree: DictConfig) -> Iterator[str]:
     """Stop texts, which upstream's answers hold."""
     for section in ("llm", "test_llm"):
         key = f"{section}.parameters.stop"
-        stop = OmegaConf.select(tree, key, throw_on_resolution_failure=False)
-        if stop:
+        if stop := _value(tree, key):
             shown = OmegaConf.to_container(stop) if isinstance(stop, ListConfig) else stop
             yield (
                 f"{key}={shown}: an answer's output.content ends before the stop text here, and upstream "
@@ -297,14 +296,8 @@ def _other_texts(tree: DictConfig) -> Iterator[str]:
 
 def _other_updates(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
     """Keys of the optimizer that mean another thing under upstream's trainer; their values are kept."""
-
-    def value_of(key: str) -> Any:
-        return OmegaConf.select(tree, key, throw_on_resolution_failure=False)
-
     plain = FinetuneConfig()
-    optim = value_of("finetune.optim") or plain.optim
-    if value_of("use_fast_llm") is True:  # whose settings have a line of their own
-        return
+    optim = _value(tree, "finetune.optim") or plain.optim
     if optim == "adafactor" and "finetune.optim" not in given:
         yield (
             "finetune.optim=adafactor: moves a weight by learning_rate times its matrix's root mean square, "
@@ -312,13 +305,16 @@ def _other_updates(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
         )
     # DeepSpeed's engine divides each loss by the accumulation steps and averages over ranks, although the
     # loss is divided by the step's samples already. Adam's update differs by what is compared with a size.
-    passes, slices = value_of("finetune.gradient_accumulation_passes"), value_of("finetune.seq_parallel")
-    if value_of("use_deepspeed") is not True or not isinstance(passes, int):
+    passes, slices = (
+        _value(tree, f"finetune.{key}") for key in ("gradient_accumulation_passes", "seq_parallel")
+    )
+    if _value(tree, "use_deepspeed") is not True or not isinstance(passes, int):
         return
     divisor = passes * (slices if isinstance(slices, int) else 1)
-    limits = {"finetune.gradient_clipping_threshold": value_of("finetune.gradient_clipping_threshold")}
+    clip, epsilon = "finetune.gradient_clipping_threshold", "finetune.adam_epsilon"
+    limits = {clip: _value(tree, clip)}
     if optim == "adamw_torch":
-        limits["finetune.adam_epsilon"] = value_of("finetune.adam_epsilon") or plain.adam_epsilon
+        limits[epsilon] = _value(tree, epsilon) or plain.adam_epsilon
     limits = {key: size for key, size in limits.items() if isinstance(size, int | float) and key not in given}
     if divisor > 1 and limits:
         said, same = ([f"{key}={size * factor:g}" for key, size in limits.items()] for factor in (1, divisor))
