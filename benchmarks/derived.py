@@ -65,12 +65,10 @@ def pretrained_minutes(read: Read) -> Any:
     return {hardware: [row["training_s"] / 60 for row in found] for hardware, found in rows.items()}
 
 
-def raro_gaps(read: Read) -> Any:
+def raro_behind(read: Read) -> Any:
     """Points behind verifier RL at the reference values, at the end, by seed."""
-    curves = {
-        (run["arm"], run["seed"]): list(run["curve"].values()) for run in read("raro_reference")["runs"]
-    }
-    return {"behind at the end": [curves["rlvr", n][-1] - curves["raro", n][-1] for n in range(3)]}
+    ends = {(run["arm"], run["seed"]): [*run["curve"].values()][-1] for run in read("raro_reference")["runs"]}
+    return [ends["rlvr", n] - ends["raro", n] for n in range(3)]
 
 
 def smollm2_ends(read: Read) -> Any:
@@ -312,7 +310,7 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         from_scratch,
         sharing_changes,
         pretrained_minutes,
-        raro_gaps,
+        raro_behind,
         smollm2_ends,
         smollm2_by_seed,
         smollm2_over_seeds,
