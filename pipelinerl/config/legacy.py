@@ -84,6 +84,7 @@ _FP32_HEAD = Gone(
     off="fp32_layer_prefix=null",
     off_here="the output layer computes in float32 here",
 )
+_OF_GAE = Gone(why="is read beside use_policy_gae alone, which is not available")
 _LENGTH = "is called max_tokens here"
 REMOVED: dict[str, Gone] = {
     "actor.log_each_n_secs": _NO_EFFECT,
@@ -135,6 +136,17 @@ REMOVED: dict[str, Gone] = {
     "finetune.rl.reward_minus_kl_coef": Gone(
         why="no longer exists; finetune.rl.kl_coef weighs the penalty that is here", usual=0, matters=True
     ),
+    "finetune.rl.use_policy_gae": Gone(
+        why="is not available; an advantage is the return less the value, GAE with lambda=1",
+        usual=False,
+        matters=True,
+    ),
+    "finetune.rl.policy_gae_lambda": _OF_GAE,
+    "finetune.rl.adaptive_policy_gae": _OF_GAE,
+    "finetune.rl.adaptive_policy_gae_coef": _OF_GAE,
+    "finetune.rl.positive_example_sft_coef": Gone(
+        why="is not available; no loss adds a term of supervised learning", usual=0, matters=True
+    ),
     "wandb.wandb_name": Gone(why="no longer exists; run names are the role folders"),
     "wandb.wandb_use_basename": _NO_EFFECT,
     "vllm_config.use_v1": Gone(
@@ -171,6 +183,14 @@ SWITCHED: dict[str, type[Section]] = {
     "actor.difficulty_aware_penalty": DifficultyPenaltyConfig,
 }
 """Sections with a switch `enabled`: while it is off, a file may have keys in them that do not exist here."""
+
+
+OF_DOMAINS = (
+    "actor.domain_rollouts",
+    "dataset_loader_params.per_domain_params",
+    "dataset_loader_params.domain_loaders",
+)
+"""Sections with an entry for each domain, of which a file may name more than its datasets are of."""
 
 
 def _written(value: object) -> str:
@@ -217,7 +237,7 @@ def settle(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
     notices, problems = list(_of_features_that_are_off(tree, given)), []
     for key, gone in REMOVED.items():
         parent, _, name = key.rpartition(".")
-        node = OmegaConf.select(tree, parent, throw_on_resolution_failure=False) if parent else tree
+        node = _value(tree, parent) if parent else tree
         if not isinstance(node, DictConfig) or name not in list(node):
             continue
         value = _taken_out(node, name)
@@ -238,7 +258,7 @@ def settle(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
     return notices
 
 
-def as_upstream_reads(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
+def as_upstream_reads(tree: DictConfig, given: Collection[str]) -> list[str]:
     """Write into a whole tree of upstream's what its programs make of values that mean another thing here.
 
     Its trainer lets the entropy bonus fall to 0 if no final one is given, and its launcher passes a flag of
@@ -247,22 +267,23 @@ def as_upstream_reads(tree: DictConfig, given: Collection[str] = ()) -> list[str
     """
     if "domain_keys" in tree:
         return []
-    rl = OmegaConf.select(tree, "finetune.rl", throw_on_resolution_failure=False)
+    rl = _value(tree, "finetune.rl")
     if isinstance(rl, DictConfig) and "entropy_bonus" in rl and "final_entropy_bonus" not in rl:
         OmegaConf.update(rl, "final_entropy_bonus", 0.0, force_add=True)
-    flags = OmegaConf.select(tree, "vllm_config.vllm_kwargs", throw_on_resolution_failure=False)
+    flags = _value(tree, "vllm_config.vllm_kwargs")
     if isinstance(flags, DictConfig):
         chosen_here = {name for name, value in VllmConfig().vllm_kwargs.items() if value is None}
         null = [name for name, value in flags.items_ex(resolve=False) if value is None]
         for name in null:
             if str(name).replace("_", "-") not in chosen_here:
                 flags[name] = ""
-    trained_here = _value(tree, "use_fast_llm") is not True  # whose settings have a line of their own
-    trainer = (_other_updates, _other_coefficients) if trained_here else ()
-    return [line for lines in trainer for line in lines(tree, given)] + [*_other_texts(tree)]
+    if _value(tree, "use_fast_llm") is True:  # whose settings have a line of their own
+        return [*_other_texts(tree)]
+    return [*_other_updates(tree, given), *_other_coefficients(tree, given), *_other_texts(tree)]
 
 
 def _value(tree: DictConfig, key: str) -> Any:
+    """What a key or section holds; None where it is not there, or is `${...}` and leads nowhere."""
     return OmegaConf.select(tree, key, throw_on_resolution_failure=False)
 
 
@@ -341,11 +362,12 @@ def leave_out_unread(tree: DictConfig, given: Collection[str]) -> list[str]:
             notices.append(f"{key}={_written(value)}: left out, policy_loss={loss} does not read it")
     entries = [*(tree.train_dataset_names or ()), *(tree.test_dataset_names or ())]
     used = {entry.partition("::")[0] for entry in map(str, entries) if "::" in entry}
-    policies = OmegaConf.select(tree, "actor.domain_rollouts")
-    for name in [str(name) for name in policies or () if used and str(name) not in used]:
-        if not any(key in ("actor.domain_rollouts", f"actor.domain_rollouts.{name}") for key in given):
-            del policies[name]
-            notices.append(f"actor.domain_rollouts.{name}: left out, no dataset is of that domain")
+    for section in OF_DOMAINS if used else ():
+        of_domain = _value(tree, section)
+        for name in [str(name) for name in of_domain or () if str(name) not in used]:
+            if not any(key == section or f"{key}.".startswith(f"{section}.{name}.") for key in given):
+                _taken_out(of_domain, name)
+                notices.append(f"{section}.{name}: left out, no dataset is of that domain")
     if not any(located_specs(tree)):
         world = WorldConfig()
         for name in OF_SERVERS:
@@ -359,11 +381,11 @@ def leave_out_unread(tree: DictConfig, given: Collection[str]) -> list[str]:
 
 def _of_features_that_are_off(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
     for section, model in SWITCHED.items():
-        node = OmegaConf.select(tree, section, throw_on_resolution_failure=False)
+        node = _value(tree, section)
         switch = f"{section}.enabled"
         if not isinstance(node, DictConfig) or switch in given:
             continue
-        if OmegaConf.select(tree, switch, throw_on_resolution_failure=False):
+        if _value(tree, switch):
             continue
         known = model.keys()
         for name in [str(name) for name in node if name not in known]:

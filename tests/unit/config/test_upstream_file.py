@@ -50,7 +50,8 @@ finetune:
   auto_device_map: false
   lora: {enabled: false, base_model_8bit: false, base_model_4bit: false, r: 16, alpha: 16, dropout: 0.05,
     bias: none}
-  rl: {policy_loss: ppo, epsilon_high: 4, aggregate_loss: sum, reward_minus_kl_coef: 0.0}
+  rl: {policy_loss: ppo, epsilon_high: 4, aggregate_loss: sum, reward_minus_kl_coef: 0.0,
+    use_policy_gae: false, policy_gae_lambda: 0.95, adaptive_policy_gae: true, positive_example_sft_coef: 0}
 wandb: {use_wandb: false, wandb_name: mine, wandb_use_basename: true}
 """),
 )
@@ -78,6 +79,8 @@ def test_an_upstream_file_is_taken_and_what_is_left_out_is_said(composed: Compos
         "finetune.queue_size",
         "finetune.resume_dataloader",
         "finetune.auto_device_map",
+        "finetune.rl.policy_gae_lambda",
+        "finetune.rl.adaptive_policy_gae",
         "wandb.wandb_name",
         "wandb.wandb_use_basename",
     }
@@ -108,6 +111,16 @@ def test_an_upstream_file_is_taken_and_what_is_left_out_is_said(composed: Compos
             "finetune.rl.reward_minus_kl_coef",
             0.1,
             "reward_minus_kl_coef=0.1: no longer exists; finetune.rl.kl_coef weighs",
+        ),
+        (
+            "finetune.rl.use_policy_gae",
+            True,
+            "use_policy_gae=True: is not available; an advantage is the return less the value",
+        ),
+        (
+            "finetune.rl.positive_example_sft_coef",
+            0.1,
+            "positive_example_sft_coef=0.1: is not available; no loss adds a term of supervised learning",
         ),
         (
             "actor.task_prompt",

@@ -365,6 +365,9 @@ test_llm: {parameters: {max_tokens: 50}}
 dataset_loader: pipelinerl.domains.multidomain.loader.load_datasets
 train_dataset_names: ["guessing::train"]
 test_dataset_names: ["counting::test"]
+dataset_loader_params:
+  per_domain_params: {coding: {dataset_id: owner/data}, counting: {}}
+  domain_loaders: {logic: pipelinerl.domains.logic.load_problems}
 actor:
   rollout_policy: pipelinerl.domains.dispatcher.generate_multidomain_rollout
   domain_rollouts: {guessing: pipelinerl.domains.guessing.generate_guessing_rollout,
@@ -386,6 +389,9 @@ def test_what_upstreams_folder_has_for_every_run_is_left_out_with_a_line(
     left = {notice.partition(": left out")[0].partition("=")[0] for notice in made.notices}
     unread = {"use_fast_llm", "fast_llm", "weight_broadcast", "finetune.rl.epsilon_low"}
     unread |= {f"actor.domain_rollouts.{name}" for name in ("miniwob", "chartqa")}
+    loader = "dataset_loader_params"
+    unread |= {f"{loader}.per_domain_params.coding", f"{loader}.domain_loaders.logic"}
+    assert made.tree.dataset_loader_params == {"per_domain_params": {"counting": {}}, "domain_loaders": {}}
     assert unread <= left and sorted(made.tree.actor.domain_rollouts) == ["counting", "guessing"]
     rl = made.tree.finetune.rl
     assert (rl.epsilon_low, rl.epsilon_high) == (0.02, 0.2), "reinforce has an upper bound only"
@@ -397,6 +403,10 @@ def test_what_upstreams_folder_has_for_every_run_is_left_out_with_a_line(
     for key, said_of_it in (
         ("finetune.rl.epsilon_low=0.3", "epsilon_low=0.3: has no effect with policy_loss=reinforce"),
         (given, "actor.domain_rollouts.miniwob: no dataset is of that domain"),
+        (
+            "+dataset_loader_params.per_domain_params.coding.seed=1",
+            "dataset_loader_params.per_domain_params.coding: no dataset is of that domain",
+        ),
     ):
         with pytest.raises(ConfigError, match=re.escape(said_of_it)):
             check(composed("hardware=cpu", *small, key, **options), key.partition("=")[0])
