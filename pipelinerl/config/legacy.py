@@ -304,8 +304,8 @@ def _of_fast_llm(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
         if value is not None and f"finetune.{name}" not in given and value != _value(tree, f"finetune.{name}")
     )
     _taken_out(tree, "fast_llm")
-    remedy = f"use {different} for its values" if different else "finetune.* says the same"
-    yield f"fast_llm: left out, only Fast-LLM reads it; {remedy}"
+    remedy = f"; use {different} for its values" if different else ""
+    yield f"fast_llm: left out, only Fast-LLM reads it{remedy}"
 
 
 def as_upstream_reads(tree: DictConfig, given: Collection[str]) -> list[str]:
