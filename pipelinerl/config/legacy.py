@@ -147,7 +147,7 @@ REMOVED: dict[str, Gone] = {
     "finetune.rl.positive_example_sft_coef": Gone(
         why="is not available; no loss adds a term of supervised learning", usual=0, matters=True
     ),
-    "wandb.wandb_name": Gone(why="no longer exists; run names are the role folders"),
+    "wandb.wandb_name": Gone(why="is not read; runs are named by their folders below wandb_workspace_root"),
     "wandb.wandb_use_basename": _NO_EFFECT,
     "vllm_config.use_v1": Gone(
         why="no longer exists; the stock server of vllm_config.version is used", usual=False
@@ -169,7 +169,7 @@ REMOVED: dict[str, Gone] = {
     "vllm_config.vllm_kwargs.num-scheduler-steps": Gone(why="is no flag of vLLM 0.26 or newer"),
     "vllm_config.vllm_kwargs.disable-log-requests": Gone(why="is no flag of vLLM 0.26 or newer"),
     "use_fast_llm": Gone(why="Fast-LLM is not here; finetune.* says how this trainer trains", usual=False),
-    "fast_llm": Gone(why="only Fast-LLM reads it; say in finetune.* what differs, such as learning_rate"),
+    "fast_llm": Gone(why="only Fast-LLM reads it"),
     "weight_broadcast": Gone(why="no longer exists; weights.transport says how weights reach the engines"),
     "vllm_config.quantization": Gone(
         why=_GONE, instead="+vllm_config.vllm_kwargs.quantization={value}", matters=True
@@ -184,6 +184,20 @@ SWITCHED: dict[str, type[Section]] = {
 }
 """Sections with a switch `enabled`: while it is off, a file may have keys in them that do not exist here."""
 
+
+OF_FAST_LLM = {
+    "optimizer.learning_rate.base": "learning_rate",
+    "optimizer.learning_rate.warmup_iterations": "num_warmup_steps",
+    "optimizer.weight_decay": "weight_decay",
+    "optimizer.beta_1": "adam_beta1",
+    "optimizer.beta_2": "adam_beta2",
+    "optimizer.epsilon": "adam_epsilon",
+    "optimizer.gradient_norm_clipping": "gradient_clipping_threshold",
+    "training.train_iters": "max_train_steps",
+    "training.checkpoint.interval": "save_checkpoint_steps",
+}
+"""What keys of `fast_llm` are called in `finetune`; both divide losses by a step's samples."""
+_LOSSES_OF_FAST_LLM = {"grpo": "ppo", "gspo": "gspo"}
 
 OF_DOMAINS = (
     "actor.domain_rollouts",
@@ -234,7 +248,7 @@ def settle(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
     `given` are the keys of the command line. Raises ConfigError for values that would change results and that
     no key of the command line stands in for: they cannot be left out in silence.
     """
-    notices, problems = list(_of_features_that_are_off(tree, given)), []
+    notices, problems = [*_of_features_that_are_off(tree, given), *_of_fast_llm(tree, given)], []
     for key, gone in REMOVED.items():
         parent, _, name = key.rpartition(".")
         node = _value(tree, parent) if parent else tree
@@ -248,7 +262,8 @@ def settle(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
         if value is False and gone.off and gone.instead_of_it not in given:
             notices.append(f"{key}={value}: left out, {gone.off_here}; {gone.remedy(value)}")
         elif not gone.matters:
-            notices.append(f"{key}={value}: left out, no run depends on it; {gone.remedy(value)}")
+            shown = "{...}" if isinstance(value, DictConfig) else value
+            notices.append(f"{key}={shown}: left out, no run depends on it; {gone.remedy(value)}")
         elif gone.instead_of_it in given:
             notices.append(f"{key}={value}: left out, {gone.instead_of_it} was given")
         else:
@@ -256,6 +271,41 @@ def settle(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
     if problems:
         raise ConfigError(problems)
     return notices
+
+
+def _of_fast_llm(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
+    """Take out how Fast-LLM trained, of files of its runs; a line says it in keys of `finetune`."""
+    if _value(tree, "use_fast_llm") is not True:
+        return
+    _taken_out(tree, "use_fast_llm")
+    yield "use_fast_llm=true: left out, Fast-LLM is not here; finetune.* says how this trainer trains"
+    if not isinstance(_value(tree, "fast_llm"), DictConfig):
+        return
+    wanted = {name: _value(tree, f"fast_llm.{key}") for key, name in OF_FAST_LLM.items()}
+    documents, rows = (
+        _value(tree, key) for key in ("fast_llm.schedule.docs_per_step", "finetune.train_batch_size")
+    )
+    if isinstance(documents, int) and isinstance(rows, int) and rows > 0 and documents % rows == 0:
+        wanted["gradient_accumulation_passes"] = documents // rows
+    decay = _value(tree, "fast_llm.optimizer.learning_rate.decay_style")
+    if decay in ("constant", "cosine", "linear"):
+        warms_up = decay == "constant" and wanted["num_warmup_steps"]
+        wanted["lr_scheduler_type"] = "constant_with_warmup" if warms_up else decay
+    losses = "fast_llm.model.base_model.head.losses"
+    for name in _value(tree, losses) or ():
+        kind = _value(tree, f"{losses}.{name}.type") or name
+        if kind in _LOSSES_OF_FAST_LLM:
+            wanted["rl.policy_loss"] = _LOSSES_OF_FAST_LLM[kind]
+            for bound in ("epsilon_low", "epsilon_high"):
+                wanted[f"rl.{bound}"] = _value(tree, f"{losses}.{name}.{bound}")
+    different = " ".join(
+        f"finetune.{name}={value}"
+        for name, value in wanted.items()
+        if value is not None and f"finetune.{name}" not in given and value != _value(tree, f"finetune.{name}")
+    )
+    _taken_out(tree, "fast_llm")
+    remedy = f"; use {different} for its values" if different else ""
+    yield f"fast_llm: left out, only Fast-LLM reads it{remedy}"
 
 
 def as_upstream_reads(tree: DictConfig, given: Collection[str]) -> list[str]:

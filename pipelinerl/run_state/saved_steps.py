@@ -55,6 +55,12 @@ def half_checkpoint(root: Path) -> str | None:
         return None
     if not any(os.path.lexists(root / name) for name in (MODEL, STATE)):
         return None
+    ours = ((MODEL, MARKER), (STATE, MARKER), (STATE, COUNTERS))
+    if (root / MODEL / "config.json").is_file() and not any(os.path.lexists(root / n / f) for n, f in ours):
+        return (
+            f"{root}: was written by another program, whose training cannot be resumed here; choose another "
+            f"output_dir, and give model_path={root / MODEL} to start with its weights"
+        )
     found = []
     for name in (MODEL, STATE):
         marker = root / name / MARKER

@@ -23,6 +23,7 @@ from pipelinerl.async_llm import ended_text
 from pipelinerl.base.tokenizing import encode, load_tokenizer
 from pipelinerl.config import ConfigError, typed
 from pipelinerl.config.compose import Composition
+from pipelinerl.config.finetune import FinetuneConfig
 from pipelinerl.config.legacy import REMOVED
 from pipelinerl.domain import BaseDomain, resolve_dotted
 from pipelinerl.launcher.environment_server import make_environment
@@ -307,6 +308,56 @@ def test_limits_that_deepspeed_applies_to_a_smaller_gradient_are_said_with_what_
     for more in ("use_deepspeed: false\n", "use_fast_llm: true\n"):
         (conf / "mine.yaml").write_text("defaults: [guessing, _self_]\n" + sizes + more)
         assert lines() == [], more
+
+
+def test_what_fast_llm_was_told_is_said_in_the_words_of_this_trainer(composed: Compose, conf: Path) -> None:
+    """One recipe, written for Fast-LLM and for DeepSpeed, is one configuration if the lines are followed."""
+    (conf / "common.yaml").write_text(
+        "defaults: [guessing, _self_]\n"
+        "finetune: {max_train_steps: 100, rl: {epsilon_low: 0.003, epsilon_high: 0.004}}\n"
+    )
+    (conf / "fast.yaml").write_text("""
+defaults: [common, _self_]
+use_fast_llm: true
+finetune: {rl: {policy_loss: reinforce}}
+fast_llm:
+  training: {train_iters: 2000, checkpoint: {interval: 100}}
+  schedule: {depth_first_micro_batches: 48, docs_per_step: 256}
+  optimizer:
+    learning_rate: {base: 5.0e-7, warmup_iterations: 0, decay_style: constant, decay_iterations: 400}
+    beta_1: 0.974004
+    beta_2: 0.999750
+    gradient_norm_clipping: 76.8
+  model: {base_model: {head: {losses: {grpo: {type: gspo, epsilon_low: "${finetune.rl.epsilon_low}"}}}}}
+""")
+    (conf / "deep.yaml").write_text("""
+defaults: [common, _self_]
+use_deepspeed: true
+finetune:
+  learning_rate: 5.0e-7
+  num_warmup_steps: 0
+  lr_scheduler_type: constant
+  gradient_accumulation_passes: 256
+  gradient_clipping_threshold: 0.3
+  max_train_steps: 2000
+  save_checkpoint_steps: 100
+  adam_beta1: 0.974004
+  adam_beta2: 0.999750
+  rl: {policy_loss: gspo}
+""")
+
+    def followed(name: str, start: str) -> tuple[list[str], FinetuneConfig]:
+        notices = composed("hardware=gpu", config_dir=conf, config_name=name).notices
+        (line,) = [notice for notice in notices if notice.startswith(start)]
+        said = re.findall(r"finetune\.(?!adam_epsilon)[a-z_0-9.]+=[^ ;]+", line.partition("; use ")[2])
+        made = composed("hardware=gpu", *said, config_dir=conf, config_name=name)
+        return said, typed(made.tree).finetune
+
+    said, here = followed("fast", "fast_llm: left out")
+    assert followed("deep", "finetune.gradient_clipping")[1] == here
+    again = composed("hardware=gpu", *said, config_dir=conf, config_name="fast").notices
+    assert "fast_llm: left out, only Fast-LLM reads it" in again, "nothing is different any more"
+    assert not any("no run depends" in notice for notice in again if "fast_llm" in notice)
 
 
 def test_the_rate_of_adafactor_is_not_upstreams(composed: Compose, conf: Path) -> None:

@@ -175,6 +175,15 @@ LOADED: dict[str, tuple[Spoil, str]] = {
 }
 
 STATE, MODEL = "finetune/training_state", "finetune/current"
+
+
+def upstreams_state(folder: Path) -> None:
+    """Its trainer writes one file, or a folder of DeepSpeed's, and no markers."""
+    remove(f"{MODEL}/checkpoint.json", STATE)(folder)
+    (folder / STATE).mkdir()
+    put(f"{STATE}/training_state.pt", b"PK")(folder)
+
+
 RESUMED: dict[str, tuple[Spoil, str]] = {
     "weights of the checkpoint cut": (cut(f"{MODEL}/{WEIGHTS}", 50), MODEL),
     "a tensor of the checkpoint missing": (
@@ -214,6 +223,12 @@ RESUMED: dict[str, tuple[Spoil, str]] = {
     "no digests": (put(f"{STATE}/checkpoint.json", b'{"step": 2}'), "damaged, it is not what was saved"),
     "no training state": (remove(STATE), "training_state is missing; put back both"),
     "no marker": (remove(f"{STATE}/checkpoint.json"), "training_state is not complete"),
+    "no markers": (
+        remove(f"{MODEL}/checkpoint.json", f"{STATE}/checkpoint.json"),
+        "current is not complete, training_state is not complete",
+    ),
+    "upstream's model": (remove(f"{MODEL}/checkpoint.json", STATE), "was written by another program"),
+    "upstream's state": (upstreams_state, "; choose another output_dir, and give model_path="),
 }
 
 
