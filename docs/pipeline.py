@@ -82,13 +82,13 @@ def parts() -> list[str]:
         arrow([(128, 118), (198, 118)]),
         label(162, 109, "imported"),
         arrow([(366, 118), (506, 118)]),
-        label(436, 90, "stream “actor”:", "whole groups"),
+        label(436, 90, "stream “actor”:", "groups"),
         arrow([(590, 174), (590, 274)]),
         label(580, 246, "stream “training_data”:", "micro-batches", anchor="end"),
         arrow([(232, 174), (232, 274)]),
         label(224, 244, "token", "ids", anchor="end"),
         arrow([(312, 274), (312, 174)]),
-        label(322, 200, "tokens, log-probabilities,", "weight version of each", anchor="start"),
+        label(322, 200, "tokens, log-probabilities,", "weight versions", anchor="start"),
         arrow([(198, 150), (164, 150), (164, 222), (68, 222), (68, 274)]),
         label(80, 194, "queries,", "documents"),
         arrow([(506, 330), (366, 330)], "weights"),
@@ -96,7 +96,7 @@ def parts() -> list[str]:
         label(436, 349, "taken between", "decoding steps", kind="weights"),
         arrow([(674, 330), (692, 330), (692, 32), (282, 32), (282, 62)], "dim"),
         label(486, 22, "number of the new version; samples trained or discarded"),
-        label(350, 418, "The launcher starts, watches and stops all five processes; the domain is a module."),
+        label(350, 418, "The launcher starts, watches and stops the processes; the domain is a module."),
     ]
 
 

@@ -164,7 +164,7 @@ class StreamsConfig(Section):
     """Password of the server, needed if it listens beyond this machine. The launcher makes one for its own
     server."""
     namespace: str | None = None
-    """Prefix of the redis keys, for a server that several machines share; the run's folder when null."""
+    """Part of this run's redis keys, for a server that several machines share; the run's folder when null."""
 
     @property
     def is_local(self) -> bool:

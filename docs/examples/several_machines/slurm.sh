@@ -15,7 +15,7 @@ run=${RUN:-/shared/run}                  # seen by every host under this path, a
 source "${VENV:-/shared/venv}/bin/activate"
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
-# Whoever reaches Ray's port may run code. A token that every host has from the start; Ray's own is made by the head.
+# Whoever reaches Ray's port may run code. A token that every host has from the start.
 RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 export RAY_USAGE_STATS_ENABLED=0 RAY_memory_monitor_refresh_ms=0
