@@ -15,7 +15,7 @@ from typing import Any
 
 from domains.privacy_hopqa.agent.transport import JsonClient
 from domains.privacy_hopqa.data.chains import Chain
-from domains.privacy_hopqa.validate.pages import check_pages
+from domains.privacy_hopqa.validate.pages import check_pages, page_aliases
 from domains.privacy_hopqa.validate.problems import GoldReference
 from domains.privacy_hopqa.validate.trees import check_tree, gold_problems
 from retrieval_server.corpus import WebDocument, find_tasks, parse_web_line, read_task
@@ -43,7 +43,7 @@ class Sample:
 def samples(
     task_data_root: str | None, web_corpus: str | None, tasks: Sequence[str], gold: Collection[str]
 ) -> list[Sample]:
-    """The longest text of a few of these tasks and a few pages that are not `gold` (ids without `web/`)."""
+    """The longest text of a few of these tasks and a few pages none of whose names is in `gold`."""
     return [*_of_tasks(task_data_root, tasks), *_of_web(web_corpus, gold)]
 
 
@@ -86,7 +86,7 @@ def _of_web(file: str | None, gold: Collection[str]) -> Iterator[Sample]:
         return
     with Path(file).open("rb") as lines:
         pages = [parse_web_line(line, f"{file}:{at}") for at, line in enumerate(islice(lines, OF_LINES), 1)]
-    others = [page for page in pages if page.docid not in gold and page.text.strip()]
+    others = [page for page in pages if page_aliases(page).isdisjoint(gold) and page.text.strip()]
     for page in sorted(others, key=lambda one: -len(one.text))[:PAGES]:
         yield Sample(f"web/{page.docid}", "/browsecomp/search", page.text)
 

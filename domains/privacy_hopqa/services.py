@@ -23,6 +23,7 @@ from domains.privacy_hopqa.agent.errors import PrivacyScoreFailure, TransportFai
 from domains.privacy_hopqa.agent.search_service import TOKEN_FILE_VARIABLE, check_fingerprint, helper_headers
 from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused
 from domains.privacy_hopqa.data.chains import Chain, PrivateQuestion
+from domains.privacy_hopqa.data.identity import value_aliases
 from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.reward.scoring import score_by_service
 from domains.privacy_hopqa.same_world import WHOLE_BYTES, digests, foreign, lacking, samples
@@ -115,10 +116,14 @@ def _is_address(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the chains of a run will ask for: task ids, and for each gold page the ids that it may have."""
+    """What the chains of a run will ask for: task ids, and for each gold page the ids that it may have.
+
+    `gold` are all names of gold pages, also of those that are known by their URL.
+    """
 
     tasks: tuple[str, ...] = ()
     pages: tuple[tuple[str, ...], ...] = ()
+    gold: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, cfg: DictConfig, settings: PrivacyHopQASettings) -> "Wanted":
@@ -130,7 +135,8 @@ class Wanted:
         chains: list[Chain] = [problem["chain"] for problem in problems]
         hops = [hop for chain in chains for hop in chain.hops if hop.source == "web"]
         pages = () if settings.no_web else dict.fromkeys(_page_ids(hop.gold_values) for hop in hops)
-        return cls(tuple(dict.fromkeys(chain.task_id for chain in chains)), tuple(filter(None, pages)))
+        gold = frozenset(value_aliases(value for hop in hops for value in hop.gold_values))
+        return cls(tuple(dict.fromkeys(chain.task_id for chain in chains)), tuple(filter(None, pages)), gold)
 
 
 def _page_ids(gold_values: Sequence[str]) -> tuple[str, ...]:
@@ -282,8 +288,7 @@ async def _texts(
         count, other = len(mine), await _other_texts(client, mine)
         further = _further(mine, ours, web, await _documents(client, wanted.tasks))
     else:
-        gold = {one for ids in wanted.pages for one in ids}
-        looked_up = samples(root, web, wanted.tasks, gold)
+        looked_up = samples(root, web, wanted.tasks, wanted.gold)
         count, other = len(looked_up), foreign(await lacking(client, looked_up), looked_up)
     if other:
         return "", [

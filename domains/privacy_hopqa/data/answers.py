@@ -23,20 +23,22 @@ _DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
 _APOSTROPHES = re.compile("['\u2018\u2019\u02bc`]")
 _ISO_DATE = re.compile(r"(?<!\d)(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])(?!\d)")
 _MAX_DIGITS = 64  # a longer run of digits is an identifier, not a quantity
+_MARKS = "".join(sign for code in range(0x20000) if unicodedata.category(sign := chr(code))[0] == "M")
+"""Vowels and tones of Thai, Hindi and other scripts: parts of a word, although `\\w` leaves them out."""
 
 _TOKEN = re.compile(
-    r"""
+    rf"""
     (?P<number>
         (?:(?<!\S)|(?<=[(\[]))(?P<sign>[-+])|(?<![^\W_])
     )
     (?P<currency>(?:us)?[$€£¥₹]\s?|(?:usd|eur|gbp|jpy|inr)\s?)?
     (?P<inner>(?<=[$€£¥₹])-)?
-    (?P<digits>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\d)\.\d+)
+    (?P<digits>\d{{1,3}}(?:,\d{{3}})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\d)\.\d+)
     (?:\s?(?P<word>thousand|million|billion|trillion)(?![^\W_])|(?(currency)\s?)(?P<scale>bn|[kmbt])(?![^\W_]))?
     (?:\s?(?P<unit>%|[$€£¥₹]|
         (?:per\ ?cent|dollars?|euros?|pounds?|yen|rupees?|usd|eur|gbp|jpy|inr)(?![^\W_])))?
     (?![^\W_]|\.\d)
-    |(?P<chunk>[^\W_]+(?:\.\d[^\W_]*)*(?:(?:\+{1,2}|\#)(?![^\W_]))?)
+    |(?P<chunk>[^\W_]+(?:[{_MARKS}]+[^\W_]*)*(?:\.\d[^\W_]*)*(?:(?:\+{{1,2}}|\#)(?![^\W_]))?)
     """,
     re.VERBOSE,
 )

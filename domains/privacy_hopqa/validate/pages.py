@@ -55,6 +55,12 @@ def check_pages(path: Path, references: Iterable[GoldReference]) -> Pages:
     return found
 
 
+def page_aliases(page: WebDocument) -> set[str]:
+    """All names of a page of the corpus."""
+    doc_id = f"web/{page.docid}"
+    return alias_set({"docid": doc_id, "url": page.url or doc_id, "source": "web"})
+
+
 def _meet(
     page: WebDocument,
     waiting: dict[str, list[GoldReference]],
@@ -63,8 +69,7 @@ def _meet(
 ) -> None:
     """Note the hops whose gold page this is, and whether it holds their answers."""
     doc_id = f"web/{page.docid}"
-    aliases = alias_set({"docid": doc_id, "url": page.url or doc_id, "source": "web"})
-    meeting = {id(r): r for alias in aliases & waiting.keys() for r in waiting[alias]}
+    meeting = {id(r): r for alias in page_aliases(page) & waiting.keys() for r in waiting[alias]}
     for reference in meeting.values():
         named.setdefault(reference, []).append(doc_id)
         if page.text.strip():

@@ -106,6 +106,35 @@ async def test_a_page_that_may_be_known_by_its_url_is_not_asked_for(chains):
         assert "0 gold pages" in await asked(url, chains)
 
 
+async def test_a_page_that_a_chain_needs_by_its_url_is_not_looked_up(chains, tmp_path):
+    """The page of the answer is the longest one, which would be looked up first."""
+    row = json.loads(chains.read_text())
+    row["hops"][1]["doc_id"] = "https://a.example/7"
+    chains.write_text(json.dumps(row) + "\n")
+    needed, other = "Region Northmere reports a coverage of fifteen percent.", "Tides of the bay."
+    pages = [
+        {"docid": "7", "url": "https://a.example/7", "text": needed},
+        {"docid": "8", "url": "https://a.example/8", "text": other},
+    ]
+    corpus = tmp_path / "web.jsonl"
+    corpus.write_text("".join(json.dumps(page) + "\n" for page in pages))
+    queries = []
+
+    @web.middleware
+    async def as_of_another_make(request, handler):
+        if request.path == "/known":
+            raise web.HTTPNotFound
+        if request.path == "/browsecomp/search":
+            queries.append((await request.json())["query"])
+        return await handler(request)
+
+    app = build_app(RetrievalService(Store(task("DR90001"), [WebDocument(**page) for page in pages])))
+    app.middlewares.append(as_of_another_make)
+    async with serving(app) as url:
+        await asked(url, chains, web_corpus_path=str(corpus))
+    assert queries == [other]
+
+
 async def test_a_missing_and_a_wrong_token_are_one_line(chains, monkeypatch):
     async with ours(task("DR90001"), token=TOKEN) as url:
         for given in (None, "another-token-of-enough-characters"):
