@@ -15,13 +15,13 @@ class ShapeConfig(Section):
     heads: int = Field(6, ge=1)
     """Query heads."""
     kv_heads: int = Field(3, ge=1)
-    """Key and value heads; divides `heads`."""
+    """Key and value heads; must divide `heads`."""
     head_dim: int = Field(32, ge=4)
     """Width of a head."""
     mlp: int = Field(512, ge=8)
     """Inner width of the feed-forward layer."""
     max_length: int = Field(1024, ge=16)
-    """Longest sequence in tokens."""
+    """Longest sequence in tokens; it also bounds the demonstrations of a pretrained model."""
 
 
 class PhaseConfig(Section):
@@ -67,6 +67,6 @@ class BootstrapConfig(Section):
     workers: int = Field(0, ge=0)
     """Processes that make demonstrations; 0 = one less than the cores, at least one."""
     gate_demonstrations: int = Field(4_000, ge=100)
-    """Held-out demonstrations on which the gates are measured."""
+    """Held-out demonstrations for the gates, which measure those with one right answer."""
     gates: dict[str, float] = {}
     """Required accuracy by kind of demonstration; a recipe that misses one ends with status 1."""

@@ -12,7 +12,7 @@ Normalisation = Literal["training_texts", "rollouts", "rollout_mean"]
 
 
 class CorrectionConfig(Section):
-    """Bounds on the importance ratio of trainer to engine, for every policy loss (docs/objective.md)."""
+    """Bounds on the importance ratio of trainer to engine (docs/objective.md)."""
 
     level: Literal["token", "sequence", "geometric"] = "token"
     """Unit that has one ratio: a token, or a sample. A sample's ratio is the product (`sequence`) or the

@@ -181,7 +181,7 @@ class WandbConfig(Section):
     `WANDB_MODE`."""
 
     use_wandb: bool = True
-    """Write a wandb run; `metrics.jsonl` is always written."""
+    """Write a wandb run, unless `WANDB_MODE=disabled`; `metrics.jsonl` is always written."""
     wandb_id: str | None = None
     """Run id; derived from the run's folder when null."""
     wandb_entity_name: str | None = None
@@ -216,10 +216,11 @@ class WatchdogConfig(Section):
     `engine.stall_deadline_s`."""
 
     silent_deadline_s: float = Field(120, gt=0)
-    """Time without a sign of life after which a role that is not a server is killed; the run then ends and
+    """Time without a sign of life after which actor, preprocess or trainer is killed; the run then ends and
     names it."""
     progress_deadline_s: float = Field(7200, gt=0)
-    """Time without a rollout or an optimizer step after which the run ends and names the stuck stage."""
+    """Time without a rollout or an optimizer step after which the run ends and names the stuck stage; until
+    the trainer has ended."""
 
     @property
     def input_deadline_s(self) -> float:
@@ -262,7 +263,8 @@ class DebugConfig(Section):
         "finetune+preprocessor",
         "open_loop",
     ] = ""
-    """Roles to run; empty = all, `evaluate` = engines and actor for one pass over the test problems."""
+    """Roles to run, such as `actor+preprocessor`; empty = all, `open_loop` = all without weight updates,
+    `evaluate` = engines and actor for one pass over the test problems."""
     streams_from: str | None = None
     """Folder of an earlier run whose recorded streams are replayed."""
     use_existing_llms: bool = False

@@ -53,7 +53,7 @@ class ActorConfig(OpenSection):
     problem_queue_size: int = Field(64, ge=1)
     """Accepted for upstream's files, without effect: problems are drawn when a rollout may start."""
     result_queue_size: int = Field(64, ge=1)
-    """No further group starts while so many finished ones wait to be published."""
+    """No further training group starts while so many finished ones wait to be published."""
     throughput_window_size: int = Field(50, ge=1)
     """Finished groups over which rates are averaged."""
     system_prompt: str = ""
@@ -115,7 +115,7 @@ class PreprocessConfig(Section):
     """Preprocess waits while more than so many published samples, for each row that the trainer computes at
     once, are not yet trained."""
     log_every_n_samples: int = Field(128, ge=1)
-    """Samples between two records of statistics."""
+    """Least number of published samples between two records of statistics."""
 
 
 class TeacherConfig(Section):
