@@ -11,12 +11,12 @@ from pipelinerl.config.tree import Config
 HEAD = """# Configuration
 
 This page lists the keys of the schema (`pipelinerl/config/`), each with its default and meaning. Files may
-set other defaults: that of `hardware=cpu`, that of `streams=redis`, presets, and the domain's, which may also
-add keys. `--cfg job` prints the tree of a command as its files and its keys give it. `python -m
-pipelinerl.launch --help max_lag` prints the entry of a key, or those of a section. *Kept* means that a resume
-cannot change the key. The launcher refuses many keys of the command line that the run would not read, and
-many contradictions. Keys that end in `_s` are in seconds. `python -m pipelinerl.config.reference` prints this
-page.
+set other defaults: those of `hardware=cpu`, `hardware=gpu` and `streams=redis`, presets, and the domain's or
+your own, which may also add keys. `--cfg job` prints the tree of a command as its files and its keys give it.
+`python -m pipelinerl.launch --help max_lag` prints the entry of a key, or those of a section. *Kept* means
+that a resume cannot change the key. The launcher refuses many keys of the command line that the run would not
+read, and many contradictions. Keys that end in `_s` are in seconds. `python -m pipelinerl.config.reference`
+prints this page.
 """
 
 

@@ -73,7 +73,8 @@ class Config(OpenSection):
     environments: dict[str, EnvironmentSpec] | list[EnvironmentSpec] | None = None
     """Several environments: a mapping by key, or a list of mappings with `key`."""
     environment_key: str | None = None
-    """Environment of problems that name none."""
+    """Environment that rollout policies take if they ask for no other; with the dispatcher, also the domain
+    of problems that name none."""
     dataset_loader: Annotated[str | None, KEPT] = None
     """Dotted path of `load_problems(dataset_names, **params) -> list[dict]`."""
     dataset_loader_params: dict[str, Any] = {}
