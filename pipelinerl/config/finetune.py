@@ -282,7 +282,7 @@ class FinetuneConfig(Section):
     """Use torch's reentrant variant of gradient checkpointing."""
     seq_length: int = Field(12_000, ge=8)
     """Most tokens of one packed row; with `share_prefixes` computed tokens. Unless the command line sets it,
-    the launcher shortens rows that do not fit a GPU."""
+    the launcher shortens rows that its memory plan finds too long for a GPU."""
     seq_packing: bool = True
     """Pack several samples into one row."""
     share_prefixes: bool = True

@@ -161,12 +161,13 @@ class EngineConfig(Section):
     which an engine is killed and, within `max_restarts`, started again; other servers by their health checks
     alone."""
     generate_deadline_s: float = Field(3600, gt=0)
-    """Longest time of one request, the client's retries included."""
+    """Longest time of one request of a rollout, the client's retries included."""
     connect_deadline_s: float = Field(5, gt=0)
     """Longest time to open a connection."""
     max_restarts: int = Field(3, ge=0)
-    """Most restarts of an engine or server. After these the run goes on without one that was ready once, if
-    `min_alive` inference engines, or another replica of the service, are left; otherwise it ends."""
+    """Most restarts of an engine or server; redis has none. After these the run goes on without one that was
+    ready once, if `min_alive` inference engines, or another replica of the service, are left; otherwise it
+    ends."""
     min_alive: int = Field(1, ge=1)
     """How many inference engines must remain when one is given up or lost with its host; with fewer, the run
     ends."""
