@@ -85,16 +85,14 @@ class VllmConfig(Section):
     """HTTP processes of one engine; null = one for every 4 cores of the engine's share of the host's cores,
     from 1 to 8; on a CPU 1."""
     frontend: Literal["python", "rust"] = "python"
-    """Program that serves HTTP. `rust`, vLLM's other front end, is refused: it does not support the
-    middleware that protects the routes that control an engine."""
+    """Program that serves HTTP; `rust`, vLLM's other front end, is refused."""
     outputs_once: bool = True
     """Hand over the tokens of an answer in a few parts, unless it is streamed or has stop texts; false = one
-    by one, as vLLM does. With a vLLM release that does not support this, the engine runs as with false, and
-    its log says why."""
+    by one, as vLLM does. The engine's log says if its release does not support this."""
     quick_slots: bool = True
     """Skip vLLM's search for a cache block where a request needs no further one for its next token; false =
-    search in every step, as vLLM does. With a model that has other layers than full attention, or a vLLM
-    release that does not support this, the engine runs as with false, and its log says why."""
+    search in every step, as vLLM does. The engine's log says if its release or the model does not support
+    this."""
     shared_prompts: bool = False
     """Read a common prefix of requests once for all of them, in steps that decode 8 requests or more; false =
     once for each. Needs a GPU with FlashAttention 2 or 3 and the prefix cache; for groups with long
@@ -147,7 +145,7 @@ class EngineConfig(Section):
     max_model_len: int = Field(10000, ge=1)
     """Most tokens of a request, prompt and completion together."""
     max_prefill_tokens: int = Field(1024, ge=1)
-    """Prompt tokens that one embedded step may add, which bounds how long decoding waits."""
+    """Most prompt tokens that one embedded step adds, which bounds how long decoding waits."""
     max_waiting: int = Field(1024, ge=1)
     """Queued requests of an embedded engine before it answers 503."""
     prefix_cache: bool | None = None
