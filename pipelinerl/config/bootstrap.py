@@ -55,7 +55,7 @@ class BootstrapConfig(Section):
     """Sizes of a new model; `max_length` also bounds the demonstrations of a pretrained one."""
     phases: list[PhaseConfig] = []
     """Phases in order, under one learning-rate schedule; each has `name`, `tokens` (of prompts and answers)
-    and `prompt_loss` (weight of a prompt token's loss, 0)."""
+    and `prompt_loss` (weight of a prompt token's loss, by default 0)."""
     budget: float = Field(1.0, gt=0)
     """Multiplies the tokens of every phase."""
     pack_tokens: int = Field(65_536, ge=256)

@@ -8,7 +8,8 @@ from pipelinerl.config.base import KEPT, NULL_IS_64, OpenSection, Section
 
 
 class DifficultyPenaltyConfig(Section):
-    """Scales the length penalty of a sample by how often the rollouts of its group succeed."""
+    """Scales the length penalty of a sample that was not cut by how often the rollouts of its group
+    succeed."""
 
     enabled: bool = False
     """Switches the scaling on; needs `rewards.buffer_tokens > 0`."""
@@ -85,8 +86,8 @@ class ActorConfig(OpenSection):
     """After a failed training rollout, `drop_rollout` keeps its group if two are left, `discard_group` drops
     the group. `stop` ends the run after any failed rollout."""
     max_failed_fraction: float = Field(0.5, gt=0, le=1)
-    """Share of the last 200 rollouts that may fail or, in training, have no sample; above it the run ends
-    with the commonest reason."""
+    """Share of the last 200 rollouts (at least 20) that may fail or, in training, have no sample; above it
+    the run ends with the commonest reason."""
 
 
 class PreprocessConfig(Section):
