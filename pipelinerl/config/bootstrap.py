@@ -6,7 +6,7 @@ from pipelinerl.config.base import Section
 
 
 class ShapeConfig(Section):
-    """Sizes of the model, in the terms of the Qwen3 architecture."""
+    """Sizes of a new model, in the terms of the Qwen3 architecture."""
 
     hidden: int = Field(192, ge=8)
     """Width of the residual stream."""
@@ -15,13 +15,13 @@ class ShapeConfig(Section):
     heads: int = Field(6, ge=1)
     """Query heads."""
     kv_heads: int = Field(3, ge=1)
-    """Key and value heads; divides `heads`."""
+    """Key and value heads; must divide `heads`."""
     head_dim: int = Field(32, ge=4)
     """Width of a head."""
     mlp: int = Field(512, ge=8)
     """Inner width of the feed-forward layer."""
     max_length: int = Field(1024, ge=16)
-    """Longest sequence in tokens."""
+    """Longest sequence in tokens; it also bounds the demonstrations of a pretrained model."""
 
 
 class PhaseConfig(Section):
@@ -48,17 +48,18 @@ class BootstrapConfig(Section):
     seed: int = Field(1, ge=0, le=9)
     """Seed of the weights and of the worlds of the demonstrations."""
     vocab_size: int = Field(2048, ge=300)
-    """Entries of the tokenizer, added tokens included."""
+    """Most entries of a new model's tokenizer, added tokens included."""
     tokenizer_texts: int = Field(30_000, ge=100)
-    """Demonstrations on which the tokenizer is trained."""
+    """Demonstrations on which a new model's tokenizer is trained."""
     shape: ShapeConfig = ShapeConfig()
     """Sizes of a new model; `max_length` also bounds the demonstrations of a pretrained one."""
     phases: list[PhaseConfig] = []
-    """Phases in order, under one learning-rate schedule."""
+    """Phases in order, under one learning-rate schedule; each has `name`, `tokens` (of prompts and answers)
+    and `prompt_loss` (weight of a prompt token's loss, by default 0)."""
     budget: float = Field(1.0, gt=0)
-    """Multiplies the tokens of every phase; a small number makes a quick, weak model."""
+    """Multiplies the tokens of every phase."""
     pack_tokens: int = Field(65_536, ge=256)
-    """Tokens of one optimizer step."""
+    """Most tokens of one optimizer step."""
     learning_rate: float = Field(2e-3, gt=0)
     """Peak of the cosine schedule."""
     weight_decay: float = Field(0.01, ge=0)
@@ -66,6 +67,6 @@ class BootstrapConfig(Section):
     workers: int = Field(0, ge=0)
     """Processes that make demonstrations; 0 = one less than the cores, at least one."""
     gate_demonstrations: int = Field(4_000, ge=100)
-    """Held-out demonstrations on which the gates are measured."""
+    """Held-out demonstrations for the gates, which measure those with one right answer."""
     gates: dict[str, float] = {}
-    """Required accuracy for each kind of demonstration; a recipe that misses one ends with status 1."""
+    """Required accuracy by kind of demonstration; a recipe that misses one ends with status 1."""

@@ -12,7 +12,7 @@ Normalisation = Literal["training_texts", "rollouts", "rollout_mean"]
 
 
 class CorrectionConfig(Section):
-    """Bounds on the importance ratio of trainer to engine, for every policy loss (docs/objective.md)."""
+    """Bounds on the importance ratio of trainer to engine (docs/objective.md)."""
 
     level: Literal["token", "sequence", "geometric"] = "token"
     """Unit that has one ratio: a token, or a sample. A sample's ratio is the product (`sequence`) or the
@@ -26,7 +26,8 @@ class CorrectionConfig(Section):
     """Upper bound of the ratio."""
     proximal: bool = False
     """True: the loss uses the ratio to the policy at the start of the step, multiplied by the bounded ratio
-    to the engine (decoupled PPO). False: the loss uses the ratio to the engine."""
+    to the engine (decoupled PPO). False: the loss uses the bounded ratio to the engine, with `mask` the ratio
+    itself."""
 
     @field_validator("mode", mode="before")
     @classmethod
@@ -35,37 +36,41 @@ class CorrectionConfig(Section):
 
 
 class RLConfig(Section):
-    """Loss, advantages and their weights, as passed to the functions of `finetune.rl`. The launcher refuses
-    keys that contradict each other (`launcher/checks/objective.py`)."""
+    """Loss and advantages; formulas in docs/objective.md."""
 
     policy_loss: str = "reinforce"
-    """Objective of a token: the name of a file in finetune/rl/losses (reinforce, ppo, gspo, cispo, sft) or
-    the dotted path of a function `(LossInputs, RLConfig) -> scalar`; formulas in docs/objective.md."""
+    """Policy loss: `reinforce`, `ppo`, `gspo`, `cispo`, `sft`, or the dotted path of a function `(LossInputs,
+    RLConfig) -> scalar`."""
     epsilon_low: float = Field(0.02, ge=0, le=1)
-    """Lower clip of the importance ratio (`ppo`, `gspo`, `cispo`)."""
+    """Lower clip of the importance ratio, at 1 minus this value (`ppo`, `gspo`, `cispo`)."""
     epsilon_high: float = Field(0.02, ge=0)
-    """Upper clip of the importance ratio, at 1 plus this value (all losses but `sft`)."""
+    """Upper clip of the importance ratio, at 1 plus this value (all of these losses but `sft`)."""
     correction: CorrectionConfig = CorrectionConfig()
     """Corrections for tokens of old weights and of an engine that rounds otherwise."""
     use_advantages: bool = True
-    """Weight each token by the advantage of its sample; false: by its reward."""
+    """Weight each token by its advantage; false: by the reward of its sample (`reinforce`, `ppo`,
+    `cispo`)."""
     divide_advantage_by_std: bool = False
-    """Divide an advantage by the standard deviation of the rewards that it was compared with."""
+    """Divide an advantage by 0.0001 plus the standard deviation of the compared rewards, its own included."""
     advantage_estimator: str | None = None
     """`rollout`, `situation` or the dotted path of a function (docs/objective.md); null: `situation` with
     `step_reward_advantages`, else `rollout`."""
     step_reward_advantages: bool = False
-    """Compare each sample with samples of its group and situation; false: compare whole rollouts."""
+    """Compare samples of a group at the same place of the same situation (docs/objective.md); false: compare
+    whole rollouts."""
     pad_step_rewards_for_advantage: bool = False
-    """Count virtual samples for rollouts that have fewer samples than the longest of their group."""
+    """Count virtual samples where a rollout has fewer samples of a situation than another rollout of its
+    group, or ends earlier; needs `step_reward_advantages`."""
     zero_advantage_epsilon: float = Field(1e-6, ge=0)
-    """Advantages up to this size count as zero for the filter."""
+    """Advantages up to this size count as zero for `filter_zero_advantage_groups`."""
     filter_zero_advantage_groups: bool = False
-    """Drop groups in which every advantage is zero."""
+    """Drop groups in which every advantage is zero, up to `zero_advantage_epsilon`."""
     batch_size_normalization: Normalisation = "training_texts"
-    """Unit that counts once in the loss: a sample, or a rollout."""
+    """What the loss averages: samples (`training_texts`), sums over each rollout's samples (`rollouts`), or
+    means over them (`rollout_mean`)."""
     loss_scale_scope: Annotated[Literal["chunk", "batch"], KEPT] = "batch"
-    """Samples over which `batch_size_normalization` is computed: a step (`batch`) or a chunk of groups."""
+    """Samples over which `batch_size_normalization` is computed: those of a step (`batch`) or of a chunk of
+    groups (`chunk`)."""
     role_weights: Annotated[dict[str, float], KEPT] = {}
     """Weight of each role's objective, a number or a fraction such as `1/9`; empty = off."""
     role_lengths: Annotated[dict[str, Annotated[float, Field(gt=0)]], KEPT] = {}
@@ -73,29 +78,31 @@ class RLConfig(Section):
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL to the reference at the first step."""
     final_kl_coef: float | None = Field(None, ge=0)
-    """Weight of the KL when the last step has ended, linear in between; null = `kl_coef`."""
+    """Weight of the KL after `max_train_steps` steps, linear in between; null = `kl_coef`."""
     entropy_bonus: float = 0.0
     """Weight of the entropy at the first step."""
     final_entropy_bonus: float | None = None
-    """Weight of the entropy when the last step has ended, linear in between; null = `entropy_bonus`."""
+    """Weight of the entropy after `max_train_steps` steps, linear in between; null = `entropy_bonus`."""
     relu_log_p_weights: bool = False
     """Treat negative advantages (or rewards, without `use_advantages`) as 0."""
     clamp_log_ratio_ref_new_value: float = Field(5.0, gt=0)
     """Bound of the log-ratio to the reference inside the KL."""
     group_normalization: bool = False
-    """Divide token weights by the mean tokens of the group's rollouts instead of the samples of the step."""
+    """Divide token weights by the mean number of tokens of the group's rollouts (docs/objective.md), not by
+    the samples of the step."""
     overlong_filtering: bool = False
-    """Samples cut by length get no gradient."""
+    """Samples cut by length have the weight 0 in the loss."""
     value_loss_coef: float = Field(0.0, ge=0)
     """Weight of the value head's loss."""
     temperature: float = Field(1.0, ge=0)
-    """Temperature at which log-probabilities are recomputed; equals the sampling temperature."""
+    """Temperature at which log-probabilities are recomputed; follows `llm.parameters.temperature`, which is
+    the key to set."""
     routing: Literal["auto", "replay", "free"] = "auto"
     """Experts of a mixture's tokens in training: `replay` uses the engine's choice, `free` the choice of the
-    trainer's routers. `auto` replays where engines can say the experts (vLLM: from 0.31 on), but not with
-    `seq_parallel` or `policy_loss=sft`."""
+    trainer's routers. `auto` replays where engines can say the experts (vLLM: on GPUs, from 0.31 on), but not
+    with `seq_parallel` or `policy_loss=sft`."""
     router_aux_loss_coef: float = Field(0.0, ge=0)
-    """Weight of the loss that balances the load of experts; the loss is that of transformers."""
+    """Weight of the loss that balances the load of experts, computed for each row as transformers does."""
 
     @field_validator("role_weights", "role_lengths", mode="before")
     @classmethod
@@ -174,11 +181,11 @@ class Sharding:
 
 
 class MemoryDebugConfig(Section):
-    """Memory reports of the trainer."""
+    """Figures of the trainer's memory among its metrics."""
 
     enabled: bool = False
-    """Log the trainer's resident memory, and its device's used memory, reserved memory and peak of each
-    step."""
+    """Report the trainer's resident memory and its peak; on a GPU also its allocated and reserved memory, and
+    the peak of the step."""
     every_n_steps: int = Field(1, ge=1)
     """Steps between two reports."""
 
@@ -187,11 +194,11 @@ class FsdpConfig(Section):
     """Data types of sharded training, and where it keeps shards."""
 
     param_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Checked only: `finetune.load_as_bf16` decides in which type parameters compute."""
+    """Only checked: `bf16` needs `finetune.load_as_bf16`, which decides in which type parameters compute."""
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Gradients while they are reduced."""
+    """Type in which gradients are summed over ranks."""
     buffer_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Buffers."""
+    """Type of buffers; `bf16` is refused."""
     cpu_offload: bool = False
     """Keep shards and optimizer state in host memory, where the optimizer computes; also with one rank."""
 
@@ -208,8 +215,8 @@ class LoraConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout before the adapters."""
     target_modules: Annotated[list[str], KEPT] = []
-    """Names of linear layers, such as `q_proj`; empty = all linear layers of the decoder, except the MLPs of
-    models with experts."""
+    """Names of linear layers, such as `q_proj`. Empty = all linear layers of the decoder but the output head;
+    in models with experts, none that is named `gate_proj`, `up_proj` or `down_proj`."""
 
     @property
     def scale(self) -> float:
@@ -223,24 +230,26 @@ class FinetuneConfig(Section):
     model_class: Annotated[
         Literal["causal-language-modeling", "causal-language-modeling-with-value-head"], KEPT
     ] = "causal-language-modeling"
-    """Model family; a value head replaces group baselines by reward minus value."""
+    """`causal-language-modeling-with-value-head` adds a value head: the advantage is reward minus value,
+    whatever the group's other rewards are."""
     config_name: Annotated[str | None, KEPT] = None
     """Folder or name of the policy's weights; set from `model_path`."""
     optim: Annotated[Literal["adamw_torch", "adamw_8bit", "adafactor", "lion"], KEPT] = "adamw_torch"
-    """Optimiser; `adamw_8bit` keeps its moments in 8 bits (extra `torchao`)."""
+    """Optimizer; `adamw_8bit` keeps moments in 8 bits, but those of small or unevenly sharded tensors in
+    float32 (extra `torchao`)."""
     load_as_bf16: bool = True
-    """Compute and send in bfloat16; master weights stay float32."""
+    """Compute in bfloat16; master weights stay float32."""
     use_flash_attention: bool = True
     """Use the device's variable-length attention if it has one."""
     train_batch_size: int = Field(1, ge=1)
-    """Samples of one accumulation pass, over all trainer ranks together."""
+    """Factor of `gradient_accumulation_passes`; rows are packed by `seq_length`, whatever it is."""
     gradient_accumulation_passes: int = Field(1024, ge=1)
-    """Batches of `train_batch_size` samples in an optimizer step, over all trainer ranks; the product of both
-    is rounded up to a multiple of the ranks (of their groups with `seq_parallel`)."""
+    """An optimizer step has this number times `train_batch_size` samples, over all trainer ranks, rounded up
+    to a multiple of the ranks (of their groups with `seq_parallel`)."""
     learning_rate: float = Field(1e-6, ge=0)
     """Peak learning rate."""
     weight_decay: float = Field(0.01, ge=0)
-    """Decoupled weight decay, on matrices only."""
+    """Decoupled weight decay, on matrices of linear, embedding and convolution layers only."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of the mean of gradients (`adamw_torch`, `adamw_8bit`)."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)
@@ -252,9 +261,10 @@ class FinetuneConfig(Section):
     lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
     """Shape of the learning rate over `max_train_steps`."""
     num_warmup_steps: int = Field(50, ge=0)
-    """Steps of linear warm-up. The launcher warns if the run has no more steps than that."""
+    """Steps of linear warm-up; without effect with `lr_scheduler_type=constant`. Otherwise the launcher warns
+    if `max_train_steps` is no larger."""
     max_train_steps: int = Field(100_000, ge=1)
-    """Optimizer steps of a complete run."""
+    """Optimizer steps after which the run is complete."""
     max_epochs: int | None = Field(None, ge=1)
     """Epochs after which the run ends, unless it reaches `max_train_steps` before; in an epoch as many
     problems are drawn as there are training problems. Null = off. Schedules still run over
@@ -264,30 +274,31 @@ class FinetuneConfig(Section):
     gradient_checkpointing: Checkpointing | Literal["auto"] = "auto"
     """Recompute activations in the backward pass: of every layer (true), or of every n-th (a number).
     `selective` keeps attention and the narrow matrix products of each layer. `offload` recomputes every layer
-    from its input in page-locked host memory (GPU only). `auto`: the launcher chooses the least recomputation
-    that the GPU's memory allows."""
+    from its input in page-locked host memory (GPU only). `auto`: the table of choices shows what the launcher
+    chose; on a CPU nothing."""
     compile: bool | Literal["auto"] = "auto"
-    """Compile the decoder layers (GPU only). `auto` compiles if the remaining steps would otherwise take
-    minutes."""
+    """Compile the decoder layers (GPU only). `auto`: the table of choices shows whether and when."""
     reentrant_checkpointing: bool = False
     """Use torch's reentrant variant of gradient checkpointing."""
     seq_length: int = Field(12_000, ge=8)
-    """Tokens of one packed row; with `share_prefixes` computed tokens."""
+    """Most tokens of one packed row; with `share_prefixes` computed tokens. Unless the command line sets it,
+    the launcher shortens rows that its memory plan finds too long for a GPU."""
     seq_packing: bool = True
-    """Pack several samples into one sequence."""
+    """Pack several samples into one row."""
     share_prefixes: bool = True
     """Put samples with a common prefix into one row and compute the prefix once; needs `seq_packing`."""
     seq_parallel: int = Field(1, ge=1)
     """Ranks that compute each row together, each with a slice of its tokens, so that rows may be longer than
-    one card holds. Must divide the trainer's ranks and the attention heads."""
+    one card holds. Must divide the trainer's ranks and the attention heads; not for models with linear
+    attention."""
     save_checkpoint_steps: int = Field(100, ge=1)
     """Steps between two checkpoints."""
     also_save_steps: list[int] = []
-    """Further steps at which to save."""
+    """Further steps with a checkpoint."""
     keep_intermediate_checkpoints: bool = True
-    """Keep a copy of the weights of each checkpoint."""
+    """Keep a copy of the model of each checkpoint."""
     save_final_training_state: bool = True
-    """Save the optimizer state at the end."""
+    """Save the training state at the end too, without which the run cannot be trained further."""
     use_safetensors: bool = True
     """Without effect: weights are always saved as safetensors."""
     trust_remote_code: bool = False
@@ -303,7 +314,7 @@ class FinetuneConfig(Section):
     attempts: int = Field(8, ge=1)
     """Rollouts per training problem."""
     input: Annotated[str, KEPT] = "training_data"
-    """Topic that is read."""
+    """Topic that the trainer reads."""
     lora: LoraConfig = LoraConfig()
     """Adapters."""
     memory_debug: MemoryDebugConfig = MemoryDebugConfig()

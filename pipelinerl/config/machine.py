@@ -20,41 +20,44 @@ HALF = 4
 
 
 class HardwareConfig(Section):
-    """Hardware that the run may use. Detected before composition unless given."""
+    """Hardware that the run may use."""
 
     kind: Literal["cpu", "gpu"] = "gpu"
-    """`cpu` or `gpu`; chosen with the group override `hardware=cpu`."""
+    """`cpu` or `gpu`; chosen with the group override `hardware=cpu`, otherwise `gpu` if a GPU is visible."""
     threads_per_process: int = Field(1, ge=1)
-    """Threads of each torch process on the CPU. More than one per process is very slow on few cores."""
+    """Threads of torch in each process; embedded engines have `engine.threads`."""
     devices: Annotated[int, Field(ge=0)] | str = 0
     """GPUs of each host that the run may use; 0 = all visible ones. A dry run and `validate` accept imagined
-    cards too, such as `4xH100-80GB`; `validate` needs vLLM installed for them."""
+    cards too, such as `4xH100-80GB`."""
 
 
 class WorldConfig(Section):
     """Shares of the devices and the ports of the roles."""
 
     actor_fraction: int | None = Field(None, ge=0)
-    """Share of the devices for inference engines, relative to the other fractions. If this and
-    `finetune_fraction` are null, the launcher chooses a division that fits and in which both sides keep pace,
-    or halves if it cannot tell; if only one is null, it counts as 4."""
+    """Share of the devices for inference engines, relative to the other fractions; null counts as 4. If this
+    and `finetune_fraction` are null on one host without reference engines, the launcher instead chooses the
+    division that fits and by its estimate samples and trains most tokens, if it knows the sizes of model and
+    cards."""
     preprocessor_fraction: int = Field(0, ge=0)
-    """Share of the devices for reference engines; 0: preprocess itself computes reference scores. On a CPU, 1
-    starts one engine."""
+    """Share of the devices for reference engines; 0: preprocess itself computes reference scores. On a CPU,
+    any other value starts one engine."""
     finetune_fraction: int | None = Field(None, ge=0)
     """Share of the devices for trainer ranks, which also get the remainder of rounding; null: see
     `actor_fraction`."""
     replicas: Literal[1] = 1
     """Kept for old configurations; only 1 is possible."""
     env_replicas: int = Field(1, ge=0)
-    """Environment servers per environment, for the whole run; with `actor.domain_mix`, the environment of a
-    domain gets its share of them."""
+    """Servers of each environment, for the whole run. Where environments are named after domains of
+    `actor.domain_mix`, each gets its domain's share, rounded up."""
     env_replicas_per_actor: int | None = Field(None, ge=0)
-    """Environment servers per engine; replaces `env_replicas` when set."""
+    """Servers of each environment per engine; replaces `env_replicas` when set. An environment's own
+    `replicas_per_actor` replaces both."""
     environment_mode: str = "remote"
-    """`remote` starts environment servers; any other value starts none."""
+    """`remote` starts servers of environments whose own `mode` is not another; any other value starts
+    none."""
     share_device: bool = False
-    """Let engine and trainer share the device of a machine that has only one."""
+    """Let engine and trainer share the GPU of a run that has only one."""
     actor_group_port: int = Field(9000, ge=1, le=65535)
     """First port tried for the weight-transfer group."""
     environment_start_port: int = Field(7777, ge=1, le=65535)
@@ -66,8 +69,8 @@ class WorldConfig(Section):
     backend: Annotated[str, HOST_BACKENDS] = "local"
     """`ray`: the hosts of a running Ray cluster, the launcher's first; `local`: this host."""
     hosts: int | None = Field(None, ge=1)
-    """Hosts to use, waited for up to `engine.start_deadline_s`; null = all that are alive. A dry run and
-    `validate` imagine them, 2 if null, each with `hardware.devices` GPUs."""
+    """Hosts to use, waited for up to `engine.start_deadline_s`; null = all that are alive, on GPUs those with
+    some. A dry run and `validate` imagine them, 2 if null."""
     ray_address: str = "auto"
     """Address of the Ray cluster; `auto`: `RAY_ADDRESS`, or the only cluster to which this host belongs."""
     actor_hosts: int | None = Field(None, ge=0)
@@ -151,18 +154,19 @@ class StreamsConfig(Section):
     max_unread: int | None = Field(None, ge=1)
     """Records by which a writer may be ahead of the slowest reader before it waits; null = any number."""
     trim: bool = False
-    """Free records that every reader has finished with (on disk: whole segments of 64 MB)."""
+    """Free records that every reader has finished with (on disk: whole segments of 64 MiB)."""
     deadline_s: float = Field(3600.0, gt=0)
-    """Longest wait of a writer for the slowest reader, in seconds."""
+    """Longest wait of a writer for the slowest reader; then the run ends."""
     host: str | None = None
-    """Host of an existing redis server; null = the launcher starts one on the loopback interface."""
+    """Host of an existing redis server; null = the launcher starts one, on the loopback interface if the run
+    has one host."""
     port: int = Field(11000, ge=1, le=65535)
     """Port of the existing redis server, or the first port tried for the launcher's own server."""
     save: str = "3600 1"
     """When the launcher's own server writes its data to disk (redis' `save`); "" = never."""
     password: SecretStr | None = None
-    """Password of the server, needed if it listens beyond this machine. The launcher makes one for its own
-    server."""
+    """Password of the server, needed if `host` is another machine. The launcher makes one for its own server
+    if null."""
     namespace: str | None = None
     """Part of this run's redis keys, for a server that several machines share; the run's folder when null."""
 
@@ -173,10 +177,11 @@ class StreamsConfig(Section):
 
 
 class WandbConfig(Section):
-    """Weights & Biases: one run for all roles, sent by a separate process; offline without a key."""
+    """Weights & Biases: one run for all roles, sent by a separate process; offline without a key or
+    `WANDB_MODE`."""
 
     use_wandb: bool = True
-    """Write a wandb run; `metrics.jsonl` is always written."""
+    """Write a wandb run, unless `WANDB_MODE=disabled`; `metrics.jsonl` is always written."""
     wandb_id: str | None = None
     """Run id; derived from the run's folder when null."""
     wandb_entity_name: str | None = None
@@ -186,11 +191,12 @@ class WandbConfig(Section):
     wandb_group: str | None = None
     """Group of the run, such as the name of an experiment."""
     wandb_dir: str | None = None
-    """Where offline files go; the run's folder when null."""
+    """Where wandb writes its files; the run's folder when null."""
     wandb_resume: Literal["always", "if_not_interactive", "never"] = "always"
-    """`never`: a run of the same id is refused; otherwise it is continued (wandb's `resume=allow`)."""
+    """`never`: wandb refuses a run of the same id; otherwise it is continued (wandb's `resume=allow`)."""
     wandb_workspace_root: str = "results"
-    """The wandb run is named by the path of its folder relative to this folder."""
+    """The wandb run is named by the path of its folder relative to this folder, or by the folder's own name
+    if it lies elsewhere."""
     tags: list[str] = []
     """Tags of the run."""
 
@@ -206,13 +212,15 @@ class ObserveConfig(Section):
 
 
 class WatchdogConfig(Section):
-    """When the launcher ends a run that is stuck. Engines and services have `engine.stall_deadline_s`."""
+    """When the launcher ends a run that is stuck. Engines and other servers have
+    `engine.stall_deadline_s`."""
 
     silent_deadline_s: float = Field(120, gt=0)
-    """Time without a sign of life after which a role that is not a server is killed; the run then ends and
+    """Time without a sign of life after which actor, preprocess or trainer is killed; the run then ends and
     names it."""
     progress_deadline_s: float = Field(7200, gt=0)
-    """Time without a rollout or an optimizer step after which the run ends and names the stuck stage."""
+    """Time without a rollout or an optimizer step after which the run ends and names the stuck stage; until
+    the trainer has ended."""
 
     @property
     def input_deadline_s(self) -> float:
@@ -255,11 +263,12 @@ class DebugConfig(Section):
         "finetune+preprocessor",
         "open_loop",
     ] = ""
-    """Roles to run; empty = all, `evaluate` = engines and actor for one pass over the test problems."""
+    """Roles to run, such as `actor+preprocessor`; empty = all, `open_loop` = all without weight updates,
+    `evaluate` = engines and actor for one pass over the test problems."""
     streams_from: str | None = None
     """Folder of an earlier run whose recorded streams are replayed."""
     use_existing_llms: bool = False
-    """Use engines that already listen on the configured ports instead of starting them."""
+    """Use engines that already listen on this host, from `engine.port` on, instead of starting them."""
     place_inference_workers: bool = True
     """Reserve devices for engines even in a mode that starts none."""
 

@@ -1,9 +1,4 @@
-"""Every key of the schema (`pipelinerl/config/`), with its default and meaning. A domain's file may set other
-defaults and add keys (`--cfg job` prints the values of a run). `python -m pipelinerl.launch --help max_lag`
-prints the same for a key or a section. *Kept*: a resume cannot change the key. A key of the
-command line that has no effect in the run is refused in one line with the reason; so are contradictions.
-Keys that end in `_s` are in seconds. `python -m pipelinerl.config.reference` prints this page.
-"""
+"""The page of all keys, which `python -m pipelinerl.config.reference` prints, and what `--help KEY` says."""
 
 import types
 from collections.abc import Iterator, Mapping
@@ -15,12 +10,13 @@ from pipelinerl.config.tree import Config
 
 HEAD = """# Configuration
 
-This page lists every key of the schema (`pipelinerl/config/`) with its default and meaning. A domain's file
-may set other defaults and add keys; `--cfg job` prints the values of a run. `python -m pipelinerl.launch
---help max_lag` prints the entry of a key or a section. *Kept* means that a resume cannot change the key. A
-key of the command line that has no effect in the run is refused in one line with the reason, and so are
-contradictions. Keys that end in `_s` are in seconds. `python -m pipelinerl.config.reference` prints this
-page.
+This page lists the keys of the schema (`pipelinerl/config/`), each with its default and meaning. Files may
+set other defaults: those of `hardware=cpu`, `hardware=gpu` and `streams=redis`, presets, and the domain's or
+your own, which may also add keys. `--cfg job` prints the tree of a command as its files and its keys give it.
+`python -m pipelinerl.launch --help max_lag` prints the entry of a key, or those of a section. *Kept* means
+that a resume cannot change the key. The launcher refuses many keys of the command line that the run would not
+read, and many contradictions. Keys that end in `_s` are in seconds. `python -m pipelinerl.config.reference`
+prints this page.
 """
 
 

@@ -8,21 +8,23 @@ from pipelinerl.config.base import KEPT, NULL_IS_64, OpenSection, Section
 
 
 class DifficultyPenaltyConfig(Section):
-    """Scales the length penalty of a sample by how often its problem is solved."""
+    """Scales the length penalty of a sample that was not cut by how often the rollouts of its group
+    succeed."""
 
     enabled: bool = False
     """Switches the scaling on; needs `rewards.buffer_tokens > 0`."""
     gamma: float = Field(1.0, ge=0)
-    """Exponent of the solve rate, for successful rollouts."""
+    """In rollouts with success, the penalty is multiplied by the group's rate of success to this power."""
     failure_scale: float = Field(1.0, ge=0)
-    """Scale for failed rollouts."""
+    """In rollouts without success, the penalty is multiplied by this number."""
 
 
 class DifficultyConfig(Section):
     """Which problems are worth sampling with `actor.sampling=difficulty`."""
 
     metric: str = "success"
-    """Metric of a rollout; its mean is a problem's rate. Use `reward` if a domain has no success."""
+    """Metric of a rollout; a weighted mean of it is a problem's rate. Use `reward` if a domain has no
+    success."""
     low: float = 0.1
     """Lower end of the band, in the metric's unit; both ends belong to the band."""
     high: float = 0.9
@@ -30,8 +32,8 @@ class DifficultyConfig(Section):
     uniform_share: float = Field(0.25, gt=0, le=1)
     """Least share of draws that go through all problems in turn, so that each is drawn again."""
     most: float = Field(2.0, ge=1)
-    """No problem is drawn more than so many times as often as in a uniform draw: if few problems lie in the
-    band, more draws go through all problems."""
+    """No problem is more than so many times as likely as in a uniform draw: if few problems lie in the band
+    or were never drawn, more draws go through all problems."""
     newest_weight: float = Field(0.7, gt=0, le=1)
     """Weight of the newest group in a problem's rate; while `1 / groups` is larger, the rate is the mean over
     all groups."""
@@ -43,7 +45,8 @@ class ActorConfig(OpenSection):
     rollout_policy: Annotated[str | None, KEPT] = None
     """Dotted path of `async f(cfg, llm, problem, session) -> RolloutResult`."""
     llm_max_rollouts: Annotated[int, NULL_IS_64] = Field(64, ge=1)
-    """Most active rollouts per engine; null, the default on GPUs: the launcher chooses (docs/gpu.md)."""
+    """Most active rollouts per engine; null, the default with `hardware=gpu`: the launcher chooses
+    (docs/gpu.md)."""
     rollout_workers: int = Field(1, ge=1)
     """Processes that run rollouts."""
     discount_factor: float = Field(1.0, ge=0, le=1)
@@ -51,9 +54,9 @@ class ActorConfig(OpenSection):
     problem_queue_size: int = Field(64, ge=1)
     """Accepted for upstream's files, without effect: problems are drawn when a rollout may start."""
     result_queue_size: int = Field(64, ge=1)
-    """Finished groups waiting to be published."""
+    """No further training group starts while so many finished ones wait to be published."""
     throughput_window_size: int = Field(50, ge=1)
-    """Groups over which rates are averaged."""
+    """Finished groups over which rates are averaged."""
     system_prompt: str = ""
     """System message, for policies that use it."""
     task_template: str = ""
@@ -61,39 +64,41 @@ class ActorConfig(OpenSection):
     domain_rollouts: Annotated[dict[str, str], KEPT] = {}
     """Rollout policy of each domain, for the dispatcher."""
     domain_mix: dict[str, float] | None = None
-    """Weight of each domain when problems are drawn; null = uniform over problems. Where domains' rollouts
-    end at other rates, weights are adapted, so that completed rollouts have these shares."""
+    """Weight of each domain when problems are drawn; null = uniform over problems. After 50 finished groups,
+    domains with fewer than their share of these are drawn more often, others less often."""
     sampling: Literal["uniform", "difficulty"] = "uniform"
-    """`uniform` draws each problem with equal probability, `difficulty` prefers problems that are solved only
-    sometimes; with `domain_mix`, within each domain."""
+    """`uniform` draws each problem with equal probability, `difficulty` prefers problems whose rate lies in
+    the band of `actor.difficulty` and those that were never drawn; with `domain_mix`, within each domain."""
     difficulty: DifficultyConfig = DifficultyConfig()
     """Band and shares of `sampling=difficulty`."""
     difficulty_aware_penalty: DifficultyPenaltyConfig = DifficultyPenaltyConfig()
     """Length penalty scaled by difficulty."""
     max_rollout_retries: int = Field(8, ge=-1)
-    """Retries after timeouts and lost engines; -1 = until `rollout_deadline_s`."""
+    """Retries after timeouts, lost connections and engines, and errors of servers; -1 = until
+    `rollout_deadline_s`."""
     rollout_retry_initial_delay_s: float = Field(1.0, ge=0)
-    """First pause before a retry; doubles each time."""
+    """Longest first pause before a retry, of which at least half is waited; doubles each time."""
     rollout_retry_max_delay_s: float = Field(30.0, ge=0)
     """Longest pause before a retry."""
     rollout_deadline_s: float = Field(3600.0, gt=0)
     """Longest time of one rollout, retries included."""
     on_rollout_error: Literal["drop_rollout", "discard_group", "stop"] = "drop_rollout"
-    """After a failed rollout, `drop_rollout` keeps its group if two are left, `discard_group` drops the
-    group, and `stop` ends the run."""
+    """After a failed training rollout, `drop_rollout` keeps its group if two are left, `discard_group` drops
+    the group. `stop` ends the run after any failed rollout."""
     max_failed_fraction: float = Field(0.5, gt=0, le=1)
-    """Share of recent rollouts that may fail or have no sample; above it the run ends with the reason."""
+    """Share of the last 200 rollouts (at least 20) that may fail or, in training, have no sample; above it
+    the run ends with the commonest reason."""
 
 
 class PreprocessConfig(Section):
     """Turns groups of samples into packed micro-batches."""
 
     input: Annotated[str, KEPT] = "actor"
-    """Topic that is read."""
+    """Topic that preprocess reads."""
     output: Annotated[str, KEPT] = "training_data"
-    """Topic that is written."""
+    """Topic that preprocess writes."""
     n_workers: int = Field(8, ge=1)
-    """Samples that are scored at the same time at each reference engine."""
+    """Samples that are scored at the same time, for each reference engine or address of a teacher."""
     chunk_n_groups: int = Field(2, ge=1)
     """Most groups handled at once; preprocess never waits until a chunk is full."""
     raw_queue_size: int = Field(8, ge=1)
@@ -111,7 +116,7 @@ class PreprocessConfig(Section):
     """Preprocess waits while more than so many published samples, for each row that the trainer computes at
     once, are not yet trained."""
     log_every_n_samples: int = Field(128, ge=1)
-    """Samples between two records of statistics."""
+    """Least number of published samples between two records of statistics."""
 
 
 class TeacherConfig(Section):
@@ -169,7 +174,7 @@ def is_address(place: str) -> bool:
 
 
 class RewardsConfig(Section):
-    """Reward by status of the answer and by whether the sample ended by itself."""
+    """Reward by status of the answer and by whether the sample ended by itself, for policies that use it."""
 
     correct_answer_finished: float = 1.0
     """Right answer, sample finished."""

@@ -33,8 +33,7 @@ from pipelinerl.config.staleness import Staleness
 
 
 class Config(OpenSection):
-    """The resolved tree of a run. `domain_keys` lists the keys that a domain adds. The keys are in the order
-    in which `--cfg job` prints them."""
+    """Keys outside of the sections below."""
 
     streams: StreamsConfig = StreamsConfig()
     """Record transport."""
@@ -43,17 +42,19 @@ class Config(OpenSection):
     rewards: RewardsConfig = RewardsConfig()
     """Reward table."""
     output_dir: str | None = None
-    """Folder of the run; `results/<domain>/<date-time>` when null."""
+    """Folder of the run; null: `results/<domain>/<date-time>`, without a domain `results/run/<date-time>`."""
     validate_: bool = Field(False, alias="validate")
     """Stop after validation."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), KEPT] = 42
-    """Seed of data order, sampling of problems and the trainer; torch takes 64 bits."""
+    """Seed of Python's `random` in the loader, of the drawn problems, evaluations and the trainer; with
+    `max_lag=0` also of training samples. From -2**63 to 2**64 - 1."""
     model_path: Annotated[str, KEPT] = "Qwen/Qwen2.5-7B"
     """Folder or hub name of the policy with which training starts."""
     fp32_layer_prefix: Literal["lm_head"] | None = "lm_head"
-    """`lm_head`: vLLM computes logits in float32, as the trainer does; null: in the model's type."""
+    """`lm_head`: vLLM computes logits in float32; null: in the model's type."""
     eval_every_n_versions: int = Field(78_000, ge=0)
-    """Samples (not versions) between two evaluations; 0 = none before the end."""
+    """Samples (not versions) after which the next evaluation is due; the first is at the start. 0 = none
+    before the end."""
     eval_at_end: bool = True
     """Evaluate the last version after training."""
     force_restart: bool = False
@@ -62,40 +63,44 @@ class Config(OpenSection):
     """Without `max_lag`: a full `preprocess.ring_buffer_size` drops its oldest samples."""
     max_lag: int | None = Field(None, ge=0)
     """Largest age of a trained token: how many samples older than the last weight version its own version may
-    be; null = no bound."""
+    be when it is trained; null = no bound."""
     attempts: int = Field(8, ge=1)
-    """Rollouts per training problem."""
+    """Rollouts per training problem; follows `finetune.attempts`, which is the key to set."""
     train_subset: Annotated[SubsetConfig | None, KEPT] = None
-    """Slice of the training problems."""
+    """Slice of the training problems, such as `{begin: 0, end: 100}` for the first 100."""
     environment: EnvironmentSpec | None = None
-    """One environment server, as a `_target_` object."""
+    """One environment, as a mapping with `_target_`."""
     environments: dict[str, EnvironmentSpec] | list[EnvironmentSpec] | None = None
-    """Several environment servers."""
+    """Several environments: a mapping by key, or a list of mappings with `key`."""
     environment_key: str | None = None
-    """Environment of problems that name none."""
+    """Environment that rollout policies take if they ask for no other; with the dispatcher, also the domain
+    of problems that name none."""
     dataset_loader: Annotated[str | None, KEPT] = None
     """Dotted path of `load_problems(dataset_names, **params) -> list[dict]`."""
     dataset_loader_params: dict[str, Any] = {}
     """Further arguments of the loader."""
     train_dataset_names: Annotated[list[str], KEPT] = ["train"]
-    """Names given to the loader for training."""
+    """Names given to the loader for training; none if only names for evaluation are given."""
     test_dataset_names: list[str] = ["test"]
-    """Names given to the loader for evaluation; none if only training names are given."""
+    """Names given to the loader for evaluation; none if only names for training are given."""
     domain_name: str | None = None
     """Name chosen with `+domain=NAME`."""
     domain_hooks: Annotated[str | list[str] | None, KEPT] = None
     """Dotted path of a `pipelinerl.domain.Domain` object, or of several; null = none."""
     domain_keys: list[str] = []
-    """Keys that the domain's own file added to open groups."""
+    """Keys that the domain's or the user's own file added to the top level or to `actor`."""
     accelerate_config: str | None = None
-    """File for `accelerate launch`."""
+    """File for `accelerate launch`, with which several trainer ranks are started; null = one that the
+    launcher writes."""
     use_deepspeed: bool = False
-    """Shard as the DeepSpeed stage of `deepspeed_config` would."""
+    """Shard as stage 2 or 3 of DeepSpeed, which itself is not used; `deepspeed_config` names the stage."""
     deepspeed_config: str = "deepspeed_stage3_bf16"
-    """Stage whose sharding is imitated."""
+    """`deepspeed_stage3_bf16` shards parameters, gradients and optimizer state, `deepspeed_stage2_bf16`
+    gradients and optimizer state, `deepspeed_stage1_bf16` nothing."""
     use_fsdp: bool | Literal["auto"] = "auto"
     """Shard parameters, gradients and optimizer state. `auto`: the launcher shards if several ranks do not
-    fit otherwise, or if sharding saves recomputation."""
+    fit otherwise, or if sharding saves recomputation; it does not where the sizes of model or card are not
+    known."""
     fsdp: FsdpConfig = FsdpConfig()
     """Data types of sharded training."""
     hardware: HardwareConfig = HardwareConfig()

@@ -281,11 +281,17 @@ def _flags(cfg: Config) -> Iterator[str]:
                 f"engine.{name}={value}: vllm_config.vllm_kwargs.{name} says {kwargs[name]}; "
                 "give both the same value"
             )
-    if kwargs.get("logprobs_mode") not in (None, "processed_logprobs"):
-        yield (
-            f"vllm_config.vllm_kwargs.logprobs-mode={kwargs['logprobs_mode']}: training needs "
-            "probabilities after temperature; set processed_logprobs"
-        )
+    for name, needed, why in (  # null too would leave the flag out, and vLLM would take its own default
+        ("logprobs_mode", "processed_logprobs", "training needs probabilities after temperature"),
+        (
+            "generation_config",
+            "vllm",
+            "a checkpoint's file would add to the run's sampling parameters",
+        ),
+    ):
+        if (given := kwargs.get(name, needed)) != needed:
+            key = f"vllm_config.vllm_kwargs.{name.replace('_', '-')}"
+            yield f"{key}={'null' if given is None else given}: {why}; set {needed}"
     if kwargs.get("dtype") not in DTYPES:
         yield (
             f"vllm_config.vllm_kwargs.dtype={kwargs.get('dtype')}: weights are sent in one known type; "

@@ -220,6 +220,13 @@ def test_without_shards_every_optimizer_is_allowed(
             ("+vllm_config.vllm_kwargs.model=other/model",),
             "vllm_config.vllm_kwargs.model: decided by the launcher; remove it",
         ),
+        (("vllm_config.vllm_kwargs.logprobs-mode=null",), "logprobs-mode=null: training needs"),
+        (
+            ("vllm_config.vllm_kwargs.logprobs-mode=raw_logprobs",),
+            "mode=raw_logprobs: training needs",
+        ),
+        (("vllm_config.vllm_kwargs.generation-config=null",), "generation-config=null: a checkpoint's file"),
+        (("vllm_config.vllm_kwargs.generation-config=auto",), "generation-config=auto: a checkpoint's file"),
     ],
 )
 def test_a_plan_that_cannot_run_is_refused(
