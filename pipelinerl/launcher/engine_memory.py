@@ -22,7 +22,7 @@ USUAL_LENGTH = 0.5
 STEPS_AT_ONCE = 2
 """Of vLLM with asynchronous scheduling."""
 PROCESS_S = 48e-6
-"""Seconds of the engine's own process for a sampled token while requests come and go (`docs/gpu.md`)."""
+"""Seconds of the engine's own process for a sampled token while requests come and go (`gpu_engine.json`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
