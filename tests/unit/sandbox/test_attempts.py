@@ -1,4 +1,4 @@
-"""Forty ways out of the sandbox or of using the machine up, and what each finds.
+"""Ways out of the sandbox or of using the machine up, and what each finds.
 
 The ways are real: as root and as an ordinary user, with namespaces and, refused by a filter, without them.
 """
