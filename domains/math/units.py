@@ -107,8 +107,8 @@ _MONEY = re.compile(
     re.DOTALL,
 )
 _CURRENCIES = {"\u20ac": "euro", r"\euro": "euro", "\u00a5": "yen", "\u20b9": "rupee"}
-_POUNDS = ("\u00a3", r"\pounds")
-"""They may be a weight where the other side says `pounds`."""
+_CURRENCIES |= {"\u00a3": "GBP", r"\pounds": "GBP"}
+_POUND = frozenset([("GBP", 1)])
 _DEGREES = re.compile(
     rf"(?P<value>.*[\dA-Za-z}})]){_GAP}(?:\^\s*(?:\{{\s*\\circ\s*\}}|\\circ)|\\degree\b){_GAP}"
     r"(?:\\(?:text|mathrm)\s*\{\s*)?(?P<scale>[CFK]?)\s*\}?",
@@ -207,8 +207,7 @@ def measured(text: str, gold: str | None = None, money: bool = False) -> Measure
         sign = "\u20b9" if found["rupees"] else str(found["other"] or found["behind"] or "$")
         inner = measured(value, money=True)
         powers = frozenset([(_CURRENCIES.get(sign, sign), 1)])
-        unit = None if sign in _POUNDS else Unit(Fraction(1), powers)
-        return Measured(inner.value, False, unit)
+        return Measured(inner.value, False, Unit(Fraction(1), powers))
     if (found := _DEGREES.fullmatch(text)) is not None and _ANGULAR.search(text) is None:
         return Measured(found["value"], False, Unit(Fraction(1), frozenset([(found["scale"] or "deg", 1)])))
     if (summed := _summed(text)) is not None:
@@ -297,6 +296,8 @@ def same_measured(gold: str, given: str) -> bool:
     ours = measured(gold)
     theirs = measured(given, ours.value)
     units = [one.unit for one in (ours, theirs) if one.unit is not None]
+    if len(units) == 2 and _may_be_money(*units):
+        units = []
     bare = ours.value == gold and theirs.value == given
     if len(units) < 2 and not bare and _same_as_written(gold, given):
         return True
@@ -310,6 +311,11 @@ def same_measured(gold: str, given: str) -> bool:
     if ours.percent == theirs.percent:
         return False
     return _same_scaled(ours, theirs, Fraction(1, 100) if ours.percent else Fraction(100))
+
+
+def _may_be_money(one: Unit, other: Unit) -> bool:
+    """Whether `5 pounds`, which are read as a weight, stand beside `£5`."""
+    return any(a.powers == _POUND and "lb" in dict(b.powers) for a, b in ((one, other), (other, one)))
 
 
 def _plain_words(text: str | None) -> str:
