@@ -98,18 +98,19 @@ _LETTERS = {
     "LATIN": {
         "de": "ß",
         "es": "ñ",
-        "pl": "ąęłńśźż",
-        "pt": "õ",
-        "ro": "șț",
-        "tr": "ğı",
-        "cs": "řěů",
-        "vi": "ơưạảấầậắặẹếềểệịọốồộớờợụủứừữự",
+        "pl": "[ąęłńśźż]",
+        "pt": "õ(?=e)",
+        "ro": "[șț]",
+        "tr": "[ğı]",
+        "cs": "[řěů]",
+        "vi": "[ơưạảấầậắặẹếềểệịọốồộớờợụủứừữự]",
     },
-    "CYRILLIC": {"bg": "ъ", "uk": "іїєґ", "ru": "ыэё"},
-    "ARABIC": {"ar": "ةىكيأإ", "ur": "ٹڈڑےںھہ", "fa": "پچژگ"},
+    "CYRILLIC": {"bg": "ъ(?![еёюя])", "uk": "[іїєґ]", "ru": "[ыэё]"},
+    "ARABIC": {"ar": "[ةىكيإ]", "ur": "[ٹڈڑےںھہ]"},
     "DEVANAGARI": {"mr": "ळ"},
 }
-"""Letters that only one of a script's languages has; each counts as a frequent word."""
+"""Patterns of letters that only one of a script's languages has; each counts as a frequent word. Vietnamese
+has no õ before e, and Russian has ъ only before the four vowels."""
 _CONTRACTED = re.compile(r"(?<=[a-z])['\u2019][stdm]\b")
 """Of English words: the letters of `it's` and `don't` are words of other languages."""
 _LEAST_WORDS = 2
@@ -125,8 +126,8 @@ def language_of(text: str) -> str | None:
 
     In a script of several languages a text says too little if no language has more of its words than every
     other one, or if only one word speaks for it: "Hallo wereld" has one word of German, and is Dutch. A
-    letter that only one of the script's languages has decides alone. Fenced blocks, whose code has English
-    words, are read only where the text around them says too little.
+    letter of `_LETTERS` decides alone. Fenced blocks, whose code has English words, are read only where the
+    text around them says too little.
     """
     around = _around_blocks(text)
     return _language_of(around) or (_language_of(text) if around != text else None)
@@ -164,7 +165,7 @@ def _language_of(text: str) -> str | None:
     found = Counter(_RUN.findall(lowered))
     listed, letters = _LISTED.get(script, {}), _LETTERS.get(script, {})
     votes = Counter({code: sum(found.get(word, 0) for word in words) for code, words in listed.items()})
-    own = Counter({code: sum(map(lowered.count, signs)) for code, signs in letters.items()})
+    own = Counter({code: len(re.findall(signs, lowered)) for code, signs in letters.items()})
     votes += own
     code = _leader(votes)
     if code is None or own[code]:

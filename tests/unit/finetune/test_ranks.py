@@ -126,13 +126,15 @@ def one_rank(folder: Path, ranks: Ranks | None = None, **fields: Any) -> None:
     trainer.run()
 
 
-def prepare(folder: Path, ranks: int, hidden: int = 16, states: bool = False, **rows: Any) -> Path:
+def prepare(
+    folder: Path, ranks: int, hidden: int = 16, states: bool = False, tied: bool = True, **rows: Any
+) -> Path:
     folder.mkdir()
     write_steps(folder, 4, 6, ranks=ranks, **rows)
     if states:
         model = hybrid_lm("qwen3_5", VOCAB, sees=True)
     else:
-        model = mixture_lm(VOCAB) if rows.get("mixture") else causal_lm(VOCAB, hidden=hidden)
+        model = mixture_lm(VOCAB) if rows.get("mixture") else causal_lm(VOCAB, hidden=hidden, tied=tied)
     model.save_pretrained(folder / "model")
     return folder
 
@@ -164,7 +166,7 @@ STATES: dict[str, Any] = {"states": True}
 ONLY_SHARDED = {*SHARDED, *SHARDED_GRADIENTS, *ON_HOST, "ends", "whole_on_host", "seq_parallel"}
 CASES: dict[str, dict[str, Any]] = {
     "replicated": {},
-    "sharded and resumed": SHARDED | {"ends": [2, 4]},
+    "sharded and resumed": SHARDED | {"tied": False, "ends": [2, 4]},
     "gradients sharded, bfloat16": SHARDED_GRADIENTS | {"load_as_bf16": True},
     "sharded, with a value head": SHARDED | {"model_class": VALUE_HEAD},
     "sharded, with shared prefixes": SHARDED | {"begin": [1, 2, 3, 4, 5]},
@@ -188,12 +190,14 @@ QUICK = ("sharded and resumed",)
 def test_two_ranks_equal_one(tmp_path: Path, case: str) -> None:
     fields = dict(CASES[case])
     begin, states = fields.pop("begin", []), fields.pop("states", False)
-    mixture = fields.pop("mixture", False)
+    mixture, tied = fields.pop("mixture", False), fields.pop("tied", True)
     hidden = 64 if "optim" in fields else 16  # moments of small matrices are float32
-    one = prepare(tmp_path / "one", 1, hidden, states, begin=begin, mixture=mixture)
+    one = prepare(tmp_path / "one", 1, hidden, states, tied, begin=begin, mixture=mixture)
     partitions = 2 // fields.get("seq_parallel", 1)
     shared = bool(begin)
-    two = prepare(tmp_path / "two", partitions, hidden, states, begin=begin, share=shared, mixture=mixture)
+    two = prepare(
+        tmp_path / "two", partitions, hidden, states, tied, begin=begin, share=shared, mixture=mixture
+    )
     alone = {name: value for name, value in fields.items() if name not in ONLY_SHARDED}
     for key, package in (("lora", "peft"), ("optim", "torchao")):
         if key in fields:
@@ -212,6 +216,7 @@ def test_two_ranks_equal_one(tmp_path: Path, case: str) -> None:
         torch.testing.assert_close(found[name], tensor, atol=tolerance, rtol=tolerance)
     published, here = (load_file(folder / "published.safetensors") for folder in (two, one))
     assert published.keys() == here.keys()
+    assert tied or "lm_head.weight" in published
     for name, tensor in here.items():
         assert published[name].dtype == tensor.dtype
         torch.testing.assert_close(published[name], tensor, atol=tolerance, rtol=tolerance)
