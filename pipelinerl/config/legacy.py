@@ -46,7 +46,7 @@ class Gone:
     other: tuple[Any, str] | None = None
     """A value with another meaning than the rest, and what to set instead of it."""
     off_here: str = ""
-    """What a run does if false is left out, which is the default of upstream's files but not of this project."""
+    """What a run does if false is left out: the default of upstream's files, but not of this project."""
 
     def remedy(self, value: object) -> str:
         """What to do, for one value of the key."""
