@@ -138,6 +138,11 @@ REMOVED: dict[str, Gone] = {
     "finetune.pop_old_data": Gone(why=_COPY, instead="pop_old_data={value}"),
     "finetune.eval_callback": Gone(why=_GONE, instead="eval_every_n_versions=VALUE"),
     "finetune.auto_device_map": _NO_EFFECT,
+    "finetune.rl.advantage": Gone(
+        why="is called finetune.rl.advantage_estimator here; null compares the rewards of whole rollouts, as "
+        "grpo_loo does without step rewards",
+        matters=True,
+    ),
     "finetune.rl.reward_minus_kl_coef": Gone(
         why="no longer exists; finetune.rl.kl_coef weighs the penalty that is here", usual=0, matters=True
     ),

@@ -618,6 +618,7 @@ def test_penalties_are_scaled_by_the_solve_rate():
     scale_penalties(group, cfg)
     rewards = [ended.samples[0].reward for ended in group]
     assert rewards == pytest.approx([1 + 0.5 * (1 - 1 / 16), 1 + 0.5 * 0.5, 1.0, 1.0])
+    assert [ended.metrics["reward"] for ended in group] == pytest.approx(rewards)
     assert [ended.metrics["overlong"] for ended in group] == [1, 1, 1, 0]
 
 
