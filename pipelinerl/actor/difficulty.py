@@ -19,7 +19,7 @@ def length_penalty(max_length: int, sequence_length: int, buffer_tokens: int) ->
 
 
 def scale_penalties(rollouts: Iterable[FinishedRollout], cfg: Config) -> None:
-    """Change rewards of a whole group's samples, and `reward` of its rollouts; adds `penalty_delta`, `overlong`."""
+    """Change rewards of a group's samples, and `reward` of its rollouts; adds `penalty_delta`, `overlong`."""
     sampled = [rollout for rollout in rollouts if rollout.samples]
     if not sampled:
         return
