@@ -19,7 +19,7 @@ def length_penalty(max_length: int, sequence_length: int, buffer_tokens: int) ->
 
 
 def scale_penalties(rollouts: Iterable[FinishedRollout], cfg: Config) -> None:
-    """Change the rewards of a whole group's samples; adds metrics `penalty_delta` and `overlong`."""
+    """Change rewards of a group's samples, and `reward` of its rollouts; adds `penalty_delta`, `overlong`."""
     sampled = [rollout for rollout in rollouts if rollout.samples]
     if not sampled:
         return
@@ -38,4 +38,6 @@ def scale_penalties(rollouts: Iterable[FinishedRollout], cfg: Config) -> None:
             deltas.append((scale - 1.0) * penalty)
             sample.reward += deltas[-1]
         rollout.metrics["penalty_delta"] = deltas
+        if isinstance(reward := rollout.metrics.get("reward"), float):  # that which is trained
+            rollout.metrics["reward"] = reward + sum(deltas)
         rollout.metrics["overlong"] = float(overlong)

@@ -55,13 +55,16 @@ class _Pool(defaultdict[str, list[float]]):
         super().__init__(list)
 
     def add(self, rollout: FinishedRollout) -> None:
-        for name, value in rollout.metrics.items():
-            self[name].extend(value if isinstance(value, list) else [value])
         samples = rollout.samples
-        self["overflow"].append(float(any(not sample.finished for sample in samples)))
-        self["num_turns"].append(float(len(samples)))
-        self["prompt_tokens"].extend(sample.prompt_tokens for sample in samples)
-        self["output_tokens"].extend(sample.output_tokens for sample in samples)
+        measured: dict[str, float | list[float]] = {
+            "overflow": float(any(not sample.finished for sample in samples)),
+            "num_turns": float(len(samples)),
+            "prompt_tokens": [sample.prompt_tokens for sample in samples],
+            "output_tokens": [sample.output_tokens for sample in samples],
+        }
+        # A domain's own metric of one of these names is not mixed in.
+        for name, value in (rollout.metrics | measured).items():
+            self[name].extend(value if isinstance(value, list) else [value])
 
     def describe(self, prefix: str = "") -> dict[str, float]:
         described: dict[str, float] = {}

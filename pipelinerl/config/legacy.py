@@ -43,33 +43,38 @@ class Gone:
     """The value that says what happens here anyway. Null is one for every key."""
     matters: bool = False
     """Any other value would change results: a file that has one is refused. Otherwise it is left out."""
-    off: str = ""
-    """What to set instead of false, if false is the default of upstream's files but not of this project."""
+    other: tuple[Any, str] | None = None
+    """A value with another meaning than the rest, and what to set instead of it."""
     off_here: str = ""
-    """What a run does if false is left out."""
+    """What a run does if false is left out: the default of upstream's files, but not of this project."""
 
     def remedy(self, value: object) -> str:
         """What to do, for one value of the key."""
-        instead = self._override(value)
+        instead = "" if self.is_usual(value) else self._override(value)
         return f"{self.why}; {f'use {instead}' if instead else 'remove it'}"
 
     def _override(self, value: object) -> str:
-        return self.off if self.off and value is False else self.instead.format(value=_written(value))
+        if self.other is not None and value == self.other[0]:
+            return self.other[1]
+        return self.instead.format(value=_written(value))
 
-    @property
-    def instead_of_it(self) -> str:
+    def instead_of_it(self, value: object) -> str:
         """The key that is set instead, empty without one."""
-        return self.instead.partition("=")[0].removeprefix("+")
+        return self._override(value).partition("=")[0].removeprefix("+")
+
+    def is_usual(self, value: object) -> bool:
+        """Whether the value says what happens here anyway."""
+        return value is None or value == self.usual
 
     def is_said_already(self, tree: DictConfig, value: object) -> bool:
         """Whether the tree says the same without the key: its usual value, or what is set instead of it."""
-        if value is None or value == self.usual:
+        if self.is_usual(value):
             return True
         wanted = self._override(value).partition("=")[2]
         if not wanted:
             return False
         set_instead = OmegaConf.select(
-            tree, self.instead_of_it, default="", throw_on_resolution_failure=False
+            tree, self.instead_of_it(value), default="", throw_on_resolution_failure=False
         )
         return _written(set_instead) == wanted
 
@@ -81,7 +86,7 @@ _FP32_HEAD = Gone(
     why=_GONE,
     instead="fp32_layer_prefix=lm_head",
     matters=True,
-    off="fp32_layer_prefix=null",
+    other=(False, "fp32_layer_prefix=null"),
     off_here="the output layer computes in float32 here",
 )
 _OF_GAE = Gone(why="is read beside use_policy_gae alone, which is not available")
@@ -133,6 +138,11 @@ REMOVED: dict[str, Gone] = {
     "finetune.pop_old_data": Gone(why=_COPY, instead="pop_old_data={value}"),
     "finetune.eval_callback": Gone(why=_GONE, instead="eval_every_n_versions=VALUE"),
     "finetune.auto_device_map": _NO_EFFECT,
+    "finetune.rl.advantage": Gone(
+        why="is called finetune.rl.advantage_estimator here; null compares the rewards of whole rollouts, as "
+        "grpo_loo does without step rewards",
+        matters=True,
+    ),
     "finetune.rl.reward_minus_kl_coef": Gone(
         why="no longer exists; finetune.rl.kl_coef weighs the penalty that is here", usual=0, matters=True
     ),
@@ -172,7 +182,10 @@ REMOVED: dict[str, Gone] = {
     "fast_llm": Gone(why="only Fast-LLM reads it"),
     "weight_broadcast": Gone(why="no longer exists; weights.transport says how weights reach the engines"),
     "vllm_config.quantization": Gone(
-        why=_GONE, instead="+vllm_config.vllm_kwargs.quantization={value}", matters=True
+        why=_GONE,
+        instead="+vllm_config.vllm_kwargs.quantization={value}",
+        other=("bf16_last_layer_fp32", "fp32_layer_prefix=lm_head"),
+        matters=True,
     ),
 }
 """Keys of upstream and of earlier versions, with what to do instead."""
@@ -259,13 +272,14 @@ def settle(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
             continue
         if parent and REMOVED.get(name) is gone and OmegaConf.select(tree, name) == value:
             continue  # the line about the key at the top level says it
-        if value is False and gone.off and gone.instead_of_it not in given:
+        instead = gone.instead_of_it(value)
+        if value is False and gone.off_here and instead not in given:
             notices.append(f"{key}={value}: left out, {gone.off_here}; {gone.remedy(value)}")
         elif not gone.matters:
             shown = "{...}" if isinstance(value, DictConfig) else value
             notices.append(f"{key}={shown}: left out, no run depends on it; {gone.remedy(value)}")
-        elif gone.instead_of_it in given:
-            notices.append(f"{key}={value}: left out, {gone.instead_of_it} was given")
+        elif instead in given:
+            notices.append(f"{key}={value}: left out, {instead} was given")
         else:
             problems.append(f"{key}={value}: {gone.remedy(value)}")
     if problems:

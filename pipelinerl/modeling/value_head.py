@@ -37,11 +37,16 @@ def save_value_head(tensors: dict[str, torch.Tensor], folder: Path) -> None:
 
 
 def load_value_head(head: nn.Linear, folder: Path) -> bool:
-    """Read a saved head; False when the folder has none. Raises ValueError when it fits another model."""
+    """Read a saved head; False when the folder has none. Raises ValueError for one of another kind or model.
+
+    Upstream's trainer names the same two tensors `output.weight` and `output.bias`.
+    """
     path = folder / FILE
     if not path.is_file():
         return False
-    state = load_tensors(path)
+    state = {name.removeprefix("output."): tensor for name, tensor in load_tensors(path).items()}
+    if state.keys() != {"weight", "bias"}:
+        raise ValueError(f"{path}: no linear head, it holds {', '.join(sorted(state))}; remove the file")
     found, expected = tuple(state["weight"].shape), tuple(head.weight.shape)
     if found != expected:
         raise ValueError(f"{path}: the head has shape {found}, the model needs {expected}; remove the file")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelinerl.streams.base import EARLIEST, FlowControl, PartitionWriter, StreamReader
-from pipelinerl.streams.errors import CorruptRecord
+from pipelinerl.streams.errors import CorruptRecord, StreamError
 from pipelinerl.streams.file_writer import FileWriter
 from pipelinerl.streams.positions import ReaderMark
 from pipelinerl.streams.records import Tree
@@ -26,6 +26,8 @@ from pipelinerl.streams.wakeup import DirectoryWatch
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 << 20
+UPSTREAM_NAME = "0.jsonl"
+"""The one file of a partition that ServiceNow's PipelineRL has written."""
 _MARK_EVERY = 32
 
 
@@ -53,6 +55,9 @@ class FileReader(StreamReader):
 
     def _seek(self, offset: int) -> None:
         segments = list_segments(self._directory)
+        if not segments and (theirs := self._directory / UPSTREAM_NAME).is_file():
+            # Without a word a reader would wait for segments that nobody writes.
+            raise StreamError(f"{theirs} is upstream's and not read here; each of its lines is JSON")
         first = segments[0].first if segments else 0
         if offset == EARLIEST:
             self.position = first

@@ -56,6 +56,8 @@ class ServerSettings:
     """Sequences that may wait for a place; beyond that requests are answered 503."""
     weight_transport: str = DEFAULT
     """How new weights come: a name in `RECEIVED` of `engines/received.py`."""
+    return_tokens_as_token_ids: bool = False
+    """What a request gets that does not say whether `token_id:N` names a token beside its log-probability."""
     started: float = field(default_factory=time.time)
     """Seconds since 1970, before the weights are read: what is written later was not loaded."""
 

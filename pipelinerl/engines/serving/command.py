@@ -49,6 +49,11 @@ def parser(prog: str, description: str | None) -> CommandParser:
         help=f"tokens of a prompt and its answer; default: {DEFAULT_MODEL_LEN}, or all the model has",
     )
     made.add_argument("--weight-transport", help=f"how new weights come: {', '.join(RECEIVED)}")
+    made.add_argument(
+        "--return-tokens-as-token-ids",
+        action="store_true",
+        help="name tokens beside their log-probabilities as token_id:N, unless a request says otherwise",
+    )
     for name in ("--max-num-seqs", "--max-waiting"):
         made.add_argument(name, type=int)
     return made

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -29,6 +29,7 @@ from pipelinerl.engines.serving.sequence import Request, usage_of
 from pipelinerl.engines.serving.served import Served
 from pipelinerl.engines.serving.thread import Engine
 
+F = TypeVar("F", CompletionFields, ChatFields)
 # Bodies from this size on are read and tokenised beside the event loop.
 IN_THREAD_BYTES = 64 * 1024
 
@@ -95,8 +96,14 @@ class OpenAIRoutes:
         for chunk in asked.answer.last(usage_of(asked.requests)):
             yield chunk
 
+    def _read(self, body: bytes, kind: type[F]) -> F:
+        fields = read(body, kind)
+        if fields.return_tokens_as_token_ids is None:
+            fields.return_tokens_as_token_ids = self._served.names_ids
+        return fields
+
     def _continuation(self, body: bytes) -> Asked:
-        fields = read(body, CompletionFields)
+        fields = self._read(body, CompletionFields)
         tokenizer, given = self._served.tokenizer, fields.prompts()
         self._pending.check_count(len(given) * max(1, fields.n or 1))
         prompts = [
@@ -107,7 +114,7 @@ class OpenAIRoutes:
         return self._asked(fields, prompts, max_tokens, CompletionWriter(tokenizer, fields))
 
     def _reply(self, body: bytes) -> Asked:
-        fields = read(body, ChatFields)
+        fields = self._read(body, ChatFields)
         tokenizer = self._served.tokenizer
         text = prompt_text(tokenizer, fields)
         ids = self._served.encoded(text, bool(fields.add_special_tokens))

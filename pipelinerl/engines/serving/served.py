@@ -32,6 +32,7 @@ class Served:
     def __init__(self, backend: Backend) -> None:
         self._settings = settings = backend.settings
         self.name = settings.served_model_name
+        self.names_ids = settings.return_tokens_as_token_ids
         self._vocab_size, self._eos_ids = backend.vocab_size, backend.eos_ids
         has_text = (settings.model / "tokenizer.json").is_file()
         self._tokenizer = _tokenizer(settings.model) if has_text else None

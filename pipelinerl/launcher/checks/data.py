@@ -144,6 +144,10 @@ def fetched_later(model: str, folder: Path, dry_run: bool) -> bool:
 def _of_folder(cfg: Config, path: Path, dry_run: bool) -> Iterator[str]:
     if not (path / "config.json").is_file():
         remedy = "give a model folder in Hugging Face format"
+        if (path / "adapter_config.json").is_file():
+            remedy = (
+                "it has an adapter: save the model with it merged (peft's merge_and_unload), and give that"
+            )
         for trained in (path / "finetune/current", path / "current"):
             if (trained / "config.json").is_file():
                 remedy = f"it is of a run, whose model is model_path={trained}"

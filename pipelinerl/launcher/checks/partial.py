@@ -24,6 +24,7 @@ from pipelinerl.engines.engine_metrics import STARTED, parse_prometheus
 from pipelinerl.finetune.rl.losses import declared
 from pipelinerl.launcher.checks.same_ids import DEADLINE_S, other_tokens, other_vocabulary, posting
 from pipelinerl.observe.history import read_evaluations
+from pipelinerl.streams.files import UPSTREAM_NAME
 from pipelinerl.streams.kind import streams_kind
 
 
@@ -188,3 +189,5 @@ def _recording(cfg: Config) -> Iterator[str]:
         yield f"debug.streams_from={source}: is output_dir itself; give another output_dir"
     elif Path(source).exists() and not (Path(source) / "streams" / topic).is_dir():
         yield f"debug.streams_from={source}: has no streams/{topic}; give the folder of a run"
+    elif theirs := sorted((Path(source) / "streams" / topic).glob(f"*/*/{UPSTREAM_NAME}")):
+        yield f"debug.streams_from={source}: {theirs[0]} is upstream's; give a run of this project"

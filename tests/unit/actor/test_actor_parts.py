@@ -145,6 +145,14 @@ def test_a_rollout_overflows_if_one_of_its_samples_was_cut(ended, overflow):
     assert stats.take()["overflow_mean"] == overflow
 
 
+def test_a_domain_s_own_metric_of_a_measured_name_is_not_mixed_in():
+    stats = GroupStats()
+    stats.add_group([rollout(1.0, overflow=1.0, num_turns=9.0, prompt_tokens=[70.0], output_tokens=80.0)])
+    record = stats.take()
+    assert [record[f"{name}_mean"] for name in ("overflow", "num_turns")] == [0, 1]
+    assert [record[f"d/{name}_tokens_mean"] for name in ("prompt", "output")] == [4, 2]
+
+
 def test_evaluation_records_have_a_prefix_but_for_datasets():
     stats = GroupStats()
     stats.add_group([rollout(1.0)])
@@ -610,6 +618,7 @@ def test_penalties_are_scaled_by_the_solve_rate():
     scale_penalties(group, cfg)
     rewards = [ended.samples[0].reward for ended in group]
     assert rewards == pytest.approx([1 + 0.5 * (1 - 1 / 16), 1 + 0.5 * 0.5, 1.0, 1.0])
+    assert [ended.metrics["reward"] for ended in group] == pytest.approx(rewards)
     assert [ended.metrics["overlong"] for ended in group] == [1, 1, 1, 0]
 
 

@@ -80,3 +80,22 @@ def test_the_remedy_of_a_key_is_never_refused_next(composed: Compose, tmp_path: 
         name, _, meant = wanted.removeprefix("+").partition("=")
         OmegaConf.update(file, name, value if "{value}" in REMOVED[key].instead else meant, force_add=True)
         passes()
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("finetune.objective=rl", "finetune.objective: no longer exists; remove it"),
+        ("curriculum.enabled=false", "curriculum.enabled: there is no curriculum of categories; remove it"),
+        (
+            "vllm_config.quantization=bf16_last_layer_fp32",  # upstream's own, which vLLM does not know
+            "vllm_config.quantization: no longer exists; use fp32_layer_prefix=lm_head",
+        ),
+    ],
+)
+def test_a_value_that_asks_for_nothing_else_has_its_own_remedy(
+    composed: Compose, override: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        composed("hardware=cpu", override)
+    assert refusal.value.problems == [said]

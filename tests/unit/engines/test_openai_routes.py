@@ -185,6 +185,22 @@ async def test_end_ids_special_ids_and_token_names(folder: Path) -> None:
     assert [one.token for one in content or []] == [f"token_id:{token}" for token in ids]
 
 
+@pytest.mark.parametrize(("said", "named"), [({}, True), ({"return_tokens_as_token_ids": False}, False)])
+async def test_an_engine_may_name_tokens_by_their_ids_unless_told_otherwise(
+    folder: Path, said: dict[str, bool], named: bool
+) -> None:
+    """Upstream's programs read `token_id:N`, and would take the text of a digit for an id."""
+    async with asked(folder, return_tokens_as_token_ids=True) as (_, client):
+        kwargs: dict[str, Any] = {"model": "model", "max_tokens": 5, "seed": 3, "extra_body": {**IDS, **said}}
+        chat = await client.chat.completions.create(messages=MESSAGES, logprobs=True, **kwargs)
+        text = await client.completions.create(prompt="Once", logprobs=0, **kwargs)
+    (of_chat,), (of_text,) = chat.choices, text.choices
+    names = [one.token for one in of_chat.logprobs.content or []]  # type: ignore[union-attr]
+    assert (names == [f"token_id:{token}" for token in of_chat.token_ids]) is named  # type: ignore[attr-defined]
+    names = of_text.logprobs.tokens or []  # type: ignore[union-attr]
+    assert (names == [f"token_id:{token}" for token in of_text.token_ids]) is named  # type: ignore[attr-defined]
+
+
 async def test_tools_and_template_arguments_reach_the_prompt(folder: Path) -> None:
     call = {
         "id": "c1",

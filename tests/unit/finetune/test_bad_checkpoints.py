@@ -53,6 +53,10 @@ def remove(*names: str) -> Spoil:
     return spoil
 
 
+def rename(old: str, new: str) -> Spoil:
+    return lambda folder: (folder / old).rename(folder / new)  # type: ignore[func-returns-value,return-value]
+
+
 def entries(name: str, **values: Any) -> Spoil:
     """Change entries of a JSON file; None removes one."""
 
@@ -95,6 +99,10 @@ LAUNCHER: dict[str, tuple[Spoil, str]] = {
     "config is no JSON": (put("config.json", b"{"), "config.json is not valid JSON"),
     "config is a list": (put("config.json", b"[]"), "config.json holds a list"),
     "no config": (remove("config.json"), "no config.json in it"),
+    "an adapter alone": (
+        rename("config.json", "adapter_config.json"),
+        "no config.json in it; it has an adapter: save the model with it merged",
+    ),
     "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), "no tokenizer.json in it"),
     "tokenizer is no JSON": (put("tokenizer.json", b"\xff\xfe"), "tokenizer.json is not valid JSON"),
     "generation settings are no JSON": (

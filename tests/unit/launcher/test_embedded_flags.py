@@ -29,3 +29,4 @@ def test_there_is_a_prefix_cache_unless_a_resume_is_to_be_bit_for_bit(
     cfg = cfg.model_copy(update={"jobs": place(cfg, one_host(), [], lambda host, port: True)})
     (engine,) = [one for one in commands(cfg, tmp_path, [], one_host(), None) if one.name == "actor_vllm_0"]
     assert f"--{'' if cached else 'no-'}enable-prefix-caching" in engine.argv
+    assert "--return-tokens-as-token-ids" in engine.argv  # as vLLM's, by `vllm_config.vllm_kwargs`

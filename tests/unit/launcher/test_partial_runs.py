@@ -163,6 +163,10 @@ def test_devices_need_not_be_reserved_for_engines(placed: Placed, recording: Pat
             "has no streams/training_data; give the folder",
         ),
         (
+            ["debug.mode=preprocessor", "debug.streams_from=UPSTREAM"],
+            "streams/actor/0/0/0.jsonl is upstream's; give a run of this project",
+        ),
+        (
             ["debug.mode=finetune", "debug.streams_from=RECORDED", "debug.use_existing_llms=true"],
             "asks no engine",
         ),
@@ -175,8 +179,12 @@ def test_what_a_mode_cannot_do_is_refused_in_one_line(
     refused: Refused, tmp_path: Path, recording: Path, overrides: list[str], message: str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    empty = str(tmp_path / "empty")
-    filled = [text.replace("RECORDED", str(recording)).replace("EMPTY", empty) for text in overrides]
+    (tmp_path / "theirs/streams/actor/0/0").mkdir(parents=True)
+    (tmp_path / "theirs/streams/actor/0/0/0.jsonl").write_text("[]\n")
+    folders = {"RECORDED": recording, "EMPTY": tmp_path / "empty", "UPSTREAM": tmp_path / "theirs"}
+    filled = list(overrides)
+    for name, folder in folders.items():
+        filled = [text.replace(name, str(folder)) for text in filled]
     assert message in refused(*filled)
 
 

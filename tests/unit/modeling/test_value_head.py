@@ -56,3 +56,14 @@ def test_a_head_of_another_width_is_refused_by_name(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1, 5), "bias": torch.zeros(1)}, tmp_path / FILE)
     with pytest.raises(ValueError, match=r"value_head\.pt: .* shape \(1, 5\), the model needs \(1, 16\)"):
         load_value_head(build_value_head(tiny_model()), tmp_path)
+
+
+def test_a_head_of_upstream_is_read_and_one_with_more_layers_is_refused(tmp_path: Path) -> None:
+    theirs = {"output.weight": torch.arange(16.0)[None], "output.bias": torch.tensor([2.0])}
+    torch.save(theirs, tmp_path / FILE)
+    head = build_value_head(tiny_model())
+    assert load_value_head(head, tmp_path)
+    assert head(torch.ones(16)).tolist() == [122.0]  # the sum of 0 to 15, and 2
+    torch.save({"dense.weight": torch.zeros(4, 16), **theirs}, tmp_path / FILE)
+    with pytest.raises(ValueError, match=r"value_head\.pt: no linear head, it holds .*dense\.weight"):
+        load_value_head(head, tmp_path)

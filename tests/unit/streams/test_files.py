@@ -146,6 +146,16 @@ def test_records_of_an_older_format_are_refused_by_name(spec: SingleStreamSpec) 
         assert all(str(path) in str(error.value) for error in (reading, resuming, writing))
 
 
+def test_a_stream_of_upstream_is_refused_by_name(spec: SingleStreamSpec) -> None:
+    spec.directory.mkdir(parents=True)
+    (theirs := spec.directory / "0.jsonl").write_text("[]\n")
+    with pytest.raises(StreamError, match=f"{theirs} is upstream's and not read here"):
+        read_stream(spec)
+    fill(spec, 0, 2)
+    with read_stream(spec) as r:  # a run of this project, where the folder kept the file
+        assert len(r.read_available()) == 2
+
+
 def test_a_remote_file_system_is_polled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert file_system_of(tmp_path) and DirectoryWatch(tmp_path, use_inotify=True).fileno() is not None
     mounts = [("/", "ext4"), (str(tmp_path), "ext4"), (str(tmp_path), "nfs4"), (f"{tmp_path}s", "xfs")]
