@@ -79,10 +79,10 @@ class Wait:
     def expired(self) -> bool:
         return self.elapsed_s >= self.deadline_s
 
-    def check(self, detail: str = "") -> None:
-        """Raise WaitExpired if the deadline has passed."""
+    def check(self, detail: str | Callable[[], str] = "") -> None:
+        """Raise WaitExpired if the deadline has passed; only then is a `detail` that looks asked for."""
         if self.expired:
-            raise WaitExpired(self.name, self.deadline_s, detail)
+            raise WaitExpired(self.name, self.deadline_s, detail() if callable(detail) else detail)
 
 
 def current_waits() -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ class Feed:
         with Wait(f"samples of step {step}", self._deadline_s, normal=ROLLOUTS) as wait:
             while (record := self._reader.next_record()) is None:
                 # The end of the stream says whether a writer was killed in the middle of a record.
-                wait.check(self._reader.describe_end() if wait.expired else "")
+                wait.check(self._reader.describe_end)
                 self._reader.wait(min(IDLE_INTERVAL_S, wait.remaining_s))
                 if time.monotonic() - started > IDLE_INTERVAL_S:
                     self._on_idle()

@@ -346,7 +346,7 @@ def _loop(
                 if recording and reads and not preprocess.trainer_is_behind:
                     _recording_ends(preprocess, recording)
                     return
-                wait.check(groups.describe_end() if wait.expired else "")
+                wait.check(groups.describe_end)
                 # Unread groups keep their descriptor readable, so it is left out while nothing is read.
                 wait_any([groups] if reads else [], min(POLL_S, wait.remaining_s), news)
 

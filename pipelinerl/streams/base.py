@@ -82,7 +82,7 @@ class StreamReader(Closing):
             if record is None:
                 with Wait(name or f"a record of stream {self.spec}", deadline_s) as wait:
                     while (record := self.next_record()) is None:
-                        wait.check(self.describe_end() if wait.expired else "")
+                        wait.check(self.describe_end)
                         self.wait(wait.remaining_s)
             yield record[0]
 

@@ -54,6 +54,16 @@ def test_a_wait_knows_its_name_and_deadline() -> None:
     assert current_waits() == []
 
 
+def test_the_detail_of_a_wait_is_asked_for_once_and_only_when_it_is_said() -> None:
+    now, looks = 0.0, []
+    with Wait("the engine", 5.0, clock=lambda: now) as wait:
+        wait.check(lambda: looks.append(now) or "it is loading")
+        now = 5.0
+        with pytest.raises(WaitExpired, match="waited 5 s for the engine: it is loading"):
+            wait.check(lambda: looks.append(now) or "it is loading")
+    assert looks == [5.0]
+
+
 async def test_awaiting_has_a_name_and_cancels_what_takes_too_long() -> None:
     async def value() -> int:
         return 7
