@@ -1,5 +1,6 @@
 """Real processes: nothing survives, whatever kills what."""
 
+import contextlib
 import os
 import re
 import signal
@@ -419,7 +420,8 @@ def test_a_process_that_is_stopped_while_it_starts_is_named(tmp_path: Path, work
 
     def stop() -> None:
         if said.exists() and said.read_text().endswith("\n"):
-            os.kill(int(said.read_text()) if worker else supervisor.pids()["actor"], signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):  # ended between two ticks of a slow machine
+                os.kill(int(said.read_text()) if worker else supervisor.pids()["actor"], signal.SIGSTOP)
 
     with (
         Supervisor([spec], stopped_deadline_s=0.5) as supervisor,
