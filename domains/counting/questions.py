@@ -74,10 +74,14 @@ def checked(row: Any) -> dict[str, Any]:
     """A row of a file as it is used. Raises ValueError that says what is wrong with it."""
     if not isinstance(row, Mapping):
         raise ValueError(f"a {type(row).__name__}, expected an object")
+    row = {key: value for key, value in row.items() if value is not None}  # as tables fill the other form
     keys = ("word", "text", "count") if "text" in row else ("letter", "word", "count")
+    forms = "a row is {letter, word, count} or {word, text, count}"
+    if "letter" in row and "text" in row:
+        raise ValueError(f"has 'letter' and 'text'; {forms}")
     missing = [key for key in keys if key not in row]
     if missing:
-        raise ValueError(f"no {missing[0]!r}; a row is {{letter, word, count}} or {{word, text, count}}")
+        raise ValueError(f"no {missing[0]!r}; {forms}")
     if not all(isinstance(row[key], str) and row[key] for key in keys[:2]):
         raise ValueError(f"{keys[0]} and {keys[1]}: expected texts")
     if isinstance(row["count"], bool) or not isinstance(row["count"], int) or row["count"] < 0:

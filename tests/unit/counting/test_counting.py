@@ -82,6 +82,9 @@ def test_rows_in_upstreams_form_are_read_from_a_file(tmp_path: Path) -> None:
     assert letters.items() >= {**ROW, "kind": "letters", "dataset": "mine"}.items()
     assert text.items() >= {**words, "kind": "words"}.items()
     assert len(load_problems([str(tmp_path / "mine.json")])) == 2
+    table = [{"text": None, **ROW}, {"letter": None, **words}]  # one table of both forms
+    (tmp_path / "mine.json").write_text(json.dumps(table))
+    assert load_problems(["mine"], data_dir=str(tmp_path)) == [letters, text]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +93,7 @@ def test_rows_in_upstreams_form_are_read_from_a_file(tmp_path: Path) -> None:
         ({"letter": "r", "word": "red"}, "mine.json, row 0: no 'count'"),
         ({"letter": "r", "word": "red", "count": "1"}, "mine.json, row 0: count '1': expected a number"),
         ({"letter": "", "word": "red", "count": 1}, "letter and word: expected texts"),
+        ({**ROW, "text": "How many r are in it?"}, "mine.json, row 0: has 'letter' and 'text'"),
         (["r"], "a list, expected an object"),
     ],
 )
