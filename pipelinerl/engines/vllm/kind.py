@@ -321,6 +321,8 @@ def _shared_prompts(cfg: Config, kwargs: Mapping[str, Any]) -> Iterator[str]:
         yield f"{key}: is an attention back-end itself; set false or remove attention-backend={other}"
     if kwargs.get("enable_prefix_caching") is False:
         yield f"{key}: requests share blocks through the prefix cache; set enable-prefix-caching=true"
+    if kwargs.get("speculative_config") is not None:
+        yield f"{key}: steps with drafted tokens read no prompt once; set false or remove speculative-config"
 
 
 def _installation(cfg: Config, dry_run: bool) -> Iterator[str]:

@@ -283,6 +283,9 @@ def test_shared_prompts_are_a_back_end_of_the_engine(
         *ON_GPUS, "hardware.devices=2", SHARED, "vllm_config.vllm_kwargs.enable-prefix-caching=false"
     )
     assert "requests share blocks through the prefix cache" in said
+    drafts = "+vllm_config.vllm_kwargs.speculative-config={method: ngram, num_speculative_tokens: 4}"
+    said = refused(*ON_GPUS, "hardware.devices=2", SHARED, drafts)
+    assert "drafted tokens read no prompt once; set false or remove speculative-config" in said
 
 
 def test_a_hub_that_is_silent_is_not_asked_for_what_is_in_the_cache(
