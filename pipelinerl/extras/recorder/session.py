@@ -84,7 +84,7 @@ class Session:
         self.responses: dict[str, list[dict[str, Any]]] = {}
         """Chats up to a response of `/v1/responses`, by its id."""
         self.failure: Exception | None = None
-        """Why the engines did not answer the last call; None if they did."""
+        """Of the last call that no engine answered; None once a call begun after this failure is answered."""
         self._http = http
         # By the order in which they were asked, which does not depend on who is answered first.
         self._answers: list[LLMCall | None] = []
@@ -226,7 +226,7 @@ class Session:
         programs need to start (`PASSED_ON`): no keys of wandb, hubs and clouds, unless `env` names them. It
         is killed at the deadline and when the rollout is given up. What it started is killed with it, or when
         it ends; neither outlives this process, however that ends. Raises ProgramFailed with the last line of
-        its errors. However the program ended, raises the engines' failure if the last call had no answer.
+        its errors. However the program ended, raises `failure` if there is one.
 
         With `at_deadline="keep"` a program that passes its deadline ends the session and has not failed: what
         it printed until then is returned, `expired` is true, and `texts` are those of the calls that the
