@@ -408,7 +408,7 @@ def test_a_stop_text_that_upstreams_answers_end_with_is_said(composed: Compose, 
 def test_the_host_that_upstreams_launcher_writes_over_starts_a_server_here_too(
     composed: Compose, conf: Path
 ) -> None:
-    """Its launcher starts redis-server with `streams=redis`, and no host in a file leads it to another one."""
+    """Its launcher starts redis-server with `streams=redis`, and a host in a file leads it to no other."""
     (conf / "streams" / "redis.yaml").write_text('{backend: redis, host: localhost, port: 11000, save: ""}')
 
     def made(*overrides: str) -> tuple[str | None, list[str]]:
