@@ -57,6 +57,8 @@ LEFT_TASKS = 1000
 TASKS_OF_A_ROLLOUT = 30
 OVERDUE_S = 5.0
 """After its deadline, at which it is cancelled, a rollout that still runs is given up."""
+CONNECT_S = 30.0
+"""Longest wait for a connection of a policy's request."""
 STARTS_PER_TURN = 16
 """Rollouts that start in one turn of the loop, so that a wave of them does not hold up the others."""
 
@@ -231,6 +233,19 @@ async def serve(output_dir: str, job: int, index: int, fd: int) -> None:
         await channel.close()
 
 
+def policies_session(deadline_s: float) -> aiohttp.ClientSession:
+    """What policies make requests with; call it on a running loop.
+
+    It has no limits of its own: how many run at once is decided by the scheduler's slots, and how long one
+    may take by its rollout's deadline. aiohttp ends a request after 5 minutes, and slow judges take longer.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=deadline_s, sock_connect=CONNECT_S),
+    )
+
+
 async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) -> None:
     engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
     policy = resolve_dotted(str(cfg.actor.rollout_policy), "actor.rollout_policy")
@@ -240,10 +255,8 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
         generate_s=cfg.engine.generate_deadline_s,
         stall_s=cfg.engine.stall_deadline_s,
     )
-    # No limit of its own: how many requests run at once is decided by the scheduler's slots.
-    connector = aiohttp.TCPConnector(limit=0)
     async with (
-        aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session,
+        policies_session(cfg.actor.rollout_deadline_s) as session,
         Fleet(
             engines,
             session,

@@ -325,9 +325,10 @@ def _of_fast_llm(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
 def as_upstream_reads(tree: DictConfig, given: Collection[str]) -> list[str]:
     """Write into a whole tree of upstream's what its programs make of values that mean another thing here.
 
-    Its trainer lets the entropy bonus fall to 0 if no final one is given, and its launcher passes a flag of
-    vLLM without a value if that is null. What stays different has its line, unless a key of the command line
-    (`given`) decides it. A tree of this project has `domain_keys` and stays as it is, without lines.
+    Its trainer lets the entropy bonus fall to 0 if no final one is given. Its launcher passes a flag of vLLM
+    without a value if that is null, and starts the redis server whatever host a file names. What stays
+    different has its line, unless a key of the command line (`given`) decides it. A tree of this project has
+    `domain_keys` and stays as it is, without lines.
     """
     if "domain_keys" in tree:
         return []
@@ -341,14 +342,26 @@ def as_upstream_reads(tree: DictConfig, given: Collection[str]) -> list[str]:
         for name in null:
             if str(name).replace("_", "-") not in chosen_here:
                 flags[name] = ""
+    notices = [*_own_server(tree, given), *_other_texts(tree)]
     if _value(tree, "use_fast_llm") is True:  # whose settings have a line of their own
-        return [*_other_texts(tree)]
-    return [*_other_updates(tree, given), *_other_coefficients(tree, given), *_other_texts(tree)]
+        return notices
+    return [*_other_updates(tree, given), *_other_coefficients(tree, given), *notices]
 
 
 def _value(tree: DictConfig, key: str) -> Any:
     """What a key or section holds; None where it is not there, or is `${...}` and leads nowhere."""
     return OmegaConf.select(tree, key, throw_on_resolution_failure=False)
+
+
+def _own_server(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
+    """The host of redis, over which upstream's launcher writes that of the server that it starts."""
+    host = _value(tree, "streams.host")
+    if _value(tree, "streams.backend") == "redis" and host is not None and "streams.host" not in given:
+        tree.streams.host = None
+        yield (
+            f"streams.host={host}: left out, the launcher starts redis-server, as upstream's does; "
+            "give it on the command line for a server that is already running"
+        )
 
 
 def _other_coefficients(tree: DictConfig, given: Collection[str]) -> Iterator[str]:

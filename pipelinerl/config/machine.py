@@ -183,7 +183,8 @@ class WandbConfig(Section):
     use_wandb: bool = True
     """Write a wandb run, unless `WANDB_MODE=disabled`; `metrics.jsonl` is always written."""
     wandb_id: str | None = None
-    """Run id; derived from the run's folder when null."""
+    """Run id; null: the path of the run's folder below `wandb_workspace_root`, or its whole path if it lies
+    elsewhere."""
     wandb_entity_name: str | None = None
     """Entity that owns the run."""
     wandb_project_name: str = "pipeline-rl"

@@ -60,11 +60,16 @@ def wandb_mode(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def run_names(output_dir: Path, root: str) -> tuple[str, str]:
-    """Name and id of a run: its folder below `root`, `_` for what an id may not hold."""
+    """Name and id of a run: its folder below `root`, `_` for what an id may not hold.
+
+    Elsewhere the id is the whole path: runs of one id are one run in wandb, and folders such as `seed1` of
+    two experiments have the same name.
+    """
     folder, base = Path(os.path.abspath(output_dir)), Path(os.path.abspath(root))
     inside = folder != base and folder.is_relative_to(base)
-    name = (str(folder.relative_to(base)) if inside else folder.name)[-_LONGEST_NAME:]
-    return name, re.sub(r"[/\\#?%:]", "_", name)
+    path = str(folder.relative_to(base)) if inside else str(folder).lstrip("/")
+    name = path if inside else folder.name
+    return name[-_LONGEST_NAME:], re.sub(r"[/\\#?%:]", "_", path[-_LONGEST_NAME:])
 
 
 def run_arguments(output_dir: Path, cfg: WandbConfig) -> dict[str, Any]:
@@ -89,6 +94,7 @@ class WandbRun(Closing):
     """Sends what is new in the metric files of a run."""
 
     def __init__(self, output_dir: Path, cfg: Config) -> None:
+        os.environ["WANDB_MODE"] = wandb_mode()  # wandb's telemetry does not see the mode of `init`
         import wandb
 
         self._wandb = wandb

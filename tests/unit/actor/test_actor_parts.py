@@ -39,6 +39,7 @@ from pipelinerl.actor.stats import (
     UnsolvedWatch,
     describe,
 )
+from pipelinerl.actor.worker import policies_session
 from pipelinerl.async_llm import RetryableAbortedCompletionError
 from pipelinerl.base.digests import model_digest
 from pipelinerl.config import Config
@@ -406,6 +407,16 @@ async def test_a_timeout_has_no_other_cause():
         async with asyncio.timeout(0):
             await asyncio.sleep(9)
     assert reason_of(raised.value).startswith("TimeoutError (actor/test_actor_parts.py:")
+
+
+async def test_a_request_of_a_policy_may_take_as_long_as_its_rollout():
+    """Also longer than the 5 minutes after which aiohttp's own sessions end one: judges can be slow."""
+    async with policies_session(Config().actor.rollout_deadline_s) as session:
+        assert session.timeout.total == 3600, "as upstream's session"
+    server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(1), "127.0.0.1", 0)
+    async with server, policies_session(0.05) as session:
+        with pytest.raises(asyncio.TimeoutError):
+            await session.get(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
 
 def test_a_place_is_known_in_any_folder_and_of_an_installed_domain(tmp_path: Path):

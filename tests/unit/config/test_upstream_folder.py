@@ -405,6 +405,28 @@ def test_a_stop_text_that_upstreams_answers_end_with_is_said(composed: Compose, 
     assert ended_text(tokenizer, ids, "```output") == "7*8", "which is what the line says"
 
 
+def test_the_host_that_upstreams_launcher_writes_over_starts_a_server_here_too(
+    composed: Compose, conf: Path
+) -> None:
+    """Its launcher starts redis-server with `streams=redis`, and a host in a file leads it to no other."""
+    (conf / "streams" / "redis.yaml").write_text('{backend: redis, host: localhost, port: 11000, save: ""}')
+
+    def made(*overrides: str) -> tuple[str | None, list[str]]:
+        options = {"config_dir": conf, "config_name": "guessing"}
+        composition = composed("hardware=gpu", "streams=redis", *overrides, **options)
+        lines = [line for line in composition.notices if line.startswith("streams.")]
+        return typed(composition.tree).streams.host, lines
+
+    host, (line,) = made()
+    assert host is None and line.startswith("streams.host=localhost: left out")
+    (conf / "fast.yaml").write_text("defaults: [guessing, _self_]\nuse_fast_llm: true\n")
+    fast = composed("hardware=gpu", "streams=redis", config_dir=conf, config_name="fast")
+    assert typed(fast.tree).streams.host is None and line in fast.notices
+    assert made("streams.host=10.0.0.1") == ("10.0.0.1", []), (
+        "the command line means a server of this project"
+    )
+
+
 SEVERAL = """
 defaults: [base, _self_]
 use_fast_llm: true

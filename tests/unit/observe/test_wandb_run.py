@@ -33,11 +33,12 @@ def test_wandb_is_offline_unless_there_is_a_key(tmp_path: Path) -> None:
     ("folder", "names"),
     [
         ("results/guessing/run1", ("guessing/run1", "guessing_run1")),
-        ("/elsewhere/run1", ("run1", "run1")),
-        ("results", ("results", "results")),
+        ("/elsewhere/run1", ("run1", "elsewhere_run1")),
+        ("/elsewhere/other/run1", ("run1", "elsewhere_other_run1")),
     ],
 )
 def test_a_run_is_named_like_its_folder(folder: str, names: tuple[str, str]) -> None:
+    """Runs of one id are one run in wandb: two folders never share it."""
     assert run_names(Path(folder), "results") == names
 
 
@@ -83,9 +84,13 @@ def test_all_roles_are_in_one_offline_run_without_network_and_without_prompting(
         with (run / "actor" / "metrics.jsonl").open("ab") as torn:
             torn.write(b"half a line\n{" if start else b"")
         sizes = {role: (run / role / "metrics.jsonl").stat().st_size for role in ("actor", "finetune")}
-        process = subprocess.Popen(
-            [sys.executable, "-c", LOCAL_ONLY, str(run)], env=environ, stdin=subprocess.DEVNULL
-        )
+        with (tmp_path / "stderr").open("ab") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-c", LOCAL_ONLY, str(run)],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stderr=errors,
+            )
 
         def is_sent(process: subprocess.Popen[bytes] = process, size: int = sizes["finetune"]) -> bool:
             assert process.poll() is None
@@ -95,7 +100,8 @@ def test_all_roles_are_in_one_offline_run_without_network_and_without_prompting(
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
         assert sent(run) == {"actor": sizes["actor"] - start, "preprocess": 0, "finetune": sizes["finetune"]}
-    files = list((run / "wandb").glob("offline-run-*-run/*.wandb"))
+    assert "network access" not in (tmp_path / "stderr").read_text(), "which wandb's threads only log"
+    files = list((run / "wandb").glob("offline-run-*_run/*.wandb"))
     assert len(files) == 2
     # The metrics' names are in the file: what was logged can be synchronised later.
     for file in files:
