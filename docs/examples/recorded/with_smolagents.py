@@ -1,17 +1,15 @@
 """The guessing game as one run of smolagents' CodeAgent: a number is a program of Python, and so a guess."""
 
-import os
 import sys
 
 from player import Game
 from smolagents import ActionStep, CodeAgent, LogLevel, OpenAIModel
 from smolagents.agents import EMPTY_PROMPT_TEMPLATES
 
-model = OpenAIModel("policy", api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
 # Prompts of a few bytes for a model of 256 tokens, and no tags: a bare number is a program too.
 agent = CodeAgent(
     [],
-    model,
+    OpenAIModel("policy"),
     prompt_templates=EMPTY_PROMPT_TEMPLATES,
     code_block_tags=("```", ""),
     max_steps=2,
