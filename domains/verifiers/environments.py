@@ -16,8 +16,8 @@ from pipelinerl.base.waits import wait_for
 REMEDY = "pip install 'pipelinerl[verifiers]'"
 START_DEADLINE_S = 300.0
 """For shared tool servers to answer."""
-_REPLACED = (None, "null", "bash")
-"""Programs that verifiers takes where nobody names one, and its chat in a process of its own."""
+_SHELL = "bash"
+"""The program that verifiers takes where nobody names one; its chat in a process of its own is `null`."""
 
 
 class EnvironmentRefused(ValueError):
@@ -50,7 +50,12 @@ def configured(block: Mapping[str, Any]) -> Any:
         for name, field in fields.items():
             if isinstance(field.default, vf.AgentConfig):
                 raw[name] = _seat(dict(raw.get(name) or {}), field.default, raw["taskset"]["id"], inproc.ID)
-        return vf.resolve_env_config(raw)
+        found = vf.resolve_env_config(raw)
+        for name in fields:
+            _check_place(name, getattr(found, name), raw["taskset"]["id"])
+        return found
+    except EnvironmentRefused:
+        raise
     except Exception as error:  # whatever the module of a taskset raises when it is imported
         raise EnvironmentRefused(f"env: {type(error).__name__}: {first_line(error)}") from None
 
@@ -60,12 +65,27 @@ def _seat(given: dict[str, Any], author: Any, taskset: str, program: str) -> dic
     vf = library()
     shipped = vf.default_harness_id(taskset)
     named = author.harness.id if author.harness is not None else None
-    # Null is replaced also where an author names it; a shell only where nobody does.
-    if "harness" not in given and (named in _REPLACED[:2] and shipped in _REPLACED):
-        given["harness"] = {"id": program}
+    own = dict(given.get("harness") or {})
+    wanted = own.get("id") or named  # settings alone name no program
+    if wanted == "null" or (wanted is None and shipped == _SHELL):
+        given["harness"] = {**own, "id": program}
     if "runtime" not in given and author.runtime == vf.AgentConfig().runtime:
         given["runtime"] = {"type": "subprocess"}
     return given
+
+
+def _check_place(name: str, seat: Any, taskset: str) -> None:
+    """Raises EnvironmentRefused for a program that has no container and that verifiers starts only in one."""
+    from verifiers.v1.utils.loaders import harness_class
+
+    vf = library()
+    if not isinstance(seat, vf.AgentConfig) or seat.runtime.type != "subprocess":
+        return
+    program = seat.harness.id if seat.harness is not None else vf.default_harness_id(taskset)
+    if harness_class(program).NEEDS_CONTAINER:
+        raise EnvironmentRefused(
+            f"env.{name}: the program {program} needs a container; set env.{name}.runtime.type=docker"
+        )
 
 
 def has_tools(config: Any) -> bool:

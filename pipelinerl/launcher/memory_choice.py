@@ -393,7 +393,7 @@ def _choose_in_flight(tree: DictConfig, hosts: Sequence[Host], plan: MemoryPlan 
     most = None if bounded_by is None else _number(tree, bounded_by)
     if bounded_by is not None and most is not None and most < number:
         number, because = most, bounded_by
-    elif plan is not None and plan.engine is not None and plan.engine.requests < number:
+    if plan is not None and plan.engine is not None and plan.engine.requests < number:
         number, because = plan.engine.requests, "room for their keys and values"
     if number < FEWEST and number != most:
         number, because = min(FEWEST, most or FEWEST), f"{because}, at least {FEWEST}"

@@ -54,6 +54,9 @@ def test_no_more_than_the_cache_of_an_engine_holds(model: Path) -> None:
     number, because = chosen(model, f"{BATCH}=512", "finetune.lora.enabled=true", card=A10)
     assert number is not None and 64 < number < 200 and because == "room for their keys and values"
     assert chosen(model, f"{BATCH}=512", card=None)[0] == 512
+    loose = "vllm_config.vllm_kwargs.max-num-seqs=400"
+    bounded, because = chosen(model, f"{BATCH}=512", "finetune.lora.enabled=true", loose, card=A10)
+    assert bounded is not None and 64 < bounded < 200 and because == "room for their keys and values"
 
 
 def test_engine_and_actor_get_the_same_number_and_the_table_says_why(placed: Placed, tmp_path: Path) -> None:

@@ -50,6 +50,22 @@ def test_a_seat_is_played_in_the_worker_unless_somebody_names_another_program() 
     assert seats.right.sampling.max_tokens == 2
     remote = configured({"taskset": {"id": "debate_v1"}, "left": {"runtime": {"type": "docker"}}})
     assert (remote.left.runtime.type, remote.right.runtime.type) == ("docker", "subprocess")
+    for named in ({"id": "null"}, {"id": None}, {"tool_timeout": 9.0}, None):
+        left = configured({"taskset": {"id": "debate_v1"}, "left": {"harness": named}}).left
+        assert left.harness.id == "pipelinerl_inproc"
+        assert left.harness.tool_timeout == (named or {}).get("tool_timeout", 600.0)
+
+
+@pytest.mark.usefixtures("tasksets")
+def test_a_program_that_needs_a_container_is_refused_without_one() -> None:
+    from domains.verifiers.environments import EnvironmentRefused, configured
+
+    left = {"harness": {"id": "codex"}}
+    with pytest.raises(EnvironmentRefused, match=r"left: the program codex needs a container") as refused:
+        configured({"taskset": {"id": "debate_v1"}, "left": left})
+    assert "\n" not in str(refused.value)
+    seats = configured({"taskset": {"id": "debate_v1"}, "left": left | {"runtime": {"type": "docker"}}})
+    assert seats.left.harness.id == "codex"
 
 
 @pytest.mark.usefixtures("tasksets")
