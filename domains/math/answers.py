@@ -34,6 +34,7 @@ _AND = re.compile(
     r"(?:[\s$,]|\\[()\[\],;:! ]|\\q?quad\b|and\b|\\text\s*\{\s*and\s*\})*"
 )
 """What stands between boxes of one answer, as in `$\\boxed{2}$ and $\\boxed{3}$`."""
+GSM8K_MARK = "####"
 MAX_PREDICTION_LENGTH = 1000
 """Characters of a boxed answer that are looked at."""
 _DOLLARS = re.compile(r"\A\$+|(?<!\\)(?<!(?<!\\)\$)\$+\Z")
@@ -114,6 +115,15 @@ def extracted(prediction: str, max_prediction_length: int = MAX_PREDICTION_LENGT
     if answer is None or not answer.strip() or len(answer) > max_prediction_length:
         return "unparsable"
     return answer
+
+
+def stated(gold: str) -> str:
+    """The result of a gold answer: behind GSM8K's mark, in its last box, or the answer as it stands.
+
+    Loaders written for other trainers box the gold answer or give the whole solution.
+    """
+    said = gold.rpartition(GSM8K_MARK)[2]
+    return last_boxed(said) or said
 
 
 def quick_status(answer: str, gold: str) -> AnswerStatus | None:
@@ -218,4 +228,5 @@ def verify_answer(
     answer = extracted(prediction, max_prediction_length)
     if answer in ("no_answer", "unparsable"):
         return answer  # type: ignore[return-value]
+    gold = stated(gold)
     return quick_status(answer, gold) or compare(answer, gold, strict)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from domains.math.answers import last_boxed, plain
+from domains.math.answers import GSM8K_MARK, last_boxed, plain
 from domains.math.pool import MAX_GOLD_LENGTH
 from domains.math.texts import bare
 from domains.rows import checked_rows, find_file
@@ -33,7 +33,6 @@ _NO_FILE = f"give a file, set dataset_loader_params.data_dir, or use {ARITHMETIC
 ARITHMETIC_PROBLEMS = 1000
 HELD_OUT = 0.25
 """Share of the questions of generated arithmetic `by_length` that only evaluations ask."""
-GSM8K_MARK = "####"
 _CONTEST = re.compile(r"(?:aime|amc)_(20\d\d)(_original)?")
 """Names for which upstream's loader takes the rows of one year, read from `url`. Without the ending it asks
 each question 16 times.

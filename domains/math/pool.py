@@ -1,6 +1,6 @@
 """The verifier in worker processes; the server and rollouts without one ask it."""
 
-from domains.math.answers import MAX_PREDICTION_LENGTH, compare, extracted, quick_status
+from domains.math.answers import MAX_PREDICTION_LENGTH, compare, extracted, quick_status, stated
 from domains.math.rewards import AnswerStatus
 from domains.pool import DEADLINE_S, MEMORY_MB, JudgePool
 
@@ -32,6 +32,7 @@ class VerifierPool(JudgePool):
         max_prediction_length: int = MAX_PREDICTION_LENGTH,
     ) -> AnswerStatus:
         """Status of the last boxed answer. Raises ValueError for a gold answer too long to compare."""
+        gold = stated(gold)
         if len(gold) > MAX_GOLD_LENGTH:
             raise ValueError(
                 f"the gold answer has {len(gold)} characters; at most {MAX_GOLD_LENGTH} are compared"

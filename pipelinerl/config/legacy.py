@@ -170,7 +170,17 @@ REMOVED: dict[str, Gone] = {
     "finetune.lora.base_model_4bit": Gone(why=_BASE_TYPE, usual=False, matters=True),
     "finetune.lora.bias": Gone(why="is not available; biases stay as they are", usual="none", matters=True),
     "finetune.lora.task_type": Gone(why="no longer exists; policies are causal language models"),
-    "finetune.rl.algo": Gone(why=_GONE, instead="finetune.rl.policy_loss={value}", matters=True),
+    "finetune.rl.algo": Gone(
+        why=_GONE,
+        instead="finetune.rl.policy_loss={value}",
+        other=("grpo", "finetune.rl.policy_loss=ppo"),
+        matters=True,
+    ),
+    "finetune.rl.epsilon": Gone(
+        why="no longer exists; ppo and gspo also have finetune.rl.epsilon_low",
+        instead="finetune.rl.epsilon_high={value}",
+        matters=True,
+    ),
     "finetune.rl.aggregate_loss": Gone(
         why="no longer exists; losses are sums weighted by 1/batch size", usual="sum", matters=True
     ),

@@ -31,6 +31,7 @@ VALUES = {
     "llm.parameters.max_completion_tokens": 128,
     "test_llm.parameters.max_completion_tokens": 128,
     "finetune.rl.algo": "reinforce",
+    "finetune.rl.epsilon": 3,  # not that of the file below
     "curriculum.enabled": True,
     "finetune.objective": "nll",
 }
@@ -86,6 +87,7 @@ def test_the_remedy_of_a_key_is_never_refused_next(composed: Compose, tmp_path: 
     ("override", "said"),
     [
         ("finetune.objective=rl", "finetune.objective: no longer exists; remove it"),
+        ("finetune.rl.algo=grpo", "finetune.rl.algo: no longer exists; use finetune.rl.policy_loss=ppo"),
         ("curriculum.enabled=false", "curriculum.enabled: there is no curriculum of categories; remove it"),
         (
             "vllm_config.quantization=bf16_last_layer_fp32",  # upstream's own, which vLLM does not know

@@ -101,7 +101,17 @@ def test_an_upstream_file_is_taken_and_what_is_left_out_is_said(composed: Compos
             {"enabled": True, "category_fields": ["domain"]},
             "curriculum.enabled=True: there is no curriculum of categories; use actor.sampling=difficulty",
         ),
-        ("finetune.rl.algo", "grpo", "finetune.rl.algo=grpo: no longer exists; use finetune.rl.policy_loss"),
+        (
+            "finetune.rl.algo",
+            "reinforce",
+            "finetune.rl.algo=reinforce: no longer exists; use finetune.rl.policy_loss=reinforce",
+        ),
+        (
+            "finetune.rl.epsilon",
+            3,
+            "finetune.rl.epsilon=3: no longer exists; ppo and gspo also have finetune.rl.epsilon_low; "
+            "use finetune.rl.epsilon_high=3",
+        ),
         (
             "finetune.objective",
             "nll",

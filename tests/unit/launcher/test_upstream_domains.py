@@ -242,6 +242,10 @@ def test_a_package_that_is_missing_is_named(
         ("from tapeagents.core import Prompt", "tapeagents"),
         ("import json, sandbox_fusion.models as models", "sandbox_fusion"),
         ("from pipelinerl.domains.math.rollouts import RewardTable", None),
+        (
+            "from pipelinerl.domains.math.verifier_api import MathEnvironment, verify_math",
+            None,
+        ),
         ("try:\n        import sandbox_fusion\n    except ImportError:\n        sandbox_fusion = None", None),
     ],
 )

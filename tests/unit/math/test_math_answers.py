@@ -718,6 +718,29 @@ def test_the_last_box_counts_and_a_missing_one_is_told_apart(text: str, status: 
 
 
 @pytest.mark.parametrize(
+    ("answer", "other"),
+    [
+        ("(1, 2)", "(2, 1)"),
+        ("[0, 1)", "(0, 1)"),
+        (r"\text{no solution}", r"\text{Monday}"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"),
+        ("x > 3", "x < 3"),
+        ("72", "27"),
+    ],
+)
+@pytest.mark.parametrize(
+    "gold", [r"\boxed{%s}", r"So $x$ is $\boxed{%s}$.", "48/2 = <<48/2=24>>24.\n#### %s"]
+)
+async def test_a_gold_answer_in_a_box_or_behind_its_solution_is_its_result(
+    gold: str, answer: str, other: str
+) -> None:
+    async with VerifierPool(workers=1) as pool:
+        for boxed, status in ((answer, "correct"), (other, "wrong")):
+            assert verify_answer(rf"\boxed{{{boxed}}}", gold % answer) == status
+            assert await pool.verify(rf"\boxed{{{boxed}}}", gold % answer) == status
+
+
+@pytest.mark.parametrize(
     ("said", "gold", "status"),
     [
         (r"$\boxed{2}$ and $\boxed{3}$", "2, 3", "correct"),
