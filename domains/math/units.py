@@ -106,8 +106,14 @@ _MONEY = re.compile(
     r"|\A(?P<before>.*\d)\s*(?:\\?\$|(?P<behind>[\u20ac\u00a3\u00a5\u20b9]))\Z",
     re.DOTALL,
 )
-_CURRENCIES = {"\u20ac": "euro", r"\euro": "euro", "\u00a5": "yen", "\u20b9": "rupee"}
-_CURRENCIES |= {"\u00a3": "GBP", r"\pounds": "GBP"}
+_CURRENCIES = {
+    "\u20ac": "euro",
+    r"\euro": "euro",
+    "\u00a5": "yen",
+    "\u20b9": "rupee",
+    "\u00a3": "GBP",
+    r"\pounds": "GBP",
+}
 _POUND = frozenset([("GBP", 1)])
 _DEGREES = re.compile(
     rf"(?P<value>.*[\dA-Za-z}})]){_GAP}(?:\^\s*(?:\{{\s*\\circ\s*\}}|\\circ)|\\degree\b){_GAP}"

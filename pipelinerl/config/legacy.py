@@ -302,7 +302,7 @@ def _of_fast_llm(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
     if _value(tree, "use_fast_llm") is not True:
         return
     _taken_out(tree, "use_fast_llm")
-    yield "use_fast_llm=true: left out, Fast-LLM is not here; finetune.* says how this trainer trains"
+    yield f"use_fast_llm=true: left out, {REMOVED['use_fast_llm'].why}"
     if not isinstance(_value(tree, "fast_llm"), DictConfig):
         return
     wanted = {name: _value(tree, f"fast_llm.{key}") for key, name in OF_FAST_LLM.items()}
@@ -329,7 +329,7 @@ def _of_fast_llm(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
     )
     _taken_out(tree, "fast_llm")
     remedy = f"; use {different} for its values" if different else ""
-    yield f"fast_llm: left out, only Fast-LLM reads it{remedy}"
+    yield f"fast_llm: left out, {REMOVED['fast_llm'].why}{remedy}"
 
 
 def as_upstream_reads(tree: DictConfig, given: Collection[str]) -> list[str]:
