@@ -7,43 +7,43 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 
 CORE = [
-    "torch>=2.11",
-    "transformers>=5.16,<5.20",
-    "tokenizers>=0.22",
-    "jinja2>=3.1",
-    "accelerate>=1.10",
-    "safetensors>=0.6",
-    "numpy>=2.0",
-    "hydra-core>=1.3,<1.4",
-    "pydantic>=2.11,<3",
-    "msgspec>=0.20",
-    "xxhash>=3.5",
-    "aiohttp>=3.12",
-    "rank-bm25>=0.2.2",
-    "bm25s>=0.3,<0.4",
-    "wandb>=0.22",
-    "rich>=14",
-    "matplotlib>=3.9",
-    "mpmath>=1.3",
-    "inotify-simple>=2.0; sys_platform == 'linux'",
+    "torch>=2.11",  # models in trainer, reference and embedded engine
+    "transformers>=5.16,<5.20",  # architectures
+    "tokenizers>=0.22",  # tokenizers
+    "jinja2>=3.1",  # chat templates; the report's page
+    "accelerate>=1.10",  # several devices
+    "safetensors>=0.6",  # weights on disk
+    "numpy>=2.0",  # arrays of samples
+    "hydra-core>=1.3,<1.4",  # composing configurations
+    "pydantic>=2.11,<3",  # typed configuration, records of rollouts
+    "msgspec>=0.20",  # encoding of stream records
+    "xxhash>=3.5",  # checksums of stream records, weight files and parameters
+    "aiohttp>=3.12",  # HTTP servers and clients
+    "rank-bm25>=0.2.2",  # search in small corpora
+    "bm25s>=0.3,<0.4",  # search in large corpora, through an index mapped into memory
+    "wandb>=0.22",  # dashboards
+    "rich>=14",  # tables and progress in the terminal
+    "matplotlib>=3.9",  # figures
+    "mpmath>=1.3",  # values of answers to many digits, in the domain math
+    "inotify-simple>=2.0; sys_platform == 'linux'",  # waking readers of file streams
 ]
 
 EXTRAS = {
-    "vllm": ["vllm>=0.26"],
-    "lora": ["peft>=0.18"],
-    "linear": ["fla-core>=0.6,<0.7"],
-    "torchao": ["torchao>=0.18,<0.19"],
-    "redis": ["redis[hiredis]>=6"],
-    "dashboard": ["wandb-workspaces>=0.4"],
-    "math": ["math-verify>=0.9"],
-    "parquet": ["pyarrow>=18"],
-    "pretrained": ["gguf>=0.19"],
-    "ray": ["ray>=2.52,<3", "redis[hiredis]>=6"],
-    "reasoning-gym": ["reasoning-gym>=0.1.25,<0.2"],
-    "textarena": ["textarena>=0.7.4,<0.8"],
-    "verifiers": ["verifiers>=0.4,<0.5"],
-    "reputation": ["gymnasium>=1.1", "stable-baselines3>=2.6"],
-    "dev": [
+    "vllm": ["vllm>=0.26"],  # engines on GPUs
+    "lora": ["peft>=0.18"],  # low-rank adapters
+    "linear": ["fla-core>=0.6,<0.7"],  # gated DeltaNet layers on GPUs
+    "torchao": ["torchao>=0.18,<0.19"],  # AdamW with moments in 8 bits
+    "redis": ["redis[hiredis]>=6"],  # streams and the RARO buffer on a server
+    "dashboard": ["wandb-workspaces>=0.4"],  # publishes pipelinerl/observe/dashboard.yaml
+    "math": ["math-verify>=0.9"],  # integrals, limits and the like in the domain math
+    "parquet": ["pyarrow>=18"],  # data sets in parquet files
+    "pretrained": ["gguf>=0.19"],  # transformers reads GGUF files with it
+    "ray": ["ray>=2.52,<3", "redis[hiredis]>=6"],  # several hosts
+    "reasoning-gym": ["reasoning-gym>=0.1.25,<0.2"],  # the domain of that name
+    "textarena": ["textarena>=0.7.4,<0.8"],  # the domain of that name
+    "verifiers": ["verifiers>=0.4,<0.5"],  # the domain of that name
+    "reputation": ["gymnasium>=1.1", "stable-baselines3>=2.6"],  # the reputation game's interface, and PPO
+    "dev": [  # what tests and lint need
         "pytest>=8",
         "pytest-asyncio>=1.0",
         "pytest-timeout>=2.3",
