@@ -223,7 +223,7 @@ MODELS = {
 
 
 def on_cards(read: Read) -> Any:
-    """By architecture: the cards it was trained on, the largest size and the longest text of a run there."""
+    """By architecture: the largest size and the longest text of a run on cards, and their kinds."""
     ran: dict[str, list[tuple[int, int, int, str]]] = {}
     for name in ON_CARDS:
         with suppress(FileNotFoundError):
@@ -269,7 +269,7 @@ def tried_architectures(read: Read) -> int:
     return len(read("architectures")["rows"])
 
 
-def _on_cards(rows: list[tuple[int, int, int, str]]) -> dict[str, str]:
+def _on_cards(rows: list[tuple[int, int, int, str]]) -> str:
     """Of rows with the place of their shape, number of cards, tokens of a long text or 0, and card."""
     sizes = [size for _, size in MODELS.values()]
     whole, long = ([row for row in rows if bool(row[2]) is is_long] for is_long in (False, True))
@@ -278,11 +278,7 @@ def _on_cards(rows: list[tuple[int, int, int, str]]) -> dict[str, str]:
         shape, cards, tokens, _ = max(long, key=lambda row: (row[2], row[0]))
         said.append(f"a text of {tokens:,} tokens, {sizes[shape]} on {cards}")
     names = ", ".join(sorted({card for *_, card in rows}))
-    return {
-        "cards": names,
-        "largest": "; ".join(said),
-        "said": f"{'; '.join(said)} {names}" if rows else "no run yet",
-    }
+    return f"{'; '.join(said)} ({names})" if rows else ""
 
 
 SERVED_EXACTLY = 1e-4

@@ -76,7 +76,6 @@ FUNCTIONS: Mapping[str, Callable[[Any], float]] = {
     "smollm2_share": smollm2_share,
     "raro_gain": raro_gain,
     "raro_gain_greedy": partial(raro_gain, way="greedy"),
-    "fault_cases": lambda result: float(len(result["cases"])),
     "fault_seconds": lambda result: max(float(one["seconds"]) for one in result["cases"]),
     "caught": lambda result: 100.0 * sum(one["caught"] for one in result) / len(result),
 }
@@ -146,17 +145,17 @@ def unmet(goals: Sequence[Goal], results: Path) -> int:
 
 
 def section(goals: Sequence[Goal], results: Path) -> str:
-    """One table as Markdown, with the reasons of its misses."""
+    """One table as Markdown; the reasons of its misses follow, numbered as in the table."""
     lines = ["| figure | measured | goal | result |", "| --- | --- | --- | --- |"]
-    reasons = []
+    reasons: list[str] = []
     for goal in goals:
         value = goal.value(results)
         found, wanted = "not measured", goal.wanted
         if value is not None:
             found = f"{number(value)} {goal.unit}".strip()
             if not goal.met(value):
-                wanted += ", **missed**"
-                reasons.append(f"- *{goal.row}*: {goal.reason(results)}")
+                reasons.append(f"{len(reasons) + 1}. {goal.reason(results)}")
+                wanted += f", **missed** ({len(reasons)})"
         lines.append(f"| {goal.row} | {found} | {wanted} | `{goal.result}` |")
     return "\n".join([*lines, *(["", *reasons] if reasons else [])]) + "\n"
 

@@ -41,8 +41,7 @@ class BootstrapConfig(Section):
     out: str | None = None
     """Folder for the model; `results/bootstrap/<domain>` when null."""
     start: str | None = None
-    """Folder of a pretrained model, with tokenizer and chat template, with which the recipe starts; null: a
-    new model."""
+    """Folder of a pretrained model, with tokenizer and chat template, to start from; null: a new model."""
     checkpoint_steps: int = Field(0, ge=0)
     """Steps between states in `training.pt`, from which the same command continues; 0 = no states."""
     seed: int = Field(1, ge=0, le=9)
@@ -55,7 +54,7 @@ class BootstrapConfig(Section):
     """Sizes of a new model; `max_length` also bounds the demonstrations of a pretrained one."""
     phases: list[PhaseConfig] = []
     """Phases in order, under one learning-rate schedule; each has `name`, `tokens` (of prompts and answers)
-    and `prompt_loss` (weight of a prompt token's loss, by default 0)."""
+    and `prompt_loss` (weight of a prompt token's loss; 0 if left out)."""
     budget: float = Field(1.0, gt=0)
     """Multiplies the tokens of every phase."""
     pack_tokens: int = Field(65_536, ge=256)

@@ -15,19 +15,18 @@ class CorrectionConfig(Section):
     """Bounds on the importance ratio of trainer to engine (docs/objective.md)."""
 
     level: Literal["token", "sequence", "geometric"] = "token"
-    """Unit that has one ratio: a token, or a sample. A sample's ratio is the product (`sequence`) or the
-    geometric mean (`geometric`) of its tokens' ratios."""
+    """Unit that has one ratio: a token, or a sample by the product (`sequence`) or the geometric mean
+    (`geometric`) of its tokens' ratios."""
     mode: Literal["off", "clip", "mask", "truncate"] = "off"
-    """Treatment of ratios beyond the bounds: `clip` moves a ratio to the nearer bound, `truncate` moves it to
-    the upper bound and has no lower bound, and `mask` leaves its tokens out of the policy term."""
+    """What becomes of ratios beyond the bounds: `clip` moves them to the nearer bound, `truncate` to the
+    upper one (it has no lower one), `mask` leaves their tokens out of the policy term."""
     low: float = Field(0.5, ge=0, le=1)
     """Lower bound of the ratio (`clip`, `mask`)."""
     high: float = Field(2.0, ge=1)
     """Upper bound of the ratio."""
     proximal: bool = False
-    """True: the loss uses the ratio to the policy at the start of the step, multiplied by the bounded ratio
-    to the engine (decoupled PPO). False: the loss uses the bounded ratio to the engine, with `mask` the ratio
-    itself."""
+    """True: the loss uses the ratio to the policy at the start of the step, times the bounded ratio to the
+    engine (decoupled PPO). False: the bounded ratio to the engine, with `mask` the ratio itself."""
 
     @field_validator("mode", mode="before")
     @classmethod
@@ -39,12 +38,12 @@ class RLConfig(Section):
     """Loss and advantages; formulas in docs/objective.md."""
 
     policy_loss: str = "reinforce"
-    """Policy loss: `reinforce`, `ppo`, `gspo`, `cispo`, `sft`, or the dotted path of a function `(LossInputs,
-    RLConfig) -> scalar`."""
+    """`reinforce`, `ppo`, `gspo`, `cispo`, `sft`, or the dotted path of a function `(LossInputs, RLConfig) ->
+    scalar`."""
     epsilon_low: float = Field(0.02, ge=0, le=1)
     """Lower clip of the importance ratio, at 1 minus this value (`ppo`, `gspo`, `cispo`)."""
     epsilon_high: float = Field(0.02, ge=0)
-    """Upper clip of the importance ratio, at 1 plus this value (all of these losses but `sft`)."""
+    """Upper clip of the importance ratio, at 1 plus this value (bundled losses but `sft`)."""
     correction: CorrectionConfig = CorrectionConfig()
     """Corrections for tokens of old weights and of an engine that rounds otherwise."""
     use_advantages: bool = True
@@ -95,14 +94,14 @@ class RLConfig(Section):
     value_loss_coef: float = Field(0.0, ge=0)
     """Weight of the value head's loss."""
     temperature: float = Field(1.0, ge=0)
-    """Temperature at which log-probabilities are recomputed; follows `llm.parameters.temperature`, which is
-    the key to set."""
+    """Temperature of recomputed log-probabilities; follows `llm.parameters.temperature`, which is the key to
+    set."""
     routing: Literal["auto", "replay", "free"] = "auto"
-    """Experts of a mixture's tokens in training: `replay` uses the engine's choice, `free` the choice of the
+    """Experts of a mixture's tokens in training: `replay` uses the engine's choice, `free` that of the
     trainer's routers. `auto` replays where engines can say the experts (vLLM: on GPUs, from 0.31 on), but not
     with `seq_parallel` or `policy_loss=sft`."""
     router_aux_loss_coef: float = Field(0.0, ge=0)
-    """Weight of the loss that balances the load of experts, computed for each row as transformers does."""
+    """Weight of the loss that balances the load of experts, computed for each row."""
 
     @field_validator("role_weights", "role_lengths", mode="before")
     @classmethod
@@ -230,22 +229,20 @@ class FinetuneConfig(Section):
     model_class: Annotated[
         Literal["causal-language-modeling", "causal-language-modeling-with-value-head"], KEPT
     ] = "causal-language-modeling"
-    """`causal-language-modeling-with-value-head` adds a value head: the advantage is reward minus value,
-    whatever the group's other rewards are."""
+    """`causal-language-modeling-with-value-head` adds a value head: the advantage is reward minus value."""
     config_name: Annotated[str | None, KEPT] = None
     """Folder or name of the policy's weights; set from `model_path`."""
     optim: Annotated[Literal["adamw_torch", "adamw_8bit", "adafactor", "lion"], KEPT] = "adamw_torch"
-    """Optimizer; `adamw_8bit` keeps moments in 8 bits, but those of small or unevenly sharded tensors in
-    float32 (extra `torchao`)."""
+    """Optimizer; `adamw_8bit` keeps most moments in 8 bits (extra `torchao`)."""
     load_as_bf16: bool = True
     """Compute in bfloat16; master weights stay float32."""
     use_flash_attention: bool = True
     """Use the device's variable-length attention if it has one."""
     train_batch_size: int = Field(1, ge=1)
-    """Factor of `gradient_accumulation_passes`; rows are packed by `seq_length`, whatever it is."""
+    """Factor of `gradient_accumulation_passes`; rows are packed by `seq_length` alone."""
     gradient_accumulation_passes: int = Field(1024, ge=1)
     """An optimizer step has this number times `train_batch_size` samples, over all trainer ranks, rounded up
-    to a multiple of the ranks (of their groups with `seq_parallel`)."""
+    to a multiple of the ranks that compute different rows."""
     learning_rate: float = Field(1e-6, ge=0)
     """Peak learning rate."""
     weight_decay: float = Field(0.01, ge=0)
@@ -261,36 +258,32 @@ class FinetuneConfig(Section):
     lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
     """Shape of the learning rate over `max_train_steps`."""
     num_warmup_steps: int = Field(50, ge=0)
-    """Steps of linear warm-up; without effect with `lr_scheduler_type=constant`. Otherwise the launcher warns
-    if `max_train_steps` is no larger."""
+    """Steps of linear warm-up; without effect with `lr_scheduler_type=constant`."""
     max_train_steps: int = Field(100_000, ge=1)
     """Optimizer steps after which the run is complete."""
     max_epochs: int | None = Field(None, ge=1)
-    """Epochs after which the run ends, unless it reaches `max_train_steps` before; in an epoch as many
-    problems are drawn as there are training problems. Null = off. Schedules still run over
-    `max_train_steps`."""
+    """Epochs after which the run ends, unless `max_train_steps` ends it before; an epoch draws as many
+    problems as there are training problems. Null = off. Schedules run over `max_train_steps`."""
     interrupt_train_steps: int = Field(-1, ge=-1)
     """Stop after this many steps without changing the schedule; -1 = off."""
     gradient_checkpointing: Checkpointing | Literal["auto"] = "auto"
     """Recompute activations in the backward pass: of every layer (true), or of every n-th (a number).
-    `selective` keeps attention and the narrow matrix products of each layer. `offload` recomputes every layer
-    from its input in page-locked host memory (GPU only). `auto`: the table of choices shows what the launcher
-    chose; on a CPU nothing."""
+    `selective` keeps attention and narrow matrix products, `offload` recomputes every layer from its input in
+    host memory (GPU only). `auto`: the table of choices shows the choice; on a CPU nothing."""
     compile: bool | Literal["auto"] = "auto"
     """Compile the decoder layers (GPU only). `auto`: the table of choices shows whether and when."""
     reentrant_checkpointing: bool = False
     """Use torch's reentrant variant of gradient checkpointing."""
     seq_length: int = Field(12_000, ge=8)
     """Most tokens of one packed row; with `share_prefixes` computed tokens. Unless the command line sets it,
-    the launcher shortens rows that its memory plan finds too long for a GPU."""
+    the launcher shortens rows that its memory plan finds too long."""
     seq_packing: bool = True
     """Pack several samples into one row."""
     share_prefixes: bool = True
     """Put samples with a common prefix into one row and compute the prefix once; needs `seq_packing`."""
     seq_parallel: int = Field(1, ge=1)
-    """Ranks that compute each row together, each with a slice of its tokens, so that rows may be longer than
-    one card holds. Must divide the trainer's ranks and the attention heads; not for models with linear
-    attention."""
+    """Ranks that compute each row together, so that rows may be longer than one card holds. Must divide the
+    trainer's ranks and the attention heads; not for models with linear attention."""
     save_checkpoint_steps: int = Field(100, ge=1)
     """Steps between two checkpoints."""
     also_save_steps: list[int] = []

@@ -35,10 +35,9 @@ class WorldConfig(Section):
     """Shares of the devices and the ports of the roles."""
 
     actor_fraction: int | None = Field(None, ge=0)
-    """Share of the devices for inference engines, relative to the other fractions; null counts as 4. If this
-    and `finetune_fraction` are null on one host without reference engines, the launcher instead chooses the
-    division that fits and by its estimate samples and trains most tokens, if it knows the sizes of model and
-    cards."""
+    """Share of the devices for inference engines, relative to the other fractions. If it and
+    `finetune_fraction` are null, the launcher chooses the division that by its estimate trains most tokens,
+    where it can; otherwise null counts as 4."""
     preprocessor_fraction: int = Field(0, ge=0)
     """Share of the devices for reference engines; 0: preprocess itself computes reference scores. On a CPU,
     any other value starts one engine."""
@@ -48,10 +47,10 @@ class WorldConfig(Section):
     replicas: Literal[1] = 1
     """Kept for old configurations; only 1 is possible."""
     env_replicas: int = Field(1, ge=0)
-    """Servers of each environment, for the whole run. Where environments are named after domains of
-    `actor.domain_mix`, each gets its domain's share, rounded up."""
+    """Servers of each environment. Environments named after domains of `actor.domain_mix` get their domain's
+    share, rounded up."""
     env_replicas_per_actor: int | None = Field(None, ge=0)
-    """Servers of each environment per engine; replaces `env_replicas` when set. An environment's own
+    """Servers of each environment per engine, instead of `env_replicas`; an environment's own
     `replicas_per_actor` replaces both."""
     environment_mode: str = "remote"
     """`remote` starts servers of environments whose own `mode` is not another; any other value starts
@@ -74,9 +73,8 @@ class WorldConfig(Section):
     ray_address: str = "auto"
     """Address of the Ray cluster; `auto`: `RAY_ADDRESS`, or the only cluster to which this host belongs."""
     actor_hosts: int | None = Field(None, ge=0)
-    """How many hosts, counted from the last one, have only engines. On GPUs, null = the fractions divide the
-    GPUs, with engines from the last host down. On CPUs each other host has a trainer rank, and null = all
-    hosts but the first have only engines."""
+    """How many hosts, counted from the last one, have only engines; null: on GPUs the fractions decide, on
+    CPUs all but the first. Each other CPU host has a trainer rank."""
     interface: str | None = None
     """Network interface of NCCL and gloo between hosts; null = the interface with the host's address."""
 
@@ -152,7 +150,7 @@ class StreamsConfig(Section):
     backend: Annotated[str, STREAM_BACKENDS] = "files"
     """Stream back-end: files below `output_dir`, or a redis server."""
     max_unread: int | None = Field(None, ge=1)
-    """Records by which a writer may be ahead of the slowest reader before it waits; null = any number."""
+    """Records by which a writer may be ahead of the slowest reader; null = any number."""
     trim: bool = False
     """Free records that every reader has finished with (on disk: whole segments of 64 MiB)."""
     deadline_s: float = Field(3600.0, gt=0)
@@ -161,14 +159,14 @@ class StreamsConfig(Section):
     """Host of an existing redis server; null = the launcher starts one, on the loopback interface if the run
     has one host."""
     port: int = Field(11000, ge=1, le=65535)
-    """Port of the existing redis server, or the first port tried for the launcher's own server."""
+    """Port of the redis server; of the launcher's own, the first port tried."""
     save: str = "3600 1"
     """When the launcher's own server writes its data to disk (redis' `save`); "" = never."""
     password: SecretStr | None = None
     """Password of the server, needed if `host` is another machine. The launcher makes one for its own server
     if null."""
     namespace: str | None = None
-    """Part of this run's redis keys, for a server that several machines share; the run's folder when null."""
+    """Part of this run's redis keys, for a server that several machines share; null = the run's folder."""
 
     @property
     def is_local(self) -> bool:
@@ -208,8 +206,8 @@ class ObserveConfig(Section):
     rollout_page: bool = True
     """Write the page of rollouts with the report, `report/rollouts/index.html`."""
     rollouts_per_version: int = Field(4, ge=0)
-    """Groups of each weight version that stay on disk where streams are trimmed or in redis, besides all of
-    the first and the last 5 % of the samples; 0 = none."""
+    """Groups of each weight version that stay on disk where streams are trimmed or in redis, besides the
+    first and the last 5 % of the samples; 0 = none."""
 
 
 class WatchdogConfig(Section):

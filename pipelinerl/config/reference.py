@@ -10,13 +10,11 @@ from pipelinerl.config.tree import Config
 
 HEAD = """# Configuration
 
-This page lists the keys of the schema (`pipelinerl/config/`), each with its default and meaning. Files may
-set other defaults: those of `hardware=cpu`, `hardware=gpu` and `streams=redis`, presets, and the domain's or
-your own, which may also add keys. `--cfg job` prints the tree of a command as its files and its keys give it.
-`python -m pipelinerl.launch --help max_lag` prints the entry of a key, or those of a section. *Kept* means
-that a resume cannot change the key. The launcher refuses many keys of the command line that the run would not
-read, and many contradictions. Keys that end in `_s` are in seconds. `python -m pipelinerl.config.reference`
-prints this page.
+The keys of the schema, with default and meaning; `python -m pipelinerl.launch --help max_lag` prints one, or
+those of a section. Files may set other defaults: those of `hardware=cpu`, `hardware=gpu` and `streams=redis`,
+presets, and the domain's or your own, which may also add keys. `--cfg job` prints the tree of a command as
+its files and its keys give it. *Kept* means that a resume cannot change the key. The launcher refuses many
+keys of the command line that the run would not read. Keys that end in `_s` are in seconds.
 """
 
 
@@ -84,15 +82,24 @@ def _plain(value: Any) -> str:
 
 
 def page() -> str:
-    """`docs/configuration.md`."""
-    parts = [HEAD]
+    """`docs/configuration.md`. A key of the same name and meaning as an earlier one refers to it."""
+    parts, told = [HEAD], dict[str, str]()
     for group in groups():
         if group.keys:
             title = f"## `{group.name}`" if group.name else "## Top level"
             head = ["| key | default | meaning |", "| --- | --- | --- |"]
-            rows = [f"| `{key.name}` | {_cell(key)} | {_escaped(key.meaning)} |" for key in group.keys]
+            rows = [
+                f"| `{key.name}` | {_cell(key)} | {_escaped(_meaning(key, told))} |" for key in group.keys
+            ]
             parts.append("\n".join([title, "", group.meaning, "", *head, *rows]))
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _meaning(key: Key, told: dict[str, str]) -> str:
+    """`told`: the first key of each meaning; this one is added."""
+    first = told.setdefault(key.meaning, key.name)
+    leaf = key.name.rpartition(".")[2]
+    return key.meaning if first == key.name or not first.endswith(f".{leaf}") else f"As `{first}`."
 
 
 def _cell(key: Key) -> str:

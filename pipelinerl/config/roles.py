@@ -23,7 +23,7 @@ class DifficultyConfig(Section):
     """Which problems are worth sampling with `actor.sampling=difficulty`."""
 
     metric: str = "success"
-    """Metric of a rollout; a weighted mean of it is a problem's rate. Use `reward` if a domain has no
+    """Metric of a rollout whose weighted mean is a problem's rate. Use `reward` if a domain has no
     success."""
     low: float = 0.1
     """Lower end of the band, in the metric's unit; both ends belong to the band."""
@@ -32,8 +32,7 @@ class DifficultyConfig(Section):
     uniform_share: float = Field(0.25, gt=0, le=1)
     """Least share of draws that go through all problems in turn, so that each is drawn again."""
     most: float = Field(2.0, ge=1)
-    """No problem is more than so many times as likely as in a uniform draw: if few problems lie in the band
-    or were never drawn, more draws go through all problems."""
+    """No problem is more than so many times as likely as in a uniform draw."""
     newest_weight: float = Field(0.7, gt=0, le=1)
     """Weight of the newest group in a problem's rate; while `1 / groups` is larger, the rate is the mean over
     all groups."""
@@ -52,7 +51,7 @@ class ActorConfig(OpenSection):
     discount_factor: float = Field(1.0, ge=0, le=1)
     """Factor of a rollout's reward for each sampled token, for policies that use it."""
     problem_queue_size: int = Field(64, ge=1)
-    """Accepted for upstream's files, without effect: problems are drawn when a rollout may start."""
+    """Without effect; accepted for upstream's files."""
     result_queue_size: int = Field(64, ge=1)
     """No further training group starts while so many finished ones wait to be published."""
     throughput_window_size: int = Field(50, ge=1)
@@ -67,17 +66,16 @@ class ActorConfig(OpenSection):
     """Weight of each domain when problems are drawn; null = uniform over problems. After 50 finished groups,
     domains with fewer than their share of these are drawn more often, others less often."""
     sampling: Literal["uniform", "difficulty"] = "uniform"
-    """`uniform` draws each problem with equal probability, `difficulty` prefers problems whose rate lies in
-    the band of `actor.difficulty` and those that were never drawn; with `domain_mix`, within each domain."""
+    """`uniform` draws each problem with equal probability, `difficulty` prefers problems in the band of
+    `actor.difficulty` and those that were never drawn; with `domain_mix`, within each domain."""
     difficulty: DifficultyConfig = DifficultyConfig()
     """Band and shares of `sampling=difficulty`."""
     difficulty_aware_penalty: DifficultyPenaltyConfig = DifficultyPenaltyConfig()
     """Length penalty scaled by difficulty."""
     max_rollout_retries: int = Field(8, ge=-1)
-    """Retries after timeouts, lost connections and engines, and errors of servers; -1 = until
-    `rollout_deadline_s`."""
+    """Retries after timeouts, lost connections and errors of servers; -1 = until `rollout_deadline_s`."""
     rollout_retry_initial_delay_s: float = Field(1.0, ge=0)
-    """Longest first pause before a retry, of which at least half is waited; doubles each time."""
+    """Longest first pause before a retry; doubles each time."""
     rollout_retry_max_delay_s: float = Field(30.0, ge=0)
     """Longest pause before a retry."""
     rollout_deadline_s: float = Field(3600.0, gt=0)
@@ -87,7 +85,7 @@ class ActorConfig(OpenSection):
     the group. `stop` ends the run after any failed rollout."""
     max_failed_fraction: float = Field(0.5, gt=0, le=1)
     """Share of the last 200 rollouts (at least 20) that may fail or, in training, have no sample; above it
-    the run ends with the commonest reason."""
+    the run ends."""
 
 
 class PreprocessConfig(Section):
@@ -100,21 +98,21 @@ class PreprocessConfig(Section):
     n_workers: int = Field(8, ge=1)
     """Samples that are scored at the same time, for each reference engine or address of a teacher."""
     chunk_n_groups: int = Field(2, ge=1)
-    """Most groups handled at once; preprocess never waits until a chunk is full."""
+    """Most groups handled at once."""
     raw_queue_size: int = Field(8, ge=1)
-    """Accepted for upstream's files, without effect: groups are read when they are needed."""
+    """Without effect; accepted for upstream's files."""
     input_queue_size: int = Field(32, ge=1)
-    """Accepted for upstream's files, without effect."""
+    """Without effect; accepted for upstream's files."""
     output_queue_size: int = Field(32, ge=1)
-    """Accepted for upstream's files, without effect."""
+    """Without effect; accepted for upstream's files."""
     dataset_buffer_size: int = Field(0, ge=0)
     """Samples that preprocess collects before it first writes: `ring_buffer_size`, or 0 for no such wait."""
     ring_buffer_size: int = Field(128, ge=1)
     """Samples kept without `max_lag`, at least those of a step; beyond them the oldest are dropped, or
     reading waits (`pop_old_data=false`)."""
     max_ready_samples_per_lead: int = Field(64, ge=1)
-    """Preprocess waits while more than so many published samples, for each row that the trainer computes at
-    once, are not yet trained."""
+    """Published samples that are not yet trained, for each row that the trainer computes at once, above which
+    preprocess waits."""
     log_every_n_samples: int = Field(128, ge=1)
     """Least number of published samples between two records of statistics."""
 
@@ -136,7 +134,7 @@ class TeacherConfig(Section):
     with_rewards: bool = False
     """Add the teacher's advantage to the advantage from rewards; false: use only the teacher's advantage."""
     deadline_s: float = Field(600.0, gt=0)
-    """Longest wait for the scores of a chunk of groups from an address, tries included; then the run ends."""
+    """Longest wait for the scores of a chunk of groups from an address; then the run ends."""
 
     @field_validator("by_role", "by_domain", mode="before")
     @classmethod

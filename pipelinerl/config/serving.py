@@ -82,21 +82,19 @@ class VllmConfig(Section):
     python: str | None = None
     """Interpreter of another environment that has vLLM; null = this one."""
     api_server_count: int | None = Field(None, ge=1)
-    """HTTP processes of one engine; null = one for every 4 cores of the engine's share of the host's cores,
-    from 1 to 8; on a CPU 1."""
+    """HTTP processes of one engine; null = one for every 4 cores of its share of the host's, from 1 to 8; on
+    a CPU 1."""
     frontend: Literal["python", "rust"] = "python"
-    """Program that serves HTTP; `rust`, vLLM's other front end, is refused."""
+    """Program that serves HTTP; `rust` is refused."""
     outputs_once: bool = True
     """Hand over the tokens of an answer in a few parts, unless it is streamed or has stop texts; false = one
-    by one, as vLLM does. The engine's log says if its release does not support this."""
+    by one. The engine's log says if its release does not support this."""
     quick_slots: bool = True
-    """Skip vLLM's search for a cache block where a request needs no further one for its next token; false =
-    search in every step, as vLLM does. The engine's log says if its release or the model does not support
-    this."""
+    """Skip vLLM's search for a cache block where a request needs no further one; false = search in every
+    step. The engine's log says if its release or the model does not support this."""
     shared_prompts: bool = False
-    """Read a common prefix of requests once for all of them, in steps that decode 8 requests or more; false =
-    once for each. Needs a GPU with FlashAttention 2 or 3 and the prefix cache; for groups with long
-    prompts."""
+    """Read a common prefix of requests once for all of them, in steps that decode 8 requests or more; for
+    groups with long prompts. Needs a GPU with FlashAttention 2 or 3 and the prefix cache."""
     vllm_kwargs: dict[str, Any] = {
         "dtype": "bfloat16",
         "gpu-memory-utilization": None,
@@ -113,8 +111,7 @@ class VllmConfig(Section):
         "max_model_len": 10000,
     }
     """Flags of `vllm serve`: a bool becomes `--k` or `--no-k`, an empty string a bare flag, and null leaves
-    the flag out. On GPUs the launcher chooses `gpu-memory-utilization` and `tensor-parallel-size` if they are
-    null."""
+    the flag out; on GPUs the launcher chooses `gpu-memory-utilization` and `tensor-parallel-size` if null."""
 
     def parallel_size(self, *kinds: Literal["tensor", "pipeline", "data"]) -> int:
         """GPUs of one engine that these kinds of parallelism need, multiplied.
@@ -133,9 +130,9 @@ class EngineConfig(Section):
     count: int = Field(1, ge=1)
     """Engines on the CPU; on GPUs the placement decides."""
     per_card: int = Field(1, ge=1, le=4)
-    """Engines that share a card, each with an equal part of it. More than 1 needs engines that use one card
-    each; weights then travel through files. The engines run in parallel if CUDA's MPS is installed, and take
-    turns otherwise."""
+    """Engines that share a card, each with an equal part of it. More than 1 needs engines of one card each;
+    weights then travel through files. They run in parallel if CUDA's MPS is installed, and take turns
+    otherwise."""
     threads: int = Field(1, ge=1)
     """Threads of an embedded engine's forward pass."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -145,29 +142,28 @@ class EngineConfig(Section):
     max_model_len: int = Field(10000, ge=1)
     """Most tokens of a request, prompt and completion together."""
     max_prefill_tokens: int = Field(1024, ge=1)
-    """Most prompt tokens that one embedded step adds, which bounds how long decoding waits."""
+    """Most prompt tokens that one embedded step adds."""
     max_waiting: int = Field(1024, ge=1)
     """Queued requests of an embedded engine before it answers 503."""
     prefix_cache: bool | None = None
     """Embedded engine: compute common prefixes of prompts once; null = true, except with `max_lag=0` and
     `actor.llm_max_rollouts=1`."""
     start_deadline_s: float = Field(900, gt=0)
-    """Longest time from the start of an engine or environment server to its first successful health check,
-    and of other roles to their first sign of life."""
+    """Longest time until the first successful health check of an engine or environment server, or the first
+    sign of life of another role."""
     stall_deadline_s: float = Field(120, gt=0)
     """Time without a computed token, with requests running, or without an answer to health checks, after
-    which an engine is killed and, within `max_restarts`, started again; other servers by their health checks
+    which an engine is killed and, within `max_restarts`, started again; other servers by health checks
     alone."""
     generate_deadline_s: float = Field(3600, gt=0)
     """Longest time of one request of a rollout, the client's retries included."""
     connect_deadline_s: float = Field(5, gt=0)
     """Longest time to open a connection."""
     max_restarts: int = Field(3, ge=0)
-    """Most restarts of an engine or server; redis has none. After these the run goes on without one that was
-    ready once, if `min_alive` inference engines, or another replica of the service, are left; otherwise it
-    ends."""
+    """Most restarts of an engine or server; redis has none. Then the run goes on without one that was ready
+    once, if `min_alive` inference engines, or another replica of the service, are left; otherwise it ends."""
     min_alive: int = Field(1, ge=1)
-    """How many inference engines must remain when one is given up or lost with its host; with fewer, the run
+    """Inference engines that must remain when one is given up or lost with its host; with fewer, the run
     ends."""
     shutdown_deadline_s: float = Field(15, gt=0)
     """Longest time from the request to stop until the process is killed."""
@@ -182,15 +178,15 @@ class WeightsConfig(Section):
     """How tensors reach the engines: `nccl` between GPUs, or `file`. The launcher takes `file` where engines
     share a GPU with each other or with the trainer."""
     lora: Literal["merged", "adapter", "auto"] = "auto"
-    """What engines receive with `finetune.lora`: merged weights, or adapters alone, which an engine adds to
-    the weights that it was started with. `auto`: adapters for embedded engines that the launcher starts,
+    """What engines receive with `finetune.lora`: merged weights, or adapters alone, which are added to the
+    weights that an engine was started with. `auto`: adapters for embedded engines that the launcher starts,
     merged weights otherwise."""
     kv: Literal["keep", "recompute"] = "keep"
     """At an update, `keep` keeps cached keys and values of running requests, except in engines that did not
     serve the version before; `recompute` computes them again."""
     parity_every: int = Field(50, ge=0)
     """Updates between two comparisons of the log-probabilities of engine and trainer; 0 = no regular ones.
-    The first two updates after a start of the trainer or of an engine are always compared."""
+    The first two after a start of the trainer or of an engine are always compared."""
     parity_max_abs: float = Field(1e-4, gt=0)
     """Largest difference that passes, in nats, if engine and trainer compute in float32 without a cache in 8
     bits."""

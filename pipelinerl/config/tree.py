@@ -47,7 +47,7 @@ class Config(OpenSection):
     """Stop after validation."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), KEPT] = 42
     """Seed of Python's `random` in the loader, of the drawn problems, evaluations and the trainer; with
-    `max_lag=0` also of training samples. From -2**63 to 2**64 - 1."""
+    `max_lag=0` also of training samples."""
     model_path: Annotated[str, KEPT] = "Qwen/Qwen2.5-7B"
     """Folder or hub name of the policy with which training starts."""
     fp32_layer_prefix: Literal["lm_head"] | None = "lm_head"
@@ -73,8 +73,8 @@ class Config(OpenSection):
     environments: dict[str, EnvironmentSpec] | list[EnvironmentSpec] | None = None
     """Several environments: a mapping by key, or a list of mappings with `key`."""
     environment_key: str | None = None
-    """Environment that rollout policies take if they ask for no other; with the dispatcher, also the domain
-    of problems that name none."""
+    """Environment of rollout policies that ask for no other; with the dispatcher, also the domain of problems
+    that name none."""
     dataset_loader: Annotated[str | None, KEPT] = None
     """Dotted path of `load_problems(dataset_names, **params) -> list[dict]`."""
     dataset_loader_params: dict[str, Any] = {}
@@ -88,19 +88,18 @@ class Config(OpenSection):
     domain_hooks: Annotated[str | list[str] | None, KEPT] = None
     """Dotted path of a `pipelinerl.domain.Domain` object, or of several; null = none."""
     domain_keys: list[str] = []
-    """Keys that the domain's or the user's own file added to the top level or to `actor`."""
+    """Keys that the domain's or the user's own file added."""
     accelerate_config: str | None = None
-    """File for `accelerate launch`, with which several trainer ranks are started; null = one that the
-    launcher writes."""
+    """File for `accelerate launch`, which starts several trainer ranks; null = one that the launcher
+    writes."""
     use_deepspeed: bool = False
     """Shard as stage 2 or 3 of DeepSpeed, which itself is not used; `deepspeed_config` names the stage."""
     deepspeed_config: str = "deepspeed_stage3_bf16"
     """`deepspeed_stage3_bf16` shards parameters, gradients and optimizer state, `deepspeed_stage2_bf16`
     gradients and optimizer state, `deepspeed_stage1_bf16` nothing."""
     use_fsdp: bool | Literal["auto"] = "auto"
-    """Shard parameters, gradients and optimizer state. `auto`: the launcher shards if several ranks do not
-    fit otherwise, or if sharding saves recomputation; it does not where the sizes of model or card are not
-    known."""
+    """Shard parameters, gradients and optimizer state. `auto`: if several ranks do not fit otherwise, or if
+    sharding saves recomputation, where the sizes of model and card are known."""
     fsdp: FsdpConfig = FsdpConfig()
     """Data types of sharded training."""
     hardware: HardwareConfig = HardwareConfig()

@@ -29,9 +29,9 @@ def test_a_figure_nobody_took_is_open_and_a_bad_one_missed(tmp_path: Path) -> No
     results = {"figures": {"a": {"value": 4.0}, "b": {"value": 3.0}}}
     (tmp_path / "speed.json").write_text(json.dumps(results))
     text = goals.section(rows, tmp_path)
-    assert "| fast | 4 ms | ≤ 3, **missed** | `speed` |" in text
+    assert "| fast | 4 ms | ≤ 3, **missed** (1) | `speed` |" in text
     assert "| slow | 3 ms | ≤ 3 | `speed` |" in text
     assert "| other | not measured | ≤ 3 | `speed` |" in text
     assert "| none | not measured | ≥ 3 | `nothing` |" in text
-    assert "- *fast*: it rained" in text
+    assert "1. it rained" in text
     assert goals.unmet(rows, tmp_path) == 3
