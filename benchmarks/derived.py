@@ -137,20 +137,6 @@ def start_of_penalty(read: Read, seed: str) -> float:
     return float(np.mean(read("gpu_privacy_language_rows")[f"penalty_{seed}"]["evaluations"][0][1]["leak"]))
 
 
-def tier(read: Read) -> Any:
-    """The policy of 54 logits: trained texts, and success and leakage in percent over all chains."""
-    seeds = read("privacy_ci_tier")["seeds"]
-    found: dict[str, Any] = {}
-    for arm in seeds[0]["policies"]:
-        trained = [seed["trained"][arm]["samples"] for seed in seeds if arm in seed["trained"]]
-        found[arm] = {"texts": float(np.mean(trained)) if trained else 0.0}
-        for metric in ("success", "leakage"):
-            chains = 100 * np.concatenate([seed["policies"][arm][metric] for seed in seeds])
-            found[arm][metric] = _interval(*bootstrap(chains)[:3]) | {"unit": " %"}
-        found[arm]["target"] = [seed["samples_to_target"].get(arm) for seed in seeds]
-    return found
-
-
 def highest_tenths(read: Read) -> Any:
     """By file and figure of RARO's game, the highest mean of a tenth of training, by seed."""
     found: dict[str, Any] = {}
@@ -312,11 +298,9 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         pretrained_minutes,
         raro_behind,
         smollm2_ends,
-        smollm2_by_seed,
         smollm2_over_seeds,
         smollm2_costs,
         pretrained_over_seeds,
-        tier,
         highest_tenths,
         optimum,
         on_cards,
