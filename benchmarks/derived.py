@@ -149,14 +149,13 @@ def highest_tenths(read: Read) -> Any:
 
 
 def optimum(read: Read) -> Any:
-    """Of the reputation game's best policy: share, actions and impact by file, and the regret of others."""
-    language = read("reputation_language")
-    files = {"language": language["ladder"], "smollm2": read("gpu_reputation")["rows"]["0"]["ladder"]}
+    """Of the reputation game's best policy: share, actions and impact by file."""
+    files = {
+        "language": read("reputation_language")["ladder"],
+        "smollm2": read("gpu_reputation")["rows"]["0"]["ladder"],
+    }
     best = {name: next(one for one in ladder if one["policy"] == "optimum") for name, ladder in files.items()}
-    runs = {"start": language["start"]} | language["seeds"]
-    found: dict[str, Any] = {name: one | {"signal": 50 - one["help"]} for name, one in best.items()}
-    found["regret"] = {name: best["language"]["J"] - likeliest["J"] for name, (likeliest, _) in runs.items()}
-    return found
+    return {name: one | {"signal": 50 - one["help"]} for name, one in best.items()}
 
 
 def later_rates(read: Read) -> Any:
