@@ -149,7 +149,7 @@ def highest_tenths(read: Read) -> Any:
 
 
 def optimum(read: Read) -> Any:
-    """Of the reputation game's best policy: share, actions and impact by file."""
+    """Of the reputation game's best policy: share and actions by file."""
     files = {
         "language": read("reputation_language")["ladder"],
         "smollm2": read("gpu_reputation")["rows"]["0"]["ladder"],
