@@ -137,20 +137,6 @@ def start_of_penalty(read: Read, seed: str) -> float:
     return float(np.mean(read("gpu_privacy_language_rows")[f"penalty_{seed}"]["evaluations"][0][1]["leak"]))
 
 
-def tier(read: Read) -> Any:
-    """The policy of 54 logits: trained texts, and success and leakage in percent over all chains."""
-    seeds = read("privacy_ci_tier")["seeds"]
-    found: dict[str, Any] = {}
-    for arm in seeds[0]["policies"]:
-        trained = [seed["trained"][arm]["samples"] for seed in seeds if arm in seed["trained"]]
-        found[arm] = {"texts": float(np.mean(trained)) if trained else 0.0}
-        for metric in ("success", "leakage"):
-            chains = 100 * np.concatenate([seed["policies"][arm][metric] for seed in seeds])
-            found[arm][metric] = _interval(*bootstrap(chains)[:3]) | {"unit": " %"}
-        found[arm]["target"] = [seed["samples_to_target"].get(arm) for seed in seeds]
-    return found
-
-
 def highest_tenths(read: Read) -> Any:
     """By file and figure of RARO's game, the highest mean of a tenth of training, by seed."""
     found: dict[str, Any] = {}
@@ -163,14 +149,13 @@ def highest_tenths(read: Read) -> Any:
 
 
 def optimum(read: Read) -> Any:
-    """Of the reputation game's best policy: share, actions and impact by file, and the regret of others."""
-    language = read("reputation_language")
-    files = {"language": language["ladder"], "smollm2": read("gpu_reputation")["rows"]["0"]["ladder"]}
+    """Of the reputation game's best policy: share and actions by file."""
+    files = {
+        "language": read("reputation_language")["ladder"],
+        "smollm2": read("gpu_reputation")["rows"]["0"]["ladder"],
+    }
     best = {name: next(one for one in ladder if one["policy"] == "optimum") for name, ladder in files.items()}
-    runs = {"start": language["start"]} | language["seeds"]
-    found: dict[str, Any] = {name: one | {"signal": 50 - one["help"]} for name, one in best.items()}
-    found["regret"] = {name: best["language"]["J"] - likeliest["J"] for name, (likeliest, _) in runs.items()}
-    return found
+    return {name: one | {"signal": 50 - one["help"]} for name, one in best.items()}
 
 
 def later_rates(read: Read) -> Any:
@@ -308,11 +293,9 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         pretrained_minutes,
         raro_behind,
         smollm2_ends,
-        smollm2_by_seed,
         smollm2_over_seeds,
         smollm2_costs,
         pretrained_over_seeds,
-        tier,
         highest_tenths,
         optimum,
         on_cards,
