@@ -9,12 +9,14 @@ from pathlib import Path
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 ROLES = ("actor", "preprocess", "finetune")
 _PLACEHOLDER = re.compile(r"<[a-z]+>")
+_CONDITION = re.compile(r"(?:\*([^*]+)\*: )?(.+)")
+"""`*condition*: definition`."""
 _NOT_METRICS = {"time", "step"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One metric; `when` is empty for what every run reports."""
+    """One metric; `when`, the condition of its row or section, is empty for what every run reports."""
 
     role: str
     name: str
@@ -30,13 +32,17 @@ class Row:
 
 def rows() -> list[Row]:
     """Every row of the document, in its order."""
-    found, role = [], ""
+    found, role, section = [], "", ""
     for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
-            role = line[3:].partition(":")[0]
+            role, section = line[3:].partition(":")[0], ""
+        elif line.startswith("*Only "):
+            section = line
         elif line.startswith("| `"):
-            name, unit, reducer, when, definition = (cell.strip() for cell in line.strip("|").split("|"))
-            found.append(Row(role, name.strip("`"), unit, reducer, when, definition))
+            name, how, said = (cell.strip() for cell in line.strip("|").split("|"))
+            unit, _, reducer = how.partition(", ")
+            when, definition = _CONDITION.fullmatch(said).groups()
+            found.append(Row(role, name.strip("`"), unit, reducer, when or section, definition))
     return found
 
 
@@ -54,9 +60,9 @@ def _describes(row: Row, key: str, domain_metrics: set[str]) -> bool:
         return True
     pattern = "(.+)".join(re.escape(part) for part in _PLACEHOLDER.split(row.name))
     found = re.fullmatch(pattern, key)
-    if found is None or not found.groups() or "<" in key:
+    if found is None or not found.groups():
         return False
-    named = _words(row) | domain_metrics
+    named = _words(row) | domain_metrics | set(_PLACEHOLDER.findall(row.name))
     if "as above" in row.definition:
         named |= {name for one in rows() if one.name == "actor/<metric>_mean" for name in _words(one)}
     return named.issuperset(found.groups())
