@@ -71,18 +71,6 @@ def raro_behind(read: Read) -> Any:
     return [ends["rlvr", n] - ends["raro", n] for n in range(3)]
 
 
-def smollm2_ends(read: Read) -> Any:
-    """Start and end of the privacy agent from SmolLM2 by arm and metric, over all rollouts of its seeds."""
-    rows = read("gpu_privacy_language_rows")
-    found: dict[str, Any] = {}
-    for arm in ("outcome", "situational", "penalty"):
-        runs = [row["evaluations"] for name, row in rows.items() if name.startswith(f"{arm}_")]
-        for metric in ("success", "leak"):
-            ends = [bootstrap(np.concatenate([run[at][1][metric] for run in runs])) for at in (0, -1)]
-            found.setdefault(arm, {})[metric] = [_interval(*end[:3]) for end in ends]
-    return found
-
-
 def smollm2_by_seed(read: Read) -> Any:
     """Means of the last evaluation by arm, seed and metric, and of all arms' first one as `start`."""
     rows, arms = read("gpu_privacy_language_rows"), ("outcome", "situational", "penalty")
@@ -311,7 +299,6 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         sharing_changes,
         pretrained_minutes,
         raro_behind,
-        smollm2_ends,
         smollm2_by_seed,
         smollm2_over_seeds,
         smollm2_costs,
