@@ -60,9 +60,9 @@ def _describes(row: Row, key: str, domain_metrics: set[str]) -> bool:
         return True
     pattern = "(.+)".join(re.escape(part) for part in _PLACEHOLDER.split(row.name))
     found = re.fullmatch(pattern, key)
-    if found is None or not found.groups():
+    if found is None or not found.groups() or "<" in key:
         return False
-    named = _words(row) | domain_metrics | set(_PLACEHOLDER.findall(row.name))
+    named = _words(row) | domain_metrics
     if "as above" in row.definition:
         named |= {name for one in rows() if one.name == "actor/<metric>_mean" for name in _words(one)}
     return named.issuperset(found.groups())
