@@ -9,8 +9,8 @@ from pathlib import Path
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 ROLES = ("actor", "preprocess", "finetune")
 _PLACEHOLDER = re.compile(r"<[a-z]+>")
-_CONDITION = re.compile(r"(?:\*([^*]+)\*: )?(.+)")
-"""`*condition*: definition`."""
+_CONDITION = re.compile(r"\*([^*]+)\*: ")
+"""Before a definition."""
 _NOT_METRICS = {"time", "step"}
 
 
@@ -41,8 +41,9 @@ def rows() -> list[Row]:
         elif line.startswith("| `"):
             name, how, said = (cell.strip() for cell in line.strip("|").split("|"))
             unit, _, reducer = how.partition(", ")
-            when, definition = _CONDITION.fullmatch(said).groups()
-            found.append(Row(role, name.strip("`"), unit, reducer, when or section, definition))
+            condition = _CONDITION.match(said)
+            when, definition = (condition[1], said[condition.end() :]) if condition else (section, said)
+            found.append(Row(role, name.strip("`"), unit, reducer, when, definition))
     return found
 
 
