@@ -15,7 +15,6 @@ import numpy as np
 from benchmarks._by_metric import means_of_tenths
 from benchmarks._intervals import ratio_of_means, t_interval
 from pipelinerl.config.card_limit import SPEEDS, EngineReads, mean_context
-from pipelinerl.observe.intervals import bootstrap
 
 PRIVACY = Path(__file__).resolve().parents[1] / "domains" / "privacy_hopqa" / "checkpoint"
 Read = Callable[[str], Any]
@@ -69,18 +68,6 @@ def raro_behind(read: Read) -> Any:
     """Points behind verifier RL at the reference values, at the end, by seed."""
     ends = {(run["arm"], run["seed"]): [*run["curve"].values()][-1] for run in read("raro_reference")["runs"]}
     return [ends["rlvr", n] - ends["raro", n] for n in range(3)]
-
-
-def smollm2_ends(read: Read) -> Any:
-    """Start and end of the privacy agent from SmolLM2 by arm and metric, over all rollouts of its seeds."""
-    rows = read("gpu_privacy_language_rows")
-    found: dict[str, Any] = {}
-    for arm in ("outcome", "situational", "penalty"):
-        runs = [row["evaluations"] for name, row in rows.items() if name.startswith(f"{arm}_")]
-        for metric in ("success", "leak"):
-            ends = [bootstrap(np.concatenate([run[at][1][metric] for run in runs])) for at in (0, -1)]
-            found.setdefault(arm, {})[metric] = [_interval(*end[:3]) for end in ends]
-    return found
 
 
 def smollm2_by_seed(read: Read) -> Any:
@@ -292,7 +279,6 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         sharing_changes,
         pretrained_minutes,
         raro_behind,
-        smollm2_ends,
         smollm2_over_seeds,
         smollm2_costs,
         pretrained_over_seeds,

@@ -9,12 +9,14 @@ from pathlib import Path
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 ROLES = ("actor", "preprocess", "finetune")
 _PLACEHOLDER = re.compile(r"<[a-z]+>")
+_CONDITION = re.compile(r"\*([^*]+)\*: ")
+"""Before a definition."""
 _NOT_METRICS = {"time", "step"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One metric; `when` is empty for what every run reports."""
+    """One metric; `when`, the condition of its row or section, is empty for what every run reports."""
 
     role: str
     name: str
@@ -30,12 +32,17 @@ class Row:
 
 def rows() -> list[Row]:
     """Every row of the document, in its order."""
-    found, role = [], ""
+    found, role, section = [], "", ""
     for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
-            role = line[3:].partition(":")[0]
+            role, section = line[3:].partition(":")[0], ""
+        elif line.startswith("*Only "):
+            section = line
         elif line.startswith("| `"):
-            name, unit, reducer, when, definition = (cell.strip() for cell in line.strip("|").split("|"))
+            name, how, said = (cell.strip() for cell in line.strip("|").split("|"))
+            unit, _, reducer = how.partition(", ")
+            condition = _CONDITION.match(said)
+            when, definition = (condition[1], said[condition.end() :]) if condition else (section, said)
             found.append(Row(role, name.strip("`"), unit, reducer, when, definition))
     return found
 

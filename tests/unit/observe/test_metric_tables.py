@@ -12,7 +12,7 @@ from tests.support.metric_tables import rows, undocumented
 
 WORDS = {
     Reducer.SUM: "sum",
-    Reducer.TEXT_MEAN: "mean over samples",
+    Reducer.TEXT_MEAN: "mean",
     Reducer.MAX: "maximum",
     Reducer.MIN: "minimum",
 }

@@ -2,7 +2,7 @@
 
 `total_loss` passes what a policy loss sees through `corrected`, so that every loss has them; the metrics of a
 step ask `importance` which tokens lie beyond the bounds. docs/objective.md says which setting is what papers
-call TIS, MIS, IcePop, GSPO and so on.
+call TIS, MIS, IcePop and so on.
 
 The policy that a sample is corrected to is the one that the optimizer step begins with. A sample is trained
 once, so that is the policy that computes the loss, and its log-probabilities need no further forward pass.
