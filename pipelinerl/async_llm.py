@@ -176,7 +176,20 @@ def _tagged(tokenizer: Any, generation: Generation, output: LLMOutput) -> str | 
     )
     if output.tool_calls:  # calls stand beside `content`, which is then only what was said with them
         text = None
-    return OPEN + (output.content or "" if text is None else text) if cut else text
+    said = output.content or "" if text is None else text
+    if isinstance(stop, str) and _closes(stop.strip(), said):
+        text = said = said + stop
+    return OPEN + said if cut else text
+
+
+def _closes(stop: str, said: str) -> bool:
+    """Whether a stop text ends what the answer has begun, as `</answer>`, `[END X]` and a fence do."""
+    if stop in ("```", "~~~"):
+        return said.count(stop) % 2 == 1
+    for end, begin in (("</", "<"), ("[END ", "[BEGIN "), ("[/", "[")):
+        if stop.startswith(end) and stop.endswith((">", "]")):
+            return begin + stop.removeprefix(end)[:-1] in said
+    return False
 
 
 def ended_text(

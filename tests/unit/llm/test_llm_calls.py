@@ -192,6 +192,34 @@ def test_a_blocking_call_needs_no_loop(llm):
     assert llm.generate(Prompt.from_user_message("hi")).get_llm_call().output.content == "5"
 
 
+@pytest.mark.parametrize(
+    ("sampled", "stop", "completion"),
+    [
+        ("So <answer>4</answer>", "</answer>", "So <answer>4</answer>"),
+        ("no tag 4</answer>", "</answer>", "no tag 4"),
+        (
+            "[BEGIN FINAL RESPONSE]y[END FINAL RESPONSE]",
+            "[END FINAL RESPONSE]",
+            "[BEGIN FINAL RESPONSE]y[END FINAL RESPONSE]",
+        ),
+        ("```py\nx\n```", "\n```", "```py\nx\n```"),
+        ("5</s>", "</s>", "5"),
+        ("5\n\nQuestion:", "Question:", "5\n\n"),
+    ],
+)
+async def test_judges_read_a_stop_text_that_closes_what_was_opened(
+    session, engine, tmp_path, sampled, stop, completion
+):
+    folder = save_model(tmp_path / "marks", "</>[]`")
+    model = TrainableLLM(model_name=str(folder), base_url=engine.url, context_size=400, collect_logprobs=True)
+    answer = engine.reply(model.load_tokenizer().convert_tokens_to_ids(list(sampled)))
+    answer["choices"][0]["stop_reason"] = stop
+    engine.misbehave.append(answer)
+    call = await llm_async_generate(model, Prompt.from_user_message("hi"), session)
+    assert call.completion == completion
+    assert call.output.content == sampled.removesuffix(stop)
+
+
 def test_tokens_are_counted_with_and_without_template(llm):
     assert llm.count_tokens("hello") == 5
     asked = [{"role": "user", "content": "hello"}]
