@@ -176,7 +176,20 @@ def _tagged(tokenizer: Any, generation: Generation, output: LLMOutput) -> str | 
     )
     if output.tool_calls:  # calls stand beside `content`, which is then only what was said with them
         text = None
-    return OPEN + (output.content or "" if text is None else text) if cut else text
+    said = output.content or "" if text is None else text
+    if isinstance(stop, str) and _closes(stop.strip(), said):
+        text = said = said + stop
+    return OPEN + said if cut else text
+
+
+def _closes(stop: str, said: str) -> bool:
+    """Whether a stop text ends what the answer has begun, as `</answer>`, `[END X]` and a fence do."""
+    if stop in ("```", "~~~"):
+        return said.count(stop) % 2 == 1
+    for end, begin in (("</", "<"), ("[END ", "[BEGIN "), ("[/", "[")):
+        if stop.startswith(end) and stop.endswith((">", "]")):
+            return begin + stop.removeprefix(end)[:-1] in said
+    return False
 
 
 def ended_text(
@@ -226,8 +239,10 @@ def run_blocking(llm: EngineLLM, request: Callable[[aiohttp.ClientSession], Awai
 def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
     """The call as a sample: ids the engine saw and sampled, prompt masked in the labels.
 
-    Raises ValueError without log-probabilities (`llm.collect_logprobs`), and
-    `RetryableAbortedCompletionError` for an aborted answer.
+    A call that code of a domain made of an engine's answer has no ids of its prompt: they are rendered.
+    Raises ValueError without log-probabilities (`llm.collect_logprobs`), without a prompt, and for one that
+    has other than its `prompt_length_tokens` when rendered; `RetryableAbortedCompletionError` for an aborted
+    answer.
     """
     finish_reason = llm_call.llm_info.get("finish_reason")
     if finish_reason == "abort":
@@ -235,7 +250,7 @@ def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
     if not len(llm_call.logprobs):
         raise ValueError("the call has no log-probabilities; set collect_logprobs=True on the llm")
     sampled = TokenLogprobs.of(llm_call.logprobs)
-    prompt_ids, output_ids = llm_call.prompt_token_ids, sampled.token_ids
+    prompt_ids, output_ids = _prompt_ids(llm, llm_call), sampled.token_ids
     tokenizer = llm.load_tokenizer()
     output_text = decode(tokenizer, output_ids, skip_special=False)
     metadata: dict[str, Any] = {}
@@ -258,6 +273,20 @@ def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
         routed_experts=llm_call.routed_experts,
         group_id=None if origin is None else origin.group_id,
     )
+
+
+def _prompt_ids(llm: EngineLLM, call: LLMCall) -> np.ndarray:
+    if len(call.prompt_token_ids):
+        return call.prompt_token_ids
+    if not call.prompt:
+        raise ValueError("the call has neither prompt_token_ids nor a prompt")
+    ids = llm.prompt_ids(call.prompt)
+    if call.prompt_length_tokens not in (-1, len(ids)):
+        raise ValueError(
+            f"the prompt has {len(ids)} tokens by llm.chat_template_kwargs={llm.chat_template_kwargs}, and "
+            f"the engine counted {call.prompt_length_tokens}; give the call the engine's prompt_token_ids"
+        )
+    return ids
 
 
 make_training_text_with_tools = make_training_text

@@ -27,6 +27,7 @@ def load_problems(
     dataset_names: Sequence[str] | str | None = None,
     data_dir: str | None = None,
     subset: Subset = "train",
+    split: Subset | None = None,
     train_ratio: float = 0.9,
     max_tests_per_problem: int | None = None,
     max_examples: int | None = None,
@@ -43,14 +44,15 @@ def load_problems(
 ) -> list[Problem]:
     """Problems `{id, problem_id, task, reward_context, dataset, domain}` of all names, in their order.
 
-    `subset` of a training set's rows in an order drawn once, of which `train_ratio` are `train`; `seed`
-    shuffles each data set, `max_examples` bounds it. `count` and `test_count` are of generated problems.
-    `skip_apps` leaves the data set `apps` out. `check_references` leaves out rows whose own reference program
-    is judged wrong, which nothing can solve; it runs each of them. `packages` are those that programs may
-    import; rows whose tests import others are refused if it is given. `huggingface_token` is not used.
+    `subset` of a training set's rows in an order drawn once, of which `train_ratio` are `train`; `split`,
+    by which a loader of several domains asks for a part, is of any data set. `seed` shuffles each data set,
+    `max_examples` bounds it. `count` and `test_count` are of generated problems. `skip_apps` leaves the
+    data set `apps` out. `check_references` leaves out rows whose own reference program is judged wrong,
+    which nothing can solve; it runs each of them. `packages` are those that programs may import; rows whose
+    tests import others are refused if it is given. `huggingface_token` is not used.
     Raises ValueError in one line naming what cannot be read.
     """
-    if subset not in get_args(Subset) or not 0.0 < train_ratio <= 1.0:
+    if not {subset, split or subset} <= {*get_args(Subset)} or not 0.0 < train_ratio <= 1.0:
         raise ValueError(
             f"subset={subset!r}, train_ratio={train_ratio}: train, test or all; a share above 0, at most 1"
         )
@@ -60,12 +62,14 @@ def load_problems(
     problems: list[Problem] = []
     for name in map(str, names):
         if name.split("_")[0] == TINY:
-            found = list(_tiny(name, test_count if "test" in name else count))
+            made = list(_tiny(name, test_count if "test" in name else count))
+            found = split_rows(made, split or "all", train_ratio)
         else:
             read = _from_file(
                 name, data_dir, splits.get(name), set(taco_excluded_difficulties), check_references, packages
             )
-            found = split_rows(read, subset if name.startswith(DIVIDED) else "all", train_ratio)
+            part = subset if name.startswith(DIVIDED) else "all"
+            found = split_rows(read, split or part, train_ratio)
         if seed is not None:
             random.Random(seed).shuffle(found)
         for problem in found[:max_examples]:

@@ -41,6 +41,7 @@ def verify_fn_calling_answer(
     if not calls:
         return _verdict("no_answer")
     wanted = reward_context["ground_truth"]
+    wanted = wanted["ground_truth"] if isinstance(wanted, Mapping) else wanted  # a row of BFCL's answers
     found, most = matched(calls, wanted, reward_context["function"]), max(len(calls), len(wanted))
     if found == most:
         return _verdict("correct")

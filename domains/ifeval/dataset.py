@@ -48,6 +48,7 @@ def load_problems(
     test_size: int | None = 550,
     train_ratio: float = 0.994,
     subset: str | None = None,
+    split: str | None = None,
     seed: int | None = None,
     max_prompt_tokens: int | None = None,
     skip_unknown: bool = False,
@@ -59,7 +60,8 @@ def load_problems(
     `ifeval_train` mean `count` generated prompts, `test` and `ifeval_test` `test_count` others, with at most
     `max_constraints` (3) of `instructions` (all); a name with an ending is a file. From files: of the
     training set, `test_size` prompts (or the share that `train_ratio` leaves) are the evaluation's, by a
-    fixed order; `subset` overrides which part a name means; `seed` shuffles, `max_examples` cuts,
+    fixed order; `subset` is the part that names of the training set mean, and `split`, by which a loader of
+    several domains asks for one, the part of any name; `seed` shuffles, `max_examples` cuts,
     `max_prompt_tokens` drops prompts of more words and marks, `skip_unknown` those with other instructions.
     `huggingface_token` is taken because upstream's files give it; nothing is downloaded. Raises ValueError
     in one line, with file and row.
@@ -71,18 +73,19 @@ def load_problems(
     check_counts(count, test_count, held_out)
     if not chosen:
         raise ValueError("instructions=[]: name one that can be generated")
-    if subset not in (None, "train", "test", "all"):
-        raise ValueError(f"subset={subset}: choose train, test or all")
+    for given in (subset, split):
+        if given not in (None, "train", "test", "all"):
+            raise ValueError(f"subset={given}: choose train, test or all")
     problems: list[Problem] = []
     for name in map(str, names):
         if data_dir is None and Path(name).suffix not in ENDINGS:
-            most, of = max_constraints or 3, (subset or _part(name))
+            most, of = max_constraints or 3, (split or _part(name, subset))
             found = list(_generated(name, of, chosen, count if of != "test" else test_count, held_out, most))
             logger.info(GENERATED, name, len(found), "test_size, train_ratio and seed")
         else:
             path = find_file(name, data_dir, _NO_FILE, *filter(None, [PUBLISHED.get(name)]))
             divided = name != "google_ifeval" and Path(name).suffix not in ENDINGS
-            part = subset or _part(name) if divided else "all"
+            part = split or (_part(name, subset) if divided else "all")
             read = list(_from_file(path, name, max_constraints, skip_unknown))
             found = split_rows(read, part, train_ratio, test_size)
             if seed is not None:
@@ -97,10 +100,11 @@ load_datasets = load_problems
 """The name by which upstream's loaders of several domains know it."""
 
 
-def _part(name: str) -> str:
-    for part, known in (("train", TRAIN), ("test", TEST)):
-        if name in known:
-            return part
+def _part(name: str, subset: str | None) -> str:
+    if name in TEST:
+        return "test"
+    if subset is not None or name in TRAIN:
+        return subset or "train"
     places = ", ".join(sorted(PUBLISHED))
     raise ValueError(
         f"dataset {name!r}: give a file, set dataset_loader_params.data_dir to the folder of {name}, or use "

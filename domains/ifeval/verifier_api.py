@@ -36,7 +36,8 @@ def judged_part(completion: str) -> str:
 def verify_answer(prediction: str, reward_context: Mapping[str, Any]) -> Verdict:
     """Judge a completion by its `judged_part`. Raises ValueError, in one line, for unknown instructions."""
     names = list(reward_context.get("instruction_id_list") or [])
-    kwargs = list(reward_context.get("kwargs") or [{}] * len(names))
+    kwargs = list(reward_context.get("kwargs") or [])
+    kwargs += [{}] * (len(names) - len(kwargs))
     prediction = judged_part(prediction)
     followed = judge(names, kwargs, prediction)
     count, total = sum(followed.strict), len(names)

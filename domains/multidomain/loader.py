@@ -19,6 +19,8 @@ from pipelinerl.domain import problem_list
 Problem = dict[str, Any]
 Split = Literal["train", "test", "all"]
 SPLITS: tuple[Split, ...] = ("train", "test", "all")
+PART = ("split", "subset")
+"""How loaders call a parameter for the part of a dataset; upstream's call it the second."""
 TEST_SHARE = 0.1
 """Part of a dataset that `@test` names where its loader knows no splits."""
 
@@ -59,7 +61,7 @@ def load_datasets(
 
     `per_domain_params` are further arguments of a domain's loader, `domain_loaders` the loaders of domains
     that have none by convention. What `for_all` holds, such as a `seed`, goes to each loader that takes it,
-    unless its domain has a value of its own. A loader with a parameter `split` is asked for the part; where
+    unless its domain has a value of its own. A loader with a parameter of `PART` is asked for the part; where
     it has none, a tenth of the problems, drawn by the dataset's name alone, is `@test` and the rest `@train`.
     Raises ValueError for an entry that cannot be read, or a parameter that no loader it is for takes.
     """
@@ -92,16 +94,16 @@ def _takes(loader: Callable[..., Any], name: str) -> bool:
 
 def _loaded(spec: DatasetSpec, loader: Callable[..., Any], params: dict[str, Any]) -> list[Problem]:
     accepted = inspect.signature(loader).parameters
-    splits = "split" in accepted
-    if spec.split is not None and splits:
-        params = {**params, "split": spec.split}
+    part = next((name for name in PART if name in accepted), None)
+    if spec.split is not None and part is not None:
+        params = {**params, part: spec.split}
     if foreign := [name for name in params if not _takes(loader, name)]:
         takes = ", ".join(list(accepted)[1:]) or "none"
         key = f"per_domain_params.{spec.domain}.{foreign[0]}"
         raise ValueError(f"{key}: its loader has no such parameter; it takes {takes}")
     found = loader([spec.dataset], **params)
     problems = problem_list(found, f"dataset {spec.domain}::{spec.dataset}: its loader")
-    return problems if splits else _part(problems, spec)
+    return problems if part is not None else _part(problems, spec)
 
 
 def _part(problems: list[Problem], spec: DatasetSpec) -> list[Problem]:

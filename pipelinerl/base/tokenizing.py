@@ -5,6 +5,7 @@ and the ids that came back. A dialogue grows by appending ids (`continue_dialogu
 sampled is ever tokenised again.
 """
 
+import json
 import re
 import shutil
 from bisect import bisect_right
@@ -215,7 +216,7 @@ def render_chat(
     generation_prompt: bool = True,
     template_kwargs: dict[str, Any] | None = None,
 ) -> str:
-    """The prompt's text, with U+FFFD for half an emoji.
+    """The prompt's text, with U+FFFD for half an emoji; messages may be written as engines take them.
 
     Raises ValueError if the tokeniser has no chat template, and for a picture.
     """
@@ -229,7 +230,7 @@ def render_chat(
             f"tokenizer {tokenizer.name_or_path!r} has no chat template; add one or give Prompt.token_ids"
         )
     rendered = tokenizer.apply_chat_template(
-        list(messages),
+        [_plain(message) for message in messages],
         tools=list(tools) if tools else None,
         tokenize=False,
         add_generation_prompt=generation_prompt,
@@ -238,6 +239,33 @@ def render_chat(
     assert isinstance(rendered, str)
     # A model may have escaped half an emoji in the arguments of a call; no tokenizer takes one.
     return rendered if rendered.isascii() else _HALF_EMOJI.sub("\ufffd", rendered)
+
+
+def _plain(message: Message) -> Message:
+    """Text as a string and arguments of calls as values, as engines give them to a template.
+
+    A template would write a list of parts into the prompt as Python shows it, and quote arguments that are
+    JSON already once more.
+    """
+    plain, content = dict(message), message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        texts = [part for part in parts if isinstance(part, str)]
+        plain["content"] = "\n".join(texts) if len(texts) == len(parts) else content
+    if calls := message.get("tool_calls"):
+        plain["tool_calls"] = [_with_values(call) for call in calls]
+    return plain
+
+
+def _with_values(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):  # what a model wrote
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def continue_dialogue(

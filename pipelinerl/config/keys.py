@@ -124,6 +124,8 @@ _SHORT = 4
 def _hint(tree: DictConfig, key: str) -> str:
     """The key of another trainer's name, or the nearest: first among the siblings, then anywhere."""
     parts = key.split(".")
+    if parts[0].partition("/")[0] == "hydra":
+        return "settings of hydra's own launcher have no effect here; remove it"
     node: Any = OmegaConf.to_container(tree, resolve=False)
     depth = 0
     while isinstance(node, dict) and node.get(parts[depth], MISSING) != MISSING:

@@ -390,8 +390,22 @@ def _other_coefficients(tree: DictConfig, given: Collection[str]) -> Iterator[st
             )
 
 
+_OF_CHATS = {
+    "chat-template": "other prompts have the tokenizer's own, chat_template.jinja in the model's folder",
+    "default-chat-template-kwargs": "llm.chat_template_kwargs is for all prompts",
+    "reasoning-parser": "other answers have their thoughts in output.content",
+}
+"""vLLM's flags for requests with messages, which upstream sends always, and what holds without."""
+
+
 def _other_texts(tree: DictConfig) -> Iterator[str]:
-    """Stop texts, which upstream's answers hold."""
+    """Templates and parsers of chats, and stop texts, which upstream's answers hold."""
+    for name, value in (_value(tree, "vllm_config.vllm_kwargs") or {}).items():
+        if value is not None and (rest := _OF_CHATS.get(str(name).replace("_", "-"))):
+            yield (
+                f"vllm_config.vllm_kwargs.{name}={value}: is for prompts with tools or a response format "
+                f"alone; {rest}"
+            )
     for section in ("llm", "test_llm"):
         key = f"{section}.parameters.stop"
         if stop := _value(tree, key):

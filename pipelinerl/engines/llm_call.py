@@ -111,14 +111,15 @@ class LLMCall(BaseModel):
     routed_experts: Routes = Field(default=None, exclude=True)
     """Experts of the prompt's and the sampled tokens, where the engine says them."""
     tagged: str | None = Field(default=None, exclude=True)
-    """`output.content` with the tags of thoughts that it lacks; None where it lacks none."""
+    """`output.content` with the tags of thoughts, or the closing stop text, that it lacks; else None."""
 
     @property
     def completion(self) -> str:
         """What the model wrote, as judges read it (`base.thoughts.answer_part`).
 
         It is `output.content`, and begins with `<think>` where the prompt ends with it and `</think>` was not
-        sampled. Tags of thoughts stand in it also where they are special tokens, which `content` leaves out.
+        sampled. It ends with the stop text if that closes what was opened, as `</answer>` does. Tags of
+        thoughts stand in it also where they are special tokens, which `content` leaves out.
         """
         return (self.output.content or "") if self.tagged is None else self.tagged
 

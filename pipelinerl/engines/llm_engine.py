@@ -108,9 +108,11 @@ class EngineLLM(BaseModel):
         return self.tokenizer
 
     def count_tokens(self, messages: list[dict[str, Any]] | str) -> int:
-        """Tokens of a text, or of messages with the template around them."""
-        text = messages if isinstance(messages, str) else self.render(Prompt(messages=messages), False)
-        return len(encode(self.load_tokenizer(), text))
+        """Tokens of a text, or of messages as a prompt, which they are unless the assistant's is the last."""
+        if isinstance(messages, str):
+            return len(encode(self.load_tokenizer(), messages))
+        asked = not messages or messages[-1].get("role") != "assistant"
+        return len(encode(self.load_tokenizer(), self.render(Prompt(messages=messages), asked)))
 
     def get_base_url(self) -> str:
         return self.base_url.rstrip("/")
@@ -252,6 +254,25 @@ class EngineLLM(BaseModel):
         use.prompt_tokens += prompt_tokens
         use.output_tokens += output_tokens
 
-    def log_output(self, prompt: Prompt, output: LLMOutput) -> LLMCall:
-        """An `LLMCall` for an answer that came from elsewhere."""
-        return LLMCall(prompt=prompt, output=output, llm_info=self.get_info())
+    def log_output(
+        self,
+        prompt: Prompt,
+        output: LLMOutput,
+        cached: bool = False,
+        count_tokens: bool = True,
+        prompt_length_tokens: int = -1,
+        output_length_tokens: int = -1,
+    ) -> LLMCall:
+        """An `LLMCall` for an answer that came from elsewhere, with its lengths counted or as given."""
+        if count_tokens:
+            reply = {"role": "assistant", "content": output.content or ""}
+            prompt_length_tokens = self.count_tokens(prompt.messages)
+            output_length_tokens = self.count_tokens([*prompt.messages, reply]) - prompt_length_tokens
+        return LLMCall(
+            prompt=prompt,
+            output=output,
+            cached=cached,
+            prompt_length_tokens=prompt_length_tokens,
+            output_length_tokens=output_length_tokens,
+            llm_info=self.get_info(),
+        )

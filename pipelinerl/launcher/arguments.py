@@ -42,7 +42,8 @@ def parse(argv: Sequence[str]) -> Arguments:
     """Options and overrides in any order. Raises ConfigError for an option that does not exist."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config-name", "-cn")
-    parser.add_argument("--config-dir", "-cd")
+    # hydra's second name of a folder is what scripts of upstream give.
+    parser.add_argument("--config-dir", "-cd", "--config-path", "-cp")
     parser.add_argument("--cfg", "-c")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")

@@ -292,6 +292,11 @@ def _flags(cfg: Config) -> Iterator[str]:
         if (given := kwargs.get(name, needed)) != needed:
             key = f"vllm_config.vllm_kwargs.{name.replace('_', '-')}"
             yield f"{key}={'null' if given is None else given}: {why}; set {needed}"
+    if kwargs.get("override_generation_config"):
+        yield (
+            "vllm_config.vllm_kwargs.override-generation-config: it would add to the run's sampling "
+            "parameters; set llm.parameters instead"
+        )
     if kwargs.get("dtype") not in DTYPES:
         yield (
             f"vllm_config.vllm_kwargs.dtype={kwargs.get('dtype')}: weights are sent in one known type; "

@@ -405,6 +405,20 @@ def test_a_stop_text_that_upstreams_answers_end_with_is_said(composed: Compose, 
     assert ended_text(tokenizer, ids, "```output") == "7*8", "which is what the line says"
 
 
+def test_a_flag_that_shapes_chats_alone_is_said(composed: Compose, conf: Path) -> None:
+    """Upstream asks by messages, and this project by ids unless a prompt has tools."""
+    (conf / "mine.yaml").write_text(
+        "defaults: [guessing, _self_]\nvllm_config: {vllm_kwargs: {chat-template: my.jinja, "
+        "reasoning_parser: qwen3, tool-call-parser: hermes}}\n"
+    )
+    made = composed("hardware=gpu", config_dir=conf, config_name="mine")
+    lines = [notice for notice in made.notices if "prompts with tools" in notice]
+    assert [line.partition(":")[0] for line in lines] == [
+        "vllm_config.vllm_kwargs.chat-template=my.jinja",
+        "vllm_config.vllm_kwargs.reasoning_parser=qwen3",
+    ]
+
+
 def test_the_host_that_upstreams_launcher_writes_over_starts_a_server_here_too(
     composed: Compose, conf: Path
 ) -> None:

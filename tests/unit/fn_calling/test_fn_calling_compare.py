@@ -177,6 +177,14 @@ def test_calls_that_cannot_be_read_are_no_refusal(said: str) -> None:
     assert verify_fn_calling_answer(f"<think>{said}</think>No.", none)["answer_status"] == "correct"
 
 
+def test_a_whole_row_of_answers_is_read_as_upstreams_loader_gives_it() -> None:
+    context = {"category": "simple", "function": [FUNCTION | {"name": "f"}]}
+    truth = {"id": "simple_1", "ground_truth": [{"f": {"item": ["tea"]}}]}
+    for item, status in (("tea", "correct"), ("milk", "wrong")):
+        said = f'<tool_calls>[{{"name": "f", "arguments": {{"item": "{item}"}}}}]</tool_calls>'
+        assert verify_fn_calling_answer(said, context | {"ground_truth": truth})["answer_status"] == status
+
+
 @pytest.mark.parametrize(
     "said", ["f(1)", "[f(1)]", "[f(x=1)].", '{"name": "f", "arguments": {"x": 1}', '[{"f": {}}', "[f(x="]
 )

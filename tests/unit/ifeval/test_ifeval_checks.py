@@ -242,6 +242,16 @@ def test_what_nobody_can_tell_is_counted_and_not_followed() -> None:
     assert [one["followed_count"] for one in counts.values()] == [1, 2, 1, 0]
 
 
+@pytest.mark.parametrize("kwargs", [[{}], [], None, [None, None], [{}, {}]])
+def test_instructions_without_arguments_may_lack_them(kwargs: list[Any] | None) -> None:
+    asked = {
+        "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"],
+        "kwargs": kwargs,
+    }
+    assert verify_answer("all small", asked)["answer_status"] == "correct"
+    assert verify_answer("all, small", asked)["score"] == 0.5
+
+
 # Everyday sentences that no list of words was made for, four of each language.
 SHORT = {
     "fr": "Où est la gare ?|Les enfants jouent dans le jardin.|Il fait froid aujourd'hui.|"

@@ -60,6 +60,8 @@ def test_both_published_forms_are_read(tmp_path: Path) -> None:
     train = load_problems(["ifeval"], data_dir=str(tmp_path), test_size=3, seed=42)
     test = load_problems(["ifeval_test"], data_dir=str(tmp_path), test_size=3)
     assert (len(train), len(test)) == (7, 3) and not {p["id"] for p in train} & {p["id"] for p in test}
+    given = {"data_dir": str(tmp_path), "test_size": 3, "subset": "train"}
+    assert load_problems(["ifeval_test"], **given) == test, "of the training set's names only"
     assert train[0]["task"] == "Say it without commas."
     ruled = ALLEN | {"messages": [{"role": "system", "content": "Be brief."}, *ALLEN["messages"]]}
     write_rows(tmp_path / "ruled.jsonl", ruled)

@@ -20,6 +20,7 @@ def test_plain_progress_is_asked_for_among_the_keys() -> None:
     assert not parse([]).plain
     with pytest.raises(ConfigError, match="--plan: unknown option; did you mean --plain"):
         parse(["--plan"])
+    assert parse(["--config-path", "conf", "--config-name", "math"]).config_dir == Path("conf")
 
 
 def test_the_table_names_the_key_of_a_service_s_address() -> None:

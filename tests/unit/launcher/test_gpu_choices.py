@@ -227,6 +227,10 @@ def test_without_shards_every_optimizer_is_allowed(
         ),
         (("vllm_config.vllm_kwargs.generation-config=null",), "generation-config=null: a checkpoint's file"),
         (("vllm_config.vllm_kwargs.generation-config=auto",), "generation-config=auto: a checkpoint's file"),
+        (
+            ("+vllm_config.vllm_kwargs.override-generation-config={top_k: 5}",),
+            "override-generation-config: it would add to the run's sampling parameters; set llm.parameters",
+        ),
     ],
 )
 def test_a_plan_that_cannot_run_is_refused(

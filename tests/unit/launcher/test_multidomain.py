@@ -1,6 +1,7 @@
 """Several domains in one run: datasets by domain, policies by domain, domains of other packages."""
 
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,11 @@ HERE = "tests.unit.launcher.test_multidomain"
 
 def split_letters(names: list[str], split: str) -> list[dict[str, Any]]:
     return [{"id": split, "dataset": "own"}]
+
+
+def subset_letters(names: list[str], subset: str = "train", **others: Any) -> list[dict[str, Any]]:
+    """As upstream's loaders name the part."""
+    return [{"id": subset, "dataset": "own"}]
 
 
 async def play_letters(cfg: Any, llm: Any, problem: Any, session: Any) -> RolloutResult:
@@ -88,8 +94,38 @@ def test_parts_of_a_dataset_are_disjoint_complete_and_the_same_every_time() -> N
     train, test = ids("@train"), ids("@test")
     assert len(test) == 2 and sorted(train + test) == sorted(ids("@all")) == sorted(ids(""))
     assert (train, test) == (ids("@train"), ids("@test"))
-    asked = load_datasets(["letters::a@test"], domain_loaders={"letters": split_letters})
-    assert [(problem["id"], problem["dataset"]) for problem in asked] == [("test", "own")]
+    for loader in (split_letters, subset_letters):
+        asked = load_datasets(["letters::a@test", "letters::a@all"], domain_loaders={"letters": loader})
+        assert [(problem["id"], problem["dataset"]) for problem in asked] == [("test", "own"), ("all", "own")]
+
+
+def test_parts_of_bundled_files_are_those_of_their_own_loaders(tmp_path: Path) -> None:
+    tests = json.dumps({"inputs": ["1"], "outputs": ["2"]})
+    for name, count in (("taco", 40), ("livecode", 20)):
+        rows = [{"question": f"{name} {number}", "input_output": tests} for number in range(count)]
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+    truth = "[{'instruction_id': ['punctuation:no_comma'], 'kwargs': [None]}]"
+    prompts = [
+        {"messages": [{"role": "user", "content": f"prompt {n}"}], "ground_truth": truth} for n in range(30)
+    ]
+    (tmp_path / "ifeval.json").write_text(json.dumps(prompts))
+    folder = {"data_dir": str(tmp_path)}
+    params = {"coding": {**folder, "subset": "train"}, "ifeval": {**folder, "test_size": 12}}
+
+    def asked(entry: str) -> list[str]:
+        return [problem["task"] for problem in load_datasets([entry], per_domain_params=params)]
+
+    for dataset, count, held_out in (
+        ("coding::taco", 40, 4),
+        ("coding::livecode", 20, 2),
+        ("ifeval::ifeval", 30, 12),
+    ):
+        train, test = asked(f"{dataset}@train"), asked(f"{dataset}@test")
+        assert (len(train), len(test)) == (count - held_out, held_out)
+        assert sorted(train + test) == sorted(asked(f"{dataset}@all")) and len({*train, *test}) == count
+    assert len(asked("coding::taco")) == 36 and len(asked("coding::livecode")) == 20
+    parts = [asked(f"coding::tiny_train@{part}") for part in ("train", "test", "all")]
+    assert list(map(len, parts)) == [900, 100, 1000] and sorted(parts[0] + parts[1]) == sorted(parts[2])
 
 
 @pytest.mark.parametrize(

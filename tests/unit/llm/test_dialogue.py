@@ -80,3 +80,19 @@ def test_what_was_seen_of_a_template_is_remembered_for_so_many_dialogues_only(mo
         output = np.append(encode(tokenizer, "ok"), tokenizer.eos_token_id).astype(np.int32)
         continue_dialogue(tokenizer, [*earlier, *new], encode(tokenizer, "x"), output, new[:1])
         assert 0 < len(tokenizing._needs_whole_dialogue) <= 3
+
+
+def test_parts_of_text_and_calls_reach_the_template_as_engines_give_them():
+    tokenizer = tokenizer_with(
+        "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    broken = {"function": {"name": "add", "arguments": '{"a": '}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": "so", "tool_calls": [call, broken]},
+        {"role": "user", "content": [{"type": "text", "text": "three"}], "tool_calls": None},
+    ]
+    assert render_chat(tokenizer, messages) == '<u>one\ntwo<a>so{"a": 1}"{\\"a\\": "<u>three'
+    assert call["function"]["arguments"] == '{"a": 1}' and len(messages[0]["content"]) == 2

@@ -192,9 +192,60 @@ def test_a_blocking_call_needs_no_loop(llm):
     assert llm.generate(Prompt.from_user_message("hi")).get_llm_call().output.content == "5"
 
 
+@pytest.mark.parametrize(
+    ("sampled", "stop", "completion"),
+    [
+        ("So <answer>4</answer>", "</answer>", "So <answer>4</answer>"),
+        ("no tag 4</answer>", "</answer>", "no tag 4"),
+        (
+            "[BEGIN FINAL RESPONSE]y[END FINAL RESPONSE]",
+            "[END FINAL RESPONSE]",
+            "[BEGIN FINAL RESPONSE]y[END FINAL RESPONSE]",
+        ),
+        ("```py\nx\n```", "\n```", "```py\nx\n```"),
+        ("5</s>", "</s>", "5"),
+        ("5\n\nQuestion:", "Question:", "5\n\n"),
+    ],
+)
+async def test_judges_read_a_stop_text_that_closes_what_was_opened(
+    session, engine, tmp_path, sampled, stop, completion
+):
+    folder = save_model(tmp_path / "marks", "</>[]`")
+    model = TrainableLLM(model_name=str(folder), base_url=engine.url, context_size=400, collect_logprobs=True)
+    answer = engine.reply(model.load_tokenizer().convert_tokens_to_ids(list(sampled)))
+    answer["choices"][0]["stop_reason"] = stop
+    engine.misbehave.append(answer)
+    call = await llm_async_generate(model, Prompt.from_user_message("hi"), session)
+    assert call.completion == completion
+    assert call.output.content == sampled.removesuffix(stop)
+
+
 def test_tokens_are_counted_with_and_without_template(llm):
     assert llm.count_tokens("hello") == 5
-    assert llm.count_tokens([{"role": "user", "content": "hello"}]) == 7
+    asked = [{"role": "user", "content": "hello"}]
+    assert llm.count_tokens(asked) == len("hello") + 3, "<u>, <e>, and <a> that begins the answer"
+    assert llm.count_tokens([*asked, {"role": "assistant", "content": "hi"}]) == len("hellohi") + 4
+
+
+def test_a_call_made_of_an_engines_answer_is_learnt_with_its_prompt(llm):
+    call = llm.log_output(Prompt.from_user_message("hi"), LLMOutput(content="5"), count_tokens=False)
+    assert (call.prompt_length_tokens, call.output_length_tokens) == (-1, -1)
+    call.logprobs = [TokenLogprob(token_id=ids("5")[0], logprob=-0.5), TokenLogprob(token_id=EOS, logprob=-1)]
+    call.prompt_length_tokens = len("hi") + 3
+    made = make_training_text(llm, call)
+    assert decode(TOKENIZER, made.input_ids, False) == "<u>hi<e><a>5<e>" and made.prompt_tokens == 5
+    assert made.labels.tolist() == [-100] * 5 + [*ids("5"), EOS] and made.finished
+    call.prompt_length_tokens = 9
+    with pytest.raises(ValueError, match=r"the prompt has 5 tokens .* and the engine counted 9"):
+        make_training_text(llm, call)
+    call.prompt = Prompt()
+    with pytest.raises(ValueError, match="neither prompt_token_ids nor a prompt"):
+        make_training_text(llm, call)
+
+
+def test_the_lengths_of_an_answer_from_elsewhere_are_counted(llm):
+    call = llm.log_output(Prompt.from_user_message("hi"), LLMOutput(content="four"))
+    assert (call.prompt_length_tokens, call.output_length_tokens) == (5, len("four") + 1)
 
 
 def test_a_bound_copy_has_its_own_parameters_and_seeds(llm):

@@ -152,7 +152,9 @@ SIGNATURES = {
     "pipelinerl.llm.TrainableLLM.generate": "prompt",
     "pipelinerl.llm.TrainableLLM.agenerate": "prompt, session",
     "pipelinerl.llm.TrainableLLM.quick_response": "text",
-    "pipelinerl.llm.TrainableLLM.log_output": "prompt, output",
+    "pipelinerl.llm.TrainableLLM.log_output": (
+        "prompt, output, cached=False, count_tokens=True, prompt_length_tokens=-1, output_length_tokens=-1"
+    ),
     "pipelinerl.llm.TrainableLLM.get_logprobs": "prompt, output",
     "pipelinerl.llm.TrainableLLM.get_logprobs_complete": "prompt, output",
     "pipelinerl.llm.TrainableLLM.get_logprobs_chat_complete": "prompt, output",
