@@ -15,6 +15,8 @@ from pipelinerl.actor.messages import Ending, FinishedRollout
 from pipelinerl.config.card_limit import mean_context
 
 SUCCESS, REWARD, OVERLONG, NO_ANSWER = "success", "reward", "overlong", "no_answer"
+_TIMED = ("latency", "model_version")
+"""What the actor measures of all rollouts together."""
 RECENT_GROUPS = 20
 """Groups that the progress line looks back on: with four rollouts each, success is known to about 0.05."""
 LAGS_KEPT = 100_000
@@ -64,7 +66,8 @@ class _Pool(defaultdict[str, list[float]]):
         }
         # A domain's own metric of one of these names is not mixed in.
         for name, value in (rollout.metrics | measured).items():
-            self[name].extend(value if isinstance(value, list) else [value])
+            if name not in _TIMED:
+                self[name].extend(value if isinstance(value, list) else [value])
 
     def describe(self, prefix: str = "") -> dict[str, float]:
         described: dict[str, float] = {}
@@ -122,7 +125,6 @@ class GroupStats:
         record = self._all.describe(prefix)
         for part, pool in self._parts.items():
             record |= pool.describe(f"{part}/")
-        # After the pools: a domain's own metric of one of these names must not be mixed in.
         record |= describe(self._latencies, f"{prefix}latency")
         record |= describe(self._versions, f"{prefix}model_version")
         if self._overlong_success:

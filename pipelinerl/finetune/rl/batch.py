@@ -172,6 +172,7 @@ def sentinel_batch(
         step=step,
         step_texts=step_texts,
         sentinel=True,
+        padding=ids.size,
         shared=np.array(shared, np.int32) if share else None,
     )
 

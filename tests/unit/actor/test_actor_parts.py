@@ -148,6 +148,11 @@ def test_a_rollout_overflows_if_one_of_its_samples_was_cut(ended, overflow):
 
 def test_a_domain_s_own_metric_of_a_measured_name_is_not_mixed_in():
     stats = GroupStats()
+    others = [rollout(1.0, latency=value, model_version=value) for value in (5.0, 7.0)]
+    stats.add_group(others)
+    record = stats.take()
+    assert record["latency_mean"] == 0 and record["model_version_mean"] == ORIGIN.version
+    assert not {"latency_max", "model_version_var", "d/latency_mean", "d/model_version_mean"} & record.keys()
     stats.add_group([rollout(1.0, overflow=1.0, num_turns=9.0, prompt_tokens=[70.0], output_tokens=80.0)])
     record = stats.take()
     assert [record[f"{name}_mean"] for name in ("overflow", "num_turns")] == [0, 1]
