@@ -25,11 +25,6 @@ from pipelinerl.observe.plots import smooth
 
 Found = Mapping[str, Any]
 _TOGETHER = {"success": "success, held-out chains", "leak": "leakage, held-out chains"}
-_OF_ONE_RUN = {
-    "the task": {"success": "success", "reward": "reward"},
-    "leakage": {"answer or full information": "leak", "intent": "leak_intent"},
-}
-"""By panel and label, the metrics of an agent that is evaluated in one run."""
 _RARO = {
     "sft": "more SFT",
     "raro": "RARO",
@@ -115,24 +110,6 @@ def success_over_leakage(found: Found, figure: Any) -> None:
 
 def _beside(interval: Mapping[str, float]) -> list[list[float]]:
     return [[interval["mean"] - interval["low"]], [interval["high"] - interval["mean"]]]
-
-
-def evaluations(found: Found, figure: Any) -> None:
-    """Success, reward and leakage of one run's evaluations, with intervals over held-out chains."""
-    figure.set_size_inches(1.3 * WIDTH, 3.6)
-    at = np.array([float(version) for version in found["evaluations"]])
-    for axes, (title, names) in zip(figure.subplots(1, 2, sharey=True), _OF_ONE_RUN.items(), strict=True):
-        for index, (label, name) in enumerate(names.items()):
-            drawn = [evaluation[name] for evaluation in found["evaluations"].values()]
-            error = np.hstack([_beside(interval) for interval in drawn])
-            look = {"color": colour(index), "linestyle": DASHES[index], "marker": MARKERS[index]}
-            # Side by side, or one interval would hide the other.
-            axes.errorbar(
-                at / 1000 + 0.25 * index, [i["mean"] for i in drawn], error, capsize=3, label=label, **look
-            )
-        axes.set(title=title, xlabel="thousand samples trained", ylim=(-0.02, 1.02))
-        axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.2))
-    figure.axes[0].set_ylabel("share of rollouts; mean reward")
 
 
 def share_of_margin(found: Found, figure: Any) -> None:
@@ -241,11 +218,10 @@ def _whole(draw: Callable[[Found, Any], None], found: Found, path: Path) -> None
 
 def drawers() -> dict[str, Callable[[Found, Path], None]]:
     """By name, how each figure is drawn from its JSON."""
-    own = {"arms": arms, "arms_four_hops": arms, "raro": raro, "raro_reference": raro, "gpu_raro": raro}
+    own = {"arms": arms, "raro": raro, "raro_reference": raro, "gpu_raro": raro}
     whole = {
         "capacity": capacity.draw,
         "gpu_privacy_language": success_over_leakage,
-        "gpu_privacy_rl": evaluations,
         "gpu_reputation": share_of_margin,
         "reputation_transition": transition.draw,
     }
