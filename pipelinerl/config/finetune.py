@@ -83,7 +83,7 @@ class RLConfig(Section):
     final_entropy_bonus: float | None = None
     """Weight of the entropy after `max_train_steps` steps, linear in between; null = `entropy_bonus`."""
     relu_log_p_weights: bool = False
-    """Treat negative advantages (or rewards, without `use_advantages`) as 0."""
+    """Treat negative advantages (or rewards, without `use_advantages`) as 0 (`reinforce`, `ppo`, `cispo`)."""
     clamp_log_ratio_ref_new_value: float = Field(5.0, gt=0)
     """Bound of the log-ratio to the reference inside the KL."""
     group_normalization: bool = False
