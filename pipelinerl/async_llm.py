@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 ABORTS_BEFORE_GIVING_UP = 2
 _UNREAD_CALLS_SAID: set[str] = set()
+_RESHAPED_SAID: set[str] = set()
 T = TypeVar("T")
 
 
@@ -81,6 +82,8 @@ async def llm_async_generate(
                 ) from error
     llm.count_call(len(ids), len(generation.token_ids))
     call = _call(llm, prompt, generation)
+    if reshaped := llm.reshaped(sampling):
+        call.llm_info["reshaped"] = reshaped
     if prompt.tools and not call.output.tool_calls:
         _remark_unread_call(llm, generation.token_ids)
     return call
@@ -258,6 +261,8 @@ def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
         metadata["exact_versions"] = False
     if (origin := ROLLOUT_ORIGIN.get()) is not None:
         metadata["rollout_index"] = origin.rollout_index
+        if origin.training and (reshaped := llm_call.llm_info.get("reshaped")):
+            _remark_reshaped(reshaped)
     return TrainingText(
         text=decode(tokenizer, prompt_ids, skip_special=False) + output_text,
         n_predicted=len(output_text),
@@ -273,6 +278,22 @@ def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
         routed_experts=llm_call.routed_experts,
         group_id=None if origin is None else origin.group_id,
     )
+
+
+def _remark_reshaped(parameters: str) -> None:
+    """Say, once in a process, that a policy trains on tokens of probabilities that the trainer does not know.
+
+    The configuration refuses such parameters; a policy's copy of the model may have any.
+    """
+    if not _RESHAPED_SAID:
+        _RESHAPED_SAID.add(parameters)
+        log.warning(
+            "the rollout policy samples with %s, and trains on these tokens: the trainer computes their "
+            "probabilities with llm.parameters of the run, so that the importance ratio is not 1; sample "
+            "what is trained with these",
+            parameters,
+            extra=REMARK,
+        )
 
 
 def _prompt_ids(llm: EngineLLM, call: LLMCall) -> np.ndarray:

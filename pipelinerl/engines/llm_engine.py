@@ -26,6 +26,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 # What `llm.parameters` may hold.
 SAMPLING_KEYS = tuple(one.name for one in fields(SamplingParams))
+# What of it changes the probability of a token.
+RESHAPING_KEYS = (
+    *("temperature", "top_p", "top_k", "min_p", "min_tokens"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 
 
 def _token_from_environment() -> str:
@@ -55,6 +60,8 @@ class _Use:
     fleet: Fleet | None = None
     runner: Runner | None = None
     seed: int | None = None
+    parameters: dict[str, Any] | None = None
+    """Those of the run, which the rollout may change in its copy."""
     requests: int = 0
     calls: int = 0
     prompt_tokens: int = 0
@@ -90,7 +97,7 @@ class EngineLLM(BaseModel):
         # `model_copy` is shallow: with the same dict, a rollout that changes its parameters would change
         # everybody's.
         copy = self.model_copy(update={"parameters": dict(self.parameters), "base_url": engine})
-        copy._use = _Use(fleet, runner, seed)
+        copy._use = _Use(fleet, runner, seed, dict(self.parameters))
         return copy
 
     @property
@@ -247,6 +254,19 @@ class EngineLLM(BaseModel):
             chosen["seed"] = (use.seed + use.requests * 0x9E3779B1) & 0x7FFFFFFF
         use.requests += 1
         return SamplingParams(**chosen)
+
+    def reshaped(self, sampling: SamplingParams) -> str:
+        """What of `sampling` gives tokens other probabilities than the run's parameters do; empty if none."""
+        if self._use.parameters is None:
+            return ""
+        given = {name: value for name, value in self._use.parameters.items() if name in RESHAPING_KEYS}
+        run = SamplingParams(1, **given)
+        return ", ".join(
+            f"{name}={value}"
+            for name in RESHAPING_KEYS
+            if (value := getattr(sampling, name)) != (kept := getattr(run, name))
+            and not (name == "top_k" and max(value, kept) <= 0)  # both are off
+        )
 
     def count_call(self, prompt_tokens: int, output_tokens: int) -> None:
         use = self._use

@@ -138,6 +138,10 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
         because += f"; {copy}"
     if cfg.updates_engines:
         yield Row("weight updates", sent, because, "weights.kv=keep|recompute")
+    elif cfg.debug.mode == "":
+        # An evaluation after N trained samples is of the first weights as well.
+        key = "finetune.send_weight_updates"
+        yield Row("weight updates", "none: the engines keep model_path", f"{key}=false", f"{key}=true")
     if cfg.finetune.lora.enabled and cfg.updates_engines:
         sent = "sent alone" if adapters_alone(cfg) else "sent merged"
         because = why_merged(cfg) or "engines add them to their weights, so that no token costs more"

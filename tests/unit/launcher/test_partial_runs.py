@@ -60,6 +60,17 @@ def test_the_table_has_no_row_of_a_role_that_does_not_run(
         assert all(row in out for row in has) and not any(row in out for row in lacks), (mode, out)
 
 
+def test_the_table_says_that_engines_get_no_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("DRY_RUN", "1")
+    words = ["+domain=guessing", "hardware=cpu", f"output_dir={tmp_path / 'run'}", FREE]
+    assert main([*words, "finetune.send_weight_updates=false"]) == 0
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "weight updates none: the engines keep model_path finetune.send_weight_updates=false" in out
+
+
 @pytest.mark.parametrize("dry_run", ["0", "1"])
 def test_a_run_that_would_start_over_shows_no_resume(
     dry_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

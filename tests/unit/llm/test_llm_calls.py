@@ -12,7 +12,10 @@ from pipelinerl.async_llm import (
 )
 from pipelinerl.base.tokenizing import decode
 from pipelinerl.engines.client import EngineRequestError
+from pipelinerl.engines.fleet import Fleet
+from pipelinerl.engines.requests import Deadlines
 from pipelinerl.llm import LLMCall, LLMOutput, Prompt, TokenLogprob, TokenLogprobs, TrainableLLM
+from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin
 from tests.support.fake_engine import FakeEngine
 from tests.support.tiny_model import build_tokenizer, save_model
 
@@ -265,3 +268,27 @@ def test_a_missing_tokenizer_is_one_line(tmp_path):
         TrainableLLM(model_name=str(tmp_path)).load_tokenizer()
     with pytest.raises(ValueError, match="no tokenizer"):
         TrainableLLM().load_tokenizer()
+
+
+@pytest.mark.parametrize(
+    ("changed", "training", "said"),
+    [
+        ({"temperature": 0.5, "top_p": 0.9}, True, "temperature=0.5, top_p=0.9"),
+        ({"top_k": -1, "max_tokens": 4, "stop": ["x"]}, True, None),
+        ({"temperature": 0.5}, False, None),
+    ],
+)
+async def test_training_on_tokens_of_other_probabilities_is_said(
+    llm, session, caplog, monkeypatch, changed, training, said
+):
+    monkeypatch.setattr("pipelinerl.async_llm._RESHAPED_SAID", set())
+    origin = ROLLOUT_ORIGIN.set(RolloutOrigin("0-000001", 0, 8, training))
+    async with Fleet([llm.base_url], session, Deadlines()) as fleet:
+        bound = llm.bind(fleet, llm.base_url)
+        other = bound.model_copy(update={"parameters": {**bound.parameters, **changed}})
+        call = await llm_async_generate(other, Prompt.from_user_message("hi"), session)
+        for _ in range(2):
+            make_training_text(bound, call)
+    ROLLOUT_ORIGIN.reset(origin)
+    lines = [record.getMessage() for record in caplog.records if "the rollout policy samples" in record.msg]
+    assert len(lines) == (said is not None) and all(f"samples with {said}, and" in line for line in lines)
