@@ -240,8 +240,8 @@ class EngineLLM(BaseModel):
         chosen = dict(self.parameters)
         # An engine refuses a request whose `max_tokens` does not fit behind its prompt, so it is cut to the
         # room.
-        wanted = max_tokens_override or chosen.get("max_tokens") or room
-        chosen["max_tokens"] = min(int(wanted), room)
+        given = chosen.get("max_tokens") if max_tokens_override is None else max_tokens_override
+        chosen["max_tokens"] = room if given is None else min(int(given), room)
         # YAML gives lists; `SamplingParams` must be hashable, since its JSON is cached.
         for name, kind in (("stop_token_ids", int), ("stop", str)):
             if name in chosen:

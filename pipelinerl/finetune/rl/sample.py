@@ -175,7 +175,7 @@ def samples_of(
 
     `frozen_version`: version of the engines' weights where no trainer sends any, so that engines know of
     none. Raises ValueError naming the sample for anything the trainer could not learn from: arrays that
-    disagree, numbers that are not finite, versions that do not cover the output, contradictory labels.
+    disagree, numbers that are not finite, versions out of order, contradictory labels.
     """
     rollout = f"{origin.group_id}/{origin.rollout_index}"
     _check_whose(texts, origin, rollout)
@@ -184,8 +184,9 @@ def samples_of(
         sampled = int(np.count_nonzero(text.labels != MASKED_TOKEN_ID))
         if frozen_version is not None:
             text.weight_versions = [(frozen_version, 0, sampled)]
-        elif not text.weight_versions:
-            # Not made from an engine's answer: every token is at least as new as the rollout's start.
+        elif not text.weight_versions or text.weight_versions[-1][2] != sampled:
+            # Not made from an engine's answer, or masked or joined since then: every token is at least as new
+            # as the rollout's start.
             text.weight_versions = [(origin.version, 0, sampled)]
             text.metadata["exact_versions"] = False
         text.group_id = origin.group_id

@@ -575,6 +575,20 @@ def test_samples_know_their_origin_and_versions_come_from_the_engine():
     assert records[1]["metadata"]["exact_versions"] is False
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input_ids": [1, 2, 3], "labels": [-100, -100, 3], "logprobs": [-0.25]},
+        {"input_ids": [1, 2, 3, 4, 5], "labels": [-100, 2, 3, 4, 5], "logprobs": [-0.25] * 4},
+    ],
+    ids=["the beginning of the output masked", "another call appended"],
+)
+def test_a_text_that_a_policy_masked_or_joined_is_as_old_as_its_rollout(fields):
+    (sample,) = samples_of([text(weight_versions=[(16, 0, 1), (17, 1, 2)], **fields)], ORIGIN)
+    assert sample.weight_versions == [(8, 0, len(fields["logprobs"]))] and not sample.exact_versions
+    assert sample.old_logprobs.tolist() == fields["logprobs"]
+
+
 def test_a_record_has_the_fields_of_a_text_in_their_order_and_gives_the_sample_back():
     given = text(situation="S", role="policy", padding_value=0.5, loss_weight=2.0, finish_reason="length")
     (sample,) = samples_of([given], ORIGIN)
@@ -597,8 +611,7 @@ def test_a_record_has_the_fields_of_a_text_in_their_order_and_gives_the_sample_b
         ({"labels": [-100]}, "2 input_ids but 1 labels"),
         ({"labels": [-100, 1]}, "a label differs from the token"),
         ({"labels": [-100, -100], "logprobs": []}, "no label is learnt"),
-        ({"weight_versions": [(1, 0, 2)]}, "cover 2 of 1"),
-        ({"weight_versions": [(1, 1, 2)]}, "not contiguous"),
+        ({"weight_versions": [(1, 1, 1)]}, "not contiguous"),
         ({"weight_versions": [(-1, 0, 1)]}, "not contiguous"),
     ],
 )

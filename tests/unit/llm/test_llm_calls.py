@@ -106,6 +106,10 @@ async def test_the_context_limits_the_answer(llm, session, engine):
     assert engine.sampling[-1]["max_tokens"] == 5
     await llm_async_generate(llm, Prompt.from_user_message("hi"), session, max_tokens_override=2)
     assert engine.sampling[-1]["max_tokens"] == 2
+    # A budget that is used up is no missing budget.
+    assert llm.sampling(4, 0).max_tokens == 0
+    assert llm.model_copy(update={"parameters": {"max_tokens": 0}}).sampling(4).max_tokens == 0
+    assert llm.model_copy(update={"parameters": {"max_tokens": None}}).sampling(4).max_tokens == 6
     with pytest.raises(ValueError, match="prompt has 12 tokens, the context 10"):
         await llm_async_generate(llm, Prompt.from_user_message("123456789"), session)
 
