@@ -29,8 +29,8 @@ class PipelineBatchEncoding:
     last micro-batch of a step for its rank. shared int32 `[n]`: the first tokens of each sample that are
     those of the sample before it, which are computed once (0 for the first); None: every token is computed.
     routes: experts of the U tokens that are computed, uint8 or uint16 `[U, layers, active]`, where engines
-    said any; `unrouted` int32 `[m]` are those of the U that have none, and `disagreeing` counts shared tokens
-    that were sent to other experts for some of their samples than for the first.
+    said any; `unrouted` int32 `[m]` are those of the U that have none, and `disagreeing` counts, over shared
+    tokens, the samples after the first that say other experts than the first.
     """
 
     input_ids: np.ndarray
