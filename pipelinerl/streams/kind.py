@@ -84,6 +84,9 @@ class Redis(StreamsKind):
             yield "streams.backend=redis: the Python client is not installed; pip install 'pipelinerl[redis]'"
         if self.starts_server(streams) and not dry_run and shutil.which("redis-server") is None:
             yield "streams.backend=redis: no redis-server on this machine; install it or set streams.host"
+        empty = streams.password is not None and not streams.password.get_secret_value()
+        if self.starts_server(streams) and empty:
+            yield "streams.password='': a run's redis-server asks for one; leave it null, and one is made"
         if not streams.is_local and streams.password is None:
             yield f"streams.host={streams.host}: beyond this machine; set streams.password"
 

@@ -223,6 +223,7 @@ def test_a_bad_override_is_refused_with_its_remedy(
             "step_reward_advantages=true says situation; set one",
         ),
         (["streams=redis", "streams.host=10.0.0.1"], "set streams.password"),
+        (["streams=redis", "streams.password=''"], "leave it null, and one is made"),
         (
             ["actor.sampling=difficulty", "actor.difficulty.low=0.95"],
             "actor.difficulty.low=0.95: above actor.difficulty.high=0.9; lower the first",
