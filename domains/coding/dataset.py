@@ -34,7 +34,7 @@ def load_problems(
     seed: int | None = None,
     taco_split: str = "train",
     apps_split: str = "train",
-    taco_excluded_difficulties: Sequence[str] = (),
+    taco_excluded_difficulties: str | Sequence[str] = (),
     skip_apps: bool = False,
     huggingface_token: str | None = None,
     count: int = 1000,
@@ -59,15 +59,16 @@ def load_problems(
     names = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or [])
     names = [name for name in names if not (skip_apps and name == "apps")]
     splits = {"taco": taco_split, "apps": apps_split}
+    if isinstance(taco_excluded_difficulties, str):
+        taco_excluded_difficulties = [taco_excluded_difficulties]
+    excluded = set(taco_excluded_difficulties)
     problems: list[Problem] = []
     for name in map(str, names):
         if name.split("_")[0] == TINY:
             made = list(_tiny(name, test_count if "test" in name else count))
             found = split_rows(made, split or "all", train_ratio)
         else:
-            read = _from_file(
-                name, data_dir, splits.get(name), set(taco_excluded_difficulties), check_references, packages
-            )
+            read = _from_file(name, data_dir, splits.get(name), excluded, check_references, packages)
             part = subset if name.startswith(DIVIDED) else "all"
             found = split_rows(read, split or part, train_ratio)
         if seed is not None:

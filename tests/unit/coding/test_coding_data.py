@@ -294,6 +294,7 @@ def test_the_arguments_of_upstreams_configuration_do_what_they_say(tmp_path: Pat
     asked = {problem["task"] for problem in train}
     assert asked.isdisjoint(problem["task"] for problem in test)
     assert all(int(task[1:]) % 2 == 0 for task in asked)
+    assert load_problems(["taco"], folder, **common | {"taco_excluded_difficulties": "HARD"}) == train
     few = load_problems(["taco"], folder, max_examples=3, max_tests_per_problem=1, **common)
     assert len(few) == 3 and few[0]["reward_context"]["inputs"] == ["1 2\n"]
     assert load_problems(["taco", "apps"], folder, skip_apps=True, **common) == train, (
