@@ -20,17 +20,14 @@ from pipelinerl.base.tokenizing import continue_dialogue, encode, load_tokenizer
 from pipelinerl.engines.errors import EngineUnavailable
 from pipelinerl.engines.fleet import Fleet
 from pipelinerl.engines.llm_call import LLMCall, LLMOutput, Prompt
-from pipelinerl.engines.requests import SamplingParams
+from pipelinerl.engines.requests import RULED, SamplingParams, overridden
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 # What `llm.parameters` may hold.
 SAMPLING_KEYS = tuple(one.name for one in fields(SamplingParams))
-# What of it changes the probability of a token.
-RESHAPING_KEYS = (
-    *("temperature", "top_p", "top_k", "min_p", "min_tokens"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
+# What of it the run decides, and changes the probability of a token.
+RESHAPING_KEYS = tuple(name for name in RULED if name not in ("seed", "ignore_eos"))
 
 
 def _token_from_environment() -> str:
@@ -257,16 +254,11 @@ class EngineLLM(BaseModel):
 
     def reshaped(self, sampling: SamplingParams) -> str:
         """What of `sampling` gives tokens other probabilities than the run's parameters do; empty if none."""
-        if self._use.parameters is None:
+        run = self._use.parameters
+        if run is None or run == self.parameters:
             return ""
-        given = {name: value for name, value in self._use.parameters.items() if name in RESHAPING_KEYS}
-        run = SamplingParams(1, **given)
-        return ", ".join(
-            f"{name}={value}"
-            for name in RESHAPING_KEYS
-            if (value := getattr(sampling, name)) != (kept := getattr(run, name))
-            and not (name == "top_k" and max(value, kept) <= 0)  # both are off
-        )
+        asked = {name: getattr(sampling, name) for name in RESHAPING_KEYS}
+        return ", ".join(f"{name}={value}" for name, value in overridden(asked, run).items())
 
     def count_call(self, prompt_tokens: int, output_tokens: int) -> None:
         use = self._use

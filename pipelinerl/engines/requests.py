@@ -4,6 +4,7 @@
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
@@ -58,6 +59,28 @@ class SamplingParams:
             for name, (value, default) in given.items()
             if name in always or value != default
         }
+
+
+ENDS = ("max_tokens", "stop", "stop_token_ids")
+"""Where an answer ends, which changes no token's probability."""
+RULED = {one.name: one.default for one in fields(SamplingParams) if one.name not in ENDS}
+"""What the run decides, with its value where `llm.parameters` has none."""
+
+
+def overridden(asked: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What somebody asks for of `RULED`, not None, of which the run's `parameters` say otherwise."""
+    sent = {name: asked[name] for name in RULED if asked.get(name) is not None}
+    return {name: value for name, value in sent.items() if not _same(name, value, of_run(name, parameters))}
+
+
+def of_run(name: str, parameters: Mapping[str, Any]) -> Any:
+    """The run's value of one of `RULED`."""
+    return parameters.get(name, RULED[name])
+
+
+def _same(name: str, asked: Any, own: Any) -> bool:
+    # -1 turns it off as well, as in vLLM.
+    return asked == own or (name == "top_k" and {asked, own} <= {0, -1})
 
 
 # A run samples with a few settings in all its requests, so each is encoded once and not with every request.

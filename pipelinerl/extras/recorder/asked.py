@@ -21,6 +21,7 @@ from pipelinerl.engines.openai.chat import TextBeforeCalls
 from pipelinerl.engines.openai.fields import SharedFields
 from pipelinerl.engines.openai.protocol import SamplingFields, require
 from pipelinerl.engines.openai.text import OutputText
+from pipelinerl.engines.requests import overridden
 from pipelinerl.extras.recorder import sampling
 from pipelinerl.extras.recorder.session import END_DEADLINE_S, Session
 
@@ -159,7 +160,7 @@ def _span(version: int, start: int, end: int) -> dict[str, Any]:
 def ruled(session: Session, asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """The request's fields, and those of them that the run overrides. Raises BadRequest."""
     require((asked.get("n") in (None, 1), f"n {asked.get('n')} is not supported; ask as often as needed"))
-    others = sampling.overridden(asked, session.llm.parameters)
+    others = overridden(asked, session.llm.parameters)
     if not session.override:
         sampling.refuse(others, session.llm.parameters)
     return asked, others

@@ -6,30 +6,18 @@ where its answer ends.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from pipelinerl.engines.llm_engine import EngineLLM, several
 from pipelinerl.engines.openai.protocol import BadRequest
-from pipelinerl.engines.requests import SamplingParams
-
-ENDS = ("max_tokens", "stop", "stop_token_ids")
-"""Where an answer ends, which changes no token's probability."""
-RULED = {one.name: one.default for one in fields(SamplingParams) if one.name not in ENDS}
-"""What the run decides, with its value where `llm.parameters` has none."""
-
-
-def overridden(asked: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request asks for and does not get, since the run's `parameters` say otherwise."""
-    sent = {name: asked[name] for name in RULED if asked.get(name) is not None}
-    return {name: value for name, value in sent.items() if not _same(name, value, _of_run(name, parameters))}
+from pipelinerl.engines.requests import of_run
 
 
 def refuse(others: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
     """Raise BadRequest for the first of `overridden`."""
     for name, value in others.items():
         raise BadRequest(
-            f"{name} {value!r} is not the run's {_of_run(name, parameters)!r}; "
+            f"{name} {value!r} is not the run's {of_run(name, parameters)!r}; "
             "leave it out, or open the session with override=True to have it ignored"
         )
 
@@ -54,12 +42,3 @@ def with_ends(llm: EngineLLM, asked: Mapping[str, Any]) -> dict[str, Any]:
         if both:
             parameters[name] = list(dict.fromkeys(both))
     return parameters
-
-
-def _of_run(name: str, parameters: Mapping[str, Any]) -> Any:
-    return parameters.get(name, RULED[name])
-
-
-def _same(name: str, asked: Any, own: Any) -> bool:
-    # -1 turns it off as well, as in vLLM.
-    return asked == own or (name == "top_k" and {asked, own} <= {0, -1})
