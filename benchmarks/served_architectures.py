@@ -32,8 +32,6 @@ from pipelinerl.modeling.model import distinct_parameters, load_model, persisten
 from pipelinerl.weights.transports.file import FileTransport
 
 RECORD = RESULTS / "vllm_architectures.json"
-AGREES = 1e-4
-"""Nats; what `weights.parity_every` is allowed in the tests of whole runs."""
 DEADLINE_S = 400.0
 POSITIONS = 64
 SIZES: Mapping[str, Any] = {
