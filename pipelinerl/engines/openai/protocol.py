@@ -49,7 +49,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     flat_logprobs: bool = False
     """How vLLM collects log-probabilities; it sends the same."""
     routed_experts_prompt_start: int | None = None
-    """From where vLLM names the experts of a prompt, if it was started to name them; nothing does so here."""
+    """From where vLLM names the experts of a prompt; this engine names those of all its tokens."""
 
     @property
     def stops(self) -> tuple[str, ...]:
