@@ -195,7 +195,7 @@ MODELS = {
 
 
 def on_cards(read: Read) -> Any:
-    """By architecture: the largest size and the longest text of a run on cards, and the cards of these two."""
+    """By architecture: the largest size and the longest text of a run on cards, and their cards."""
     ran: dict[str, list[tuple[int, int, int, str]]] = {}
     for name in ON_CARDS:
         with suppress(FileNotFoundError):
