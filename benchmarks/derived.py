@@ -195,7 +195,7 @@ MODELS = {
 
 
 def on_cards(read: Read) -> Any:
-    """By architecture: the largest size and the longest text of a run on cards, and their kinds."""
+    """By architecture: the largest size and the longest text of a run on cards, and their cards."""
     ran: dict[str, list[tuple[int, int, int, str]]] = {}
     for name in ON_CARDS:
         with suppress(FileNotFoundError):
@@ -245,11 +245,13 @@ def _on_cards(rows: list[tuple[int, int, int, str]]) -> str:
     """Of rows with the place of their shape, number of cards, tokens of a long text or 0, and card."""
     sizes = [size for _, size in MODELS.values()]
     whole, long = ([row for row in rows if bool(row[2]) is is_long] for is_long in (False, True))
-    said = [f"{sizes[shape]} on {cards}" for shape, cards, *_ in ([max(whole)] if whole else [])]
+    named = [max(whole)] if whole else []
+    said = [f"{sizes[shape]} on {cards}" for shape, cards, *_ in named]
     if long:
-        shape, cards, tokens, _ = max(long, key=lambda row: (row[2], row[0]))
+        named.append(max(long, key=lambda row: (row[2], row[0])))
+        shape, cards, tokens, _ = named[-1]
         said.append(f"a text of {tokens:,} tokens, {sizes[shape]} on {cards}")
-    names = ", ".join(sorted({card for *_, card in rows}))
+    names = ", ".join(sorted({card for *_, card in named}))
     return f"{'; '.join(said)} ({names})" if rows else ""
 
 

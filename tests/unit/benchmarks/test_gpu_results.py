@@ -144,15 +144,19 @@ def test_the_preset_plays_the_small_models_game(hardware: str) -> None:
     assert tree.engine.kind == ("vllm" if hardware == "gpu" else "embedded")
 
 
-def run_on(model: str, cards: int, **more: Any) -> dict[str, Any]:
-    return {"model": model, "cards": cards, "machine": {"cards": ["NVIDIA H100"]}, "steps": [{}], **more}
+def run_on(model: str, cards: int, kind: str = "H100", **more: Any) -> dict[str, Any]:
+    return {"model": model, "cards": cards, "machine": {"cards": [f"NVIDIA {kind}"]}, "steps": [{}], **more}
 
 
 def test_pages_name_the_largest_shape_and_the_longest_text_that_ran() -> None:
     files: dict[str, Any] = {
         "architectures": {"rows": [{"name": name} for name in ("Llama", "Qwen3", "Gemma3")]},
         "gpu_sizes": {
-            "rows": {"a": run_on("1.7B", 4), "b": run_on("8B", 2), "c": run_on("windows", 2, steps=[])}
+            "rows": {
+                "a": run_on("1.7B", 4, "A100"),
+                "b": run_on("8B", 2),
+                "c": run_on("windows", 2, steps=[]),
+            }
         },
         "gpu_sizes_newest": {"rows": {"d": run_on("8B", 4, steps=[], figures={"MFU": {}}, tokens=32768)}},
     }
