@@ -34,9 +34,15 @@ from pipelinerl.modeling.lora import adapter_tensors, save_adapters
 from pipelinerl.modeling.model import distinct_parameters, persistent_buffers
 from pipelinerl.modeling.sharding import whole
 from pipelinerl.modeling.value_head import save_value_head
-from pipelinerl.run_state.saved_steps import COUNTERS, MARKER, MODEL, STATE, candidates, half_checkpoint
-
-INTERMEDIATE = "intermediate"
+from pipelinerl.run_state.saved_steps import (
+    COUNTERS,
+    INTERMEDIATE,
+    MARKER,
+    MODEL,
+    STATE,
+    candidates,
+    half_checkpoint,
+)
 
 
 def settle(root: Path) -> int | None:

@@ -20,7 +20,7 @@ from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.base.files import check_files, write_whole
 from pipelinerl.config.files import config_path, read_shown
 from pipelinerl.observe.report_page import CHOICES
-from pipelinerl.run_state.saved_steps import saved_step
+from pipelinerl.run_state.saved_steps import kept_step, saved_step
 from pipelinerl.run_state.snapshots import Snapshots
 
 log = logging.getLogger(__name__)
@@ -222,6 +222,8 @@ class RunFolder(Closing):
             trained = f"this run completed {steps} steps"
         elif versions and max(versions) > 0 and not (self.path / "finetune").exists():
             trained = f"this run trained {max(versions)} samples"
+        elif step := kept_step(self.path):  # a save that was interrupted has left more than this
+            trained = f"this run kept the model of step {step}"
         else:
             return None
         return (

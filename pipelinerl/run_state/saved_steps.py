@@ -10,6 +10,8 @@ from pathlib import Path
 
 MODEL, STATE = "current", "training_state"
 COUNTERS = "state.json"
+INTERMEDIATE = "intermediate"
+"""Folder of the models of all checkpoints, one by step, if they are kept."""
 MARKER = "checkpoint.json"
 """Written last into each folder of a checkpoint: a folder that has it is complete."""
 _PREFIXES = ("~old-", "~", "")
@@ -71,6 +73,12 @@ def half_checkpoint(root: Path) -> str | None:
         else:
             found.append(f"{name} is not complete" if marker.parent.is_dir() else f"{name} is missing")
     return f"{root}: {', '.join(found)}; put back both of one step, or train anew with force_restart=true"
+
+
+def kept_step(output_dir: Path) -> int | None:
+    """The last step of which a model was kept beside the checkpoint; None without one."""
+    kept = (output_dir / "finetune" / INTERMEDIATE).glob("[0-9]*")
+    return max((int(folder.name) for folder in kept if folder.name.isdecimal()), default=None)
 
 
 def saved_step(output_dir: Path) -> int | None:

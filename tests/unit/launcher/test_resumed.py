@@ -81,6 +81,23 @@ def test_a_run_whose_trainer_lost_its_folder_is_refused(
     assert dry_run(*GUESSING, "force_restart=true")[0] == 0
 
 
+def test_a_run_whose_model_and_training_state_are_both_gone_is_refused(begun: Path, dry_run: DryRun) -> None:
+    """What was kept of its checkpoints says that there was one."""
+    for name in ("current", "training_state"):
+        shutil.rmtree(begun / "finetune" / name)
+    (begun / "finetune/intermediate/~2").mkdir(parents=True)
+    assert dry_run(*GUESSING)[0] == 0, "nothing was saved yet"
+    for step in (2, 4):
+        (begun / f"finetune/intermediate/{step}").mkdir()
+    status, _, err = dry_run(*GUESSING)
+    check_one_line(err, "launcher: ")
+    assert status == 2 and "has no checkpoint, although this run kept the model of step 4; put it back" in err
+    assert dry_run(*GUESSING, "debug.mode=actor", "max_lag=null")[0] == 0, "it trains nothing"
+    assert dry_run(*GUESSING, "force_restart=true")[0] == 0
+    (begun / "finetune/~current").mkdir()
+    assert dry_run(*GUESSING)[0] == 0, "the first save was interrupted"
+
+
 def test_another_model_is_refused_beside_a_checkpoint(
     begun: Path, dry_run: DryRun, model: Path, tmp_path: Path
 ) -> None:
