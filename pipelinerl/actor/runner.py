@@ -23,6 +23,7 @@ from pipelinerl.actor.blocking import BlockingCalls
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
 from pipelinerl.actor.retries import backoff_s, one_line, place_of, reason_of, retryable
 from pipelinerl.base import faults
+from pipelinerl.base.logs import REMARK
 from pipelinerl.config.roles import ActorConfig
 from pipelinerl.engines.client import EngineUnavailable
 from pipelinerl.engines.fleet import Fleet
@@ -32,6 +33,9 @@ from pipelinerl.observe.blocked import ROLLOUT
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutOrigin, RolloutResult
 
 log = logging.getLogger(__name__)
+
+WATCHED_ROLLOUTS = 64
+"""Training rollouts of a process whose problems are looked at again when they end."""
 
 Policy = Callable[[DictConfig, TrainableLLM, dict[str, Any], aiohttp.ClientSession], Any]
 
@@ -63,6 +67,7 @@ class RolloutRunner:
         self._tells_domain = tells_domain
         self._plain = not inspect.iscoroutinefunction(policy)
         self._executor = ThreadPoolExecutor(threads, "rollout") if self._plain else None
+        self._to_watch = WATCHED_ROLLOUTS
 
     async def run(self, assignment: Assignment) -> FinishedRollout:
         started = time.monotonic()
@@ -116,6 +121,8 @@ class RolloutRunner:
         finally:
             # A thread cannot be cancelled: its next request fails here instead of reaching an engine.
             calls.close()
+        if assignment.training and self._to_watch > 0:
+            self._look_at_problem(assignment, problem)
         if not isinstance(result, RolloutResult):
             raise TypeError(
                 f"the rollout policy returned a {type(result).__name__}, expected a RolloutResult"
@@ -125,6 +132,20 @@ class RolloutRunner:
         if result.dataset_name is None:
             result.dataset_name = problem.get("dataset")
         return result
+
+    def _look_at_problem(self, assignment: Assignment, problem: dict[str, Any]) -> None:
+        """Say, once in a process, that a policy writes into its problem, which upstream's groups share."""
+        self._to_watch -= 1
+        if not (written := _changed(pickle.loads(assignment.problem), problem)):
+            return
+        self._to_watch = 0
+        log.warning(
+            "the rollout policy writes %s into its problem: each attempt has a problem of its own here, and "
+            "upstream's attempts of a group share one; let the loader give what a group shares, or draw it "
+            "with random.Random(pipelinerl.rollouts.ROLLOUT_ORIGIN.get().group_id)",
+            ", ".join(written),
+            extra=REMARK,
+        )
 
     async def _play(self, name: str, llm: TrainableLLM, problem: dict[str, Any]) -> Any:
         arguments = self._policy, self._cfg, llm, problem, self._session
@@ -165,6 +186,20 @@ class RolloutRunner:
         else:
             rollout.reason = reason_of(error)
             log.warning("rollout failed: %s", rollout.reason, exc_info=error)
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Keys that two copies of a problem do not both have, or have with other values."""
+
+    def same(key: str) -> bool:
+        if key not in before or key not in after:
+            return False
+        try:  # by the pickles: arrays have no truth value
+            return pickle.dumps(before[key], protocol=5) == pickle.dumps(after[key], protocol=5)
+        except Exception:  # what no longer pickles has changed
+            return False
+
+    return [str(key) for key in {**before, **after} if not same(key)]
 
 
 def _under_name(function: Callable[..., Any], name: str) -> FunctionType:

@@ -8,6 +8,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from pipelinerl.actor.messages import Assignment, Ending
@@ -175,6 +176,25 @@ async def test_each_attempt_has_a_problem_of_its_own():
 
     await run(policy)
     assert seen[0] == seen[1]
+
+
+async def test_what_upstreams_groups_would_share_through_their_problem_is_remarked(caplog):
+    def writing(key, value):
+        async def policy(cfg, llm, problem, session):
+            problem[key] = value
+            return done()
+
+        return policy
+
+    kept = {"dataset": "d", "ids": np.arange(3), "history": [1]}
+    await run(writing("history", [1]), problem=kept)
+    await run(writing("secret", 5), problem=kept, training=False)  # a group of one
+    assert not caplog.records
+    for key, value in (("secret", 5), ("history", [1, 2]), ("ids", np.arange(4)), ("lock", threading.Lock())):
+        caplog.clear()
+        await run(writing(key, value), problem=kept)
+        (record,) = caplog.records
+        assert f"writes {key} into its problem" in record.getMessage() and record.remark
 
 
 async def test_plain_functions_run_beside_the_loop_and_know_their_origin():
