@@ -68,6 +68,7 @@ class RolloutRunner:
         self._plain = not inspect.iscoroutinefunction(policy)
         self._executor = ThreadPoolExecutor(threads, "rollout") if self._plain else None
         self._to_watch = WATCHED_ROLLOUTS
+        self._said_unread: set[str] = set()
 
     async def run(self, assignment: Assignment) -> FinishedRollout:
         started = time.monotonic()
@@ -167,10 +168,26 @@ class RolloutRunner:
         if rollout.domain is not None and self._tells_domain:
             for text in result.training_texts:
                 text.metadata["domain"] = rollout.domain
+        self._remark_unread(result)
         samples = samples_of(result.training_texts, _origin(assignment), self.frozen_version)
         rollout.metrics = metric_values(result.metrics)
         rollout.samples = samples
         rollout.ending = Ending.DONE if samples else Ending.EMPTY
+
+    def _remark_unread(self, result: RolloutResult) -> None:
+        """Say, once for each, what a policy returns under a name that nothing here knows."""
+        measured = (result.metrics and result.metrics.model_extra) or {}
+        names = [f"RolloutResult.{name}" for name in result.model_extra or {}]
+        unread = [name for name, value in measured.items() if value is not None and _numbers(value) is None]
+        names += [f"metrics.{name}" for name in unread]
+        if new := [name for name in names if name not in self._said_unread]:
+            self._said_unread.update(new)
+            log.warning(
+                "the rollout policy returns %s, which nothing reads: further fields are left out, except "
+                "numbers among the metrics",
+                ", ".join(new),
+                extra=REMARK,
+            )
 
     def _explain(self, rollout: FinishedRollout, error: BaseException, expired: bool) -> None:
         if isinstance(error, EngineUnavailable) and error.reason == "no_engine":
@@ -231,17 +248,28 @@ def _origin(assignment: Assignment) -> RolloutOrigin:
 
 
 def metric_values(metrics: BaseMetrics) -> dict[str, float | list[float]]:
-    """Numbers of a metrics object; absent ones (None) are left out. Raises ValueError for anything else."""
+    """Numbers of a metrics object; absent ones (None) are left out, and further fields of another type.
+
+    Raises ValueError for a declared field of another type.
+    """
+    further = metrics.model_extra or {}
     values: dict[str, float | list[float]] = {}
     for name, value in metrics:
-        if value is None:
-            continue
-        if isinstance(value, list | tuple):
-            values[name] = [float(item) for item in value]
-        elif isinstance(value, bool | int | float | np.generic):
-            values[name] = float(value)
-        else:
+        numbers = _numbers(value)
+        if numbers is not None:
+            values[name] = numbers
+        elif value is not None and name not in further:
             raise ValueError(
                 f"metric {name} is a {type(value).__name__}, expected float, int, bool or a list of them"
             )
     return values
+
+
+def _numbers(value: Any) -> float | list[float] | None:
+    """A metric's value; None for what is none."""
+    try:
+        if isinstance(value, bool | int | float | np.generic):
+            return float(value)
+        return [float(item) for item in value] if isinstance(value, list | tuple) else None
+    except (TypeError, ValueError):  # texts, or lists of them
+        return None
