@@ -5,6 +5,7 @@ A domain subclasses `BaseDomain`, overrides what it needs and names the object i
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -234,14 +235,19 @@ def no_module(name: str) -> str:
 
 
 def resolve_dotted(path: str, key: str) -> Any:
-    """The object at a dotted path. Raises ConfigError naming `key` and what is missing."""
+    """The object at a dotted path, of a module or of a class in one.
+
+    Raises ConfigError naming `key` and what is missing.
+    """
     module_name, _, attribute = path.rpartition(".")
     if not module_name:
         raise ConfigError(f"{key}={path}: not a dotted path; write package.module.name")
     try:
-        module = importlib.import_module(module_name)
+        module: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{key}={path}: {no_module(str(error.name))}") from error
+        module = _class_at(module_name) if error.name == module_name else None
+        if module is None:
+            raise ConfigError(f"{key}={path}: {no_module(str(error.name))}") from error
     except ImportError as error:
         raise ConfigError(f"{key}={path}: importing {module_name} failed: {error}") from error
     try:
@@ -250,6 +256,13 @@ def resolve_dotted(path: str, key: str) -> Any:
         public = [name for name in vars(module) if not name.startswith("_")]
         hint = suggestion(attribute, public)
         raise ConfigError(f"{key}={path}: {module_name} has no {attribute}; {hint}") from None
+
+
+def _class_at(path: str) -> type | None:
+    """A class of a module, whose static and class methods a dotted path may name; None for anything else."""
+    above, _, name = path.rpartition(".")
+    found = getattr(sys.modules.get(above), name, None)  # the search for it has imported the module above
+    return found if isinstance(found, type) else None
 
 
 class CombinedDomain(BaseDomain):

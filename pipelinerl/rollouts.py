@@ -124,7 +124,9 @@ class TrainingText(BaseModel):
 
 
 class BaseMetrics(BaseModel):
-    """Statistics of one rollout; subclasses add float, int, bool or lists of them."""
+    """Statistics of one rollout; subclasses or further names add float, int, bool or lists of them."""
+
+    model_config = ConfigDict(extra="allow")
 
     reward: float
     success: bool | None
@@ -137,8 +139,11 @@ class RolloutResult(BaseModel):
     """One attempt on one problem.
 
     A rollout that failed has its reason in `failed` and no samples; one that has neither a reason nor samples
-    counts as empty. `metrics` may be left out of a failed rollout only.
+    counts as empty. `metrics` may be left out of a failed rollout only. Nothing reads further names, which
+    are remarked.
     """
+
+    model_config = ConfigDict(extra="allow")
 
     training_texts: list[TrainingText]
     metrics: BaseMetrics | None = None
@@ -185,10 +190,12 @@ class TrainingTextSummary:
     num_turns: int
 
 
-def apply_rollout_reward(training_texts: Sequence[TrainingText], reward: float) -> None:
-    """Give every sample of a rollout the rollout's reward."""
-    for text in training_texts:
+def apply_rollout_reward(training_texts: Sequence[TrainingText], reward: float) -> list[TrainingText]:
+    """Give every sample of a rollout the rollout's reward; returns these samples."""
+    texts = list(training_texts)
+    for text in texts:
         text.reward = reward
+    return texts
 
 
 def rollout_has_overflow(training_texts: Sequence[TrainingText]) -> bool:

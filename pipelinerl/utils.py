@@ -22,10 +22,9 @@ def resolve_environment_key(cfg: DictConfig, default: str | None = None) -> str 
 
 
 def get_environment_jobs(cfg: DictConfig, key: str | None = None) -> list[Job]:
-    """Servers of one environment, or of all when there is no key and no single environment."""
-    wanted = key if key is not None else resolve_environment_key(cfg)
+    """Servers of one environment, or without a key of all, whatever `environment_key` is, as in upstream."""
     jobs = [Job.model_validate(dict(job)) for job in cfg.get("jobs") or [] if job.kind == "environment"]
-    return [job for job in jobs if wanted is None or job.environment_key == wanted]
+    return [job for job in jobs if key is None or job.environment_key == key]
 
 
 class PerTree(Generic[Value]):

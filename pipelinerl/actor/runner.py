@@ -23,6 +23,7 @@ from pipelinerl.actor.blocking import BlockingCalls
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
 from pipelinerl.actor.retries import backoff_s, one_line, place_of, reason_of, retryable
 from pipelinerl.base import faults
+from pipelinerl.base.logs import REMARK
 from pipelinerl.config.roles import ActorConfig
 from pipelinerl.engines.client import EngineUnavailable
 from pipelinerl.engines.fleet import Fleet
@@ -32,6 +33,9 @@ from pipelinerl.observe.blocked import ROLLOUT
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutOrigin, RolloutResult
 
 log = logging.getLogger(__name__)
+
+WATCHED_ROLLOUTS = 64
+"""Training rollouts of a process whose problems are looked at again when they end."""
 
 Policy = Callable[[DictConfig, TrainableLLM, dict[str, Any], aiohttp.ClientSession], Any]
 
@@ -63,6 +67,8 @@ class RolloutRunner:
         self._tells_domain = tells_domain
         self._plain = not inspect.iscoroutinefunction(policy)
         self._executor = ThreadPoolExecutor(threads, "rollout") if self._plain else None
+        self._to_watch = WATCHED_ROLLOUTS
+        self._said_unread: set[str] = set()
 
     async def run(self, assignment: Assignment) -> FinishedRollout:
         started = time.monotonic()
@@ -116,6 +122,8 @@ class RolloutRunner:
         finally:
             # A thread cannot be cancelled: its next request fails here instead of reaching an engine.
             calls.close()
+        if assignment.training and self._to_watch > 0:
+            self._look_at_problem(assignment, problem)
         if not isinstance(result, RolloutResult):
             raise TypeError(
                 f"the rollout policy returned a {type(result).__name__}, expected a RolloutResult"
@@ -125,6 +133,20 @@ class RolloutRunner:
         if result.dataset_name is None:
             result.dataset_name = problem.get("dataset")
         return result
+
+    def _look_at_problem(self, assignment: Assignment, problem: dict[str, Any]) -> None:
+        """Say, once in a process, that a policy writes into its problem, which upstream's groups share."""
+        self._to_watch -= 1
+        if not (written := _changed(pickle.loads(assignment.problem), problem)):
+            return
+        self._to_watch = 0
+        log.warning(
+            "the rollout policy writes %s into its problem: each attempt has a problem of its own here, and "
+            "upstream's attempts of a group share one; let the loader give what a group shares, or draw it "
+            "with random.Random(pipelinerl.rollouts.ROLLOUT_ORIGIN.get().group_id)",
+            ", ".join(written),
+            extra=REMARK,
+        )
 
     async def _play(self, name: str, llm: TrainableLLM, problem: dict[str, Any]) -> Any:
         arguments = self._policy, self._cfg, llm, problem, self._session
@@ -146,10 +168,26 @@ class RolloutRunner:
         if rollout.domain is not None and self._tells_domain:
             for text in result.training_texts:
                 text.metadata["domain"] = rollout.domain
+        self._remark_unread(result)
         samples = samples_of(result.training_texts, _origin(assignment), self.frozen_version)
         rollout.metrics = metric_values(result.metrics)
         rollout.samples = samples
         rollout.ending = Ending.DONE if samples else Ending.EMPTY
+
+    def _remark_unread(self, result: RolloutResult) -> None:
+        """Say, once for each, what a policy returns under a name that nothing here knows."""
+        measured = (result.metrics and result.metrics.model_extra) or {}
+        names = [f"RolloutResult.{name}" for name in result.model_extra or {}]
+        unread = [name for name, value in measured.items() if value is not None and _numbers(value) is None]
+        names += [f"metrics.{name}" for name in unread]
+        if new := [name for name in names if name not in self._said_unread]:
+            self._said_unread.update(new)
+            log.warning(
+                "the rollout policy returns %s, which nothing reads: further fields are left out, except "
+                "numbers among the metrics",
+                ", ".join(new),
+                extra=REMARK,
+            )
 
     def _explain(self, rollout: FinishedRollout, error: BaseException, expired: bool) -> None:
         if isinstance(error, EngineUnavailable) and error.reason == "no_engine":
@@ -165,6 +203,20 @@ class RolloutRunner:
         else:
             rollout.reason = reason_of(error)
             log.warning("rollout failed: %s", rollout.reason, exc_info=error)
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Keys that two copies of a problem do not both have, or have with other values."""
+
+    def same(key: str) -> bool:
+        if key not in before or key not in after:
+            return False
+        try:  # by the pickles: arrays have no truth value
+            return pickle.dumps(before[key], protocol=5) == pickle.dumps(after[key], protocol=5)
+        except Exception:  # what no longer pickles has changed
+            return False
+
+    return [str(key) for key in {**before, **after} if not same(key)]
 
 
 def _under_name(function: Callable[..., Any], name: str) -> FunctionType:
@@ -196,17 +248,28 @@ def _origin(assignment: Assignment) -> RolloutOrigin:
 
 
 def metric_values(metrics: BaseMetrics) -> dict[str, float | list[float]]:
-    """Numbers of a metrics object; absent ones (None) are left out. Raises ValueError for anything else."""
+    """Numbers of a metrics object; absent ones (None) are left out, and further fields of another type.
+
+    Raises ValueError for a declared field of another type.
+    """
+    further = metrics.model_extra or {}
     values: dict[str, float | list[float]] = {}
     for name, value in metrics:
-        if value is None:
-            continue
-        if isinstance(value, list | tuple):
-            values[name] = [float(item) for item in value]
-        elif isinstance(value, bool | int | float | np.generic):
-            values[name] = float(value)
-        else:
+        numbers = _numbers(value)
+        if numbers is not None:
+            values[name] = numbers
+        elif value is not None and name not in further:
             raise ValueError(
                 f"metric {name} is a {type(value).__name__}, expected float, int, bool or a list of them"
             )
     return values
+
+
+def _numbers(value: Any) -> float | list[float] | None:
+    """A metric's value; None for what is none."""
+    try:
+        if isinstance(value, bool | int | float | np.generic):
+            return float(value)
+        return [float(item) for item in value] if isinstance(value, list | tuple) else None
+    except (TypeError, ValueError):  # texts, or lists of them
+        return None

@@ -42,6 +42,7 @@ from pipelinerl.base.errors import CommandParser
 from pipelinerl.base.heartbeat import start_heartbeat
 from pipelinerl.base.logs import REMARK, setup_logging
 from pipelinerl.config import Config, load, load_tree
+from pipelinerl.config.legacy import as_policies_read
 from pipelinerl.config.serving import SamplingParameters
 from pipelinerl.domain import resolve_dotted
 from pipelinerl.engines.client import Deadlines, EngineClient
@@ -224,7 +225,7 @@ async def serve(output_dir: str, job: int, index: int, fd: int) -> None:
     """The life of a worker; what ends it early is told to the scheduler."""
     channel = await Channel.open(socket.socket(fileno=fd))
     try:
-        await _serve(load(output_dir), load_tree(output_dir, job), index, channel)
+        await _serve(load(output_dir), as_policies_read(load_tree(output_dir, job)), index, channel)
     except Exception as error:
         # The reason goes ahead of the closing channel; without it the scheduler had only an exit code.
         channel.send(Died(index, reason_of(error)))

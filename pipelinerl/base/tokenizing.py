@@ -10,7 +10,7 @@ import re
 import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,9 @@ _PLACEHOLDER = "zqxAssistantReplyxqz"
 def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
     """The tokeniser of a model folder or hub name, shared by everyone in this process.
 
-    `AutoTokenizer` would import torch. Raises ValueError if there is no `tokenizer.json`.
+    Its `apply_chat_template` gives ids as before transformers 5, which gives a dict: policies take its length
+    for that of a prompt. `AutoTokenizer` would import torch. Raises ValueError if there is no
+    `tokenizer.json`.
     """
     if not name:
         raise ValueError(
@@ -58,7 +60,9 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
     # A second of processor time: the launcher and the actor import policies, but tokenise nothing.
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast.from_pretrained(name)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(name)
+    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, return_dict=False)
+    return tokenizer
 
 
 def tokenizer_folder(name: str) -> Path:

@@ -20,7 +20,8 @@ def located_specs(cfg: Config | DictConfig) -> Iterator[tuple[str, str, Any]]:
     """Where each configured environment stands in the tree, its key, and what stands there."""
     one, several = getattr(cfg, "environment", None), getattr(cfg, "environments", None)
     if one is not None:
-        yield "environment", str(getattr(cfg, "environment_key", None) or ONLY_KEY), one
+        key = getattr(cfg, "environment_key", None) or one.get("key") or ONLY_KEY
+        yield "environment", str(key), one
     elif isinstance(several, Mapping):
         yield from ((f"environments.{key}", str(key), spec) for key, spec in several.items())
     else:

@@ -336,12 +336,17 @@ def as_upstream_reads(tree: DictConfig, given: Collection[str]) -> list[str]:
     """Write into a whole tree of upstream's what its programs make of values that mean another thing here.
 
     Its trainer lets the entropy bonus fall to 0 if no final one is given. Its launcher passes a flag of vLLM
-    without a value if that is null, and starts the redis server whatever host a file names. What stays
-    different has its line, unless a key of the command line (`given`) decides it. A tree of this project has
-    `domain_keys` and stays as it is, without lines.
+    without a value if that is null, and starts the redis server whatever host a file names. Its actor does
+    not evaluate if the interval is null, takes rollouts of domains as a list too, leaves out an environment
+    that is null, and knows one by its name. What stays different has its line, unless a key of the command
+    line (`given`) decides it. A tree of this project has `domain_keys` and stays as it is, without lines.
     """
     if "domain_keys" in tree:
         return []
+    if "eval_every_n_versions" in tree and _value(tree, "eval_every_n_versions") is None:
+        tree.eval_every_n_versions = 0
+    _map_rollouts(tree)
+    _settle_environments(tree)
     rl = _value(tree, "finetune.rl")
     if isinstance(rl, DictConfig) and "entropy_bonus" in rl and "final_entropy_bonus" not in rl:
         OmegaConf.update(rl, "final_entropy_bonus", 0.0, force_add=True)
@@ -355,12 +360,47 @@ def as_upstream_reads(tree: DictConfig, given: Collection[str]) -> list[str]:
     notices = [*_own_server(tree, given), *_other_texts(tree)]
     if _value(tree, "use_fast_llm") is True:  # whose settings have a line of their own
         return notices
-    return [*_other_updates(tree, given), *_other_coefficients(tree, given), *notices]
+    objective = [*_left_to_the_trainer(tree, given), *_other_reference(tree, given)]
+    return [*_other_updates(tree, given), *_other_coefficients(tree, given), *objective, *notices]
 
 
 def _value(tree: DictConfig, key: str) -> Any:
     """What a key or section holds; None where it is not there, or is `${...}` and leads nowhere."""
     return OmegaConf.select(tree, key, throw_on_resolution_failure=False)
+
+
+def _map_rollouts(tree: DictConfig) -> None:
+    """Write `actor.domain_rollouts` as a mapping: upstream's may be a list of mappings or `domain:path`."""
+    entries = _value(tree, "actor.domain_rollouts")
+    if not isinstance(entries, ListConfig):
+        return
+    rollouts: dict[str, str] = {}
+    for entry in entries:
+        if not isinstance(entry, DictConfig):
+            domain, colon, path = str(entry).partition(":")
+            if not colon:
+                raise ConfigError(f"actor.domain_rollouts: {entry} names no domain; write DOMAIN: {entry}")
+            rollouts[domain.strip()] = path.strip()
+        elif "domain" in entry and "rollout" in entry:
+            rollouts[str(entry.domain)] = str(entry.rollout)
+        else:
+            rollouts |= {str(domain): str(path) for domain, path in entry.items()}
+    tree.actor.domain_rollouts = rollouts
+
+
+def _settle_environments(tree: DictConfig) -> None:
+    """Leave out environments that are null, and give one of a list that has only a name that name as key."""
+    found = _value(tree, "environments")
+    if isinstance(found, DictConfig):
+        for name in [name for name, spec in found.items_ex(resolve=False) if spec is None]:
+            _taken_out(found, str(name))
+    elif isinstance(found, ListConfig):
+        for index in reversed(range(len(found))):
+            spec = found[index]
+            if spec is None:
+                del found[index]
+            elif isinstance(spec, DictConfig) and spec.get("key") is None and spec.get("name") is not None:
+                OmegaConf.update(spec, "key", str(spec.name), force_add=True)
 
 
 def _own_server(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
@@ -388,6 +428,45 @@ def _other_coefficients(tree: DictConfig, given: Collection[str]) -> Iterator[st
                 "interrupt_train_steps; use finetune.max_train_steps=STEPS, which shortens the schedule of "
                 "the learning rate too"
             )
+
+
+_OF_RL = {
+    "policy_loss": "ppo",
+    "epsilon_low": 0.2,
+    "epsilon_high": 0.2,
+    "divide_advantage_by_std": True,
+    "kl_coef": 0.1,
+    "final_kl_coef": 0.1,
+    "clamp_log_ratio_ref_new_value": 10.0,
+}
+"""What upstream's trainer takes for a key of `finetune.rl` that no file has, where this one takes another."""
+
+
+def _left_to_the_trainer(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
+    """Keys of the objective that a whole tree leaves to the trainer."""
+    rl = _value(tree, "finetune.rl")
+    if not isinstance(rl, DictConfig) or _value(tree, "finetune.max_train_steps") is None:
+        return
+    left = {f"finetune.rl.{name}": value for name, value in _OF_RL.items() if name not in rl}
+    wanted = " ".join(f"{key}={_written(value)}" for key, value in left.items() if key not in given)
+    if wanted:
+        names = ", ".join(key for key in left if key not in given)
+        yield (
+            f"{names}: not in the file, so that this project's defaults hold; use {wanted} for those of "
+            "upstream's trainer"
+        )
+
+
+def _other_reference(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
+    """The KL term of a file, whose reference is another model upstream."""
+    for name in ("kl_coef", "final_kl_coef"):
+        key, value = f"finetune.rl.{name}", _value(tree, f"finetune.rl.{name}")
+        if isinstance(value, int | float) and value > 0 and key not in given:
+            yield (
+                f"{key}={value}: weighs the distance from model_path here; upstream's preprocessor passes no "
+                "sample to its reference engines, and weighs the distance from the policy that sampled"
+            )
+            return
 
 
 _OF_CHATS = {
@@ -445,6 +524,22 @@ def _other_updates(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
             f"DeepSpeed has divided by gradient_accumulation_passes ({divisor}) once more; "
             f"use {' '.join(same)} for upstream's updates"
         )
+
+
+def as_policies_read(tree: DictConfig) -> DictConfig:
+    """Write upstream's keys that say nothing new into the tree that rollout code gets, which may read them.
+
+    Those are copies of other keys, and keys with one value that is taken here.
+    """
+    for key, gone in REMOVED.items():
+        section, _, name = key.rpartition(".")
+        node = OmegaConf.select(tree, section) if section else tree
+        value = OmegaConf.select(tree, gone.instead_of_it("")) if gone.why is _COPY else gone.usual
+        if key == "finetune.output_dir":
+            value = str(Path(str(tree.output_dir)) / "finetune")
+        if isinstance(node, DictConfig) and name not in node and (value is not None or gone.why is _COPY):
+            OmegaConf.update(node, name, value, force_add=True)
+    return tree
 
 
 def leave_out_unread(tree: DictConfig, given: Collection[str]) -> list[str]:

@@ -36,17 +36,37 @@ class Prompt(BaseModel):
         return bool(self.messages or self.token_ids)
 
 
-class ToolFunction(BaseModel):
+class _Message(BaseModel):
+    """Fields that are also read as those of a dict, which litellm's messages allow policies of upstream."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in type(self).model_fields
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field, or `default`."""
+        return getattr(self, name) if name in self else default
+
+
+class ToolFunction(_Message):
     name: str
     arguments: str
 
 
-class ToolCall(BaseModel):
+class ToolCall(_Message):
     id: str
+    type: str = "function"
     function: ToolFunction
 
 
-class LLMOutput(BaseModel):
+class LLMOutput(_Message):
     """The assistant's message."""
 
     role: str = "assistant"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pipelinerl.base.errors import suggestion
 
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
 
 def as_written(value: object) -> str:
     """A value as a configuration writes it."""
@@ -24,6 +26,12 @@ def dotted(key: str, path: str | None, what: str) -> Iterator[str]:
     module_name, _, name = path.rpartition(".")
     if not module_name:
         yield f"{key}={path}: not a dotted path; write package.module.name"
+        return
+    owner = _class_at(module_name)
+    if owner is not None:
+        offered = [node.name for node in owner.body if isinstance(node, _Function)]
+        if name not in offered and not owner.bases:  # which may have it
+            yield f"{key}={path}: {module_name} has no {name}; {suggestion(name, offered)}"
         return
     try:
         spec = importlib.util.find_spec(module_name)
@@ -45,6 +53,19 @@ def dotted(key: str, path: str | None, what: str) -> Iterator[str]:
         offered = _offered(source)
         instead = suggestion(name, offered) if offered else "it defines nothing that could be named here"
         yield f"{key}={path}: {module_name} has no {name}; {instead}"
+
+
+def _class_at(path: str) -> ast.ClassDef | None:
+    """A class of a module, whose static and class methods a dotted path may name; None for anything else."""
+    above, _, name = path.rpartition(".")
+    try:
+        spec = importlib.util.find_spec(above) if above else None
+        origin = spec.origin if spec else None
+        source = Path(origin).read_text(encoding="utf-8") if origin and origin.endswith(".py") else ""
+        body = ast.parse(source).body
+    except Exception:  # the line about the module says it
+        return None
+    return next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
 
 
 def refused_call(
@@ -91,9 +112,6 @@ def missing_import(path: str) -> str | None:
     return next((name for name in _imported(function) if not _is_there(name)), None) if function else None
 
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
 def _imported(function: _Function) -> Iterator[str]:
     """Packages that each call imports; not those under a condition or in a `try`, which may do without."""
     for node in function.body:
@@ -125,6 +143,8 @@ def _yields(function: _Function) -> bool:
 def _definition(path: str, hops: int = 5) -> _Function | None:
     """A plain function of a module, also through modules that pass it on; None for anything else."""
     module_name, _, name = path.rpartition(".")
+    if _class_at(module_name) is not None:  # the search for it as a module would import the one above
+        return None
     try:
         spec = importlib.util.find_spec(module_name) if module_name else None
         origin = spec.origin if spec else None

@@ -8,6 +8,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from pipelinerl.actor.messages import Assignment, Ending
@@ -16,7 +17,7 @@ from pipelinerl.config.roles import ActorConfig
 from pipelinerl.engines.client import EngineUnavailable
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.llm import TrainableLLM
-from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutResult
+from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutResult
 from tests.support.toy_domain import result, text
 
 
@@ -175,6 +176,52 @@ async def test_each_attempt_has_a_problem_of_its_own():
 
     await run(policy)
     assert seen[0] == seen[1]
+
+
+async def test_what_upstreams_groups_would_share_through_their_problem_is_remarked(caplog):
+    def writing(key, value):
+        async def policy(cfg, llm, problem, session):
+            problem[key] = value
+            return done()
+
+        return policy
+
+    kept = {"dataset": "d", "ids": np.arange(3), "history": [1]}
+    await run(writing("history", [1]), problem=kept)
+    await run(writing("secret", 5), problem=kept, training=False)  # a group of one
+    assert not caplog.records
+    for key, value in (("secret", 5), ("history", [1, 2]), ("ids", np.arange(4)), ("lock", threading.Lock())):
+        caplog.clear()
+        await run(writing(key, value), problem=kept)
+        (record,) = caplog.records
+        assert f"writes {key} into its problem" in record.getMessage() and record.remark
+
+
+async def test_further_fields_of_a_result_are_metrics_if_they_are_numbers_and_else_remarked(caplog):
+    """Versions of upstream keep numbers that `BaseMetrics` does not declare, and read other fields."""
+
+    def policy():
+        metrics = BaseMetrics(
+            reward=1.0,
+            success=True,
+            no_error=True,
+            no_answer=False,
+            num_steps=3,
+            delays=[1, 2.5],
+            verdict="ok",
+            words=["a"],
+            unknown=None,
+        )
+        return RolloutResult(
+            training_texts=done().training_texts, metrics=metrics, latency=1, audit={"id": 1}
+        )
+
+    outcome = await run(doing(policy))
+    assert outcome.ending is Ending.DONE, outcome.reason
+    assert {"num_steps": 3.0, "delays": [1.0, 2.5]}.items() <= outcome.metrics.items()
+    assert not {"verdict", "words", "unknown"} & set(outcome.metrics)
+    (record,) = caplog.records
+    assert "RolloutResult.audit, metrics.verdict, metrics.words" in record.getMessage() and record.remark
 
 
 async def test_plain_functions_run_beside_the_loop_and_know_their_origin():

@@ -23,8 +23,9 @@ from pipelinerl.async_llm import ended_text
 from pipelinerl.base.tokenizing import encode, load_tokenizer
 from pipelinerl.config import ConfigError, typed
 from pipelinerl.config.compose import Composition
+from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.finetune import FinetuneConfig
-from pipelinerl.config.legacy import REMOVED
+from pipelinerl.config.legacy import REMOVED, as_policies_read
 from pipelinerl.domain import BaseDomain, resolve_dotted
 from pipelinerl.launcher.environment_server import make_environment
 from pipelinerl.launcher.validate import checked
@@ -269,6 +270,87 @@ vllm_config: {vllm_kwargs: {enforce-eager: , disable_log_stats: null, tensor-par
     again = composed("hardware=gpu", config_dir=written, config_name="exp_config").tree
     assert again.finetune.rl.final_entropy_bonus == 0.01
     assert again.vllm_config.vllm_kwargs["enforce-eager"] is None
+
+
+def test_environments_rollouts_and_an_interval_in_upstreams_other_forms_mean_the_same(
+    composed: Compose, conf: Path
+) -> None:
+    """Its actor skips what is null, finds an environment by its name, and maps domains from a list too."""
+    target = "_target_: pipelinerl.domains.math.MathEnvironment"
+    policy = "pipelinerl.domains.guessing.generate_guessing_rollout"
+
+    def tree(text: str) -> DictConfig:
+        (conf / "mine.yaml").write_text(f"defaults: [guessing, _self_]\n{text}\n")
+        return composed("hardware=gpu", config_dir=conf, config_name="mine").tree
+
+    for environments in (
+        f"[null, {{name: math, {target}}}, null]",
+        f"[{{key: math, name: other, {target}}}]",
+        f"{{math: {{{target}}}, tir: null}}",
+    ):
+        assert list(environment_specs(tree(f"environments: {environments}"))) == ["math"], environments
+    assert list(environment_specs(tree(f"environment: {{key: math, {target}}}"))) == ["math"]
+    for rollouts in (f"['a: {policy}']", f"[{{domain: a, rollout: {policy}}}]", f"[{{a: {policy}}}]"):
+        assert tree(f"actor: {{domain_rollouts: {rollouts}}}").actor.domain_rollouts == {"a": policy}, (
+            rollouts
+        )
+    with pytest.raises(ConfigError, match=r"actor\.domain_rollouts: a names no domain"):
+        tree("actor: {domain_rollouts: [a]}")
+    assert typed(tree("eval_every_n_versions: null")).eval_every_n_versions == 0
+
+
+def test_keys_of_the_objective_that_no_file_has_are_said_with_what_upstreams_trainer_takes(
+    composed: Compose, conf: Path
+) -> None:
+    base = conf / "finetune" / "base.yaml"
+    settings = OmegaConf.load(base)
+    for name in ("epsilon_low", "kl_coef", "final_kl_coef", "divide_advantage_by_std"):
+        del settings.rl[name]
+    OmegaConf.save(settings, base)
+    options = {"config_dir": conf, "config_name": "guessing"}
+
+    def lines(*overrides: str) -> list[str]:
+        notices = composed("hardware=gpu", *overrides, **options).notices
+        return [notice for notice in notices if "not in the file" in notice]
+
+    (line,) = lines()
+    use = line.partition("; use ")[2].partition(" for ")[0].split()
+    assert use == [
+        "finetune.rl.epsilon_low=0.2",
+        "finetune.rl.divide_advantage_by_std=true",
+        "finetune.rl.kl_coef=0.1",
+        "finetune.rl.final_kl_coef=0.1",
+    ]
+    assert lines(*use) == []
+    assert "epsilon_low" not in lines(use[0])[0]
+
+
+def test_a_kl_term_of_upstreams_files_has_another_reference_here(composed: Compose, conf: Path) -> None:
+    """The processes of its preprocessor get no reference engine, and take the sampler's log-probabilities."""
+
+    def lines(rl: str, *overrides: str) -> list[str]:
+        (conf / "mine.yaml").write_text(f"defaults: [guessing, _self_]\nfinetune: {{rl: {{{rl}}}}}\n")
+        made = composed("hardware=gpu", *overrides, config_dir=conf, config_name="mine")
+        return [notice for notice in made.notices if "the policy that sampled" in notice]
+
+    (line,) = lines("kl_coef: 0.01")
+    assert line.startswith("finetune.rl.kl_coef=0.01:") and "model_path here" in line
+    assert lines("kl_coef: 0, final_kl_coef: 0.1")[0].startswith("finetune.rl.final_kl_coef=0.1:")
+    assert lines("kl_coef: 0") == []
+    assert lines("kl_coef: 0.01, final_kl_coef: 0", "finetune.rl.kl_coef=0.02") == []
+
+
+def test_rollout_code_finds_the_keys_of_upstream_that_say_nothing_new(composed: Compose, conf: Path) -> None:
+    (conf / "mine.yaml").write_text(
+        "defaults: [guessing, _self_]\nseed: 7\nmax_lag: 512\noutput_dir: results/mine\n"
+        "actor: {task_prompt: ''}\n"
+    )
+    tree = composed("hardware=gpu", config_dir=conf, config_name="mine").tree
+    read = as_policies_read(OmegaConf.create(OmegaConf.to_container(tree)))
+    assert (read.finetune.seed, read.finetune.max_lag, read.finetune.pop_old_data) == (7, 512, True)
+    assert (read.finetune.output_dir, read.actor.task_prompt) == ("results/mine/finetune", "")
+    assert read.finetune.rl.reward_minus_kl_coef == 0 and read.preprocess.pop_old_data is True
+    assert "data" not in read.finetune and "curriculum" not in read
 
 
 def one_update(gradient: torch.Tensor, largest: float, epsilon: float) -> torch.Tensor:

@@ -42,6 +42,33 @@ def test_a_sound_domain_is_valid(validated: Callable[..., tuple[int, str]]) -> N
     assert validated(noisy) == (0, "")
 
 
+OF_A_CLASS = (
+    SOUND
+    + """
+class Mine:
+    @staticmethod
+    def problems(names):
+        return load(names)
+
+    @classmethod
+    async def attempt(cls, cfg, llm, problem, session):
+        raise NotImplementedError
+
+class Others(Mine):
+    pass
+"""
+)
+
+
+def test_methods_of_a_class_may_be_named_as_upstream_may(validated: Callable[..., tuple[int, str]]) -> None:
+    """Its programs look them up with hydra's `get_method`."""
+    named = "dataset_loader=own_{0}.{1}.problems", "actor.rollout_policy=own_{0}.{1}.{2}"
+    assert validated(OF_A_CLASS, *(one.format(0, "Mine", "attempt") for one in named)) == (0, "")
+    assert validated(OF_A_CLASS, *(one.format(1, "Others", "attempt") for one in named)) == (0, "")
+    status, said = validated(OF_A_CLASS, *(one.format(2, "Mine", "attend") for one in named))
+    assert status == 2 and "own_2.Mine has no attend; did you mean attempt" in said
+
+
 @pytest.mark.parametrize(
     ("source", "arguments", "message"),
     [

@@ -10,7 +10,7 @@ from pipelinerl.async_llm import (
     make_training_text,
     make_training_texts_from_llm_calls,
 )
-from pipelinerl.base.tokenizing import decode
+from pipelinerl.base.tokenizing import decode, encode
 from pipelinerl.engines.client import EngineRequestError
 from pipelinerl.engines.fleet import Fleet
 from pipelinerl.engines.requests import Deadlines
@@ -232,6 +232,30 @@ def test_tokens_are_counted_with_and_without_template(llm):
     asked = [{"role": "user", "content": "hello"}]
     assert llm.count_tokens(asked) == len("hello") + 3, "<u>, <e>, and <a> that begins the answer"
     assert llm.count_tokens([*asked, {"role": "assistant", "content": "hi"}]) == len("hellohi") + 4
+
+
+def test_the_template_of_a_policys_tokenizer_gives_ids(llm):
+    """Before transformers 5, which upstream's policies were written for, that was the default."""
+    tokenizer, messages = llm.load_tokenizer(), [{"role": "user", "content": "a long question"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    given = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    assert given == encode(tokenizer, text).tolist() and len(given) > 10
+    fields = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    assert fields["input_ids"] == given
+
+
+def test_a_message_is_read_like_a_dict_as_upstreams_is():
+    """Upstream's is litellm's, which has a field for every name that it declares."""
+    call = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+    output = LLMOutput(content="hi", tool_calls=[call])
+    assert output["content"] == output.get("content") == "hi" and output.get("refusal", "none") == "none"
+    assert "tool_calls" in output and "refusal" not in output
+    first = output["tool_calls"][0]
+    assert (first["type"], first["function"]["name"]) == ("function", "f")
+    output["content"] = "there"
+    assert output.content == "there"
+    with pytest.raises(KeyError, match="refusal"):
+        output["refusal"]
 
 
 def test_a_call_made_of_an_engines_answer_is_learnt_with_its_prompt(llm):

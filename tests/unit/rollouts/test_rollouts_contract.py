@@ -30,7 +30,7 @@ def test_lists_are_stored_as_arrays_also_when_assigned():
 
 def test_reward_overflow_and_summary_are_over_all_texts():
     texts = [text(finished=True, prompt_tokens=3, output_tokens=2), text(prompt_tokens=4, output_tokens=5)]
-    rollouts.apply_rollout_reward(texts, 0.5)
+    assert rollouts.apply_rollout_reward(texts, 0.5) == texts, "as in upstream, whose policies use it"
     assert [t.reward for t in texts] == [0.5, 0.5]
     assert rollouts.rollout_has_overflow(texts) and not rollouts.rollout_has_overflow(texts[:1])
     assert rollouts.summarize_training_texts(texts) == TrainingTextSummary([3, 4], [2, 5], True, 2)
