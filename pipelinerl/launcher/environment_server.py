@@ -45,7 +45,8 @@ def main() -> int:
         cfg = load_tree(arguments.output_dir, arguments.job)
         job = next(entry for entry in cfg.jobs if entry.idx == arguments.job)
         setup_logging(arguments.output_dir, str(job.name))
-        make_environment(cfg, str(job.environment_key)).launch(int(job.port))
+        environment = make_environment(cfg, str(job.environment_key))
+        environment.launch(port=int(job.port))  # by name, as upstream does
     except Exception as error:
         said = " ".join(str(error).split())
         print(printable(f"environment: {type(error).__name__}: {said}"), file=sys.stderr)

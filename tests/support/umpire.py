@@ -14,7 +14,7 @@ from pipelinerl.rollouts import RolloutResult
 class Umpire:
     """An environment whose answer is always the same."""
 
-    def launch(self, port: int) -> None:
+    def launch(self, *, port: int) -> None:
         http.server.ThreadingHTTPServer(("127.0.0.1", port), _Fair).serve_forever()
 
 
