@@ -15,7 +15,9 @@ def main(argv: list[str] | None = None) -> int:
     """0; 1 and one line if nothing was written."""
     parser = CommandParser(prog="python -m pipelinerl.view", description=__doc__)
     parser.add_argument("output_dir", type=Path, help="the run's folder")
-    parser.add_argument("--limit", type=int, default=LIMIT, help=f"most rollouts on the page ({LIMIT})")
+    parser.add_argument(
+        "--limit", type=int, default=LIMIT, help=f"most rollouts on the page, but a whole group ({LIMIT})"
+    )
     parser.add_argument("--compare", type=Path, metavar="RUN2", help="another run, beside this one")
     parser.add_argument("--eval", type=Path, metavar="FILE", help="write a log for inspect's viewer instead")
     args = parser.parse_args(argv)

@@ -171,8 +171,8 @@ class Sharding:
     """How several ranks share parameters, gradients and optimizer state."""
 
     keep_gathered: bool = False
-    """Keep a layer's weights between forward and backward: gradients and optimizer state alone are sharded,
-    which saves half of the gathering."""
+    """Keep a layer's gathered weights from its forward to its backward pass, which saves half of the
+    gathering."""
     reduce_bfloat16: bool = False
     """Sum gradients over ranks in bfloat16."""
     offload: bool = False

@@ -95,8 +95,8 @@ class Config(OpenSection):
     use_deepspeed: bool = False
     """Shard as stage 2 or 3 of DeepSpeed, which itself is not used; `deepspeed_config` names the stage."""
     deepspeed_config: str = "deepspeed_stage3_bf16"
-    """`deepspeed_stage3_bf16` shards parameters, gradients and optimizer state, `deepspeed_stage2_bf16`
-    gradients and optimizer state, `deepspeed_stage1_bf16` nothing."""
+    """`deepspeed_stage3_bf16` shards parameters, gradients and optimizer state, `deepspeed_stage2_bf16` too,
+    but layers that were gathered stay so until their backward pass; `deepspeed_stage1_bf16` nothing."""
     use_fsdp: bool | Literal["auto"] = "auto"
     """Shard parameters, gradients and optimizer state. `auto`: if several ranks do not fit otherwise, or if
     sharding saves recomputation, where the sizes of model and card are known."""
@@ -194,7 +194,7 @@ class Config(OpenSection):
 
     @property
     def sharding(self) -> Sharding | None:
-        """FSDP as configured, or what a DeepSpeed stage shards: 1 nothing here, 2 all but weights, 3 all."""
+        """FSDP as configured, or what a DeepSpeed stage shards: 1 nothing here, 2 and 3 all."""
         return self.sharding_if(self.use_fsdp is True)
 
     def sharding_if(self, use_fsdp: bool) -> Sharding | None:

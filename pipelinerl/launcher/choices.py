@@ -270,7 +270,7 @@ def _trainer(cfg: Config, why: Why, chosen: str) -> Row:
     if sharding is None:
         shared = "nothing sharded"
     else:
-        shared = "all but weights sharded" if sharding.keep_gathered else "all sharded"
+        shared = "all sharded, layers gathered once a pass" if sharding.keep_gathered else "all sharded"
         shared += ", states in host memory" if sharding.offload else ""
     if cfg.derived.whole_on_host:
         shared += ", the engines' copy in host memory"

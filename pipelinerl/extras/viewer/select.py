@@ -66,7 +66,10 @@ class _Picked:
 
 
 def select(groups: Sequence[GroupFacts], limit: int, max_bytes: int) -> set[str]:
-    """Ids of the groups to show: all of them if they are at most `limit` rollouts and `max_bytes`."""
+    """Ids of the groups to show: all of them if they are at most `limit` rollouts and `max_bytes`.
+
+    If no group is as small as that, the smallest one.
+    """
     if sum(g.rollouts for g in groups) <= limit and sum(g.size for g in groups) <= max_bytes:
         return {group.id for group in groups}
     picked = _Picked(limit, max_bytes, set())
@@ -85,7 +88,7 @@ def select(groups: Sequence[GroupFacts], limit: int, max_bytes: int) -> set[str]
     for value in extremes:
         picked.take(sorted((g for g in training if value(g)), key=value, reverse=True), 0.05)
     picked.take(evenly(training), 1.0)
-    return picked.ids
+    return picked.ids or {min(groups, key=lambda group: (group.size, group.order)).id}
 
 
 def _evaluations(groups: Sequence[GroupFacts]) -> list[GroupFacts]:

@@ -96,7 +96,7 @@ def write_page(
     beside = folder.with_name(f"~{folder.name}")  # a page that cannot be finished leaves the one before
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    beside.chmod(stat.S_IMODE(output_dir.stat().st_mode))  # what the run's folder hides stays hidden
+    beside.chmod(_shown_to(paths))
     rows = _write_chunks(beside, runs)
     index = {
         "columns": COLUMNS,
@@ -126,6 +126,14 @@ def export(output_dir: Path, path: Path, limit: int = LIMIT) -> int:
         return run.measured[name].reward if name in run.measured else None
 
     return write_eval(path, run.source, run.chosen, run.trained, reward)
+
+
+def _shown_to(paths: Sequence[Path]) -> int:
+    """Permissions that all these folders give: what one of them hides stays hidden."""
+    mode = 0o7777
+    for path in paths:
+        mode &= stat.S_IMODE(path.stat().st_mode)
+    return mode
 
 
 def _domain(source: RunSource, given: Domain | None) -> Domain:

@@ -238,6 +238,12 @@ def test_a_selection_keeps_to_its_bounds_and_shows_ends_extremes_and_all_version
     assert max(np.diff(numbers)) < 200
 
 
+def test_a_group_that_is_larger_than_a_page_may_be_is_shown_alone() -> None:
+    groups = [facts(number) for number in range(3)]
+    groups[1].size = 900
+    assert select(groups, 7, 10**9) == select(groups, 1000, 500) == {"1"}
+
+
 def test_of_many_evaluations_the_same_problems_of_first_middle_and_last_are_shown() -> None:
     groups = [
         GroupFacts(f"{version}-{problem}", problem, version, Evaluated("0", version, problem), 1, 10)
@@ -297,6 +303,9 @@ def test_the_folder_is_as_private_as_the_run(tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run")
     run.chmod(0o700)
     assert write_page(run).parent.stat().st_mode & 0o777 == 0o700
+    public = recorded_run(tmp_path / "public")
+    public.chmod(0o755)
+    assert write_page(public, compare=run).parent.stat().st_mode & 0o777 == 0o700, "it shows both runs"
 
 
 @pytest.mark.parametrize(
