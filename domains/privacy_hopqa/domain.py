@@ -29,7 +29,13 @@ from domains.privacy_hopqa.services import (
     scoring_server,
     world_paths,
 )
-from domains.privacy_hopqa.settings import PrivacyHopQASettings, remedy_for, settings_of
+from domains.privacy_hopqa.settings import (
+    PrivacyHopQASettings,
+    dataset_names,
+    has_data,
+    remedy_for,
+    settings_of,
+)
 from domains.privacy_hopqa.teacher.demonstrations import ADVERSARY, demonstrations
 from domains.privacy_hopqa.teacher.script import SKELETONS
 from domains.privacy_hopqa.world import WorldError, generate, world_config
@@ -66,7 +72,7 @@ class PrivacyHopQADomain(BaseDomain):
         A world that is there already is kept; another one there is an error (WorldError).
         """
         settings = settings_of(cfg)
-        if settings.dataset_paths:
+        if has_data(cfg, settings):
             return {}
         world = output_dir / WORLD_FOLDER
         generate(world_config(**settings.world), world)
@@ -75,7 +81,7 @@ class PrivacyHopQADomain(BaseDomain):
     def services(self, cfg: DictConfig) -> list[ServiceSpec]:
         """The retrieval server unless an address is configured; a scoring server if one is asked for."""
         settings = settings_of(cfg)
-        specs = [] if settings.helper_service_url is not None else [retrieval_server(settings)]
+        specs = [] if settings.helper_service_url is not None else [retrieval_server(cfg, settings)]
         if settings.scoring_server_options is not None:
             specs.append(scoring_server(settings.scoring_server_options))
         return specs
@@ -92,7 +98,7 @@ class PrivacyHopQADomain(BaseDomain):
         shown = ", ".join(settings.retrieval_urls)
         ask = partial(ask_retrieval, cfg, settings)
         # Of data that is served alone nothing is here to compare: another server may serve anything.
-        here = settings.task_data_root is not None or not settings.dataset_paths
+        here = settings.task_data_root is not None or not has_data(cfg, settings)
         found = NamedService(name="retrieval", url_key=URL_KEY, url=shown, ask=ask, compares=here)
         return [found, *named]
 
@@ -162,11 +168,17 @@ def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
                 f"{KEY}.{name}={count} is for the server that a run starts, but "
                 f"{KEY}.helper_service_url names one; leave one of them out"
             )
-    if not settings.dataset_paths:
+    if not has_data(cfg, settings):
         try:
             world_config(**settings.world)
         except (WorldError, TypeError) as error:
             yield f"{KEY}.{error}"
+        for key in ("task_data_root", "web_corpus_path"):
+            if value := getattr(settings, key):
+                yield (
+                    f"{KEY}.{key}={value}: no chain file is named, so the run would serve a generated world; "
+                    f"set {KEY}.final_train_dataset_path, or leave the key out"
+                )
         return
     if settings.task_data_root is None and settings.helper_service_url is None:
         yield f"{KEY}.task_data_root=null: set the folder of the tasks, or {KEY}.helper_service_url"
@@ -184,11 +196,11 @@ def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
 def _row_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
     """The first row that cannot be used, with file and line, and files of another world."""
     paths, root = settings.dataset_paths, settings.task_data_root
-    if not paths or not all(Path(place).exists() for place in (*paths.values(), *([root] if root else []))):
+    places = (*paths.values(), *([root] if root else []))
+    if not has_data(cfg, settings) or not all(Path(place).exists() for place in places):
         return
-    names = [*(cfg.get("train_dataset_names") or ()), *(cfg.get("test_dataset_names") or ())]
     try:
-        problems = load_problems(names, **paths, task_data_root=root)
+        problems = load_problems(dataset_names(cfg), **paths, task_data_root=root)
         web = None if settings.no_web else settings.web_corpus_path
         found = without_gold([problem["chain"] for problem in problems], root, web)
     except (ValueError, OSError) as error:

@@ -27,7 +27,7 @@ from domains.privacy_hopqa.data.identity import value_aliases
 from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.reward.scoring import score_by_service
 from domains.privacy_hopqa.same_world import WHOLE_BYTES, digests, foreign, lacking, samples
-from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.settings import PrivacyHopQASettings, dataset_names, has_data
 from domains.privacy_hopqa.world import generate, world_config
 from domains.privacy_hopqa.world.config import manifest_of
 from pipelinerl.base.errors import ConfigError
@@ -50,7 +50,7 @@ _ALIKE = ("version", "fingerprint", "tasks", "web_docs", "max_hit_chars", "max_a
 """Of `/health`: what servers over the same data have in common."""
 
 
-def retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
+def retrieval_server(cfg: DictConfig, settings: PrivacyHopQASettings) -> ServiceSpec:
     """The retrieval server that a run starts on its own data."""
     argv = [sys.executable, "-m", "retrieval_server", "--host", "{host}", "--port", "{port}"]
     if settings.task_data_root:
@@ -74,7 +74,7 @@ def retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
         token_variable=TOKEN_FILE_VARIABLE,
         health="/ready",
         start_deadline_s=start_deadline_s(web),
-        note=describe(web, backend) if settings.dataset_paths else "the world that the start makes",
+        note=describe(web, backend) if has_data(cfg, settings) else "the world that the start makes",
     )
 
 
@@ -128,10 +128,10 @@ class Wanted:
     @classmethod
     def of(cls, cfg: DictConfig, settings: PrivacyHopQASettings) -> "Wanted":
         """By the datasets that the run names; nothing for a world that is still to be generated."""
-        names = [*(cfg.get("train_dataset_names") or ()), *(cfg.get("test_dataset_names") or ())]
-        if not settings.dataset_paths:
+        if not has_data(cfg, settings):
             return cls()
-        problems = load_problems(names, **settings.dataset_paths, task_data_root=settings.task_data_root)
+        paths, root = settings.dataset_paths, settings.task_data_root
+        problems = load_problems(dataset_names(cfg), **paths, task_data_root=root)
         chains: list[Chain] = [problem["chain"] for problem in problems]
         hops = [hop for chain in chains for hop in chain.hops if hop.source == "web"]
         pages = () if settings.no_web else dict.fromkeys(_page_ids(hop.gold_values) for hop in hops)
@@ -156,8 +156,8 @@ def ask_retrieval(cfg: DictConfig, settings: PrivacyHopQASettings) -> str:
 
     Raises ConfigError with one line for each thing that is wrong.
     """
-    with _world_of(settings) as found:
-        return _asked(cfg, found, bool(settings.dataset_paths))
+    with _world_of(cfg, settings) as found:
+        return _asked(cfg, found, has_data(cfg, settings))
 
 
 def ask_scorer(url: str, timeout_s: float) -> str:
@@ -184,9 +184,9 @@ def ask_scorer(url: str, timeout_s: float) -> str:
 
 
 @contextmanager
-def _world_of(settings: PrivacyHopQASettings) -> Iterator[PrivacyHopQASettings]:
+def _world_of(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[PrivacyHopQASettings]:
     """The settings, for a moment with a copy of the world where the start is about to generate one."""
-    if settings.dataset_paths:
+    if has_data(cfg, settings):
         yield settings
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -3,6 +3,7 @@
 The domain's hooks check them at the start of a run; the agent and the rewards read them from then on.
 """
 
+from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import DictConfig
@@ -209,12 +210,22 @@ class PrivacyHopQASettings(Block):
 
     @property
     def dataset_paths(self) -> dict[str, Any]:
-        """The chain files that the user named, by key; empty if a world is to be generated."""
+        """The chain files that are named by keys, by key."""
         return {key: path for key in DATASET_KEYS if (path := getattr(self, key))}
 
     def stage_max_tokens(self, stage: str) -> int:
         """Output cap in tokens of a stage named `hop_plan`, `doc_choose`, `doc_read` or `hop_resolve`."""
         return int(getattr(self, f"{stage}_max_tokens"))
+
+
+def dataset_names(cfg: DictConfig) -> list[str]:
+    """The datasets of training and evaluation: names of chain files, or their paths."""
+    return [*(cfg.get("train_dataset_names") or ()), *(cfg.get("test_dataset_names") or ())]
+
+
+def has_data(cfg: DictConfig, settings: PrivacyHopQASettings) -> bool:
+    """Whether chain files are named, by keys or as datasets; otherwise a world is to be generated."""
+    return bool(settings.dataset_paths) or any(Path(name).is_file() for name in dataset_names(cfg))
 
 
 def remedy_for(key: str) -> str | None:

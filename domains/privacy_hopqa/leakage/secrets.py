@@ -50,7 +50,9 @@ def provenance_of_files(files: Iterable[str]) -> dict[str, Any]:
 def provenance_of_run(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The same for a run, with its seed, model and, for a generated world, the world's fingerprint."""
     block = tree.get("privacy_hopqa") or {}
+    names = dict.fromkeys([*tree["train_dataset_names"], *(tree.get("test_dataset_names") or ())])
     files = [block[key] for key in DATASET_KEYS if block.get(key)]
+    files += [name for name in names if Path(name).is_file()]
     world = manifest_of(block.get("task_data_root"))
     return provenance_of_files(files) | {
         "output_dir": str(tree.get("output_dir")),

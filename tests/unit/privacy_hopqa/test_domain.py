@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.domain import PrivacyHopQADomain, world_paths
 from domains.privacy_hopqa.leakage import section
+from domains.privacy_hopqa.world import generate, world_config
 from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import Domain
@@ -103,6 +104,8 @@ def test_it_is_a_domain():
         ("helper_service_url=http://h:x", "helper_service_url=http://h:x: no address"),
         ("privacy_reward_service_url=ftp://h", "privacy_reward_service_url=ftp://h: no address of a service"),
         ("final_dataset_path=/gone", "final_dataset_path=/gone: no such file"),
+        ("task_data_root=tasks", "task_data_root=tasks: no chain file is named, so the run would serve"),
+        ("web_corpus_path=web.jsonl", "web_corpus_path=web.jsonl: no chain file is named"),
     ],
 )
 def test_problems_are_named_before_anything_starts(changes, message):
@@ -227,6 +230,25 @@ def test_several_retrieval_processes_on_request():
 def test_a_configured_service_or_dataset_is_used_as_it_is(tmp_path):
     assert DOMAIN.services(config("helper_service_url=http://h")) == []
     assert DOMAIN.prepare(config("final_dataset_path=x.jsonl"), tmp_path) == {}
+
+
+def test_datasets_named_by_their_files_are_asked_and_served_without_a_generated_world(tmp_path):
+    """As in `train_dataset_names: [PATH]` of the pull request's configurations."""
+    world = generate(world_config(size="tiny", seed=3), tmp_path / "theirs")
+    cfg = config(f"task_data_root={world}/tasks web_corpus_path={world}/web.jsonl")
+    cfg.train_dataset_names, cfg.test_dataset_names = (
+        [f"{world}/chains_{one}.jsonl"] for one in ("train", "val")
+    )
+    assert DOMAIN.validate(cfg) == []
+    assert DOMAIN.prepare(cfg, tmp_path / "run") == {}
+    (service,) = DOMAIN.services(cfg)
+    assert f"{world}/tasks" in service.argv and service.note.startswith("rank_bm25")
+    cfg.privacy_hopqa.task_data_root = str(tmp_path / "gone")
+    (problem,) = DOMAIN.validate(cfg)
+    check_one_line(problem, f"privacy_hopqa.task_data_root={tmp_path}/gone: no such folder")
+    cfg.privacy_hopqa.task_data_root = str(tmp_path)
+    (problem,) = DOMAIN.validate(cfg)
+    check_one_line(problem, f"{world}/chains_train.jsonl:1: task_id='DR90000': no such folder")
 
 
 def evaluation(chain, version, *queries):
