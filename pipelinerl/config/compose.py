@@ -20,10 +20,24 @@ from pipelinerl.base.errors import ConfigError, first_line, suggestion
 from pipelinerl.base.masking import MASK
 from pipelinerl.config.choice import Choice
 from pipelinerl.config.detect import visible_devices
-from pipelinerl.config.hydra_files import check_aliases, file_order, files, in_one_line, in_subfolder
+from pipelinerl.config.hydra_files import (
+    check_aliases,
+    file_order,
+    files,
+    for_hydras_launcher,
+    in_one_line,
+    in_subfolder,
+)
 from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_bundled
 from pipelinerl.config.keys import apply, brought_keys, check_interpolations, leaves
-from pipelinerl.config.legacy import as_upstream_reads, leave_out_unread, not_yaml, settle, whole_tree
+from pipelinerl.config.legacy import (
+    as_upstream_reads,
+    leave_out_unread,
+    not_yaml,
+    of_hydras_launcher,
+    settle,
+    whole_tree,
+)
 from pipelinerl.config.origins import Layer, chain, decided, file_name, layer, origin
 from pipelinerl.config.secrets import names_secret
 from pipelinerl.config.tree import Config
@@ -160,13 +174,17 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> _Read:
     name, choices = asked.config_name, [asked.hardware, *asked.groups, *asked.layers]
     primary = _config_file(roots, "", name)
     own = None if primary is None or primary.is_relative_to(conf_dir()) else primary
-    plain = None
+    plain, said = None, list[str]()
     if own is not None:
         whole = whole_tree(own)
-        if whole is None and (plain := _with_hardware(roots, asked)) is None:  # upstream's, with its own base
-            whole, choices = files(roots, name, [*asked.groups, *asked.layers]), [asked.hardware]
+        if whole is None:
+            plain = _with_hardware(roots, asked)
+            with_choices = choices if plain is not None else [*asked.groups, *asked.layers]
+            said += of_hydras_launcher(for_hydras_launcher(roots, name, with_choices))
+            if plain is None:  # upstream's, with its own base
+                whole, choices = files(roots, name, with_choices), [asked.hardware]
         if whole is not None:
-            notices = [*as_upstream_reads(whole, asked.given), *settle(whole, asked.given)]
+            notices = [*said, *as_upstream_reads(whole, asked.given), *settle(whole, asked.given)]
             bundled = [root for root in roots if not _has_base(root)]
             below = [*bundled, conf_dir()]
             tree = _over(_compose(below, BASE, choices), whole, f"{own}: ")
@@ -179,7 +197,7 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> _Read:
     if asked.groups:  # hydra puts hardware and domain over them
         for key, value in leaves(_written(roots, asked)).items():
             OmegaConf.update(tree, key, value, force_add=True)
-    notices = settle(tree, asked.given)
+    notices = [*said, *settle(tree, asked.given)]
     named = plain is not None and any(
         OmegaConf.select(plain, key, throw_on_resolution_failure=False)
         for key in ("dataset_loader", "actor.rollout_policy")

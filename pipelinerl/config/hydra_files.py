@@ -71,6 +71,12 @@ def files(roots: Sequence[Path], config_name: str, overrides: list[str]) -> Dict
         return hydra_compose(config_name, overrides=overrides)
 
 
+def for_hydras_launcher(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
+    """The section `hydra` of the same files, which no tree of `files` has."""
+    with _hydra(roots):
+        return hydra_compose(config_name, overrides=overrides, return_hydra_config=True).hydra
+
+
 def in_subfolder(config_name: str, primary: Path, root: Path) -> str | None:
     """Why a primary file of a folder below `root` would compose into something else, or None."""
     folder, _, name = config_name.rpartition("/")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -336,10 +337,11 @@ def as_upstream_reads(tree: DictConfig, given: Collection[str]) -> list[str]:
     """Write into a whole tree of upstream's what its programs make of values that mean another thing here.
 
     Its trainer lets the entropy bonus fall to 0 if no final one is given. Its launcher passes a flag of vLLM
-    without a value if that is null, and starts the redis server whatever host a file names. Its actor does
-    not evaluate if the interval is null, takes rollouts of domains as a list too, leaves out an environment
-    that is null, and knows one by its name. What stays different has its line, unless a key of the command
-    line (`given`) decides it. A tree of this project has `domain_keys` and stays as it is, without lines.
+    without a value if that is null, starts the redis server whatever host a file names, and makes the folder
+    of a run its group in wandb. Its actor does not evaluate if the interval is null, takes rollouts of
+    domains as a list too, leaves out an environment that is null, and knows one by its name. What stays
+    different has its line, unless a key of the command line (`given`) decides it. A tree of this project has
+    `domain_keys` and stays as it is, without lines.
     """
     if "domain_keys" in tree:
         return []
@@ -357,7 +359,7 @@ def as_upstream_reads(tree: DictConfig, given: Collection[str]) -> list[str]:
         for name in null:
             if str(name).replace("_", "-") not in chosen_here:
                 flags[name] = ""
-    notices = [*_own_server(tree, given), *_other_texts(tree)]
+    notices = [*_own_server(tree, given), *_own_group(tree, given), *_other_texts(tree)]
     if _value(tree, "use_fast_llm") is True:  # whose settings have a line of their own
         return notices
     objective = [*_left_to_the_trainer(tree, given), *_other_reference(tree, given)]
@@ -411,6 +413,19 @@ def _own_server(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
         yield (
             f"streams.host={host}: left out, the launcher starts redis-server, as upstream's does; "
             "give it on the command line for a server that is already running"
+        )
+
+
+def _own_group(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
+    """The group in wandb, over which upstream's launcher writes the run's folder below its root."""
+    group = _value(tree, "wandb.wandb_group")
+    if group is None or not _value(tree, "wandb.wandb_workspace_root") or "wandb.wandb_group" in given:
+        return
+    tree.wandb.wandb_group = None
+    if _value(tree, "wandb.use_wandb") is not False:
+        yield (
+            f"wandb.wandb_group={group}: left out, upstream's launcher puts the run's folder in its place, "
+            "which is the run's name here; give it on the command line to group runs"
         )
 
 
@@ -524,6 +539,23 @@ def _other_updates(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
             f"DeepSpeed has divided by gradient_accumulation_passes ({divisor}) once more; "
             f"use {' '.join(same)} for upstream's updates"
         )
+
+
+def of_hydras_launcher(section: DictConfig) -> Iterator[str]:
+    """Settings of hydra's own launcher in files, as far as upstream's processes depend on them.
+
+    Raises ConfigError for a file that asks for several runs.
+    """
+    if section.get("mode") == RunMode.MULTIRUN:
+        raise ConfigError("hydra.mode=MULTIRUN: sweeps are not supported; start one run per value")
+    job = section.job
+    if job.env_set:
+        names = ", ".join(map(str, job.env_set))
+        yield (f"hydra.job.env_set: left out, no process gets {names}; write NAME=VALUE before the command")
+    if job.chdir:
+        yield "hydra.job.chdir=true: left out, relative paths begin in the folder of the command"
+    if section.get("callbacks"):
+        yield f"hydra.callbacks: left out, none is called ({', '.join(map(str, section.callbacks))})"
 
 
 def as_policies_read(tree: DictConfig) -> DictConfig:

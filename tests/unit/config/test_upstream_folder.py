@@ -644,6 +644,57 @@ def test_a_broken_interpolation_is_one_line(composed: Compose, conf: Path) -> No
         assert len(refused.value.problems) == 1
 
 
+@pytest.mark.parametrize("base", ["guessing", "base"])
+def test_what_a_file_asks_of_hydras_launcher_is_said_or_refused(
+    composed: Compose, conf: Path, tmp_path: Path, base: str
+) -> None:
+    """hydra's own launcher sets variables that all processes inherit, moves, calls, and starts many runs."""
+    folder = conf if base == "guessing" else tmp_path / "alone"  # alone: over this repository's base
+    folder.mkdir(exist_ok=True)
+
+    def lines(section: str) -> list[str]:
+        (folder / "mine.yaml").write_text(
+            f"defaults: [{base}, override hydra/job_logging: disabled, _self_]\nhydra: {{{section}}}\n"
+        )
+        notices = composed("hardware=gpu", config_dir=folder, config_name="mine").notices
+        return [line for line in notices if line.startswith("hydra")]
+
+    assert lines("run: {dir: elsewhere}, verbose: true, job: {chdir: false}") == []
+    (line,) = lines("job: {env_set: {DATA_DIR: /data, DATA_TOKEN: tell-nobody}}")
+    assert line.startswith("hydra.job.env_set: ") and "DATA_DIR, DATA_TOKEN" in line
+    assert "tell-nobody" not in line
+    moved, called = lines("job: {chdir: true}, callbacks: {mine: {_target_: a.B}}")
+    assert moved.startswith("hydra.job.chdir=true: ") and called.startswith("hydra.callbacks: ")
+    with pytest.raises(ConfigError, match=r"hydra\.mode=MULTIRUN: sweeps are not supported"):
+        lines("mode: MULTIRUN, sweeper: {params: {seed: '1,2'}}")
+
+
+def test_a_group_in_wandb_that_upstreams_launcher_writes_over_groups_no_run_here(
+    composed: Compose, conf: Path, tmp_path: Path
+) -> None:
+    """Its launcher makes the folder of a run its group; an earlier run's file names that one's folder."""
+    base = OmegaConf.load(conf / "base.yaml")
+    base.wandb.wandb_group = "earlier"
+    OmegaConf.save(base, conf / "base.yaml")
+    OmegaConf.save(written_by_upstream(conf), tmp_path / "exp_config.yaml")
+
+    def made(*overrides: str, folder: Path = conf, name: str = "guessing") -> tuple[str | None, list[str]]:
+        composition = composed("hardware=gpu", *overrides, config_dir=folder, config_name=name)
+        lines = [line for line in composition.notices if line.startswith("wandb.wandb_group")]
+        return typed(composition.tree).wandb.wandb_group, lines
+
+    group, (line,) = made()
+    assert group is None and line.startswith("wandb.wandb_group=earlier: left out")
+    assert made(folder=tmp_path, name="exp_config") == (None, [line])
+    assert made("wandb.wandb_group=mine") == ("mine", [])
+    base.wandb.use_wandb = False
+    OmegaConf.save(base, conf / "base.yaml")
+    assert made() == (None, [])
+    base.wandb.wandb_workspace_root = ""  # with which its launcher keeps the group of the file
+    OmegaConf.save(base, conf / "base.yaml")
+    assert made() == ("earlier", [])
+
+
 def written_by_upstream(conf: Path, *overrides: str) -> DictConfig:
     """The tree of a run there, which its launcher saves with or without its interpolations."""
     with initialize_config_dir(str(conf), version_base="1.3"):
