@@ -97,7 +97,9 @@ def choose_memory(
             choices += engine_kind(cfg).of_states(cfg)
         texts, one_host = _texts(cfg, derive(cfg, [])), len(hosts) == 1
         rows_open = ROWS not in composition.user_keys
-        asked = Asked(texts, _given_requests(tree), one_host, partial(_placed, cfg, hosts), rows_open)
+        available = host_of() if one_host and not imagined else None
+        placed = partial(_placed, cfg, hosts)
+        asked = Asked(texts, _given_requests(tree), one_host, placed, rows_open, available)
         shape = decoder_shape(config)
         if shape is not None and cards:
             rows = list(_rows_that_fit(cfg, shape, cards, asked))
@@ -105,7 +107,7 @@ def choose_memory(
             cfg = _changed(cfg, {"finetune": {"seq_length": rows[0].value}}) if rows else cfg
         plan = _plan(cfg, shape, cards, asked)
         if plan is not None and shape is not None and one_host:
-            plan = _with_host(cfg, shape, plan, None if imagined else host_of())
+            plan = _with_host(cfg, shape, plan, available)
     except DoesNotFit:
         raise
     except ValueError:  # a ConfigError, or a flag that is no number: the checks, which come next, say it
@@ -209,7 +211,8 @@ def _plan(cfg: Config, shape: DecoderShape | None, cards: Sequence[Card], asked:
 
 def smallest_changes(cfg: Config, shape: DecoderShape, cards: Sequence[Card], asked: Asked) -> Iterator[str]:
     """Overrides each of which alone makes a plan fit, the smallest change first."""
-    shortest = _shortest_rows(cfg)
+    shortest, only = _shortest_rows(cfg), len(cards) == 1
+    shared = "world.share_device=true " if only and not cfg.world.share_device else ""
     tried: list[tuple[str, dict[str, Any]]] = []
     if cfg.weights.ahead is True:
         tried.append(("weights.ahead=false", {"weights": {"ahead": False}}))
@@ -234,10 +237,10 @@ def smallest_changes(cfg: Config, shape: DecoderShape, cards: Sequence[Card], as
         tried.append((f"finetune.seq_length={shortest}", shorter))
     for key, change in tried:
         if _fits(cfg, change, shape, cards, asked):
-            yield key
+            yield f"{shared}{key}"
     for count in range(len(cards) + 1, MOST_CARDS + 1) if asked.one_host else ():
         if _fits(cfg, shorter if asked.rows_open else {}, shape, [cards[0]] * count, asked):
-            alone = "world.share_device=false " if cfg.world.share_device and len(cards) == 1 else ""
+            alone = "world.share_device=false " if cfg.world.share_device and only else ""
             imagined = f"x{cards[0].name}" if imagined_cards(cfg.hardware.devices) else ""
             yield f"{alone}hardware.devices={count}{imagined} (more cards)"
             break
@@ -246,7 +249,7 @@ def smallest_changes(cfg: Config, shape: DecoderShape, cards: Sequence[Card], as
         ("fsdp.cpu_offload=true", {"fsdp": {"cpu_offload": True}}),
     ):
         if _fits(cfg, change, shape, cards, asked):
-            yield key
+            yield f"{shared}{key}"
 
 
 def _longer_rows(cfg: Config) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -262,8 +265,10 @@ def _longer_rows(cfg: Config) -> Iterator[tuple[str, dict[str, Any]]]:
 def _fits(
     cfg: Config, change: dict[str, Any], shape: DecoderShape, cards: Sequence[Card], asked: Asked
 ) -> bool:
+    changed = _changed(cfg, change)
     try:
-        memory_plan(_changed(cfg, change), shape, cards, asked)
+        plan = memory_plan(changed, shape, cards, asked)
+        check_host(host_bytes(changed, shape, plan), asked.host_available)
     except ConfigError:
         return False
     return True

@@ -93,3 +93,5 @@ class Asked(NamedTuple):
     shares of one host."""
     rows_open: bool = False
     """Whether a launch may shorten rows, because the command line does not say how long they are."""
+    host_available: int | None = None
+    """Bytes of memory that the host of all cards can give; None where it is not compared."""

@@ -118,6 +118,18 @@ def test_a_host_that_is_too_small_is_refused_before_anything_starts(model: Path)
     assert imagined is not None and imagined.host_available is None and imagined.host
 
 
+def test_no_change_is_named_for_which_the_host_is_too_small(model: Path) -> None:
+    def refused(available: int) -> str:
+        made = compose(["+domain=guessing", "hardware=gpu", f"model_path={folder(model, '8B')}"])
+        with pytest.raises(DoesNotFit) as error:
+            choose_memory(made, one_host(2), False, lambda device: card(80), lambda: available)
+        return str(error.value)
+
+    # Float32 weights, gradients and both moments of 8.19 billion numbers are 122 GiB.
+    assert "fsdp.cpu_offload=true" in refused(200 * GIB)
+    assert "fsdp.cpu_offload" not in refused(100 * GIB) and "(more cards)" in refused(100 * GIB)
+
+
 def test_the_table_has_a_line_for_host_memory(placed: Placed, model: Path) -> None:
     folder(model, "8B")
     out = placed(*ON_GPUS, "hardware.devices=4xH100-80GB")[1]

@@ -19,7 +19,7 @@ from pipelinerl.launcher.memory_plan import memory_plan
 from pipelinerl.launcher.memory_values import Asked, DoesNotFit, MemoryPlan
 from pipelinerl.launcher.trainer_memory import needed_bytes, state_bytes
 from tests.support.one_host import one_host
-from tests.unit.launcher.conftest import ON_GPUS, ROOT, DryRun, Placed
+from tests.unit.launcher.conftest import ON_GPUS, ROOT, DryRun, Placed, Refused
 from tests.unit.launcher.hub_configs import HUB
 
 # layers, hidden, mlp, heads, key heads, head size, vocabulary, tied, billions of parameters as published
@@ -195,6 +195,20 @@ def test_the_number_of_cards_that_is_named_is_the_smallest_that_a_launch_takes(
     for fewer in range(2, count):
         with pytest.raises(DoesNotFit):
             choose(on_gpus, fewer)
+
+
+def test_each_change_that_is_named_for_a_single_card_starts(
+    model: Path, refused: Refused, dry_run: DryRun
+) -> None:
+    """One card that is not shared is refused otherwise, whatever the change."""
+    folder(model, "8B")
+    alone = "hardware=gpu", "hardware.devices=1xH100-80GB"
+    named = refused(*alone).rpartition("; set ")[2].split(", or ")
+    assert len(named) == 3
+    for change in named:
+        words = change.strip().removesuffix(" (more cards)").split()
+        status, _, err = dry_run("+domain=guessing", *alone, *words)
+        assert status == 0, (change, err)
 
 
 def folder(model: Path, name: str) -> Path:
