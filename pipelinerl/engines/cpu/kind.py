@@ -18,7 +18,8 @@ class Embedded(EngineKind):
 
     def problems(self, cfg: Config, dry_run: bool) -> Iterator[str]:
         most, given = cfg.engine.max_model_len * cfg.engine.max_num_seqs, cfg.engine.max_prefill_tokens
-        if given > most:
+        # More than the slots hold has no effect: harmless as the default, a mistake where somebody set it.
+        if given > most and given != type(cfg.engine).model_fields["max_prefill_tokens"].default:
             yield f"engine.max_prefill_tokens={given}: more than the slots hold; set at most {most}"
 
     def command(self, start: EngineStart) -> tuple[list[str], dict[str, str]]:
