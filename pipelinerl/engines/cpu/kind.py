@@ -27,7 +27,6 @@ class Embedded(EngineKind):
         own = {"max_prefill_tokens": engine.max_prefill_tokens, "dtype": engine.dtype}
         argv = served_command("pipelinerl.engines.cpu", start, **own, threads=engine.threads)
         argv.append(f"--{'' if prefix_cache(start.cfg) else 'no-'}enable-prefix-caching")
-        argv.append("--return-tokens-as-token-ids")  # as vLLM in a run: policies that call it read ids
         if start.routes:
             argv.append("--enable-return-routed-experts")
         return argv, {}
