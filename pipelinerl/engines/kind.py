@@ -173,7 +173,8 @@ def served_command(module: str, start: EngineStart, **more: object) -> list[str]
     }
     if (transport := start.cfg.weights.transport) != DEFAULT:
         options["weight_transport"] = transport
-    argv = [sys.executable, "-m", module]
+    # As vLLM in a run: policies that call it read ids.
+    argv = [sys.executable, "-m", module, "--return-tokens-as-token-ids"]
     for name, value in options.items():
         argv += [f"--{name.replace('_', '-')}", str(value)]
     return argv

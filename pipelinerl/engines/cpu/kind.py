@@ -18,7 +18,8 @@ class Embedded(EngineKind):
 
     def problems(self, cfg: Config, dry_run: bool) -> Iterator[str]:
         most, given = cfg.engine.max_model_len * cfg.engine.max_num_seqs, cfg.engine.max_prefill_tokens
-        if given > most:
+        # More than the slots hold has no effect: harmless as the default, a mistake where somebody set it.
+        if given > most and given != type(cfg.engine).model_fields["max_prefill_tokens"].default:
             yield f"engine.max_prefill_tokens={given}: more than the slots hold; set at most {most}"
 
     def command(self, start: EngineStart) -> tuple[list[str], dict[str, str]]:
@@ -26,7 +27,6 @@ class Embedded(EngineKind):
         own = {"max_prefill_tokens": engine.max_prefill_tokens, "dtype": engine.dtype}
         argv = served_command("pipelinerl.engines.cpu", start, **own, threads=engine.threads)
         argv.append(f"--{'' if prefix_cache(start.cfg) else 'no-'}enable-prefix-caching")
-        argv.append("--return-tokens-as-token-ids")  # as vLLM in a run: policies that call it read ids
         if start.routes:
             argv.append("--enable-return-routed-experts")
         return argv, {}

@@ -312,6 +312,7 @@ def test_keys_that_contradict_each_other_are_refused(
         ["test_llm.parameters.top_p=0.5", "test_llm.parameters.temperature=0", "max_lag=0"],
         [f"test_llm.parameters.{kind}_penalty=1.2" for kind in ("repetition", "presence", "frequency")],
         ["test_llm.parameters.stop=[END]"],
+        ["max_lag=0", "actor.llm_max_rollouts=1"],  # one slot, which holds less than max_prefill_tokens
     ],
 )
 def test_a_sound_configuration_passes(

@@ -113,6 +113,7 @@ def test_the_kind_of_the_page_starts_its_server(
     parser = command.parser("", "")
     options = parser.parse_args(shlex.split(said))
     assert (options.max_waiting, options.max_num_seqs) == (77, 5)
+    assert options.return_tokens_as_token_ids  # as every engine of a run
     # Its command hands over none of these.
     for key in (
         "engine.threads=2",
