@@ -197,7 +197,7 @@ def test_commas_in_the_value_of_an_override_do_not_end_it() -> None:
     )
     found = configuration(given_).raro
     assert list(found.data.countdown.target) == [11, 47]
-    assert dict(found.data.files) == {"train": "a", "test": "b"} and found.tau_pol == 1
+    assert dict(found.data.files) == {"train": "a", "test": "b"} and found.tau_pol == 0.7
 
 
 @pytest.mark.parametrize(
