@@ -12,6 +12,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from domains.blocks import Block, block_of
 
 KEY = "raro"
+TWICE = "2 * "
+"""Before a key that counts for both answers of a pair."""
 
 
 class PolicySettings(Block):
@@ -112,7 +114,7 @@ def context_problems(settings: RaroSettings, context: int, key: str) -> Iterator
         terms["critic"] = {
             "critic.template_tokens": s.critic.template_tokens,
             "max_question_tokens": s.max_question_tokens,
-            "2 * max_answer_tokens": 2 * s.max_answer_tokens,
+            f"{TWICE}max_answer_tokens": 2 * s.max_answer_tokens,
             "critic.max_tokens": s.critic.max_tokens,
         }
     for role, parts in terms.items():
@@ -120,7 +122,7 @@ def context_problems(settings: RaroSettings, context: int, key: str) -> Iterator
         if needed > context:
             yield (
                 f"{key}={context}: a {role} call needs up to {needed} tokens; raise it to {needed} or lower "
-                f"{KEY}.{largest} ({parts[largest]}, the largest part)"
+                f"{KEY}.{largest.removeprefix(TWICE)} ({largest} = {parts[largest]}, the largest part)"
             )
 
 

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -176,10 +177,11 @@ def summary(runs: Sequence[Mapping[str, Sequence[float]]]) -> Means:
 
 
 def configuration(dataset: str) -> DictConfig:
-    """The tree of a run's folder, or of `+domain=raro` with the overrides written after commas."""
+    """The tree of a run's folder, or of `+domain=raro` with overrides between commas."""
     if Path(dataset).is_dir():
         return load_tree(Path(dataset))
-    overrides = [part for part in dataset.split(",") if part]
+    # A comma inside of a value, as of `target=[10,50]`, is followed by no key.
+    overrides = [part for part in re.split(r",(?=[+~]*[\w./@-]+=)", dataset.strip(",")) if part]
     return compose(["+domain=raro", *overrides]).tree
 
 

@@ -213,6 +213,6 @@ def test_the_context_budget_names_the_largest_part():
     )  # critic 160 + 256 + 2 * 1024 + 1024, policy 120 + 256 + 2048
     assert list(context_problems(example, 3488, "engine.max_model_len")) == []
     (problem,) = context_problems(example, 3487, "engine.max_model_len")
-    assert "3488" in problem and "2 * max_answer_tokens (2048" in problem
+    assert "3488" in problem and "lower raro.max_answer_tokens (2 * max_answer_tokens = 2048" in problem
     assert len(list(context_problems(example, 2423, "k"))) == 2
     assert list(context_problems(example.model_copy(update={"reward": "verifier"}), 2424, "k")) == []

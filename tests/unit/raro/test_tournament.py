@@ -18,7 +18,17 @@ from domains.math.pool import VerifierPool
 from domains.raro.calls import Caller
 from domains.raro.countdown import verify
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE
-from domains.raro.tournament import columns, main, majority, match, play, select, summary, tournament
+from domains.raro.tournament import (
+    columns,
+    configuration,
+    main,
+    majority,
+    match,
+    play,
+    select,
+    summary,
+    tournament,
+)
 from pipelinerl.engines.errors import EngineUnavailable
 from tests.support.raro_harness import PROBLEM, ScriptedModel, settings
 
@@ -179,6 +189,15 @@ def test_a_folder_is_served_and_every_seed_is_kept(
     assert all(len(run["sizes"][n]["tournament"]) == 2 for run in found["runs"] for n in ("2", "3"))
     assert found["table"]["3"]["best_of_n"]["mean"] >= found["table"]["2"]["best_of_n"]["mean"]
     assert "n=3   tournament - majority" in capsys.readouterr().out
+
+
+def test_commas_in_the_value_of_an_override_do_not_end_it() -> None:
+    given_ = (
+        "hardware=cpu,raro.data.countdown.target=[11,47],raro.data.files={train: a, test: b},raro.tau_pol=0.7"
+    )
+    found = configuration(given_).raro
+    assert list(found.data.countdown.target) == [11, 47]
+    assert dict(found.data.files) == {"train": "a", "test": "b"} and found.tau_pol == 0.7
 
 
 @pytest.mark.parametrize(
