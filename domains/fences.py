@@ -154,8 +154,8 @@ def _columns(line: str) -> int:
 def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
     """The last block that says it is Python, of those that say nothing the last that is most a program.
 
-    Blocks that only declare come after the others, and then those that hold nothing but values and remarks, as
-    output does.
+    Blocks that only declare come after the others, and then those that hold nothing but values and remarks,
+    as output does.
 
     Where some define one of `names`, which tests will call, only these count: a block behind the program may
     show how it is used, or how it is declared. An interactive session counts only where there is no other;
