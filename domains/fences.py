@@ -154,7 +154,8 @@ def _columns(line: str) -> int:
 def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
     """The last block that says it is Python, of those that say nothing the last that is most a program.
 
-    Blocks that hold nothing but values and remarks, as output does, come after the others.
+    Blocks that only declare come after the others, and then those that hold nothing but values and remarks,
+    as output does.
 
     Where some define one of `names`, which tests will call, only these count: a block behind the program may
     show how it is used, or how it is declared. An interactive session counts only where there is no other;
@@ -172,9 +173,9 @@ def program_in(blocks: Sequence[Block], names: Iterable[str] = ()) -> str:
                 return next((text for text in reversed(defining) if not _is_stub(text)), defining[-1])
     if programs := [text for text in named if not _SESSION.match(text)]:
         # Output and remarks that are called Python are no program; a program that Python cannot read is one.
-        return next((text for text in reversed(programs) if not _shows(text)), programs[-1])
+        return min(reversed(programs), key=lambda text: (_shows(text), _is_stub(text)))
     if programs := [text for text in unnamed if not _SESSION.match(text)]:
-        return max(reversed(programs), key=_likeness)
+        return max(reversed(programs), key=lambda text: (not _is_stub(text), _likeness(text)))
     return (named or unnamed or [""])[-1]
 
 

@@ -53,7 +53,7 @@ class CodingDomain(BaseDomain):
         return [*problems, *loading_problems(cfg, LOADER, load)]
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
-        """Answers to training questions in the right form, most of them wrong; none is the only right one."""
+        """Answers to training questions in the right form, some of them wrong; none is the only right one."""
         rng = random.Random(f"coding demonstrations {seed}")
         known = training()
         for _ in range(PER_SEED):

@@ -1,5 +1,6 @@
 """Composition: its order, its two spellings, its defaults."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pipelinerl.config.compose import Composition
 from pipelinerl.config.keys import leaves
 
 Compose = Callable[..., Composition]
+ROOT = Path(__file__).resolve().parents[3]
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
 DOMAINS = sorted(path.stem for path in (CONF / "domain").glob("*.yaml"))
@@ -272,3 +274,25 @@ def test_saving_and_loading_keeps_the_tree_and_says_who_reads_it(composed: Compo
         load_tree(tmp_path, job=5)
     with pytest.raises(ConfigError, match="not found"):
         load(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("domain", ["coding", "counting"])
+def test_keys_of_a_loader_that_the_domain_s_page_lists_are_set_like_others(
+    composed: Compose, domain: str
+) -> None:
+    page = (ROOT / "domains" / domain / "README.md").read_text(encoding="utf-8")
+    table = page.partition("| key of `dataset_loader_params` |")[2].partition("\n\n")[0]
+    first = (line.split("|")[1] for line in table.splitlines()[2:])
+    listed = [key for cell in first for key in re.findall(r"`(\w+)`", cell)]
+    assert len(listed) > 5
+    composed(f"+domain={domain}", *(f"dataset_loader_params.{key}=null" for key in listed))
+
+
+def test_the_difficulties_that_leave_out_published_puzzles_are_set_like_other_keys(composed: Compose) -> None:
+    made = composed(
+        "+domain=logic",
+        "dataset_loader_params.min_difficulty=0.2",
+        "dataset_loader_params.max_difficulty=0.8",
+    )
+    params = made.tree.dataset_loader_params
+    assert (params.min_difficulty, params.max_difficulty) == (0.2, 0.8)

@@ -121,7 +121,10 @@ def test_a_sample_that_is_called_python_is_no_program(shown: str) -> None:
 def test_a_declaration_behind_the_program_does_not_replace_it(declared: str) -> None:
     said = f"{block('python')}\nIts form is:\n{block('python', declared)}"
     assert extract_code(said, {"fn_name": "f"}) == RIGHT
+    assert extract_code(said) == RIGHT, "also where tests call nothing, but read what is printed"
+    assert extract_code(f"{block('')}\n{block('', declared)}") == RIGHT
     assert extract_code(block("python", declared), {"fn_name": "f"}) == declared
+    assert extract_code(f"{block('python', declared)}\n{block('python', '1 2')}") == declared
     assert extract_code(f"{block('python', declared)}\n{block('python')}", {"fn_name": "f"}) == RIGHT
     for other in ("def f(x):\n    return 1", "f = len", "def f(x"):
         assert extract_code(f"{block('python')}\n{block('python', other)}", {"fn_name": "f"}) == other
