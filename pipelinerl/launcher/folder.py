@@ -7,8 +7,10 @@ import logging
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Self
 
@@ -132,6 +134,8 @@ class RunFolder(Closing):
         self.path = path
         self._lock: IO[str] | None = None
         self._seen: dict[str, tuple[int, int]] = {}
+        self._held: list[int] = []
+        """Descriptors of the folders seen, whose numbers the file system gives to no other meanwhile."""
 
     def __enter__(self) -> Self:
         try:
@@ -159,6 +163,8 @@ class RunFolder(Closing):
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
+        while self._held:
+            os.close(self._held.pop())
 
     def next_attempt(self) -> int:
         """0 for a fresh folder, then one more at every start; dry runs do not count.
@@ -281,6 +287,10 @@ class RunFolder(Closing):
                 if name not in self._seen:
                     continue
                 raise FolderChanged(f"{path} was removed while the run was going on; {_AFTER_THAT}") from None
-            identity = found.st_dev, found.st_ino if path.is_dir() else 0
+            is_folder = stat.S_ISDIR(found.st_mode)
+            identity = found.st_dev, found.st_ino if is_folder else 0
+            if is_folder and name not in self._seen:
+                with suppress(OSError):  # gone again, or no descriptor is left
+                    self._held.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             if self._seen.setdefault(name, identity) != identity:
                 raise FolderChanged(f"{path} was replaced while the run was going on; {_AFTER_THAT}")

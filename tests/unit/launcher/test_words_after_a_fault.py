@@ -145,6 +145,20 @@ def test_a_folder_in_the_place_of_another_is_noticed(tmp_path: Path) -> None:
             folder.check_unchanged()
 
 
+def test_a_folder_that_is_made_again_at_once_is_noticed(tmp_path: Path) -> None:
+    """Where nothing holds the first one, file systems such as ext4 give its inode number to the next."""
+    open_before = len(os.listdir("/proc/self/fd"))
+    with RunFolder(tmp_path) as folder:
+        made = tmp_path / "actor" / "state"
+        made.mkdir(parents=True)
+        folder.check_unchanged()
+        shutil.rmtree(made)
+        made.mkdir()
+        with pytest.raises(FolderChanged, match="actor/state was replaced"):
+            folder.check_unchanged()
+    assert len(os.listdir("/proc/self/fd")) == open_before
+
+
 @pytest.mark.parametrize(
     ("cause", "said", "kills", "expected"),
     [
