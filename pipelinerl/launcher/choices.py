@@ -236,6 +236,8 @@ def _memory(plan: RunPlan, why: Why) -> Iterator[Row]:
     if engines[0].node_rank == trainers[0].node_rank and set(engines[0].gpus) & set(trainers[0].gpus):
         change = "world.share_device=false hardware.devices=N"  # several are refused while one is shared
         yield Row("division of GPUs", "one for engine and trainer", "there is one", change)
+    elif cfg.world.actor_hosts:  # whole hosts are the engines', whatever the fractions say of the others
+        yield Row("division of GPUs", shown, why("world.actor_hosts"), "world.actor_hosts=K")
     else:
         because = why(key, reasons.get(key, "halves, the remainder to the trainer"), FINETUNE)
         yield Row("division of GPUs", shown, because, f"{key}=N {FINETUNE}=M")

@@ -217,6 +217,8 @@ def test_a_dry_run_shows_imagined_hosts_and_needs_no_ray(placed: Placed) -> None
     cfg, out = placed(*ON_GPUS, *RAY, *more)
     assert "host 2 │ imagined-2, 192.0.2.3: actor_vllm_0" in out
     assert "finetune_1" in out and cfg.derived.trainer_ranks == 4
+    (division,) = [line for line in out.splitlines() if "division of GPUs" in line]
+    assert "2 engines, 4 trainer ranks │ given" in division and "world.actor_hosts=K" in division
     assert cfg.streams.password is not None and cfg.streams.host == "192.0.2.1"
     text = Path(str(cfg.output_dir), "finetune_1/start.sh").read_text()
     assert "# Runs finetune_1 alone, on host 1." in text and "CUDA_VISIBLE_DEVICES=0,1" in text
