@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 ABORTS_BEFORE_GIVING_UP = 2
 _UNREAD_CALLS_SAID: set[str] = set()
 _RESHAPED_SAID: set[str] = set()
+_ANOTHER_PROMPT_SAID: set[str] = set()
 T = TypeVar("T")
 
 
@@ -168,7 +169,7 @@ def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:
         weight_versions=generation.versions,
         routed_experts=generation.routed_experts,
         tagged=_tagged(llm.load_tokenizer(), generation, output),
-    )
+    ).answers(prompt)
 
 
 def _tagged(tokenizer: Any, generation: Generation, output: LLMOutput) -> str | None:
@@ -242,7 +243,8 @@ def run_blocking(llm: EngineLLM, request: Callable[[aiohttp.ClientSession], Awai
 def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
     """The call as a sample: ids the engine saw and sampled, prompt masked in the labels.
 
-    A call that code of a domain made of an engine's answer has no ids of its prompt: they are rendered.
+    A call that code of a domain made of an engine's answer has no ids of its prompt: they are rendered. So
+    is a prompt that the code put in the place of the one that was asked.
     Raises ValueError without log-probabilities (`llm.collect_logprobs`), without a prompt, and for one that
     has other than its `prompt_length_tokens` when rendered; `RetryableAbortedCompletionError` for an aborted
     answer.
@@ -260,10 +262,11 @@ def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
     if not llm_call.llm_info.get("exact_versions", True):
         metadata["exact_versions"] = False
     if (origin := ROLLOUT_ORIGIN.get()) is not None:
-        metadata["rollout_index"] = origin.rollout_index
         if origin.training and (reshaped := llm_call.llm_info.get("reshaped")):
             _remark_reshaped(reshaped)
-    return TrainingText(
+        if origin.training and llm_call.prompt_is_another:
+            _remark_another_prompt()
+    made = TrainingText(
         text=decode(tokenizer, prompt_ids, skip_special=False) + output_text,
         n_predicted=len(output_text),
         logprobs=sampled.logprobs,
@@ -275,9 +278,11 @@ def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
         output_tokens=len(output_ids),
         weight_versions=llm_call.weight_versions,
         metadata=metadata,
-        routed_experts=llm_call.routed_experts,
-        group_id=None if origin is None else origin.group_id,
+        routed_experts=None if llm_call.prompt_is_another else llm_call.routed_experts,
     )
+    if origin is not None:
+        made.made_in = origin.group_id, origin.rollout_index
+    return made
 
 
 def _remark_reshaped(parameters: str) -> None:
@@ -296,13 +301,26 @@ def _remark_reshaped(parameters: str) -> None:
         )
 
 
+def _remark_another_prompt() -> None:
+    """Say, once in a process, that an answer is trained behind a prompt that it was not sampled for."""
+    if not _ANOTHER_PROMPT_SAID:
+        _ANOTHER_PROMPT_SAID.add("said")
+        log.warning(
+            "the rollout policy changes the prompt of a call and trains the answer behind the new one: the "
+            "engine's log-probabilities are those behind the prompt that was asked, so that the importance "
+            "ratio is not 1",
+            extra=REMARK,
+        )
+
+
 def _prompt_ids(llm: EngineLLM, call: LLMCall) -> np.ndarray:
-    if len(call.prompt_token_ids):
+    another = call.prompt_is_another
+    if len(call.prompt_token_ids) and not another:
         return call.prompt_token_ids
     if not call.prompt:
         raise ValueError("the call has neither prompt_token_ids nor a prompt")
     ids = llm.prompt_ids(call.prompt)
-    if call.prompt_length_tokens not in (-1, len(ids)):
+    if not another and call.prompt_length_tokens not in (-1, len(ids)):
         raise ValueError(
             f"the prompt has {len(ids)} tokens by llm.chat_template_kwargs={llm.chat_template_kwargs}, and "
             f"the engine counted {call.prompt_length_tokens}; give the call the engine's prompt_token_ids"

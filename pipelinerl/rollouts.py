@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    model_validator,
+)
 
 MASKED_TOKEN_ID = -100
 """Label of a token that is not learnt (the prompt)."""
@@ -100,6 +108,19 @@ class TrainingText(BaseModel):
     finish_reason: OptionalStr = None
     routed_experts: Routes = None
     """Of the first tokens of `input_ids`: the last sampled one went nowhere."""
+    _made_in: tuple[str, int] | None = PrivateAttr(default=None)
+
+    @property
+    def made_in(self) -> tuple[str, int] | None:
+        """Group and attempt that it was made in, also where a policy renames them; None: not known."""
+        index = self.metadata.get("rollout_index")
+        given = None if self.group_id is None or index is None else (self.group_id, index)
+        return self._made_in or given
+
+    @made_in.setter
+    def made_in(self, rollout: tuple[str, int]) -> None:
+        self._made_in = rollout
+        self.group_id, self.metadata["rollout_index"] = rollout
 
     @property
     def prompt_text(self) -> str:

@@ -16,13 +16,14 @@ class NoProblems(ValueError):
 
 
 def load_problems(cfg: Config) -> tuple[list[Problem], list[Problem]]:
-    """Training and test problems from the domain's loader, after `random.seed(cfg.seed)`.
+    """Training and test problems from the domain's loader, imported after `random.seed(cfg.seed)`.
 
     Without training problems where a run only evaluates. Raises ValueError if the loader returns anything but
     a list of dicts, and NoProblems for no problem where some are asked.
     """
+    # Upstream's loaders draw with the global generator, and so do their modules when they are imported.
+    random.seed(cfg.seed)
     loader = resolve_dotted(str(cfg.dataset_loader), "dataset_loader")
-    random.seed(cfg.seed)  # upstream's loaders shuffle with the global generator
     params, name = cfg.dataset_loader_params, f"dataset_loader={cfg.dataset_loader}"
     train: list[Problem] = []
     if not cfg.debug.evaluates_only:

@@ -250,11 +250,13 @@ def _origin(assignment: Assignment) -> RolloutOrigin:
 def metric_values(metrics: BaseMetrics) -> dict[str, float | list[float]]:
     """Numbers of a metrics object; absent ones (None) are left out, and further fields of another type.
 
+    Its fields are those of its dump, which has computed ones and lacks those with `exclude=True`.
+
     Raises ValueError for a declared field of another type.
     """
     further = metrics.model_extra or {}
     values: dict[str, float | list[float]] = {}
-    for name, value in metrics:
+    for name, value in metrics.model_dump(warnings=False).items():
         numbers = _numbers(value)
         if numbers is not None:
             values[name] = numbers

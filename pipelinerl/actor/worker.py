@@ -7,6 +7,7 @@ import asyncio
 import gc
 import logging
 import os
+import random
 import socket
 import sys
 from collections import Counter
@@ -249,7 +250,10 @@ def policies_session(deadline_s: float) -> aiohttp.ClientSession:
 
 async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) -> None:
     engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
+    # What a module draws when it is imported is the same here as where the loader imported it.
+    random.seed(cfg.seed)
     policy = resolve_dotted(str(cfg.actor.rollout_policy), "actor.rollout_policy")
+    random.seed()  # rollouts of several workers draw different numbers
     news, frozen = News(), not cfg.updates_engines
     deadlines = Deadlines(
         connect_s=cfg.engine.connect_deadline_s,

@@ -5,11 +5,11 @@ Domains build `Prompt` and read `LLMCall`; `pipelinerl.llm` and `pipelinerl.asyn
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, overload
+from typing import Annotated, Any, Self, overload
 from uuid import uuid4
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from pipelinerl.rollouts import Int32Array, Routes, VersionSpan
 
@@ -132,6 +132,22 @@ class LLMCall(BaseModel):
     """Experts of the prompt's and the sampled tokens, where the engine says them."""
     tagged: str | None = Field(default=None, exclude=True)
     """`output.content` with the tags of thoughts, or the closing stop text, that it lacks; else None."""
+    _asked: Prompt | None = PrivateAttr(default=None)
+
+    def answers(self, prompt: Prompt) -> Self:
+        """Note what was asked, since code of a domain may change `prompt` afterwards."""
+        kept = {"messages": [dict(message) for message in prompt.messages]}
+        self._asked = prompt.model_copy(update=kept)
+        return self
+
+    @property
+    def prompt_is_another(self) -> bool:
+        """Whether `prompt` is no longer what was asked. Messages added at its end make it no other one."""
+        asked, now = self._asked, self.prompt
+        if asked is None:
+            return False
+        began = now.messages[: len(asked.messages)]
+        return (asked.messages, asked.tools, asked.token_ids) != (began, now.tools, now.token_ids)
 
     @property
     def completion(self) -> str:

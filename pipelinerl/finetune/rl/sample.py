@@ -189,9 +189,8 @@ def samples_of(
             # as the rollout's start.
             text.weight_versions = [(origin.version, 0, sampled)]
             text.metadata["exact_versions"] = False
-        text.group_id = origin.group_id
+        text.made_in = origin.group_id, origin.rollout_index
         text.metadata["group_id"] = origin.group_id
-        text.metadata["rollout_index"] = origin.rollout_index
         text.metadata["step_index"] = step
         text.metadata["model_version"] = min(version for version, _, _ in text.weight_versions)
         _check(
@@ -234,13 +233,12 @@ def _check_whose(texts: Sequence[TrainingText], origin: RolloutOrigin, rollout: 
     A sample that a policy kept from another problem would be trained on with this one's reward.
     """
     for step, text in enumerate(texts):
-        index = text.metadata.get("rollout_index")
-        if text.group_id is None or index is None:  # nobody noted whose it is
+        if (made_in := text.made_in) is None:  # nobody noted whose it is
             continue
-        if (text.group_id, index) != (origin.group_id, origin.rollout_index):
+        if made_in != (origin.group_id, origin.rollout_index):
             raise BadSample(
                 "foreign_text",
-                f"sample {rollout}/{step}: it is one of rollout {text.group_id}/{index}; return those "
+                f"sample {rollout}/{step}: it is one of rollout {made_in[0]}/{made_in[1]}; return those "
                 "that this rollout has made",
             )
     if len({id(text) for text in texts}) < len(texts):

@@ -18,6 +18,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 import pytest
+from pydantic import Field, computed_field
 from safetensors.numpy import save_file
 
 from pipelinerl.actor.difficulty import scale_penalties
@@ -632,6 +633,22 @@ def test_metrics_are_numbers_or_lists_of_them():
         metric_values(Odd(**base, extra="text"))
 
 
+class Dumped(BaseMetrics):
+    tokens: int
+    trace: dict[str, int] = Field(default_factory=dict, exclude=True)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def long(self) -> bool:
+        return self.tokens > 10
+
+
+def test_metrics_are_those_of_a_dump():
+    base = {"reward": 1, "success": True, "no_error": True, "no_answer": False}
+    expected = {"reward": 1.0, "success": 1.0, "no_error": 1.0, "no_answer": 0.0, "tokens": 12.0, "long": 1.0}
+    assert metric_values(Dumped(**base, tokens=12, trace={"turn": 1})) == expected
+
+
 def test_penalties_are_scaled_by_the_solve_rate():
     def made(success, tokens, finished=True):
         return rollout(1.0, success=success, samples=[sampled(tokens, finished, 1.0)])
@@ -854,6 +871,24 @@ def test_a_text_of_another_rollout_is_refused(other, words):
     for given in (kept, kept.model_copy(deep=True)):
         with pytest.raises(BadSample, match=words):
             samples_of([given], mine)
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["by_make_training_text", "by_hand"])
+def test_a_policys_own_names_of_group_and_attempt_are_overwritten(made):
+    origin = RolloutOrigin("g", 2, 0, True)
+    own = text()
+    if made:
+        own.made_in = "g", 2
+        own.metadata["rollout_index"] = 0
+    own.group_id = "own"
+    (sample,) = samples_of([own], origin)
+    assert (sample.group_id, sample.rollout_index, own.group_id) == ("g", 2, "g")
+    assert own.metadata["rollout_index"] == 2
+    kept = text()
+    kept.made_in = "other", 2
+    kept.group_id = "g"
+    with pytest.raises(BadSample, match="it is one of rollout other/2"):
+        samples_of([kept], origin)
 
 
 def test_a_text_that_is_returned_twice_is_refused():

@@ -1,6 +1,7 @@
 """The actor as a process, with workers, against engines that misbehave."""
 
 import asyncio
+import random
 import subprocess
 import threading
 from collections.abc import Callable
@@ -86,6 +87,41 @@ def test_a_synchronous_run_trains_evaluates_and_accounts_for_every_rollout(tmp_p
     assert counts.adds_up
     assert (counts.started, counts.unfinished) == (12, 12)
     assert counts.eval_ends[Outcome.EVAL_DONE] == 9
+
+
+DRAWN = """
+import random
+from tests.support.toy_domain import result, text
+
+SECRETS = [random.randint(0, 10**6) for _ in range(8)]
+
+
+def load(names):
+    return [{"id": i, "secret": SECRETS[i]} for i in range(8)]
+
+
+async def play(cfg, llm, problem, session):
+    assert SECRETS[problem["id"]] == problem["secret"], "another draw than the loader's"
+    return result([text()], reward=float(problem["secret"]))
+"""
+
+
+def test_what_a_domains_module_draws_when_it_is_imported_follows_from_the_seed(tmp_path: Path, model, answer):
+    (tmp_path / "drawn_domain.py").write_text(DRAWN)
+
+    class Beside(subprocess.Popen[str]):
+        def __init__(self, argv: list[str], env: dict[str, str], **options: Any) -> None:
+            env["PYTHONPATH"] += f":{tmp_path}"
+            super().__init__(argv, env=env, **options)
+
+    stops = {"rollout_policy": "drawn_domain.play", "on_rollout_error": "stop"}
+    names: dict[str, Any] = {"dataset_loader": "drawn_domain.load", "train_dataset_names": ["all"]}
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], seed=7, eval_every_n_versions=8, actor=stops, **names)
+        with ActorRun(tmp_path, start=Beside) as run:
+            (record,) = run.until(lambda: run.read("stats_test"))
+    drawn = random.Random(7)
+    assert record["values"]["reward"] == [float(drawn.randint(0, 10**6)) for _ in range(8)]
 
 
 def test_a_worker_that_dies_before_the_first_version_ends_the_run_by_its_name(tmp_path: Path, model, answer):

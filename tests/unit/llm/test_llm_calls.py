@@ -75,6 +75,45 @@ async def test_a_training_text_holds_what_the_engine_saw_and_sampled(llm, sessio
     assert rewarded.reward == 0.5
 
 
+@pytest.mark.parametrize("edited", [False, True])
+async def test_an_answer_is_trained_behind_the_prompt_that_a_policy_puts_in_place(llm, session, edited):
+    told, asked = {"role": "system", "content": "hint"}, {"role": "user", "content": "hi"}
+    call = await llm_async_generate(llm, Prompt(messages=[told, asked]), session)
+    assert decode(TOKENIZER, call.prompt_token_ids, False) == "<s>hint<e><u>hi<e><a>"
+    if edited:
+        call.prompt.messages.pop(0)
+    else:
+        call.prompt = Prompt(messages=[asked])
+    made = make_training_text(llm, call)
+    # By hand, from the template: five tokens of the prompt without the hint, then what was sampled.
+    prompt = [TOKENIZER.convert_tokens_to_ids(token) for token in ("<u>", "h", "i", "<e>", "<a>")]
+    assert made.input_ids.tolist() == prompt + call.output_token_ids.tolist()
+    assert made.labels.tolist() == [-100] * 5 + call.output_token_ids.tolist()
+    assert made.prompt_tokens == 5 and made.weight_versions == [(8, 0, made.output_tokens)]
+
+
+async def test_messages_behind_the_prompt_do_not_change_what_was_asked(llm, session):
+    call = await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+    before = make_training_text(llm, call).input_ids.tolist()
+    call.prompt.messages += [{"role": "assistant", "content": "5"}, {"role": "user", "content": "more"}]
+    assert make_training_text(llm, call).input_ids.tolist() == before
+    call.prompt.messages.clear()
+    with pytest.raises(ValueError, match="neither prompt_token_ids nor a prompt"):
+        make_training_text(llm, call)
+
+
+async def test_another_prompt_is_remarked_once_in_training(llm, session, monkeypatch, caplog):
+    monkeypatch.setattr("pipelinerl.async_llm._ANOTHER_PROMPT_SAID", set())
+    call = await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+    call.prompt = Prompt.from_user_message("ho")
+    for training in (False, True, True):
+        ROLLOUT_ORIGIN.set(RolloutOrigin("g", 0, 0, training))
+        make_training_text(llm, call)
+    ROLLOUT_ORIGIN.set(None)
+    (record,) = caplog.records
+    assert "changes the prompt of a call" in record.message
+
+
 async def test_an_answer_cut_by_length_gets_its_end_of_turn_from_the_template(llm, session, engine):
     engine.misbehave.append(engine.reply(ids("12"), "length"))
     call = await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
