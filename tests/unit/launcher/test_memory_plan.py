@@ -211,6 +211,12 @@ def test_each_change_that_is_named_for_a_single_card_starts(
         assert status == 0, (change, err)
 
 
+def test_adapters_are_not_advised_where_reentrant_recomputation_refuses_them() -> None:
+    cfg, cards = configured(finetune={"reentrant_checkpointing": True}), [card(80)] * 2
+    named = list(smallest_changes(cfg, shape("8B"), cards, Asked(1024)))
+    assert named == ["hardware.devices=4 (more cards)", "fsdp.cpu_offload=true"]
+
+
 def test_adafactor_is_planned_and_advised_without_shards_which_it_cannot_train(
     model: Path, refused: Refused, dry_run: DryRun
 ) -> None:
