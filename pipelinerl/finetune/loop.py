@@ -269,8 +269,6 @@ class Trainer:
         counters.train_loss = measured.get("rl/loss", counters.train_loss)
         rl = {name: value for name, value in measured.items() if name.startswith("rl/")}
         self._last_rl = rl | {"completed_steps": counters.completed_steps}
-        if (limit := self._update_metrics.get("weights/parity_limit")) is not None:
-            self._rounding = {"mismatch/limit": max(LEAST_MEAN_LIMIT, limit)}
         values = counters.metrics() | measured | step.memory | self._update_metrics | self._rounding
         # The versions of a recording are those of another trainer's weights.
         if self._follows_preprocess and (said := self._arithmetic.add(values)) is not None:
@@ -299,6 +297,9 @@ class Trainer:
         self.learner.prepare_publishing()
         if self.ranks.is_main:
             self._update_metrics = self._broadcaster.publish(version, self._announce)
+            # Here: with several steps between two records most updates are in none.
+            if (limit := self._update_metrics.get("weights/parity_limit")) is not None:
+                self._rounding = {"mismatch/limit": max(LEAST_MEAN_LIMIT, limit)}
         self.ranks.gather(version)
         self.learner.after_publishing()
         self.counters.last_broadcasted_version = version

@@ -248,6 +248,8 @@ def smallest_changes(cfg: Config, shape: DecoderShape, cards: Sequence[Card], as
         ("finetune.lora.enabled=true", {"finetune": {"lora": {"enabled": True}}}),
         ("fsdp.cpu_offload=true", {"fsdp": {"cpu_offload": True}}),
     ):
+        if "lora" in key and cfg.finetune.reentrant_checkpointing:  # which frozen layers are refused with
+            continue
         if _fits(cfg, change, shape, cards, asked):
             yield f"{shared}{key}"
 

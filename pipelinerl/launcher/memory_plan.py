@@ -301,6 +301,10 @@ class _Planner:
         cfg = self._cfg
         open_still = cfg.use_fsdp == "auto" and not cfg.use_deepspeed
         chosen = cfg.sharding_if(True) if open_still else cfg.sharding
+        if cfg.finetune.optim == "adafactor" and chosen:  # which takes no shards
+            if chosen.offload:
+                raise ConfigError("fsdp.cpu_offload=true: adafactor takes no shards; set another optimizer")
+            chosen = None if open_still else chosen  # the checks refuse what was asked for
         if ranks == 1 and not (chosen and chosen.offload):
             yield None, False
             return

@@ -85,6 +85,25 @@ def test_logging_every_second_step_gives_every_second_record_and_a_full_summary(
     assert times == sorted(times) and times[-1] > times[0]
 
 
+class ComparedOnce(Engines):
+    """Compares engine and trainer after the update before the first step."""
+
+    def publish(self, version: int, announce: Announce) -> dict[str, float]:
+        found = super().publish(version, announce)
+        return found | ({} if version else {"weights/parity_limit": 0.03})
+
+
+def test_the_limit_of_a_comparison_between_two_records_is_in_the_next_one(
+    tmp_path: Path, policy: PreTrainedModel
+) -> None:
+    write_steps(tmp_path, 4, 6)
+    chosen = trainer_config(tmp_path, policy, log_each_n_steps=2)
+    with MetricsWriter(tmp_path, "finetune") as writer:
+        Trainer(chosen, Ranks(), writer, ComparedOnce()).run()
+    rows = [json.loads(line) for line in (tmp_path / "finetune/metrics.jsonl").read_text().splitlines()]
+    assert [row["mismatch/limit"] for row in rows] == [0.03, 0.03]
+
+
 class SlowStart(FakeEmbedded):
     """Not healthy for its first answers, as while it loads its model."""
 

@@ -211,6 +211,24 @@ def test_each_change_that_is_named_for_a_single_card_starts(
         assert status == 0, (change, err)
 
 
+def test_adapters_are_not_advised_where_reentrant_recomputation_refuses_them() -> None:
+    cfg, cards = configured(finetune={"reentrant_checkpointing": True}), [card(80)] * 2
+    named = list(smallest_changes(cfg, shape("8B"), cards, Asked(1024)))
+    assert named == ["hardware.devices=4 (more cards)", "fsdp.cpu_offload=true"]
+
+
+def test_adafactor_is_planned_and_advised_without_shards_which_it_cannot_train(
+    model: Path, refused: Refused, dry_run: DryRun
+) -> None:
+    folder(model, "8B")
+    words = "hardware=gpu", "finetune.optim=adafactor"
+    change = refused(*words, "hardware.devices=4xH100-80GB").rpartition("; set ")[2].strip()
+    assert change == "finetune.lora.enabled=true"
+    assert dry_run("+domain=guessing", *words, "hardware.devices=4xH100-80GB", change)[0] == 0
+    status, out, err = dry_run("+domain=guessing", *words, "hardware.devices=4xH200-141GB")
+    assert status == 0 and "all sharded" not in out, err
+
+
 def folder(model: Path, name: str) -> Path:
     (model / "config.json").write_text(json.dumps(described(name) | {"max_position_embeddings": 32768}))
     return model
