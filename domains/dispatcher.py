@@ -27,13 +27,18 @@ _registered: dict[str, Target] = {}
 
 
 def register_domain_rollout(domain: str, target: Target) -> None:
-    """Give a domain its rollout policy: a function or its dotted path. `actor.domain_rollouts` goes before.
+    """Give a domain its rollout policy: a function or its dotted path. It goes before the configured one.
 
     Call it where workers import it, for instance in the module of the dataset loader's package or of the
-    policy itself. Raises ValueError for an empty name.
+    policy itself. Raises ValueError for an empty name, and for a text that is no dotted path.
     """
+    domain = str(domain).strip()
     if not domain:
         raise ValueError("register_domain_rollout: the domain's name is empty")
+    if isinstance(target, str):
+        target = target.strip()
+        if "." not in target:
+            raise ValueError(f"register_domain_rollout: {target!r} is not a dotted path")
     _registered[domain] = target
 
 
@@ -47,12 +52,12 @@ def domain_of(cfg: DictConfig, problem: dict[str, Any]) -> str:
 
 
 def rollout_of(cfg: DictConfig, domain: str) -> Callable[..., Any]:
-    """The policy of a domain: `actor.domain_rollouts`, else what was registered, else by convention.
+    """The policy of a domain: what was registered, else `actor.domain_rollouts`, else by convention.
 
     Raises ConfigError that names the key to set.
     """
     configured = (cfg.actor.get("domain_rollouts") or {}).get(domain)
-    target = configured if configured is not None else _registered.get(domain)
+    target = _registered.get(domain, configured)
     return _resolved(domain, target)
 
 

@@ -151,7 +151,7 @@ def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:
     if generation.message is not None:
         output = LLMOutput.model_validate({**generation.message, "role": "assistant"})
     info = {
-        "model_name": llm.model_name,
+        **llm.get_info(),
         "finish_reason": generation.finish_reason,
         "stop_reason": generation.stop_reason,
         "engine": generation.engine,

@@ -39,6 +39,8 @@ class TrainableLLM(EngineLLM):
 
     async def agenerate(self, prompt: Prompt, session: aiohttp.ClientSession) -> LLMStream:
         call = await llm_async_generate(self, prompt, session)
+        if call.output.content is None:  # beside tool calls; upstream's method gives an empty text
+            call.output.content = ""
         return LLMStream(iter([LLMEvent(output=call.output, llm_call=call)]), prompt)
 
     def generate(self, prompt: Prompt) -> LLMStream:
@@ -61,13 +63,17 @@ class TrainableLLM(EngineLLM):
         return scores
 
     def get_logprobs_complete(self, prompt: str, output: str) -> Scores:
-        return self.get_logprobs_token_ids(*text_ids(self, prompt, output))
+        return self.get_logprobs_token_ids(*text_ids(self, prompt, output, begins=True))
 
     def get_logprobs_chat_complete(self, prompt: Prompt, output: LLMOutput) -> Scores:
         return self.get_logprobs_token_ids(*chat_ids(self, prompt, output))
 
-    def get_logprobs(self, prompt: str | Prompt, output: str | LLMOutput) -> Scores:
-        """Of a plain text after a plain prompt, or of a message after a chat prompt."""
+    def get_logprobs(self, prompt: str | Prompt | list[int], output: str | LLMOutput | list[int]) -> Scores:
+        """Of a plain text after a plain prompt, of a message after a chat prompt, or of ids after ids."""
+        if isinstance(prompt, list) and isinstance(output, list):
+            return self.get_logprobs_token_ids(prompt, output)
+        if isinstance(prompt, list) or isinstance(output, list):
+            raise ValueError("give ids for both the prompt and the output")
         if isinstance(prompt, str):
             return self.get_logprobs_complete(
                 prompt, output if isinstance(output, str) else output.content or ""

@@ -14,10 +14,16 @@ Value = TypeVar("Value")
 
 
 def resolve_environment_key(cfg: DictConfig, default: str | None = None) -> str | None:
-    """`environment_key`, or the only configured environment, or `default`."""
+    """`environment_key`, or the only configured environment, or `default`.
+
+    Where `actor.domain_mix` draws domains that environments are named after, only these count.
+    """
     if cfg.get("environment_key"):
         return str(cfg.environment_key)
+    mix = (cfg.get("actor") or {}).get("domain_mix") or {}
+    drawn = {str(domain) for domain, weight in mix.items() if weight and weight > 0}
     keys = list(environment_specs(cfg))
+    keys = [key for key in keys if key in drawn] or keys
     return keys[0] if len(keys) == 1 else default
 
 

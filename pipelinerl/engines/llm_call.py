@@ -174,22 +174,25 @@ class LLMEvent(BaseModel):
 
 
 class LLMStream:
-    """An answer as a stream of events."""
+    """An answer as a stream of events. The call can be asked for again after its event was read."""
 
     def __init__(self, events: Iterator[LLMEvent], prompt: Prompt) -> None:
         self.events, self.prompt = events, prompt
+        self.llm_call: LLMCall | None = None
 
     def __iter__(self) -> Iterator[LLMEvent]:
-        return self.events
+        return self
 
     def __next__(self) -> LLMEvent:
-        return next(self.events)
+        event = next(self.events)
+        self.llm_call = event.llm_call or self.llm_call
+        return event
 
     def get_llm_call(self) -> LLMCall:
-        for event in self.events:
-            if event.llm_call is not None:
-                return event.llm_call
-        raise ValueError("the answer's stream was already read to its end")
+        while self.llm_call is None:
+            if next(self, None) is None:
+                raise ValueError("the answer's stream ended without a call")
+        return self.llm_call
 
     def get_output(self) -> LLMOutput:
         return self.get_llm_call().output

@@ -112,9 +112,12 @@ class EngineLLM(BaseModel):
         return self.tokenizer
 
     def count_tokens(self, messages: list[dict[str, Any]] | str) -> int:
-        """Tokens of a text, or of messages as a prompt, which they are unless the assistant's is the last."""
+        """Tokens of a text with the special ones that the tokeniser adds, or of messages.
+
+        Messages are a prompt unless the assistant's is the last.
+        """
         if isinstance(messages, str):
-            return len(encode(self.load_tokenizer(), messages))
+            return len(self.load_tokenizer()(messages)["input_ids"])
         asked = not messages or messages[-1].get("role") != "assistant"
         return len(encode(self.load_tokenizer(), self.render(Prompt(messages=messages), asked)))
 
@@ -124,7 +127,7 @@ class EngineLLM(BaseModel):
     def get_info(self) -> dict[str, Any]:
         return {
             "model_name": self.model_name,
-            "parameters": self.parameters,
+            "parameters": dict(self.parameters),
             "context_size": self.context_size,
         }
 
@@ -279,7 +282,8 @@ class EngineLLM(BaseModel):
         if count_tokens:
             reply = {"role": "assistant", "content": output.content or ""}
             prompt_length_tokens = self.count_tokens(prompt.messages)
-            output_length_tokens = self.count_tokens([*prompt.messages, reply]) - prompt_length_tokens
+            whole = self.count_tokens([*prompt.messages, reply]) if output.content else prompt_length_tokens
+            output_length_tokens = whole - prompt_length_tokens
         return LLMCall(
             prompt=prompt,
             output=output,

@@ -50,10 +50,19 @@ async def batch_logprobs(
     return list(await asyncio.gather(*(one(*pair) for pair in zip(prompts, completions, strict=True))))
 
 
-def text_ids(llm: EngineLLM, prompt: str, completion: str) -> tuple[list[int], list[int]]:
-    """Ids of a plain prompt and of its completion, tokenised apart."""
+def text_ids(
+    llm: EngineLLM, prompt: str, completion: str, begins: bool = False
+) -> tuple[list[int], list[int]]:
+    """Ids of a plain prompt and of its completion, tokenised apart.
+
+    A prompt that `begins` a text gets the token of a beginning, if the tokeniser writes one and it has none.
+    """
     tokenizer = llm.load_tokenizer()
-    return encode(tokenizer, prompt).tolist(), encode(tokenizer, completion).tolist()
+    ids = encode(tokenizer, prompt).tolist()
+    bos = tokenizer.bos_token_id
+    if begins and bos is not None and ids[:1] != [bos] and tokenizer("")["input_ids"][:1] == [bos]:
+        ids = [bos, *ids]
+    return ids, encode(tokenizer, completion).tolist()
 
 
 def chat_ids(llm: EngineLLM, prompt: Prompt, output: LLMOutput) -> tuple[list[int], list[int]]:

@@ -143,6 +143,22 @@ def test_the_only_environment_needs_no_key() -> None:
     assert resolve_environment_key(tree(), default="x") == "x"
 
 
+@pytest.mark.parametrize(
+    ("mix", "expected"),
+    [({"maze": 1.0}, "maze"), ({"maze": 1.0, "math": 0.0}, "maze"), ({"maze": 1, "math": 2}, "x"), ({}, "x")],
+)
+def test_environments_of_domains_that_are_not_drawn_do_not_count(
+    mix: dict[str, float], expected: str
+) -> None:
+    cfg = tree(environments=PAIR, actor={"domain_mix": mix})
+    assert resolve_environment_key(cfg, default="x") == expected
+
+
+def test_the_only_environment_counts_where_no_drawn_domain_has_its_name() -> None:
+    cfg = tree(environment={"_target_": TARGET}, actor={"domain_mix": {"math": 1.0}})
+    assert resolve_environment_key(cfg) == "environment"
+
+
 def test_a_value_is_made_once_per_tree() -> None:
     made: list[DictConfig] = []
 

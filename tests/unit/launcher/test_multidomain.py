@@ -160,12 +160,15 @@ async def test_each_problem_goes_to_the_policy_of_its_domain() -> None:
     assert rollout_of(cfg, "guessing") is generate_guessing_rollout
 
 
-def test_a_registered_policy_serves_where_the_configuration_names_none() -> None:
-    register_domain_rollout("drawn", play_letters)
-    assert rollout_of(tree(), "drawn") is play_letters
-    assert rollout_of(tree(domain_rollouts={"drawn": f"{HERE}.play_plain"}), "drawn").__name__ == "play_plain"
+def test_a_registered_policy_goes_before_the_configured_one_as_upstream() -> None:
+    configured = tree(domain_rollouts={"drawn": f"{HERE}.play_plain"})
+    assert rollout_of(configured, "drawn").__name__ == "play_plain"
+    register_domain_rollout(" drawn ", play_letters)
+    assert rollout_of(tree(), "drawn") is play_letters and rollout_of(configured, "drawn") is play_letters
     with pytest.raises(ValueError, match="the domain's name is empty"):
-        register_domain_rollout("", play_letters)
+        register_domain_rollout(" ", play_letters)
+    with pytest.raises(ValueError, match="'play_letters' is not a dotted path"):
+        register_domain_rollout("drawn", "play_letters")
 
 
 def test_a_problem_without_domain_takes_the_environment_s_key() -> None:

@@ -3,6 +3,7 @@
 import aiohttp
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from pipelinerl.async_llm import (
     RetryableAbortedCompletionError,
@@ -13,8 +14,9 @@ from pipelinerl.async_llm import (
 from pipelinerl.base.tokenizing import decode, encode
 from pipelinerl.engines.client import EngineRequestError
 from pipelinerl.engines.fleet import Fleet
+from pipelinerl.engines.llm_logprobs import text_ids
 from pipelinerl.engines.requests import Deadlines
-from pipelinerl.llm import LLMCall, LLMOutput, Prompt, TokenLogprob, TokenLogprobs, TrainableLLM
+from pipelinerl.llm import LLMCall, LLMOutput, LLMStream, Prompt, TokenLogprob, TokenLogprobs, TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin
 from tests.support.fake_engine import FakeEngine
 from tests.support.tiny_model import build_tokenizer, save_model
@@ -271,6 +273,56 @@ def test_tokens_are_counted_with_and_without_template(llm):
     asked = [{"role": "user", "content": "hello"}]
     assert llm.count_tokens(asked) == len("hello") + 3, "<u>, <e>, and <a> that begins the answer"
     assert llm.count_tokens([*asked, {"role": "assistant", "content": "hi"}]) == len("hellohi") + 4
+
+
+@pytest.fixture
+def beginning(llm, tmp_path):
+    """A model whose tokeniser writes `<u>` before a plain text, as that of Llama does."""
+    tokenizer = build_tokenizer()
+    tokenizer.bos_token = "<u>"
+    pair = ("<u>", tokenizer.convert_tokens_to_ids("<u>"))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<u> $A", special_tokens=[pair])
+    tokenizer.save_pretrained(tmp_path)
+    return llm.model_copy(update={"tokenizer": None, "tokenizer_name": str(tmp_path)})
+
+
+def test_the_token_of_a_beginning_counts_and_is_scored(beginning):
+    assert beginning.count_tokens("hello") == 1 + 5
+    begin = beginning.load_tokenizer().bos_token_id
+    expected = [begin, *ids("hi")], ids("5")
+    assert text_ids(beginning, "hi", "5", begins=True) == expected
+    assert text_ids(beginning, "<u>hi", "5", begins=True) == expected, "once"
+    assert text_ids(beginning, "hi", "5") == (ids("hi"), ids("5")), "a rendered prompt has what it needs"
+
+
+def test_a_tokenizer_that_writes_no_beginning_gets_none(llm):
+    assert text_ids(llm, "hi", "5", begins=True) == (ids("hi"), ids("5"))
+
+
+async def test_what_a_call_says_of_its_model_is_not_changed_behind_it(llm, session):
+    call = await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+    llm.parameters["max_tokens"] = 1
+    said = {name: call.llm_info[name] for name in ("model_name", "parameters", "context_size")}
+    parameters = {"max_tokens": 16, "temperature": 0.7}
+    assert said == {"model_name": llm.model_name, "parameters": parameters, "context_size": 400}
+
+
+async def test_the_call_of_a_stream_is_there_after_its_text_was_read(llm, session):
+    stream = await llm.agenerate(Prompt.from_user_message("hi"), session)
+    assert [event.output.content for event in stream] == ["5"]
+    assert stream.get_llm_call() is stream.llm_call and stream.get_text() == "5"
+    with pytest.raises(ValueError, match="ended without a call"):
+        LLMStream(iter([]), Prompt()).get_llm_call()
+
+
+def test_an_answer_from_elsewhere_without_text_has_no_tokens(llm):
+    call = llm.log_output(Prompt.from_user_message("hi"), LLMOutput(content=""))
+    assert (call.prompt_length_tokens, call.output_length_tokens) == (5, 0)
+
+
+def test_ids_are_scored_behind_ids_only(llm):
+    with pytest.raises(ValueError, match="give ids for both"):
+        llm.get_logprobs([1], "5")
 
 
 def test_the_template_of_a_policys_tokenizer_gives_ids(llm):
