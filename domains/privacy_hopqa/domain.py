@@ -173,7 +173,9 @@ def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
             world_config(**settings.world)
         except (WorldError, TypeError) as error:
             yield f"{KEY}.{error}"
-        for key in ("task_data_root", "web_corpus_path"):
+        # Of a run that has made its world, the resume compares these keys.
+        made = (Path(str(OmegaConf.select(cfg, "output_dir") or "")) / WORLD_FOLDER).is_dir()
+        for key in () if made else ("task_data_root", "web_corpus_path"):
             if value := getattr(settings, key):
                 yield (
                     f"{KEY}.{key}={value}: no chain file is named, so the run would serve a generated world; "
