@@ -34,7 +34,8 @@ _ANSWERS = frozenset(
 )
 """What a policy is judged by or shall write, which does not say what is asked; a key may end with one."""
 _IDS = re.compile(
-    r"uuid|guid|(?:problem|question|query|prompt|task|example|sample|instance|item|row|unique)_u?id"
+    r"_id|[qp]id|uuid|guid|"
+    r"(?:problem|question|query|prompt|task|example|sample|instance|item|row|record|original|unique)_u?id"
 )
 """Keys of names that are long enough to be texts; as content they count where a problem has no text."""
 _SYSTEM = frozenset(("system", "system_prompt", "developer"))
@@ -48,7 +49,7 @@ _ROLES = {
 """Under which key what somebody says in a chat is a text of the problem; ShareGPT's names too."""
 _LOOKED_AT = 500
 """Of many problems about so many are looked at for what all or most of them have."""
-_ENDS = ".?:;,\u2026"
+_ENDS = ".?:;,\u2026。।؟۔"
 """Marks at the ends of a text that a copy of it may lack; `5!` is no 5."""
 _BETWEEN = re.compile(r"(?<=[.:!?。！？])\s+|\n+")
 T = TypeVar("T")

@@ -56,6 +56,22 @@ def test_texts_decide_whatever_they_are_called(test: list[Row], count: int) -> N
         ({"question": QUESTIONS[3]}, {"task": QUESTIONS[3].upper(), "answer": "4"}, 1),
         ({"question": QUESTIONS[3]}, {"messages": [{"role": "user", "content": QUESTIONS[3]}]}, 1),
         ({"question": QUESTIONS[3]}, {"task": QUESTIONS[4], "answer": "4"}, 0),
+        (
+            {"_id": "5a8b57f25542995d1e6f1371", "q": QUESTIONS[3]},
+            {"_id": "5adcb61f5542992c1e3a24c1", "q": QUESTIONS[3]},
+            1,
+        ),
+        (
+            {"qid": "webqsp-train-00000017", "q": QUESTIONS[3]},
+            {"qid": "webqsp-dev-0000000018", "q": QUESTIONS[3]},
+            1,
+        ),
+        (
+            {"question": "小明有三个苹果，又买了一个，他有几个苹果。"},
+            {"question": "小明有三个苹果，又买了一个，他有几个苹果"},
+            1,
+        ),
+        ({"question": "كم عدد التفاحات في السلة الآن؟"}, {"question": "كم عدد التفاحات في السلة الآن"}, 1),
         ({"question": QUESTIONS[3]}, {"question": "\ufeff" + QUESTIONS[3].replace("pp", "p\u200bp")}, 1),
         ({"question": "What's the “final” offer?"}, {"question": 'What’s the "\ufb01nal" offer?'}, 1),
         ({"question": "It’s „finite“ – or not…"}, {"question": "It's ``finite'' - or\u00a0not..."}, 1),
