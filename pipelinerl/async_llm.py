@@ -255,7 +255,8 @@ def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
     if not len(llm_call.logprobs):
         raise ValueError("the call has no log-probabilities; set collect_logprobs=True on the llm")
     sampled = TokenLogprobs.of(llm_call.logprobs)
-    prompt_ids, output_ids = _prompt_ids(llm, llm_call), sampled.token_ids
+    another = llm_call.prompt_is_another
+    prompt_ids, output_ids = _prompt_ids(llm, llm_call, another), sampled.token_ids
     tokenizer = llm.load_tokenizer()
     output_text = decode(tokenizer, output_ids, skip_special=False)
     metadata: dict[str, Any] = {}
@@ -264,7 +265,7 @@ def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
     if (origin := ROLLOUT_ORIGIN.get()) is not None:
         if origin.training and (reshaped := llm_call.llm_info.get("reshaped")):
             _remark_reshaped(reshaped)
-        if origin.training and llm_call.prompt_is_another:
+        if origin.training and another:
             _remark_another_prompt()
     made = TrainingText(
         text=decode(tokenizer, prompt_ids, skip_special=False) + output_text,
@@ -278,7 +279,7 @@ def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
         output_tokens=len(output_ids),
         weight_versions=llm_call.weight_versions,
         metadata=metadata,
-        routed_experts=None if llm_call.prompt_is_another else llm_call.routed_experts,
+        routed_experts=None if another else llm_call.routed_experts,
     )
     if origin is not None:
         made.made_in = origin.group_id, origin.rollout_index
@@ -313,8 +314,8 @@ def _remark_another_prompt() -> None:
         )
 
 
-def _prompt_ids(llm: EngineLLM, call: LLMCall) -> np.ndarray:
-    another = call.prompt_is_another
+def _prompt_ids(llm: EngineLLM, call: LLMCall, another: bool) -> np.ndarray:
+    """Ids of the prompt: the engine's, or rendered where it has none or the prompt is `another`."""
     if len(call.prompt_token_ids) and not another:
         return call.prompt_token_ids
     if not call.prompt:

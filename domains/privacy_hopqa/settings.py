@@ -3,6 +3,7 @@
 The domain's hooks check them at the start of a run; the agent and the rewards read them from then on.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -218,7 +219,7 @@ class PrivacyHopQASettings(Block):
         return int(getattr(self, f"{stage}_max_tokens"))
 
 
-def dataset_names(cfg: DictConfig) -> list[str]:
+def dataset_names(cfg: Mapping[Any, Any]) -> list[str]:
     """The datasets of training and evaluation: names of chain files, or their paths."""
     return [*(cfg.get("train_dataset_names") or ()), *(cfg.get("test_dataset_names") or ())]
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.dataset import chain_of, load_problems
 from domains.privacy_hopqa.leakage.report import Secrets, SecretsByChain
-from domains.privacy_hopqa.settings import DATASET_KEYS
+from domains.privacy_hopqa.settings import DATASET_KEYS, dataset_names
 from domains.privacy_hopqa.world.config import manifest_of
 
 Questions = Literal["chain", "task"]
@@ -37,8 +37,7 @@ def chains_of_run(tree: Mapping[str, Any]) -> list[Chain]:
     parameters = {key: block[key] for key in (*DATASET_KEYS, "task_data_root") if block.get(key)}
     parameters |= dict(tree.get("dataset_loader_params") or {})
     parameters.pop("max_examples", None)
-    names = dict.fromkeys([*tree["train_dataset_names"], *(tree.get("test_dataset_names") or ())])
-    problems = load_problems(list(names), **parameters)
+    problems = load_problems(list(dict.fromkeys(dataset_names(tree))), **parameters)
     return [chain_of(problem) for problem in problems]
 
 
@@ -50,9 +49,8 @@ def provenance_of_files(files: Iterable[str]) -> dict[str, Any]:
 def provenance_of_run(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The same for a run, with its seed, model and, for a generated world, the world's fingerprint."""
     block = tree.get("privacy_hopqa") or {}
-    names = dict.fromkeys([*tree["train_dataset_names"], *(tree.get("test_dataset_names") or ())])
     files = [block[key] for key in DATASET_KEYS if block.get(key)]
-    files += [name for name in names if Path(name).is_file()]
+    files += [name for name in dataset_names(tree) if Path(name).is_file()]
     world = manifest_of(block.get("task_data_root"))
     return provenance_of_files(files) | {
         "output_dir": str(tree.get("output_dir")),

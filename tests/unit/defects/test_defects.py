@@ -69,14 +69,19 @@ def test_a_failed_update_is_not_announced_and_ends_the_trainer_by_name(
     assert [one.version for one in said if isinstance(one, WeightUpdateSuccess)] == [0, 6]
 
 
+def every_second_record(folder: Path, policy: PreTrainedModel, engines: Engines) -> list[dict[str, Any]]:
+    """Of four steps with `log_each_n_steps=2`."""
+    write_steps(folder, 4, 6)
+    chosen = trainer_config(folder, policy, log_each_n_steps=2)
+    with MetricsWriter(folder, "finetune") as writer:
+        Trainer(chosen, Ranks(), writer, engines).run()
+    return [json.loads(line) for line in (folder / "finetune/metrics.jsonl").read_text().splitlines()]
+
+
 def test_logging_every_second_step_gives_every_second_record_and_a_full_summary(
     tmp_path: Path, policy: PreTrainedModel
 ) -> None:
-    write_steps(tmp_path, 4, 6)
-    chosen = trainer_config(tmp_path, policy, log_each_n_steps=2)
-    with MetricsWriter(tmp_path, "finetune") as writer:
-        Trainer(chosen, Ranks(), writer, Engines()).run()
-    rows = [json.loads(line) for line in (tmp_path / "finetune/metrics.jsonl").read_text().splitlines()]
+    rows = every_second_record(tmp_path, policy, Engines())
     assert [row["stats/completed_steps"] for row in rows] == [2, 4]
     summary = json.loads((tmp_path / "finetune/rl_summary.json").read_text())
     assert summary["completed_steps"] == 4 and "rl/ess" in summary
@@ -96,11 +101,7 @@ class ComparedOnce(Engines):
 def test_the_limit_of_a_comparison_between_two_records_is_in_the_next_one(
     tmp_path: Path, policy: PreTrainedModel
 ) -> None:
-    write_steps(tmp_path, 4, 6)
-    chosen = trainer_config(tmp_path, policy, log_each_n_steps=2)
-    with MetricsWriter(tmp_path, "finetune") as writer:
-        Trainer(chosen, Ranks(), writer, ComparedOnce()).run()
-    rows = [json.loads(line) for line in (tmp_path / "finetune/metrics.jsonl").read_text().splitlines()]
+    rows = every_second_record(tmp_path, policy, ComparedOnce())
     assert [row["mismatch/limit"] for row in rows] == [0.03, 0.03]
 
 
