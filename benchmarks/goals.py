@@ -150,9 +150,9 @@ def section(goals: Sequence[Goal], results: Path) -> str:
     reasons: list[str] = []
     for goal in goals:
         value = goal.value(results)
-        found, wanted = "not measured", goal.wanted
+        found, wanted = "not measured", f"{goal.wanted} {goal.unit}".strip()
         if value is not None:
-            found = f"{number(value)} {goal.unit}".strip()
+            found, wanted = f"{number(value)} {goal.unit}".strip(), goal.wanted
             if not goal.met(value):
                 reasons.append(f"{len(reasons) + 1}. {goal.reason(results)}")
                 wanted += f", **missed** ({len(reasons)})"

@@ -6,6 +6,7 @@ digits, so that every integer of an answer is exact. A root or a logarithm is re
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from math import gcd, lcm
 from operator import add, mul, sub
 from typing import Any, NamedTuple
@@ -18,9 +19,10 @@ Point = Mapping[str, Value]
 Function = Callable[[Point], Value]
 DIGITS, MOST_DIGITS = 450, 400
 _LARGEST, _CLOSE, _ZERO = 400 * 2.31, mpf(10) ** -420, mpf(10) ** -435
-_DRAWN = ((1, 60, 61), (61, 400, 61), (-300, -1, 61)) * 2 + ((3, 40, 1),) * 2
+_PARTS = 61
+"""The denominator of most drawn numbers."""
+_DRAWN = ((1, 60, _PARTS), (_PARTS, 400, _PARTS), (-300, -1, _PARTS)) * 2 + ((3, 40, 1),) * 2
 """Least and largest numerator of a variable, and its denominator."""
-_ROOTS = (3, 5, 7, 9, 11)
 _OF_MPMATH = "sin cos tan cot sec csc sinh cosh tanh coth sech csch exp ln"
 FUNCTIONS: dict[str, Callable[[Value], Value]] = {
     **{name: getattr(mp, name) for name in _OF_MPMATH.split()},
@@ -75,11 +77,21 @@ def power(base: Value, exponent: Value, point: Point) -> Value:
         return mpf(exponent == 0)
     if abs(exponent) * abs(mp.log(abs(base))) > _LARGEST:
         raise TooLarge("a power")
-    if not point["complex"] and base < 0 and not mp.isint(exponent):
-        for root in _ROOTS:
-            if abs(exponent * root - mp.nint(exponent * root)) < _CLOSE:
-                return (-1) ** int(mp.nint(exponent * root)) * mp.power(-base, exponent)
+    is_real = not point["complex"] and base < 0 and not mp.isint(exponent)
+    if is_real and (times := _over_odd(exponent)) is not None:
+        return (-1) ** times * mp.power(-base, exponent)
     return real(mp.power(base, exponent), point)
+
+
+def _over_odd(number: Value) -> int | None:
+    """The numerator of a fraction whose denominator is odd and has at most four digits; None otherwise.
+
+    Nor of parts that a variable is drawn in: `(-1)^n` is meant for whole `n`, where it is `\\cos n\\pi`.
+    """
+    found = Fraction(int(mp.nint(mp.ldexp(number, 1500))), 2**1500).limit_denominator(9999)
+    below = found.denominator
+    is_one = below % 2 and below % _PARTS and abs(number * below - found.numerator) < _CLOSE
+    return found.numerator if is_one else None
 
 
 def logarithm(value: Value, point: Point) -> Value:
@@ -143,7 +155,7 @@ def _points(one: Expression, other: Expression) -> Iterator[dict[str, Value]]:
         drawn = {name: mpf(rng.randint(low, high)) / step for name in names}
         yield {**flags, **drawn}
     for bit in range((len(names) - 1).bit_length() if names and "absolute" in signs else 0):
-        mixed = {name: mpf(rng.randint(1, 400)) / 61 for name in names}
+        mixed = {name: mpf(rng.randint(1, 400)) / _PARTS for name in names}
         yield {
             **flags,
             **{name: -mixed[name] if at >> bit & 1 else mixed[name] for at, name in enumerate(names)},
