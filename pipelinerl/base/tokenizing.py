@@ -226,7 +226,7 @@ def render_chat(
     """
     for message in messages:
         parts = content if isinstance(content := message.get("content"), list) else []
-        if any(isinstance(part, dict) and part.get("type") in _PICTURES for part in parts):
+        if any(isinstance(part, dict) and _is_picture(part) for part in parts):
             # A template would write the picture's bytes into the prompt as text.
             raise ValueError("a message holds a picture; models that also see are run on text alone")
     if tokenizer.chat_template is None:
@@ -243,6 +243,11 @@ def render_chat(
     assert isinstance(rendered, str)
     # A model may have escaped half an emoji in the arguments of a call; no tokenizer takes one.
     return rendered if rendered.isascii() else _HALF_EMOJI.sub("\ufffd", rendered)
+
+
+def _is_picture(part: dict[str, Any]) -> bool:
+    """Some models' examples name no type. Rows of a table have every key, with null where it says nothing."""
+    return part.get("type") in _PICTURES or any(part.get(key) is not None for key in _PICTURES)
 
 
 def _plain(message: Message) -> Message:

@@ -9,6 +9,9 @@ from pipelinerl.finetune.rl.advantages import ESTIMATORS, AdvantageEstimator
 from pipelinerl.finetune.rl.losses import LOSSES, declared
 from pipelinerl.launcher.checks.dotted import as_written, dotted
 
+_OF_SITUATIONS = ("pad_step_rewards_for_advantage", "step_reward_advantages")
+"""Refused with a remedy of their own where an estimator does not read them."""
+
 
 def check(cfg: Config) -> Iterator[str]:
     """Problems between the keys of `finetune.rl`, and with the functions that they name."""
@@ -77,6 +80,8 @@ def _ineffective(cfg: Config) -> Iterator[str]:
     rl = cfg.finetune.rl
     plain = RLConfig()
     unread = [(key, f"policy_loss={rl.policy_loss}") for key in declared(rl.policy_loss).ignores]
+    ignored = [key for key in _estimator(rl).ignores if key not in _OF_SITUATIONS]
+    unread += [(key, f"advantage_estimator={rl.estimator}") for key in ignored]
     if not rl.filter_zero_advantage_groups:
         unread.append(("zero_advantage_epsilon", "filter_zero_advantage_groups=false"))
     if rl.batch_size_normalization == "training_texts" and not rl.role_weights:

@@ -6,6 +6,7 @@ import pytest
 
 from pipelinerl.config import typed
 from pipelinerl.config.compose import Composition
+from pipelinerl.finetune.rl.advantages.situation import situation
 from pipelinerl.launcher.checks import training
 
 MISSPELT = [
@@ -290,6 +291,17 @@ def test_keys_that_contradict_each_other_are_refused(
     refusal: Callable[..., str], overrides: list[str], expected: str
 ) -> None:
     assert expected in refusal(*overrides)
+
+
+def test_a_key_that_the_estimator_does_not_read_is_refused(
+    refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(situation), "ignores", ("divide_advantage_by_std",))
+    said = refusal("finetune.rl.advantage_estimator=situation", "finetune.rl.divide_advantage_by_std=true")
+    assert said == (
+        "finetune.rl.divide_advantage_by_std=true: has no effect with advantage_estimator=situation; "
+        "leave it at false"
+    )
 
 
 @pytest.mark.parametrize(

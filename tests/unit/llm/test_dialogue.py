@@ -96,3 +96,14 @@ def test_parts_of_text_and_calls_reach_the_template_as_engines_give_them():
     ]
     assert render_chat(tokenizer, messages) == '<u>one\ntwo<a>so{"a": 1}"{\\"a\\": "<u>three'
     assert call["function"]["arguments"] == '{"a": 1}' and len(messages[0]["content"]) == 2
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url", "image_url": {"url": "data:"}}, {"image": "a.png"}, {"video_url": "a.mp4"}]
+)
+def test_pictures_are_refused_also_without_a_type(part):
+    tokenizer = tokenizer_with("{{ messages[0].content }}")
+    text = {"type": "text", "text": "which?", "image": None}
+    assert render_chat(tokenizer, [{"role": "user", "content": [text]}]) == "which?"
+    with pytest.raises(ValueError, match="a message holds a picture"):
+        render_chat(tokenizer, [{"role": "user", "content": [part, text]}])
