@@ -58,8 +58,8 @@ class ActorConfig(OpenSection):
     """Finished groups over which rates are averaged."""
     system_prompt: str = ""
     """System message, for policies that use it."""
-    task_template: str = ""
-    """Template of the user message, for policies that use it."""
+    task_template: str = "{task}"
+    """Template of the user message, for policies that use it; `{task}` is the question."""
     domain_rollouts: Annotated[dict[str, str], KEPT] = {}
     """Rollout policy of each domain, for the dispatcher."""
     domain_mix: dict[str, float] | None = None
