@@ -63,8 +63,8 @@ class ActorConfig(OpenSection):
     domain_rollouts: Annotated[dict[str, str], KEPT] = {}
     """Rollout policy of each domain, for the dispatcher."""
     domain_mix: dict[str, float] | None = None
-    """Weight of each domain when problems are drawn, 0 = never; null = uniform over problems. After 50 finished
-    groups, domains with fewer than their share of these are drawn more often, others less often."""
+    """Weight of each domain when problems are drawn, 0 = never; null = uniform over problems. After 50
+    finished groups, domains with fewer than their share of these are drawn more often, others less often."""
     sampling: Literal["uniform", "difficulty"] = "uniform"
     """`uniform` draws each problem with equal probability, `difficulty` prefers problems in the band of
     `actor.difficulty` and those that were never drawn; with `domain_mix`, within each domain."""

@@ -93,8 +93,8 @@ def _domains(cfg: Config) -> Iterator[str]:
     mix = cfg.actor.domain_mix
     for domain in sorted(train - set(mix)) if mix and not cfg.debug.evaluates_only else ():
         yield (
-            f"actor.domain_mix: no weight for {domain}, a domain of train_dataset_names; give it one (0: it is "
-            "never drawn)"
+            f"actor.domain_mix: no weight for {domain}, a domain of train_dataset_names; give it one (0: it "
+            "is never drawn)"
         )
 
 
