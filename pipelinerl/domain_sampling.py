@@ -53,6 +53,12 @@ class DomainWeightedSampler:
         total = sum(positive.values())
         if total <= 0:
             raise ValueError(f"actor.domain_mix {dict(weights)} has no positive weight")
+        # As in upstream: a domain that was forgotten would never be drawn, and nothing would say so.
+        if missing := ", ".join(sorted(self.members.keys() - set(map(str, weights)))):
+            raise ValueError(
+                f"actor.domain_mix has no weight for {missing}, and problems have that domain; give each a "
+                "weight (0: it is never drawn)"
+            )
         return {domain: weight / total for domain, weight in positive.items()}
 
     def record_completion(self, domain: str) -> None:

@@ -148,7 +148,8 @@ def load(output_dir: str | Path) -> Config:
 def load_tree(output_dir: str | Path, job: int | None = None) -> DictConfig:
     """The tree that rollout code gets: `cfg.jobs` and, with `job`, `cfg.me`: that process and the engines.
 
-    Without `job` it is the tree of the last start, for what looks at a run from outside.
+    `cfg.me.llm_urls` is one text with "+" between the addresses, which upstream's policies split. Without
+    `job` it is the tree of the last start, for what looks at a run from outside.
     """
     if job is None:
         return read_started(output_dir)
@@ -159,7 +160,7 @@ def load_tree(output_dir: str | Path, job: int | None = None) -> DictConfig:
     tree.me = {
         "job_idx": job,
         **{key: jobs[job][key] for key in ("kind", "name", "replica_idx", "node_rank", "port")},
-        "llm_urls": [str(entry.url) for entry in tree.jobs if entry.kind == "actor_llm"],
+        "llm_urls": "+".join(str(entry.url) for entry in tree.jobs if entry.kind == "actor_llm"),
     }
     return tree
 

@@ -58,13 +58,13 @@ class ActorConfig(OpenSection):
     """Finished groups over which rates are averaged."""
     system_prompt: str = ""
     """System message, for policies that use it."""
-    task_template: str = ""
-    """Template of the user message, for policies that use it."""
+    task_template: str = "{task}"
+    """Template of the user message, for policies that use it; `{task}` is the question."""
     domain_rollouts: Annotated[dict[str, str], KEPT] = {}
     """Rollout policy of each domain, for the dispatcher."""
     domain_mix: dict[str, float] | None = None
-    """Weight of each domain when problems are drawn; null = uniform over problems. After 50 finished groups,
-    domains with fewer than their share of these are drawn more often, others less often."""
+    """Weight of each domain when problems are drawn, 0 = never; null = uniform over problems. After 50
+    finished groups, domains with fewer than their share of these are drawn more often, others less often."""
     sampling: Literal["uniform", "difficulty"] = "uniform"
     """`uniform` draws each problem with equal probability, `difficulty` prefers problems in the band of
     `actor.difficulty` and those that were never drawn; with `domain_mix`, within each domain."""

@@ -57,7 +57,7 @@ from tests.support.toy_domain import text
 PROBLEMS = [{"id": i, "domain": "abc"[i % 3]} for i in range(9)]
 
 
-@pytest.mark.parametrize("mix", [None, {"a": 1, "b": 3}])
+@pytest.mark.parametrize("mix", [None, {"a": 1, "b": 3, "c": 0}])
 def test_a_restored_sampler_draws_what_the_other_would_have_drawn(mix):
     one, two = ProblemSampler(PROBLEMS, 7, mix), ProblemSampler(PROBLEMS, 7, mix)
     for _ in range(60):
@@ -75,7 +75,7 @@ def test_problems_are_drawn_uniformly_with_replacement():
 
 
 def test_a_mixture_is_followed_and_corrected_by_completions():
-    sampler = DomainWeightedSampler(PROBLEMS, {"a": 1, "b": 1}, random.Random(1))
+    sampler = DomainWeightedSampler(PROBLEMS, {"a": 1, "b": 1, "c": 0}, random.Random(1))
     assert {sampler.sample()["domain"] for _ in range(50)} == {"a", "b"}
     for _ in range(49):
         sampler.record_completion("a")
@@ -83,7 +83,7 @@ def test_a_mixture_is_followed_and_corrected_by_completions():
     sampler.record_completion("b")
     weights = sampler.current_weights()
     assert weights["a"] == pytest.approx(0.5 * 0.5 / 0.98) and weights["b"] == 0.5 * 10
-    fixed = DomainWeightedSampler(PROBLEMS, {"a": 1, "b": 1}, adaptive=False)
+    fixed = DomainWeightedSampler(PROBLEMS, {"a": 1, "b": 1, "c": 0}, adaptive=False)
     fixed.completed.update({"a": 100})
     assert fixed.current_weights() == {"a": 0.5, "b": 0.5}
 
@@ -92,6 +92,7 @@ def test_a_mixture_is_followed_and_corrected_by_completions():
     ("weights", "message"),
     [
         ({"z": 1}, "domain_mix.z: no problem has that domain; problems have a, b, c"),
+        ({"a": 1}, "has no weight for b, c, and problems have that domain"),
         ({"a": -1}, "is -1"),
         ({}, "no pos"),
     ],

@@ -142,7 +142,7 @@ def test_a_resumed_sampler_goes_on_as_the_other_would_have(mix):
 def test_problems_are_drawn_alike_bit_for_bit_where_nothing_was_asked():
     """The first draws of seed 7 over nine problems, as they were before problems could be drawn otherwise."""
     problems = [{"id": i, "domain": "abc"[i % 3]} for i in range(9)]
-    one, mixed = ProblemSampler(problems, 7), ProblemSampler(problems, 7, {"a": 1, "b": 3})
+    one, mixed = ProblemSampler(problems, 7), ProblemSampler(problems, 7, {"a": 1, "b": 3, "c": 0})
     assert [one.draw() for _ in range(20)] == [
         (problem, 1.0) for problem in (7, 4, 6, 0, 1, 4, 3, 4, 3, 0, 0, 0, 2, 7, 3, 8, 1, 5, 2, 5)
     ]

@@ -216,6 +216,13 @@ def test_upstreams_file_of_tir_composes_and_its_names_are_here(composed: Compose
     assert isinstance(environment, MathEnvironment)
 
 
+def test_a_policy_asks_the_question_where_no_file_has_a_template(composed: Compose, conf: Path) -> None:
+    """Some of upstream's policies take `{task}` if the key is not there; an empty template asks nothing."""
+    actor = composed("hardware=gpu", config_dir=conf, config_name="guessing").tree.actor
+    for template in (actor.get("task_template", "{task}"), actor.task_template):
+        assert template.format(task="What is 2+2?") == "What is 2+2?"
+
+
 def test_what_hardware_upstreams_base_does_not_fit_is_said(composed: Compose, conf: Path) -> None:
     made = composed("hardware=cpu", config_dir=conf, config_name="guessing")
     with pytest.raises(ConfigError, match="set use_deepspeed=false on a CPU"):

@@ -214,6 +214,10 @@ def test_a_run_of_several_domains_is_composed(dry_run: DryRun) -> None:
             "actor.domain_mix={gesing: 1}",
             "actor.domain_mix.gesing: no dataset is of that domain; did you mean",
         ),
+        (
+            "train_dataset_names=['guessing::train@train','math::sums']",
+            "actor.domain_mix: no weight for math, a domain of train_dataset_names; give it one",
+        ),
         ("train_dataset_names=[numbers]", "dataset numbers: names no domain; write <domain>::<dataset>"),
         (
             "+dataset_loader_params.per_domain_params={maths: {a: 1}}",
