@@ -473,13 +473,14 @@ def _left_to_the_trainer(tree: DictConfig, given: Collection[str]) -> Iterator[s
 
 
 def _other_reference(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
-    """The KL term of a file, whose reference is another model upstream."""
+    """The KL term of a file, whose reference was another model in earlier versions of upstream."""
     for name in ("kl_coef", "final_kl_coef"):
         key, value = f"finetune.rl.{name}", _value(tree, f"finetune.rl.{name}")
         if isinstance(value, int | float) and value > 0 and key not in given:
             yield (
-                f"{key}={value}: weighs the distance from model_path here; upstream's preprocessor passes no "
-                "sample to its reference engines, and weighs the distance from the policy that sampled"
+                f"{key}={value}: weighs the distance from model_path, as upstream does since its pull request "
+                "131; before that its reference engines got no sample, and the distance was that from the "
+                "policy that sampled"
             )
             return
 

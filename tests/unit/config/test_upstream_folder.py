@@ -325,8 +325,11 @@ def test_keys_of_the_objective_that_no_file_has_are_said_with_what_upstreams_tra
     assert "epsilon_low" not in lines(use[0])[0]
 
 
-def test_a_kl_term_of_upstreams_files_has_another_reference_here(composed: Compose, conf: Path) -> None:
-    """The processes of its preprocessor get no reference engine, and take the sampler's log-probabilities."""
+def test_a_kl_term_of_upstreams_files_may_have_had_another_reference(composed: Compose, conf: Path) -> None:
+    """The workers of its preprocessor get a reference engine since its pull request 131.
+
+    Before, they took the sampler's log-probabilities.
+    """
 
     def lines(rl: str, *overrides: str) -> list[str]:
         (conf / "mine.yaml").write_text(f"defaults: [guessing, _self_]\nfinetune: {{rl: {{{rl}}}}}\n")
@@ -334,7 +337,8 @@ def test_a_kl_term_of_upstreams_files_has_another_reference_here(composed: Compo
         return [notice for notice in made.notices if "the policy that sampled" in notice]
 
     (line,) = lines("kl_coef: 0.01")
-    assert line.startswith("finetune.rl.kl_coef=0.01:") and "model_path here" in line
+    assert line.startswith("finetune.rl.kl_coef=0.01: weighs the distance from model_path")
+    assert "upstream does since its pull request 131" in line
     assert lines("kl_coef: 0, final_kl_coef: 0.1")[0].startswith("finetune.rl.final_kl_coef=0.1:")
     assert lines("kl_coef: 0") == []
     assert lines("kl_coef: 0.01, final_kl_coef: 0", "finetune.rl.kl_coef=0.02") == []
