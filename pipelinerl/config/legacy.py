@@ -144,6 +144,12 @@ REMOVED: dict[str, Gone] = {
         "grpo_loo does without step rewards",
         matters=True,
     ),
+    "finetune.rl.rollout_level_loo": Gone(
+        why="is not here; whole rollouts are compared, or samples of the same step",
+        instead="finetune.rl.step_reward_advantages=true",
+        usual=True,
+        matters=True,
+    ),
     "finetune.rl.reward_minus_kl_coef": Gone(
         why="no longer exists; finetune.rl.kl_coef weighs the penalty that is here", usual=0, matters=True
     ),
