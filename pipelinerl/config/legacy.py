@@ -592,8 +592,10 @@ def leave_out_unread(tree: DictConfig, given: Collection[str]) -> list[str]:
     for name in declared(loss).ignores:
         key, usual = f"finetune.rl.{name}", getattr(plain, name)
         value = OmegaConf.select(tree, key)
-        if key not in given and value not in (None, usual):
-            OmegaConf.update(tree, key, usual)
+        if key in given or value in (None, usual):
+            continue
+        OmegaConf.update(tree, key, usual)
+        if value != getattr(plain, name.removeprefix("final_")):  # null repeats the first coefficient
             notices.append(f"{key}={_written(value)}: left out, policy_loss={loss} does not read it")
     entries = [*(tree.train_dataset_names or ()), *(tree.test_dataset_names or ())]
     used = {entry.partition("::")[0] for entry in map(str, entries) if "::" in entry}

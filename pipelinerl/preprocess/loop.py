@@ -159,8 +159,13 @@ class Preprocess:
     @property
     def is_full(self) -> bool:
         """Without a lag bound nothing else limits the buffer, unless old samples may be dropped."""
-        unbounded = not (self.cfg.staleness.bounded or self.cfg.pop_old_data)
+        unbounded = not (self.cfg.staleness.bounded or self._drops_oldest)
         return unbounded and len(self.buffer) >= self._room
+
+    @property
+    def _drops_oldest(self) -> bool:
+        """Not of a recording: it can wait, and nothing newer than its end would take their place."""
+        return self.cfg.pop_old_data and self.cfg.streams_source("preprocessor") is None
 
     @property
     def _room(self) -> int:
@@ -220,7 +225,7 @@ class Preprocess:
         return max(announced, self._start + (self.published - self._start) // interval * interval)
 
     def _drop_oldest(self) -> None:
-        if self.cfg.pop_old_data and not self.cfg.staleness.bounded:
+        if self._drops_oldest and not self.cfg.staleness.bounded:
             self._drop(self.buffer.remove_oldest(self._room), "popped")
 
     def _write_step(self) -> None:

@@ -572,6 +572,9 @@ def test_what_upstreams_folder_has_for_every_run_is_left_out_with_a_line(
     made = composed("hardware=cpu", *small, "finetune.rl.policy_loss=ppo", **options)
     check(made)
     assert made.tree.finetune.rl.epsilon_low == 0.2, "a loss that clips reads it"
+    gspo = composed("hardware=cpu", *small, "finetune.rl.policy_loss=gspo", **options)
+    assert "does not read it" not in str(gspo.notices), "a final coefficient of 0 says nothing"
+    check(gspo)
     given = "actor.domain_rollouts.miniwob=domains.guessing.stepwise.generate_guessing_rollout"
     for key, said_of_it in (
         ("finetune.rl.epsilon_low=0.3", "epsilon_low=0.3: has no effect with policy_loss=reinforce"),

@@ -104,6 +104,29 @@ def test_without_a_bound_the_oldest_texts_are_popped(bench: Bench) -> None:
     assert bench.discarded.counts == {"popped": 10} and bench.ends() == {("filtered", "popped"): 10}
 
 
+@pytest.mark.parametrize(
+    "bench",
+    [
+        {
+            "preprocess": {"ring_buffer_size": 10},
+            "debug": {"mode": "finetune+preprocessor", "streams_from": "recorded"},
+        }
+    ],
+    indirect=True,
+)
+def test_a_replay_waits_for_its_trainer_and_drops_nothing(bench: Bench) -> None:
+    """As upstream's debug modes do; a recording that is read faster than it is trained would be lost."""
+    bench.trainer.samples_processed = -1000
+    for number in range(3):
+        assert not bench.preprocess.is_full
+        bench.preprocess.take_groups([group(number)])
+        bench.preprocess.write_steps()
+    assert bench.preprocess.is_full and len(bench.preprocess.buffer) == 12
+    bench.trainer.samples_processed = 0
+    assert bench.preprocess.write_steps() and not bench.preprocess.is_full
+    assert bench.discarded.counts == {}
+
+
 def test_an_emptied_chunk_publishes_nothing(bench: Bench) -> None:
     broken = group(0)
     for text in broken:
