@@ -1,4 +1,4 @@
-"""Constants and files of samples, by the names that programs written for upstream know; no torch, no pandas."""
+"""Files of samples, by the names that programs written for upstream know; no torch, no pandas."""
 
 import json
 from collections.abc import Iterable

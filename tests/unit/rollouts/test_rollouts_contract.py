@@ -81,7 +81,7 @@ def test_a_file_of_samples_holds_texts_as_upstreams_functions_do(tmp_path: Path)
 
 
 def test_a_missing_or_damaged_file_of_samples_is_named(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match="none.jsonl"):
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
         load_samples(tmp_path / "none.jsonl")
     (tmp_path / "bad.jsonl").write_text(OF_UPSTREAM + "{}\n")
     with pytest.raises(DamagedLine, match=r"bad\.jsonl:2"):
