@@ -485,8 +485,8 @@ def _other_reference(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
         if isinstance(value, int | float) and value > 0 and key not in given:
             yield (
                 f"{key}={value}: weighs the distance from model_path, as upstream does since its pull "
-                "request 131; before, its reference engines got no sample, and the distance was that from the policy "
-                "that sampled"
+                "request 131; before, its reference engines got no sample, and the distance was that from "
+                "the policy that sampled"
             )
             return
 
