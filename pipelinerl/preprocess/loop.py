@@ -92,7 +92,8 @@ class Preprocess:
         self.published = self._start = session.version
         kept.total = cfg.total_texts(session.step, session.version)
         self._last_version = 0
-        self._first = True
+        self._due = 0
+        """Further steps of a buffer that has filled (`preprocess.dataset_buffer_size`)."""
 
     def restore(self) -> Held | None:
         """Take up the samples that an earlier start held at the version from which the run goes on."""
@@ -173,8 +174,10 @@ class Preprocess:
         return max(sizes.ring_buffer_size, sizes.dataset_buffer_size, self.cfg.derived.texts_per_step)
 
     def _enough(self) -> bool:
-        first = self.cfg.preprocess.dataset_buffer_size if self._first else 0
-        return len(self.buffer) >= max(self.cfg.derived.texts_per_step, first)
+        """A step's samples are here; unless steps of a full buffer are due, those of all that it will fill."""
+        texts, left = self.cfg.derived.texts_per_step, self.cfg.finetune.last_step - self.step
+        filled = 0 if self._due else min(self.cfg.preprocess.dataset_buffer_size, left * texts)
+        return len(self.buffer) >= max(texts, filled)
 
     def _process(self, groups: list[list[Sample]]) -> ChunkResult:
         """Value the groups together; one whose samples cannot be compared is dropped and named."""
@@ -249,7 +252,7 @@ class Preprocess:
         self.accounting.published(samples)
         self._kept.step(self.step, self.published, samples)
         self.keeper.written(self.step, samples)
-        self._first = False
+        self._due = (self._due or max(1, self.cfg.preprocess.dataset_buffer_size // len(samples))) - 1
         self.step += 1
         self.published += len(samples)
         rows = list(chain.from_iterable(ranks))
