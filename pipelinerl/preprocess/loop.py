@@ -174,7 +174,7 @@ class Preprocess:
         return max(sizes.ring_buffer_size, sizes.dataset_buffer_size, self.cfg.derived.texts_per_step)
 
     def _enough(self) -> bool:
-        """A step's samples are here; unless steps of a full buffer are due, those of all that it will fill."""
+        """A step's samples are here; unless steps of a full buffer are due, those of all that it makes."""
         texts, left = self.cfg.derived.texts_per_step, self.cfg.finetune.last_step - self.step
         filled = 0 if self._due else min(self.cfg.preprocess.dataset_buffer_size, left * texts)
         return len(self.buffer) >= max(texts, filled)
