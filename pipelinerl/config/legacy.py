@@ -468,6 +468,12 @@ def _left_to_the_trainer(tree: DictConfig, given: Collection[str]) -> Iterator[s
     rl = _value(tree, "finetune.rl")
     if not isinstance(rl, DictConfig) or _value(tree, "finetune.max_train_steps") is None:
         return
+    samples_at = _value(tree, "llm.parameters.temperature")
+    if "temperature" not in rl and samples_at not in (None, 1):
+        yield (
+            "finetune.rl.temperature: not in the file; the trainer computes log-probabilities at "
+            f"llm.parameters.temperature={samples_at}, and upstream's at 1"
+        )
     left = {f"finetune.rl.{name}": value for name, value in _OF_RL.items() if name not in rl}
     wanted = " ".join(f"{key}={_written(value)}" for key, value in left.items() if key not in given)
     if wanted:

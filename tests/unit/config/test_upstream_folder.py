@@ -304,7 +304,7 @@ def test_keys_of_the_objective_that_no_file_has_are_said_with_what_upstreams_tra
 ) -> None:
     base = conf / "finetune" / "base.yaml"
     settings = OmegaConf.load(base)
-    for name in ("epsilon_low", "kl_coef", "final_kl_coef", "divide_advantage_by_std"):
+    for name in ("epsilon_low", "kl_coef", "final_kl_coef", "divide_advantage_by_std", "temperature"):
         del settings.rl[name]
     OmegaConf.save(settings, base)
     options = {"config_dir": conf, "config_name": "guessing"}
@@ -323,6 +323,10 @@ def test_keys_of_the_objective_that_no_file_has_are_said_with_what_upstreams_tra
     ]
     assert lines(*use) == []
     assert "epsilon_low" not in lines(use[0])[0]
+    (conf / "warm.yaml").write_text("defaults: [guessing, _self_]\nllm: {parameters: {temperature: 0.7}}\n")
+    options["config_name"] = "warm"
+    (line,) = lines(*use)
+    assert line.startswith("finetune.rl.temperature: not in the file") and line.endswith("upstream's at 1")
 
 
 def test_a_kl_term_of_upstreams_files_may_have_had_another_reference(composed: Compose, conf: Path) -> None:
