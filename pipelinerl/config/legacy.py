@@ -144,6 +144,12 @@ REMOVED: dict[str, Gone] = {
         "grpo_loo does without step rewards",
         matters=True,
     ),
+    "finetune.rl.rollout_level_loo": Gone(
+        why="is not here; whole rollouts are compared, or samples of the same step",
+        instead="finetune.rl.step_reward_advantages=true",
+        usual=True,
+        matters=True,
+    ),
     "finetune.rl.reward_minus_kl_coef": Gone(
         why="no longer exists; finetune.rl.kl_coef weighs the penalty that is here", usual=0, matters=True
     ),
@@ -462,6 +468,12 @@ def _left_to_the_trainer(tree: DictConfig, given: Collection[str]) -> Iterator[s
     rl = _value(tree, "finetune.rl")
     if not isinstance(rl, DictConfig) or _value(tree, "finetune.max_train_steps") is None:
         return
+    samples_at = _value(tree, "llm.parameters.temperature")
+    if "temperature" not in rl and samples_at not in (None, 1):
+        yield (
+            "finetune.rl.temperature: not in the file; the trainer computes log-probabilities at "
+            f"llm.parameters.temperature={samples_at}, and upstream's at 1"
+        )
     left = {f"finetune.rl.{name}": value for name, value in _OF_RL.items() if name not in rl}
     wanted = " ".join(f"{key}={_written(value)}" for key, value in left.items() if key not in given)
     if wanted:
@@ -473,13 +485,14 @@ def _left_to_the_trainer(tree: DictConfig, given: Collection[str]) -> Iterator[s
 
 
 def _other_reference(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
-    """The KL term of a file, whose reference is another model upstream."""
+    """The KL term of a file, whose reference was another model in earlier versions of upstream."""
     for name in ("kl_coef", "final_kl_coef"):
         key, value = f"finetune.rl.{name}", _value(tree, f"finetune.rl.{name}")
         if isinstance(value, int | float) and value > 0 and key not in given:
             yield (
-                f"{key}={value}: weighs the distance from model_path here; upstream's preprocessor passes no "
-                "sample to its reference engines, and weighs the distance from the policy that sampled"
+                f"{key}={value}: weighs the distance from model_path, as upstream does since its pull "
+                "request 131; before, its reference engines got no sample, and the distance was that from "
+                "the policy that sampled"
             )
             return
 
@@ -585,8 +598,10 @@ def leave_out_unread(tree: DictConfig, given: Collection[str]) -> list[str]:
     for name in declared(loss).ignores:
         key, usual = f"finetune.rl.{name}", getattr(plain, name)
         value = OmegaConf.select(tree, key)
-        if key not in given and value not in (None, usual):
-            OmegaConf.update(tree, key, usual)
+        if key in given or value in (None, usual):
+            continue
+        OmegaConf.update(tree, key, usual)
+        if value != getattr(plain, name.removeprefix("final_")):  # null repeats the first coefficient
             notices.append(f"{key}={_written(value)}: left out, policy_loss={loss} does not read it")
     entries = [*(tree.train_dataset_names or ()), *(tree.test_dataset_names or ())]
     used = {entry.partition("::")[0] for entry in map(str, entries) if "::" in entry}

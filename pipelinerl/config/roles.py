@@ -106,7 +106,8 @@ class PreprocessConfig(Section):
     output_queue_size: int = Field(32, ge=1)
     """Without effect; accepted for upstream's files."""
     dataset_buffer_size: int = Field(0, ge=0)
-    """Samples that preprocess collects before it first writes: `ring_buffer_size`, or 0 for no such wait."""
+    """Samples that preprocess collects, again and again, before it writes their steps: `ring_buffer_size`, or
+    0 to write each step as soon as it is complete."""
     ring_buffer_size: int = Field(128, ge=1)
     """Samples kept without `max_lag`, at least those of a step; beyond them the oldest are dropped, or
     reading waits (`pop_old_data=false`)."""

@@ -60,7 +60,7 @@ class Config(OpenSection):
     force_restart: bool = False
     """Remove the files of an earlier run in `output_dir` and start over."""
     pop_old_data: bool = True
-    """Without `max_lag`: a full `preprocess.ring_buffer_size` drops its oldest samples."""
+    """Without `max_lag`: a full `preprocess.ring_buffer_size` drops its oldest samples; not in a replay."""
     max_lag: int | None = Field(None, ge=0)
     """Largest age of a trained token: how many samples older than the last weight version its own version may
     be when it is trained; null = no bound."""

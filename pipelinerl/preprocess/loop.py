@@ -92,7 +92,8 @@ class Preprocess:
         self.published = self._start = session.version
         kept.total = cfg.total_texts(session.step, session.version)
         self._last_version = 0
-        self._first = True
+        self._due = 0
+        """Further steps of a buffer that has filled (`preprocess.dataset_buffer_size`)."""
 
     def restore(self) -> Held | None:
         """Take up the samples that an earlier start held at the version from which the run goes on."""
@@ -159,8 +160,13 @@ class Preprocess:
     @property
     def is_full(self) -> bool:
         """Without a lag bound nothing else limits the buffer, unless old samples may be dropped."""
-        unbounded = not (self.cfg.staleness.bounded or self.cfg.pop_old_data)
+        unbounded = not (self.cfg.staleness.bounded or self._drops_oldest)
         return unbounded and len(self.buffer) >= self._room
+
+    @property
+    def _drops_oldest(self) -> bool:
+        """Not of a recording: it can wait, and nothing newer than its end would take their place."""
+        return self.cfg.pop_old_data and self.cfg.streams_source("preprocessor") is None
 
     @property
     def _room(self) -> int:
@@ -168,8 +174,10 @@ class Preprocess:
         return max(sizes.ring_buffer_size, sizes.dataset_buffer_size, self.cfg.derived.texts_per_step)
 
     def _enough(self) -> bool:
-        first = self.cfg.preprocess.dataset_buffer_size if self._first else 0
-        return len(self.buffer) >= max(self.cfg.derived.texts_per_step, first)
+        """A step's samples are here; unless steps of a full buffer are due, those of all that it makes."""
+        texts, left = self.cfg.derived.texts_per_step, self.cfg.finetune.last_step - self.step
+        filled = 0 if self._due else min(self.cfg.preprocess.dataset_buffer_size, left * texts)
+        return len(self.buffer) >= max(texts, filled)
 
     def _process(self, groups: list[list[Sample]]) -> ChunkResult:
         """Value the groups together; one whose samples cannot be compared is dropped and named."""
@@ -220,7 +228,7 @@ class Preprocess:
         return max(announced, self._start + (self.published - self._start) // interval * interval)
 
     def _drop_oldest(self) -> None:
-        if self.cfg.pop_old_data and not self.cfg.staleness.bounded:
+        if self._drops_oldest and not self.cfg.staleness.bounded:
             self._drop(self.buffer.remove_oldest(self._room), "popped")
 
     def _write_step(self) -> None:
@@ -244,7 +252,7 @@ class Preprocess:
         self.accounting.published(samples)
         self._kept.step(self.step, self.published, samples)
         self.keeper.written(self.step, samples)
-        self._first = False
+        self._due = (self._due or max(1, self.cfg.preprocess.dataset_buffer_size // len(samples))) - 1
         self.step += 1
         self.published += len(samples)
         rows = list(chain.from_iterable(ranks))

@@ -151,6 +151,10 @@ def test_the_defaults_of_a_run_are_the_known_ones(composed: Callable[..., Compos
     ("overlay", "expected"),
     [
         ("grpo", {"rl.policy_loss": "ppo", "attempts": 8}),
+        (
+            "gspo",  # of the file of this name in upstream's folder
+            {"rl.policy_loss": "gspo", "rl.epsilon_low": 3e-4, "rl.epsilon_high": 4e-4, "attempts": 8},
+        ),
         ("ppo", {"rl.policy_loss": "ppo", "attempts": 1, "rl.value_loss_coef": 0.1}),
         ("actor_critic", {"rl.policy_loss": "reinforce", "attempts": 1, "rl.value_loss_coef": 0.1}),
     ],

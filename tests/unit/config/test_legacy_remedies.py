@@ -34,6 +34,7 @@ VALUES = {
     "finetune.rl.epsilon": 3,  # not that of the file below
     "curriculum.enabled": True,
     "finetune.objective": "nll",
+    "finetune.rl.rollout_level_loo": False,
 }
 """Another value than upstream's default, of the key's own type; any other key gets a word."""
 MEANT = {

@@ -311,7 +311,7 @@ def test_keys_of_the_objective_that_no_file_has_are_said_with_what_upstreams_tra
 ) -> None:
     base = conf / "finetune" / "base.yaml"
     settings = OmegaConf.load(base)
-    for name in ("epsilon_low", "kl_coef", "final_kl_coef", "divide_advantage_by_std"):
+    for name in ("epsilon_low", "kl_coef", "final_kl_coef", "divide_advantage_by_std", "temperature"):
         del settings.rl[name]
     OmegaConf.save(settings, base)
     options = {"config_dir": conf, "config_name": "guessing"}
@@ -330,10 +330,17 @@ def test_keys_of_the_objective_that_no_file_has_are_said_with_what_upstreams_tra
     ]
     assert lines(*use) == []
     assert "epsilon_low" not in lines(use[0])[0]
+    (conf / "warm.yaml").write_text("defaults: [guessing, _self_]\nllm: {parameters: {temperature: 0.7}}\n")
+    options["config_name"] = "warm"
+    (line,) = lines(*use)
+    assert line.startswith("finetune.rl.temperature: not in the file") and line.endswith("upstream's at 1")
 
 
-def test_a_kl_term_of_upstreams_files_has_another_reference_here(composed: Compose, conf: Path) -> None:
-    """The processes of its preprocessor get no reference engine, and take the sampler's log-probabilities."""
+def test_a_kl_term_of_upstreams_files_may_have_had_another_reference(composed: Compose, conf: Path) -> None:
+    """The workers of its preprocessor get a reference engine since its pull request 131.
+
+    Before, they took the sampler's log-probabilities.
+    """
 
     def lines(rl: str, *overrides: str) -> list[str]:
         (conf / "mine.yaml").write_text(f"defaults: [guessing, _self_]\nfinetune: {{rl: {{{rl}}}}}\n")
@@ -341,7 +348,8 @@ def test_a_kl_term_of_upstreams_files_has_another_reference_here(composed: Compo
         return [notice for notice in made.notices if "the policy that sampled" in notice]
 
     (line,) = lines("kl_coef: 0.01")
-    assert line.startswith("finetune.rl.kl_coef=0.01:") and "model_path here" in line
+    assert line.startswith("finetune.rl.kl_coef=0.01: weighs the distance from model_path")
+    assert "upstream does since its pull request 131" in line
     assert lines("kl_coef: 0, final_kl_coef: 0.1")[0].startswith("finetune.rl.final_kl_coef=0.1:")
     assert lines("kl_coef: 0") == []
     assert lines("kl_coef: 0.01, final_kl_coef: 0", "finetune.rl.kl_coef=0.02") == []
@@ -575,6 +583,9 @@ def test_what_upstreams_folder_has_for_every_run_is_left_out_with_a_line(
     made = composed("hardware=cpu", *small, "finetune.rl.policy_loss=ppo", **options)
     check(made)
     assert made.tree.finetune.rl.epsilon_low == 0.2, "a loss that clips reads it"
+    gspo = composed("hardware=cpu", *small, "finetune.rl.policy_loss=gspo", **options)
+    assert "does not read it" not in str(gspo.notices), "a final coefficient of 0 says nothing"
+    check(gspo)
     given = "actor.domain_rollouts.miniwob=domains.guessing.stepwise.generate_guessing_rollout"
     for key, said_of_it in (
         ("finetune.rl.epsilon_low=0.3", "epsilon_low=0.3: has no effect with policy_loss=reinforce"),

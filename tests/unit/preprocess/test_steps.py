@@ -104,6 +104,51 @@ def test_without_a_bound_the_oldest_texts_are_popped(bench: Bench) -> None:
     assert bench.discarded.counts == {"popped": 10} and bench.ends() == {("filtered", "popped"): 10}
 
 
+@pytest.mark.parametrize(
+    "bench",
+    [
+        {
+            "preprocess": {"ring_buffer_size": 10},
+            "debug": {"mode": "finetune+preprocessor", "streams_from": "recorded"},
+        }
+    ],
+    indirect=True,
+)
+def test_a_replay_waits_for_its_trainer_and_drops_nothing(bench: Bench) -> None:
+    """As upstream's debug modes do; a recording that is read faster than it is trained would be lost."""
+    bench.trainer.samples_processed = -1000
+    for number in range(3):
+        assert not bench.preprocess.is_full
+        bench.preprocess.take_groups([group(number)])
+        bench.preprocess.write_steps()
+    assert bench.preprocess.is_full and len(bench.preprocess.buffer) == 12
+    bench.trainer.samples_processed = 0
+    assert bench.preprocess.write_steps() and not bench.preprocess.is_full
+    assert bench.discarded.counts == {}
+
+
+@pytest.mark.parametrize(
+    "bench",
+    [
+        {
+            "preprocess": {"ring_buffer_size": 16, "dataset_buffer_size": 16},
+            "pop_old_data": False,
+            "finetune": {"max_train_steps": 5},
+        }
+    ],
+    indirect=True,
+)
+def test_a_dataset_buffer_fills_again_before_each_of_its_steps_is_written(bench: Bench) -> None:
+    """As upstream's: with it several steps are trained on what older weights have sampled."""
+    written = []
+    for number in range(12):
+        bench.preprocess.take_groups([group(number)])
+        bench.preprocess.write_steps()
+        written.append(bench.preprocess.step)
+    # Groups of 4, steps of 8: two steps at a time, and the last alone, because no further one is wanted.
+    assert written == [0, 0, 0, 2, 2, 2, 2, 4, 4, 5, 5, 5]
+
+
 def test_an_emptied_chunk_publishes_nothing(bench: Bench) -> None:
     broken = group(0)
     for text in broken:

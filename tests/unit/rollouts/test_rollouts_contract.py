@@ -1,10 +1,14 @@
 """What texts, prompts and results of rollouts do; their names and defaults: test_public_interface.py."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from pipelinerl import rollouts
+from pipelinerl.base.line_file import DamagedLine
+from pipelinerl.finetune.data import load_samples, save_samples
 from pipelinerl.rollouts import RolloutResult, TrainingText, TrainingTextSummary
 
 
@@ -51,6 +55,37 @@ def test_a_record_gives_the_text_back():
     assert record["weight_versions"] == [[3, 0, 1]] and record["metadata"]["tuple"] == [1, 2, {"x": None}]
     again = TrainingText.from_record(record)
     assert again.weight_versions == [(3, 0, 1)] and again.logprobs.tolist() == [-0.25]
+
+
+OF_UPSTREAM = (
+    '{"text":"say:42","n_predicted":2,"reward":1.0,"logprobs":[-0.25],"ref_logprobs":[],"input_ids":[1,2],'
+    '"labels":[-100,2],"group_id":"g","finished":true,"prompt_tokens":1,"output_tokens":1,'
+    '"visual_features":null,"metadata":{"rollout_index":0}}\n'
+)
+"""A line that its `save_samples` writes: pydantic's JSON of a text."""
+
+
+def test_a_file_of_samples_holds_texts_as_upstreams_functions_do(tmp_path: Path):
+    path = tmp_path / "samples.jsonl"
+    path.write_text(OF_UPSTREAM)
+    (theirs,) = load_samples(path)
+    assert (theirs.reward, theirs.output_text, theirs.labels.tolist()) == (1.0, "42", [-100, 2])
+    made = text(input_ids=[1, 2], labels=[-100, 2], logprobs=[-0.25], weight_versions=[(3, 0, 1)])
+    made.metadata["seen"] = np.arange(2)
+    made.routed_experts = np.full((1, 2, 2), 300, np.uint16)
+    assert save_samples([theirs, made], path) == 2
+    first, again = load_samples(path)
+    assert first.to_record()["metadata"] == theirs.metadata and first.logprobs.tolist() == [-0.25]
+    assert again.weight_versions == [(3, 0, 1)] and again.metadata == {"seen": [0, 1]}
+    assert again.routed_experts is not None and again.routed_experts.dtype == np.uint16
+
+
+def test_a_missing_or_damaged_file_of_samples_is_named(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
+        load_samples(tmp_path / "none.jsonl")
+    (tmp_path / "bad.jsonl").write_text(OF_UPSTREAM + "{}\n")
+    with pytest.raises(DamagedLine, match=r"bad\.jsonl:2"):
+        load_samples(tmp_path / "bad.jsonl")
 
 
 def test_metadata_that_no_record_can_hold_is_refused_by_name():

@@ -106,6 +106,21 @@ def test_the_kind_of_the_data_set_and_its_other_columns_stay() -> None:
     assert from_columns["num_labels"] == [[3] * 4, [2] * 3] and from_columns["rewards"] == columns["rewards"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "expected", "tokens"),
+    [(True, [2.0, 2.0, -2.0, -2.0, 0.0, 0.0], 10.0), (False, [2.0, 2.0, -2.0, -2.0, -2.0, -2.0], 3.5)],
+)
+def test_samples_of_a_step_are_compared_as_upstream_does_without_rollout_level_loo(
+    steps: bool, expected: list[float], tokens: float
+) -> None:
+    """Steps two and three of the longer rollout have no other of their step."""
+    rows = [row(0, step, 1.0, 3) for step in range(2)] + [row(1, step, -1.0, 4) for step in range(4)]
+    rows[1] = row(0, 1, 1.0, 1)  # 4 and 16 tokens, of which the first samples have 3 and 4
+    found = populate_rl_data(rows, END, RLConfig(step_reward_advantages=steps))
+    assert [one["advantages"][0] for one in found] == expected
+    assert {one["group_tokens"][0] for one in found} == {tokens}
+
+
 def test_overflow_is_read_from_the_reason_and_then_from_the_labelled_tokens() -> None:
     rows = [
         row(0, 0, 0.0, finish_reason="length", finished=True),
