@@ -51,7 +51,9 @@ async def generate_logic_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Answer one puzzle; the reward is that of `rewards`, discounted and shortened by its length."""
-    call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, problem["task"])), session)
+    call = await llm_async_generate(
+        llm, Prompt(messages=question_messages(cfg, problem["task"], KEY)), session
+    )
     found = await verdict(cfg, problem, call.completion, session)
     status = found["answer_status"]
     text = make_training_text(llm, call)
