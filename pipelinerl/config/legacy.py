@@ -5,7 +5,7 @@ the same composition takes.
 """
 
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,6 +229,8 @@ OF_DOMAINS = (
     "dataset_loader_params.domain_loaders",
 )
 """Sections with an entry for each domain, of which a file may name more than its datasets are of."""
+EVALUATIONS = {"livecodebench": "coding", "google_ifeval": "ifeval"}
+"""Names before `::` under which upstream loads evaluations, and the domain that plays them."""
 
 
 def _written(value: object) -> str:
@@ -574,6 +576,12 @@ def as_policies_read(tree: DictConfig) -> DictConfig:
     return tree
 
 
+def domains_of(entries: Iterable[str]) -> set[str]:
+    """What stands before `::` in names of datasets, and the domains that play it."""
+    named = {entry.partition("::")[0] for entry in entries if "::" in entry}
+    return named | {EVALUATIONS[name] for name in named & EVALUATIONS.keys()}
+
+
 def leave_out_unread(tree: DictConfig, given: Collection[str]) -> list[str]:
     """Take out what upstream's files set for every loss and every domain, and this run does not read.
 
@@ -589,7 +597,7 @@ def leave_out_unread(tree: DictConfig, given: Collection[str]) -> list[str]:
             OmegaConf.update(tree, key, usual)
             notices.append(f"{key}={_written(value)}: left out, policy_loss={loss} does not read it")
     entries = [*(tree.train_dataset_names or ()), *(tree.test_dataset_names or ())]
-    used = {entry.partition("::")[0] for entry in map(str, entries) if "::" in entry}
+    used = domains_of(map(str, entries))
     for section in OF_DOMAINS if used else ():
         of_domain = _value(tree, section)
         for name in [str(name) for name in of_domain or () if str(name) not in used]:
