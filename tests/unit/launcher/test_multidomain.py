@@ -137,6 +137,20 @@ def test_parts_of_bundled_files_are_those_of_their_own_loaders(tmp_path: Path) -
     assert list(map(len, parts)) == [900, 100, 1000] and sorted(parts[0] + parts[1]) == sorted(parts[2])
 
 
+def test_parts_of_generated_calls_share_no_problem() -> None:
+    """Upstream's README names `fn_calling::fn_calling@train` and `@test`; a part in the name goes before."""
+    params = {"fn_calling": {"count": 400, "test_count": 40}}
+
+    def asked(*entries: str) -> list[str]:
+        problems = load_datasets(entries, per_domain_params=params)
+        return [json.dumps([problem["task"], problem["extra_info"]]) for problem in problems]
+
+    train, test = asked("fn_calling::fn_calling@train"), asked("fn_calling::fn_calling@test")
+    assert (len(train), len(test)) == (5 * 400, 5 * 40) and not {*train} & {*test}
+    validation = asked("fn_calling::fn_calling@validation")
+    assert len(validation) == 5 * 40 and not {*validation} & {*train, *test}
+
+
 @pytest.mark.parametrize(
     ("entries", "options", "message"),
     [
