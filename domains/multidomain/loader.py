@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 Problem = dict[str, Any]
 Split = Literal["train", "test", "all"]
 SPLITS: tuple[Split, ...] = ("train", "test", "all")
-PART = ("split", "subset")
+SUBSET = "subset"
+PART = ("split", SUBSET)
 """How loaders call a parameter for the part of a dataset; upstream's call it the second."""
 TEST_SHARE = 0.1
 """Part of a dataset that `@test` names where its loader knows no splits."""
@@ -68,8 +69,8 @@ def load_datasets(
     entries of these, and problems without an `id` are numbered within their dataset.
     `per_domain_params` are further arguments of a domain's loader, `domain_loaders` the loaders of domains
     that have none by convention. What `for_all` holds, such as a `seed`, goes to each loader that takes it,
-    unless its domain has a value of its own. A loader with a parameter of `PART` is asked for the part; where
-    it has none, a tenth of the problems, drawn by the dataset's name alone, is `@test` and the rest `@train`.
+    unless its domain has a value of its own. A loader with a parameter of `PART` is asked for the part. Of
+    another one's problems a tenth, drawn by the dataset's name alone, is `@test` and the rest `@train`.
     Raises ValueError for an entry that cannot be read, or a parameter that no loader it is for takes.
     """
     entries = [dataset_names] if isinstance(dataset_names, str) else dataset_names or []
@@ -129,7 +130,7 @@ def _loaded(
     accepted = inspect.signature(loader).parameters
     part = next((name for name in PART if name in accepted), None)
     if split is not None and part is not None:
-        params = {**params, part: split}
+        params = {name: value for name, value in params.items() if name != SUBSET} | {part: split}
     if foreign := [name for name in params if not _takes(loader, name)]:
         takes = ", ".join(list(accepted)[1:]) or "none"
         key = f"per_domain_params.{domain}.{foreign[0]}"
@@ -143,6 +144,14 @@ def _loaded(
         found = asked(list(datasets))
         if len(datasets) == 1 or all("dataset" in problem for problem in found):
             return [{"dataset": datasets[0], **problem} for problem in found]
+    else:
+        log.info(
+            "datasets %s::...@%s: their loader declares neither %s, so that a tenth of each is @test and the "
+            "rest is @train",
+            domain,
+            split,
+            " nor ".join(PART),
+        )
     # Of problems without a label, only a call of its own tells the dataset.
     return [
         {"dataset": name, **problem}

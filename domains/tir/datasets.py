@@ -1,5 +1,6 @@
 """Questions and gold answers, those of `math`, under the names of upstream's configurations."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from domains.tir.settings import KEY
 __all__ = ["load_datasets", "load_problems"]
 
 
+@functools.wraps(questions)  # so that its parameters are seen
 def load_datasets(dataset_names: Sequence[str] | str | None, **params: Any) -> list[Problem]:
     """The problems of `domains.math.load_datasets`, with its parameters and errors, in the domain `tir`."""
     return [{**problem, "domain": KEY} for problem in questions(dataset_names, **params)]

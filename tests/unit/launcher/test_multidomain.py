@@ -398,6 +398,28 @@ def test_a_loader_is_asked_once_for_its_datasets_of_a_part_and_what_it_gives_is_
     assert load_datasets(None) == []
 
 
+def test_a_part_goes_before_that_of_the_parameters_and_the_start_says_where_none_is_declared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As `@test` goes before `subset` in upstream's loader; its loaders read it from any parameters."""
+
+    def declared(names: list[str], split: str = "", subset: str = "") -> list[dict[str, Any]]:
+        return [{"dataset": names[0], "got": (split, subset)}]
+
+    params = {"mine": {"subset": "all"}}
+    loaders = {"mine": declared, "any": lambda names, **_: load(names, count=20)}
+    caplog.set_level("INFO", "domains")
+    for entry, got in (("mine::x", ("", "all")), ("mine::x@test", ("test", ""))):
+        (problem,) = load_datasets([entry], params, loaders)
+        assert problem["got"] == got
+    assert len(load_datasets(["any::x", "any::y@all"], domain_loaders=loaders)) == 40 and not caplog.messages
+    assert len(load_datasets(["any::x@test"], domain_loaders=loaders)) == 2
+    assert caplog.messages == [
+        "datasets any::...@test: their loader declares neither split nor subset, so that a tenth of each is "
+        "@test and the rest is @train"
+    ]
+
+
 def test_problems_without_labels_have_the_names_of_their_datasets() -> None:
     def plain(names: list[str]) -> list[dict[str, Any]]:
         return [{"task": name} for name in names]
