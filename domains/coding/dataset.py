@@ -49,8 +49,8 @@ def load_problems(
 
     `subset` of a training set's rows in an order drawn once, of which `train_ratio` are `train`; `split`,
     by which a loader of several domains asks for a part, is of any data set. `seed` shuffles each data set,
-    `max_examples` bounds it; of the tests of a problem the first `max_tests_per_problem` are kept, of
-    LiveCodeBench those of `chosen_cases`. Rows of TACO with `taco_excluded_difficulties`, upstream's by
+    `max_examples` bounds it; of a problem's tests the first `max_tests_per_problem` (0: all) are kept, of
+    LiveCodeBench's those of `chosen_cases`. Rows of TACO with `taco_excluded_difficulties`, upstream's by
     default, are left out before it is divided. `count` and `test_count` are of generated problems.
     `skip_apps` leaves the data set `apps` out. `check_references` leaves out rows whose own reference
     program is judged wrong, which nothing can solve; it runs each of them. `packages` are those that
@@ -86,7 +86,7 @@ def load_problems(
             context = problem["reward_context"]
             for key in ("inputs", "outputs", "tests"):
                 if key in context:
-                    context[key] = context[key][:max_tests_per_problem]
+                    context[key] = context[key][: max_tests_per_problem or None]
             problems.append(problem)
     return problems
 

@@ -297,6 +297,8 @@ def test_the_arguments_of_upstreams_configuration_do_what_they_say(tmp_path: Pat
     assert load_problems(["taco"], folder, **common | {"taco_excluded_difficulties": "HARD"}) == train
     few = load_problems(["taco"], folder, max_examples=3, max_tests_per_problem=1, **common)
     assert len(few) == 3 and few[0]["reward_context"]["inputs"] == ["1 2\n"]
+    whole = load_problems(["taco"], folder, max_examples=3, max_tests_per_problem=0, **common)
+    assert whole[0]["reward_context"]["inputs"] == STD["inputs"], "0 is no limit, as in upstream"
     assert load_problems(["taco", "apps"], folder, skip_apps=True, **common) == train, (
         "there is no file of it"
     )
