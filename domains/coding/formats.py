@@ -8,6 +8,7 @@ import base64
 import io
 import json
 import pickle
+import random
 import re
 import sys
 import zlib
@@ -214,6 +215,21 @@ def _live(row: Row) -> tuple[str, Context]:
     context |= {key + "s": [case[key] for case in cases] for key in ("input", "output")}
     _refuse_unsolvable(context, "test cases")
     return _with_starter(_text(row, "question_content"), row.get("starter_code")), context
+
+
+def chosen_cases(row: Any, context: Context, most: int | None, index: int) -> Context:
+    """Inputs and outputs of at most `most` tests (None, 0: all) of a row of LiveCodeBench, else nothing.
+
+    Upstream's loader takes half of them from the beginning of the public ones and draws the others from the
+    private ones, by the row's `index`.
+    """
+    if not most or "public_test_cases" not in row or len(context.get("inputs", ())) <= most:
+        return {}
+    many = len(_cases(row["public_test_cases"], "public_test_cases"))
+    shown = min(many, most // 2)
+    private = range(many, len(context["inputs"]))
+    drawn = random.Random(42 + index).sample(private, min(most - shown, len(private)))
+    return {key: [context[key][at] for at in (*range(shown), *drawn)] for key in ("inputs", "outputs")}
 
 
 def _cases(value: Any, what: str) -> list[dict[str, Any]]:

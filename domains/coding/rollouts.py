@@ -52,7 +52,7 @@ async def generate_coding_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Answer one problem; the reward is that of `rewards`, discounted and shortened by its length."""
-    prompt = Prompt(messages=question_messages(cfg, task_of(problem)))
+    prompt = Prompt(messages=question_messages(cfg, task_of(problem), DOMAIN))
     call = await llm_async_generate(llm, prompt, session)
     asked = time.monotonic()
     completion, limit = call.completion, _settings.of(cfg).max_tests

@@ -38,7 +38,9 @@ async def generate_counting_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Answer one question; the reward is 1 for the right number and 0 otherwise."""
-    call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, task_of(problem))), session)
+    call = await llm_async_generate(
+        llm, Prompt(messages=question_messages(cfg, task_of(problem), DOMAIN)), session
+    )
     answer = answer_of(call.completion)
     success = answer == int(problem["count"])
     text = make_training_text(llm, call)

@@ -56,6 +56,7 @@ def load_problems(
     held_out: float = 0.2,
     max_examples_per_split: int | None = None,
     seed: int | None = None,
+    split: str | None = None,
     dataset_id: str | None = None,
     dataset_config: str | None = None,
     split_ratios: Mapping[str, float] | None = None,
@@ -68,7 +69,8 @@ def load_problems(
     `extra_info.oai_tools` are the functions, `reward_context` is `{category, function, ground_truth}`. Of
     each of `categories`, `count` problems are generated for `train` and `test_count` others for `validation`
     and `test`; of BFCL and of files, `held_out` is the share of the problems that only these two ask. `seed`
-    shuffles, `max_examples_per_split` cuts. The other arguments are those of upstream's files, whose data set
+    shuffles, `max_examples_per_split` cuts. `split`, by which a loader of several domains asks for a part, is
+    that of names without one. The other arguments are those of upstream's files, whose data set
     is not public: naming one by `dataset_id` is refused. Raises ValueError in one line.
     """
     if dataset_id is not None:
@@ -85,9 +87,12 @@ def load_problems(
     if allowed_call_types:
         logger.info("allowed_call_types is not read; categories and the names of datasets choose")
     names = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or [DOMAIN])
+    if split is not None and split not in PARTS:
+        raise ValueError(f"split={split}: a part is {', '.join(PARTS)}")
     problems: list[Problem] = []
     for name in map(str, names):
-        source, part = _source(name)
+        source, named = _source(name)
+        part = named or split or "all"
         if source == DOMAIN:
             many = count if part in ("train", "all") else test_count
             found = [row for one in categories for row in _generated(one, part, many, held_out)]
@@ -105,6 +110,7 @@ load_datasets = load_problems
 
 
 def _source(name: str) -> tuple[str, str]:
+    """Where problems come from, and the part, "" for a name without one."""
     source, _, part = name.partition("@")
     if not part and source in ("train", "test"):  # what every domain of this repository calls them
         source, part = DOMAIN, source
@@ -116,7 +122,7 @@ def _source(name: str) -> tuple[str, str]:
         raise ValueError(
             f"dataset {name!r}: name fn_calling, bfcl, bfcl_ and one of {', '.join(BFCL)}, or a file"
         )
-    return source, part or "all"
+    return source, part
 
 
 def _belongs(row: Mapping[str, Any], part: str, share: float) -> bool:

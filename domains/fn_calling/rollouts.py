@@ -69,7 +69,7 @@ def messages_of(cfg: DictConfig, problem: dict[str, Any]) -> list[dict[str, Any]
 
     Functions stand in the text, so that any model can be asked and no engine needs a parser for its calls.
     """
-    *system, question = question_messages(cfg, problem["task"])
+    *system, question = question_messages(cfg, problem["task"], KEY)
     extra = problem.get("extra_info") or {}
     parts = [message["content"] for message in system]
     if extra.get("oai_tools"):

@@ -86,7 +86,7 @@ def load_problems(
             path = find_file(name, data_dir, _NO_FILE, *filter(None, [PUBLISHED.get(name)]))
             divided = name != "google_ifeval" and Path(name).suffix not in ENDINGS
             part = split or (_part(name, subset) if divided else "all")
-            read = list(_from_file(path, name, max_constraints, skip_unknown))
+            read = list(_from_file(path, name, max_constraints or None, skip_unknown))
             found = split_rows(read, part, train_ratio, test_size)
             if seed is not None:
                 random.Random(seed).shuffle(found)

@@ -53,7 +53,9 @@ async def generate_ifeval_rollout(
     The reward is that of `rewards`, discounted and shortened by its length; with
     `actor.ifeval_partial_credit` a response that follows some of its instructions has that share of it.
     """
-    call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, problem["task"])), session)
+    call = await llm_async_generate(
+        llm, Prompt(messages=question_messages(cfg, problem["task"], KEY)), session
+    )
     found = await verdict(cfg, problem, call.completion, session)
     status, total = found["answer_status"], max(1, found["total_count"])
     partial = bool(cfg.actor.get("ifeval_partial_credit", True))

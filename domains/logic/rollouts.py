@@ -6,7 +6,7 @@ import aiohttp
 from omegaconf import DictConfig
 
 from domains.logic.settings import KEY, LogicSettings, settings_of
-from domains.logic.verifier_api import Verdict, judged, verify_answer_rpc
+from domains.logic.verifier_api import Verdict, ask_verdict, judged
 from domains.math.rewards import rollout_reward
 from domains.pool import JudgePool
 from domains.prompts import question_messages
@@ -44,14 +44,16 @@ async def verdict(
     server = any_server(cfg, resolve_environment_key(cfg, default=KEY))
     if server is None:
         return await judged(_pools.of(cfg), completion, context, form)
-    return await verify_answer_rpc(session, *server, completion, context, form)
+    return await ask_verdict(session, *server, completion, context, form)
 
 
 async def generate_logic_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Answer one puzzle; the reward is that of `rewards`, discounted and shortened by its length."""
-    call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, problem["task"])), session)
+    call = await llm_async_generate(
+        llm, Prompt(messages=question_messages(cfg, problem["task"], KEY)), session
+    )
     found = await verdict(cfg, problem, call.completion, session)
     status = found["answer_status"]
     text = make_training_text(llm, call)

@@ -32,7 +32,7 @@ async def judged(
     return {"answer_status": status, "score": found}
 
 
-async def verify_answer_rpc(
+async def ask_verdict(
     session: aiohttp.ClientSession,
     host: str,
     port: int,
@@ -43,6 +43,19 @@ async def verify_answer_rpc(
     """`judged` by the server at `host:port`; errors as in `verdict_server.ask`."""
     body = {"prediction": prediction, "reward_context": reward_context, "answer_format": answer_format}
     return await ask(session, host, port, body)
+
+
+async def verify_answer_rpc(
+    session: aiohttp.ClientSession,
+    host: str,
+    port: int,
+    prediction: str,
+    reward_context: Mapping[str, Any],
+    answer_format: AnswerFormat = "auto",
+) -> str:
+    """The status alone, as upstream's function of this name gives it."""
+    found = await ask_verdict(session, host, port, prediction, reward_context, answer_format)
+    return str(found["answer_status"])
 
 
 class LogicEnvironment:

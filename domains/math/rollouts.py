@@ -65,7 +65,9 @@ async def generate_math_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Answer one question; the reward is that of `rewards`, discounted and shortened by its length."""
-    call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, problem["task"])), session)
+    call = await llm_async_generate(
+        llm, Prompt(messages=question_messages(cfg, problem["task"], KEY)), session
+    )
     asked = time.monotonic()
     status = await verdict(cfg, problem, call.completion, session)
     text = make_training_text(llm, call)

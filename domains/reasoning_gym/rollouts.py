@@ -15,7 +15,7 @@ from domains.prompts import question_messages
 from domains.reasoning_gym.answers import in_format
 from domains.reasoning_gym.families import entry
 from domains.reasoning_gym.scoring import RIGHT, make_pool, score
-from domains.reasoning_gym.settings import ReasoningGymSettings, settings_of
+from domains.reasoning_gym.settings import KEY, ReasoningGymSettings, settings_of
 from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutResult
@@ -43,7 +43,7 @@ async def generate_reasoning_gym_rollout(
 ) -> RolloutResult:
     """Answer one question; the reward is the score, or 1 and 0 with `partial_credit=false`."""
     settings = _settings.of(cfg)
-    prompt = Prompt(messages=question_messages(cfg, problem["question"]))
+    prompt = Prompt(messages=question_messages(cfg, problem["question"], KEY))
     origin = ROLLOUT_ORIGIN.get()
     if settings.reward == "gold" and (origin is None or origin.training):
         return gold_rollout(llm, prompt, problem, settings)

@@ -1,14 +1,15 @@
 """What the core is told about the domain: settings, checks, demonstrations; named by `domain_hooks`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from domains.loading import loading_problems
 from domains.math.domain import MathDomain
 from domains.math.notes import judge_notes
-from domains.prompts import check_bare
+from domains.prompts import check_bare, first_question
 from domains.tir import demonstrations as dialogues
 from domains.tir.datasets import load_datasets
 from domains.tir.settings import KEY, TirSettings, settings_of
@@ -30,6 +31,11 @@ class TirDomain(MathDomain):
     def rollout_notes(self, output_dir: Path) -> NotesOf:
         """What the judge read in the last answer."""
         return judge_notes
+
+    def first_messages(self, cfg: DictConfig, problem: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """The question, also of one that the loader of `math` gave."""
+        own = first_question(cfg, problem, KEY, lambda row: str(row["task"]))
+        return super().first_messages(cfg, problem) if own is None else own
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The machine has a sandbox and the judge, the data can be read, the prompt holds the question."""

@@ -67,7 +67,7 @@ async def converse(cfg: DictConfig, llm: TrainableLLM, task: str, session: aioht
         found.errors += not ran
         return [{"role": "user", "content": result}]
 
-    prompt = Prompt(messages=question_messages(cfg, task))
+    prompt = Prompt(messages=question_messages(cfg, task, DOMAIN))
     found.calls = await dialogue(llm, prompt, run, session, max_turns=settings.max_turns)
     return found
 

@@ -4,8 +4,9 @@
 the same composition takes.
 """
 
+import importlib.util
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,8 @@ OF_DOMAINS = (
     "dataset_loader_params.domain_loaders",
 )
 """Sections with an entry for each domain, of which a file may name more than its datasets are of."""
+EVALUATIONS = {"livecodebench": "coding", "google_ifeval": "ifeval"}
+"""Names before `::` under which upstream loads evaluations, and the domain that plays them."""
 
 
 def _written(value: object) -> str:
@@ -587,6 +590,22 @@ def as_policies_read(tree: DictConfig) -> DictConfig:
     return tree
 
 
+def domains_of(entries: Iterable[str]) -> set[str]:
+    """What stands before `::` in names of datasets, and the domains that play it."""
+    named = {entry.partition("::")[0] for entry in entries if "::" in entry}
+    return named | {EVALUATIONS[name] for name in named & EVALUATIONS.keys()}
+
+
+def _is_there(path: Any) -> bool:
+    """Whether the package of a dotted path exists, if its name is this project's; others are taken to."""
+    if not isinstance(path, str) or not path.startswith("pipelinerl."):
+        return path is not None
+    try:
+        return importlib.util.find_spec(".".join(path.split(".")[:3])) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def leave_out_unread(tree: DictConfig, given: Collection[str]) -> list[str]:
     """Take out what upstream's files set for every loss and every domain, and this run does not read.
 
@@ -604,10 +623,13 @@ def leave_out_unread(tree: DictConfig, given: Collection[str]) -> list[str]:
         if value != getattr(plain, name.removeprefix("final_")):  # null repeats the first coefficient
             notices.append(f"{key}={_written(value)}: left out, policy_loss={loss} does not read it")
     entries = [*(tree.train_dataset_names or ()), *(tree.test_dataset_names or ())]
-    used = {entry.partition("::")[0] for entry in map(str, entries) if "::" in entry}
+    used = domains_of(map(str, entries))
+    own_loader = any(str(name) in used for name in _value(tree, "dataset_loader_params.domain_loaders") or ())
     for section in OF_DOMAINS if used else ():
         of_domain = _value(tree, section)
         for name in [str(name) for name in of_domain or () if str(name) not in used]:
+            if own_loader and section == OF_DOMAINS[0] and _is_there(_value(tree, f"{section}.{name}")):
+                continue  # problems of a loader that the file names may be of any domain
             if not any(key == section or f"{key}.".startswith(f"{section}.{name}.") for key in given):
                 _taken_out(of_domain, name)
                 notices.append(f"{section}.{name}: left out, no dataset is of that domain")

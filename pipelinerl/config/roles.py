@@ -59,7 +59,8 @@ class ActorConfig(OpenSection):
     system_prompt: str = ""
     """System message, for policies that use it."""
     task_template: str = "{task}"
-    """Template of the user message, for policies that use it; `{task}` is the question."""
+    """Template of the user message, for policies that use it; `{task}` is the question. If it has no other
+    field, `{{` and `}}` are single braces."""
     domain_rollouts: Annotated[dict[str, str], KEPT] = {}
     """Rollout policy of each domain, for the dispatcher."""
     domain_mix: dict[str, float] | None = None

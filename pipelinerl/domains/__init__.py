@@ -4,8 +4,10 @@ Where no bundled domain has the name, X is the package that an installed distrib
 else the user's package of that name on the Python path, so that files written for upstream find each other.
 """
 
+import importlib
 import importlib.util
 import sys
+from typing import Any
 
 import domains
 from pipelinerl.compat.import_names import AliasFinder, install
@@ -27,3 +29,12 @@ def canonical(name: str) -> str:
 
 install(AliasFinder(__name__ + ".", canonical))
 __path__ = list(domains.__path__)
+
+DISPATCHER = ("generate_multidomain_rollout", "register_domain_rollout")
+"""Names of `dispatcher.py` that upstream's package has too."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in DISPATCHER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.dispatcher"), name)

@@ -11,6 +11,7 @@ from pipelinerl.base import hub
 from pipelinerl.base.errors import suggestion
 from pipelinerl.base.hub import model_folder, of_hub
 from pipelinerl.config.installed import conf_dir
+from pipelinerl.config.legacy import domains_of
 from pipelinerl.config.tree import Config
 from pipelinerl.engines.kind import engine_kind
 from pipelinerl.launcher.checks import config_fields
@@ -78,13 +79,15 @@ def _domains(cfg: Config) -> Iterator[str]:
     for entry in (*cfg.train_dataset_names, *cfg.test_dataset_names):
         if "::" not in entry:
             yield f"dataset {entry}: names no domain; write <domain>::<dataset>"
-    train = {entry.partition("::")[0] for entry in cfg.train_dataset_names}
-    both = train | {entry.partition("::")[0] for entry in cfg.test_dataset_names}
+    train = domains_of(cfg.train_dataset_names)
+    both = train | domains_of(cfg.test_dataset_names)
     params = cfg.dataset_loader_params.get("per_domain_params") or {}
     loaders = cfg.dataset_loader_params.get("domain_loaders") or {}
+    # Problems of a loader that `domain_loaders` names may say other domains, as is seen when they are loaded.
+    played = not both & set(map(str, loaders))
     for key, named, there in (
-        ("actor.domain_mix", cfg.actor.domain_mix or {}, train),
-        ("actor.domain_rollouts", cfg.actor.domain_rollouts, both),
+        ("actor.domain_mix", (cfg.actor.domain_mix or {}) if played else {}, train),
+        ("actor.domain_rollouts", cfg.actor.domain_rollouts if played else {}, both),
         ("dataset_loader_params.per_domain_params", params, both),
         ("dataset_loader_params.domain_loaders", loaders, both),
     ):

@@ -297,11 +297,55 @@ def test_the_arguments_of_upstreams_configuration_do_what_they_say(tmp_path: Pat
     assert load_problems(["taco"], folder, **common | {"taco_excluded_difficulties": "HARD"}) == train
     few = load_problems(["taco"], folder, max_examples=3, max_tests_per_problem=1, **common)
     assert len(few) == 3 and few[0]["reward_context"]["inputs"] == ["1 2\n"]
+    whole = load_problems(["taco"], folder, max_examples=3, max_tests_per_problem=0, **common)
+    assert whole[0]["reward_context"]["inputs"] == STD["inputs"], "0 is no limit, as in upstream"
     assert load_problems(["taco", "apps"], folder, skip_apps=True, **common) == train, (
         "there is no file of it"
     )
     with pytest.raises(ValueError, match=r"subset='half', train_ratio=0\.9: train, test or all"):
         load_problems(["taco"], folder, subset="half")  # type: ignore[arg-type]
+
+
+def test_difficult_rows_of_taco_are_left_out_unless_the_key_says_otherwise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HARD and VERY_HARD, as by upstream's loader; null or an empty list keeps them."""
+    levels = ("EASY", "HARD", "VERY_HARD", "UNKNOWN_DIFFICULTY")
+    rows = [{"question": f"Q{n}", "input_output": STD, "difficulty": levels[n % 4]} for n in range(40)]
+    (tmp_path / "taco.json").write_text(json.dumps(rows))
+    caplog.set_level("INFO", "domains")
+    found = load_problems(["taco"], str(tmp_path), subset="all")
+    assert {int(problem["task"][1:]) % 4 for problem in found} == {0, 3} and len(found) == 20
+    (said,) = caplog.messages
+    assert said == (
+        "dataset taco: 20 rows of the difficulties HARD, VERY_HARD left out; "
+        "taco_excluded_difficulties=[] keeps them"
+    )
+    for kept in (None, []):
+        everything = load_problems(["taco"], str(tmp_path), subset="all", taco_excluded_difficulties=kept)
+        assert len(everything) == 40
+    assert len(caplog.messages) == 1
+
+
+def test_of_many_tests_of_livecodebench_half_are_public_and_the_others_drawn(tmp_path: Path) -> None:
+    """By upstream's rule: at most half from the public ones, the others by `random.Random(42 + index)`."""
+
+    def cases(letter: str, count: int) -> str:
+        return json.dumps(
+            [{"input": f"{letter}{n}", "output": f"{n}", "testtype": "stdin"} for n in range(count)]
+        )
+
+    row = {"question_content": "Q", "public_test_cases": cases("s", 3), "private_test_cases": cases("p", 6)}
+    short = row | {"private_test_cases": cases("p", 2)}
+    (tmp_path / "livecodebench_v5.json").write_text(json.dumps([row, row, short]))
+    found = load_problems(["livecodebench_v5"], str(tmp_path), max_tests_per_problem=5)
+    inputs = [problem["reward_context"]["inputs"] for problem in found]
+    assert inputs == [
+        ["s0", "s1", "p5", "p0", "p4"],
+        ["s0", "s1", "p0", "p2", "p1"],
+        ["s0", "s1", "s2", "p0", "p1"],
+    ]
+    assert found[0]["reward_context"]["outputs"] == ["0", "1", "5", "0", "4"]
 
 
 def test_problems_made_here_are_the_same_for_a_name_and_never_shared_by_the_parts() -> None:

@@ -89,7 +89,8 @@ model_path: owner/model
 OWN_KEYS = """
 defaults: [base, _self_]
 dataset_loader: pipelinerl.domains.guessing.load_problems
-actor: {rollout_policy: pipelinerl.domains.guessing.generate_guessing_rollout, ifeval_partial_credit: true}
+actor: {rollout_policy: pipelinerl.domains.guessing.generate_guessing_rollout, ifeval_partial_credit: true,
+  domain_system_prompts: {coding: Write Python.}}
 sandbox_endpoint: http://127.0.0.1:8080
 """
 CODING = """
@@ -599,6 +600,20 @@ def test_what_upstreams_folder_has_for_every_run_is_left_out_with_a_line(
             check(composed("hardware=cpu", *small, key, **options), key.partition("=")[0])
 
 
+def test_policies_stay_where_a_loader_of_the_file_may_give_problems_of_any_domain(
+    composed: Compose, conf: Path, model: Path
+) -> None:
+    """Only those of domains that are not here are left out, as upstream's folder names them all."""
+    file = SEVERAL.replace("{logic: pipelinerl.domains.logic.load_problems}", "{mixed: mine.load}")
+    file = file.replace('["guessing::train"]', '["mixed::train"]')
+    (conf / "several.yaml").write_text(file.replace("miniwob", "math: mine.play,\n    miniwob", 1))
+    small = ("use_deepspeed=false", "finetune.load_as_bf16=false", f"model_path={model}")
+    made = composed("hardware=cpu", *small, config_dir=conf, config_name="several")
+    assert sorted(made.tree.actor.domain_rollouts) == ["counting", "guessing", "math"]
+    left = "actor.domain_rollouts.{}: left out, no dataset is of that domain"
+    assert {left.format(name) for name in ("miniwob", "chartqa")} <= set(made.notices)
+
+
 def test_servers_of_environments_are_left_out_of_a_file_without_one(
     composed: Compose, conf: Path, model: Path
 ) -> None:
@@ -742,7 +757,8 @@ def test_keys_of_a_domain_come_from_the_file_that_names_it(
         options = {"config_dir": folder, "config_name": "own_keys"}
         made = composed("hardware=gpu", "sandbox_endpoint=http://other:1", **options)
         assert made.tree.sandbox_endpoint == "http://other:1" and made.tree.actor.ifeval_partial_credit
-        keys = {"sandbox_endpoint", "actor.ifeval_partial_credit", *others}
+        of_actor = {"actor.ifeval_partial_credit", "actor.domain_system_prompts"}
+        keys = {"sandbox_endpoint", *of_actor, *others}
         assert set(typed(made.tree).domain_keys) == keys
         (folder / "own_keys.yaml").write_text(OWN_KEYS + "environment_kye: a\n")
         with pytest.raises(ConfigError, match="environment_kye: unknown key; did you mean environment_key"):

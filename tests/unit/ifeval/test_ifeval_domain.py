@@ -66,7 +66,9 @@ def test_both_published_forms_are_read(tmp_path: Path) -> None:
     ruled = ALLEN | {"messages": [{"role": "system", "content": "Be brief."}, *ALLEN["messages"]]}
     write_rows(tmp_path / "ruled.jsonl", ruled)
     assert load_problems(["ruled.jsonl"], data_dir=str(tmp_path))[0]["task"] == "Say it without commas."
-    assert len(load_problems([str(tmp_path / "input_data.jsonl")], max_constraints=1)) == 1
+    file = str(tmp_path / "input_data.jsonl")
+    limited = {most: load_problems([file], max_constraints=most)[0]["num_constraints"] for most in (1, 0)}
+    assert limited == {1: 1, 0: 2}, "0 is no limit, as in upstream"
     assert load_problems(["google_ifeval"], data_dir=str(tmp_path), max_prompt_tokens=9) == []
 
 

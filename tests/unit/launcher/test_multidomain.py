@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from domains.dispatcher import domain_of, generate_multidomain_rollout, register_domain_rollout, rollout_of
 from domains.guessing import generate_guessing_rollout
 from domains.multidomain.loader import DatasetSpec, load_datasets
+from domains.tir.domain import TirDomain
 from pipelinerl.config import ConfigError
 from pipelinerl.config import installed as installed_module
 from pipelinerl.config.compose import compose
@@ -33,6 +34,14 @@ def split_letters(names: list[str], split: str) -> list[dict[str, Any]]:
 def subset_letters(names: list[str], subset: str = "train", **others: Any) -> list[dict[str, Any]]:
     """As upstream's loaders name the part."""
     return [{"id": subset, "dataset": "own"}]
+
+
+def of_two_domains(names: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"answer": 3, "dataset": name, "domain": domain}
+        for name in names
+        for domain in ("guessing", "letters")
+    ]
 
 
 async def play_letters(cfg: Any, llm: Any, problem: Any, session: Any) -> RolloutResult:
@@ -128,6 +137,20 @@ def test_parts_of_bundled_files_are_those_of_their_own_loaders(tmp_path: Path) -
     assert list(map(len, parts)) == [900, 100, 1000] and sorted(parts[0] + parts[1]) == sorted(parts[2])
 
 
+def test_parts_of_generated_calls_share_no_problem() -> None:
+    """Upstream's README names `fn_calling::fn_calling@train` and `@test`; a part in the name goes before."""
+    params = {"fn_calling": {"count": 400, "test_count": 40}}
+
+    def asked(*entries: str) -> list[str]:
+        problems = load_datasets(entries, per_domain_params=params)
+        return [json.dumps([problem["task"], problem["extra_info"]]) for problem in problems]
+
+    train, test = asked("fn_calling::fn_calling@train"), asked("fn_calling::fn_calling@test")
+    assert (len(train), len(test)) == (5 * 400, 5 * 40) and not {*train} & {*test}
+    validation = asked("fn_calling::fn_calling@validation")
+    assert len(validation) == 5 * 40 and not {*validation} & {*train, *test}
+
+
 @pytest.mark.parametrize(
     ("entries", "options", "message"),
     [
@@ -193,7 +216,6 @@ async def test_a_policy_that_returns_something_else_is_named_with_its_domain() -
 MULTI = (
     "dataset_loader=pipelinerl.domains.multidomain.loader.load_datasets",
     "actor.rollout_policy=pipelinerl.domains.dispatcher.generate_multidomain_rollout",
-    "+dataset_loader_params.domain_loaders={guessing: domains.guessing.load_problems}",
     "actor.domain_mix={guessing: 1}",
     "train_dataset_names=['guessing::train@train']",
     "test_dataset_names=['guessing::test@test']",
@@ -203,8 +225,28 @@ MULTI = (
 
 @pytest.mark.usefixtures("forked")  # its loader is no single domain's, so a rehearsal looks at it
 def test_a_run_of_several_domains_is_composed(dry_run: DryRun) -> None:
-    status, out, err = dry_run("hardware=cpu", *MULTI)
+    loaders = "+dataset_loader_params.domain_loaders={guessing: domains.guessing.load_problems}"
+    status, out, err = dry_run("hardware=cpu", *MULTI, loaders)
     assert (status, err) == (0, "") and "the configuration is valid" in out
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_loader_of_its_own_may_give_problems_of_other_domains(
+    dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As upstream's loader of livecodebench gives problems of coding; a validation loads them."""
+    monkeypatch.delenv("DRY_RUN")
+    mixed = (
+        f"+dataset_loader_params.domain_loaders={{mine: {HERE}.of_two_domains}}",
+        "train_dataset_names=['mine::train']",
+        "test_dataset_names=['mine::test']",
+        "actor.domain_rollouts={letters: domains.guessing.generate_guessing_rollout}",
+    )
+    status, out, err = dry_run("hardware=cpu", *MULTI, *mixed, "actor.domain_mix={guessing: 1, letters: 1}")
+    assert (status, err) == (0, "")
+    assert "datasets mine::...: problems are of the domain guessing, letters, as their loader says" in out
+    status, _, err = dry_run("hardware=cpu", *MULTI, *mixed, "actor.domain_mix={mine: 1}")
+    assert status == 2 and "actor.domain_mix.mine: no problem has that domain" in err
 
 
 @pytest.mark.parametrize(
@@ -308,7 +350,7 @@ def test_a_domain_of_another_package_is_found_by_its_entry_point(chess: str) -> 
     assert found is importlib.import_module(chess)
     assert rollout_of(tree(), "chess") is found.generate_chess_rollout
     assert load_datasets(["chess::openings"]) == [
-        {"dataset": "openings", "name": "openings", "domain": "chess"}
+        {"dataset": "openings", "name": "openings", "domain": "chess", "id": 0}
     ]
 
 
@@ -330,3 +372,88 @@ def test_parameters_beside_those_of_a_domain_go_to_each_loader_that_takes_them()
         ValueError, match=r"dataset_loader_params\.cache: no loader of one, three, two has such"
     ):
         load_datasets(entries, None, loaders, seed=3, cache=True)
+
+
+def test_a_loader_is_asked_once_for_its_datasets_of_a_part_and_what_it_gives_is_kept() -> None:
+    """As by upstream's loader: one call a domain and part; `domain`, `id`, `dataset` are set if missing."""
+    asked: list[tuple[str, list[str], str | None]] = []
+
+    def first(names: list[str], subset: str | None = None) -> list[dict[str, Any]]:
+        asked.append(("first", names, subset))
+        return [{"id": number, "dataset": name} for number, name in enumerate(names)]
+
+    def second(names: list[str]) -> list[dict[str, Any]]:
+        asked.append(("second", names, None))
+        return [{"dataset": "own", "domain": "elsewhere"}, {"dataset": "own"}, {"dataset": "other"}]
+
+    loaders = {"one": first, "two": second}
+    entries = ["one::a", "two::x", "one::b@test", "one::c"]
+    problems = load_datasets(entries, domain_loaders=loaders)
+    assert asked == [("first", ["a", "c"], None), ("second", ["x"], None), ("first", ["b"], "test")]
+    assert [(row["domain"], row["dataset"], row["id"]) for row in problems] == [
+        ("one", "a", 0),
+        ("one", "c", 1),
+        ("elsewhere", "own", 0),
+        ("two", "own", 0),
+        ("two", "other", 0),
+        ("one", "b", 0),
+    ]
+    assert load_datasets("one::a", domain_loaders=loaders) == [problems[0]]
+    assert load_datasets(None) == []
+
+
+def test_a_part_goes_before_that_of_the_parameters_and_the_start_says_where_none_is_declared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As `@test` goes before `subset` in upstream's loader; its loaders read it from any parameters."""
+
+    def declared(names: list[str], split: str = "", subset: str = "") -> list[dict[str, Any]]:
+        return [{"dataset": names[0], "got": (split, subset)}]
+
+    params = {"mine": {"subset": "all"}}
+    loaders = {"mine": declared, "any": lambda names, **_: load(names, count=20)}
+    caplog.set_level("INFO", "domains")
+    for entry, got in (("mine::x", ("", "all")), ("mine::x@test", ("test", ""))):
+        (problem,) = load_datasets([entry], params, loaders)
+        assert problem["got"] == got
+    assert len(load_datasets(["any::x", "any::y@all"], domain_loaders=loaders)) == 40 and not caplog.messages
+    assert len(load_datasets(["any::x@test"], domain_loaders=loaders)) == 2
+    assert caplog.messages == [
+        "datasets any::...@test: their loader declares neither split nor subset, so that a tenth of each is "
+        "@test and the rest is @train"
+    ]
+
+
+def test_problems_without_labels_have_the_names_of_their_datasets() -> None:
+    def plain(names: list[str]) -> list[dict[str, Any]]:
+        return [{"task": name} for name in names]
+
+    problems = load_datasets(["x::a", "x::b", "x::a"], domain_loaders={"x": plain})
+    assert [(row["task"], row["dataset"], row["id"]) for row in problems] == [
+        ("a", "a", 0),
+        ("b", "b", 0),
+        ("a", "a", 1),
+    ]
+
+
+def test_evaluations_under_upstreams_names_are_played_by_their_domains(tmp_path: Path) -> None:
+    """Its loaders of `livecodebench` and `google_ifeval` give problems of `coding` and `ifeval`."""
+    tests = json.dumps([{"input": "1", "output": "2", "testtype": "stdin"}])
+    row = {"question_content": "Add one.", "public_test_cases": tests, "private_test_cases": "[]"}
+    (tmp_path / "livecodebench_v5.json").write_text(json.dumps([row]))
+    prompt = {"key": 1, "prompt": "Say it.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    (tmp_path / "google_ifeval.json").write_text(json.dumps([prompt]))
+    folder = {"data_dir": str(tmp_path)}
+    problems = load_datasets(
+        ["livecodebench::livecodebench_v5", "google_ifeval::google_ifeval"],
+        per_domain_params={"livecodebench": folder, "google_ifeval": folder},
+    )
+    assert [row["domain"] for row in problems] == ["coding", "ifeval"]
+
+
+def test_questions_of_tir_are_played_by_tir() -> None:
+    """They are those of math, whose loader says math."""
+    problems = load_datasets(["tir::arithmetic_train"])
+    assert {row["domain"] for row in problems} == {"tir"}
+    first = TirDomain().first_messages(compose(["+domain=tir", "hardware=cpu"]).tree, problems[0])
+    assert first is not None and first[-1] == {"role": "user", "content": problems[0]["task"]}

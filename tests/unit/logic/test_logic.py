@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from domains.logic import generate_logic_rollout, load_problems, verify_answer_rpc
 from domains.logic.dataset import FAMILIES
 from domains.logic.published import JUDGES, judge_row
-from domains.logic.verifier_api import judged
+from domains.logic.verifier_api import ask_verdict, judged
 from domains.pool import JudgePool
 from domains.reasoning_gym.families import entry
 from domains.reasoning_gym.scoring import make_pool
@@ -176,8 +176,11 @@ async def test_a_generated_puzzle_is_judged_here_and_by_a_server(pool: JudgePool
         cases = ((f"<answer>{right}</answer>", "correct"), ("<answer>x</answer>", "wrong"), ("", "no_answer"))
         for said, status in cases:
             found = await judged(pool, said, context)
-            there = await verify_answer_rpc(session, "127.0.0.1", int(server.port or 0), said, context)
-            assert there == found and found["answer_status"] == status
+            asked = session, "127.0.0.1", int(server.port or 0), said, context
+            assert await ask_verdict(*asked) == found
+            assert await verify_answer_rpc(*asked) == status, (
+                "the status alone, as upstream's policies compare"
+            )
 
 
 async def test_the_rewards_are_those_of_the_table(tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ NAMES = {
     "pipelinerl.streams": ["set_streams_backend", "read_stream"],
     "pipelinerl.state": ["TrainerState"],
     "pipelinerl.world": ["Job"],
+    "pipelinerl.domains": ["generate_multidomain_rollout", "register_domain_rollout"],
     "pipelinerl.domains.math": ["load_datasets", "MathEnvironment", "RewardTable", "verify_answer_rpc"],
     "pipelinerl.domains.math.rollouts": ["RewardTable", "length_penalty", "get_reward"],
     "pipelinerl.domains.math.load_datasets": ["load_datasets"],
