@@ -106,7 +106,6 @@ def smollm2_costs(read: Read) -> Any:
     cost, leak = gates["O5 at most 3 points below situational"], gates["O4 penalty lowers leakage"]
     return {
         "pooled": _interval(-cost["value"], -cost["high"], -cost["low"]),
-        "by_seed": [-one for one in cost["by_seed"]],
         "leak": _interval(-leak["value"], -leak["high"], -leak["low"]),
     }
 
