@@ -18,7 +18,7 @@ ADVANTAGE = np.array([1.0, 1.0, 1.0, -0.5, -0.5, 2.0, 2.0, 2.0, 2.0])
 ENGINE = np.log([0.5, 0.05, 0.9, 0.4, 0.7, 0.3, 0.6, 0.2, 0.8])
 TRAINER = ENGINE + np.array([0.9, -1.2, 0.05, 0.02, -0.1, 2.0, 0.3, 0.1, -0.05])
 HIGH, LOW, EPSILON = 2.0, 0.5, 0.2
-ANYTHING = 1e8
+ANYTHING = 1e9
 """An upper bound beyond every ratio: |log r| is cut at 20."""
 
 
@@ -151,58 +151,6 @@ def test_the_papers_differ_where_this_is_compared() -> None:
 def test_gspo_and_cispo_are_the_losses_of_these_names() -> None:
     for name in ("gspo", "cispo"):
         np.testing.assert_allclose(gradient(settings(name)), slopes(PAPERS[name.upper()][0]), rtol=1e-5)
-
-
-def kept(low: float, high: float, ratio: np.ndarray) -> np.ndarray:
-    """Tokens that a mask at the level of tokens keeps."""
-    inputs = inputs_of()
-    old = torch.tensor(TRAINER - np.log(ratio), dtype=torch.float32)
-    given = LossInputs(**{n: getattr(inputs, n) for n in LossInputs.__slots__} | {"old_logprobs_N": old})
-    bounds = CorrectionConfig(mode="mask", low=low, high=high)
-    return importance(given, bounds).bounded_N.numpy() > 0
-
-
-def binary_kl(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    return p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
-
-
-@pytest.mark.parametrize(
-    ("probability", "low", "high"), [(0.9, 0.826, 1.093), (0.5, 0.574, 1.426), (0.1, 0.166, 2.57)]
-)
-def test_for_tokens_of_one_probability_kpop_is_a_mask_with_the_bounds_of_the_page(
-    probability: float, low: float, high: float
-) -> None:
-    ratio = np.array([low - 0.005, low + 0.005, 0.95, 1.0, 1.05, high - 0.005, high + 0.005, 0.8, 1.09])
-    trainer = probability * ratio
-    apart = np.maximum(binary_kl(trainer, np.array(probability)), binary_kl(np.array(probability), trainer))
-    assert (kept(low, high, ratio) == (apart <= 0.1)).all()
-
-
-def test_what_a_narrow_mask_keeps_dppo_keeps_too() -> None:
-    delta, rng = 0.2, np.random.default_rng(0)
-    more = 0
-    for _ in range(50):
-        engine, ratio = rng.uniform(0.01, 0.6, 9), np.exp(rng.normal(0, 0.4, 9))
-        beyond, pushes = np.abs(engine * ratio - engine) > delta, (ratio - 1) * ADVANTAGE > 0
-        mine = kept(1 - delta, 1 + delta, ratio)
-        assert not (mine & beyond & pushes).any()
-        more += int((~mine & ~(beyond & pushes)).sum())
-    assert more, "DPPO keeps tokens that the mask does not"
-
-
-def test_a_mask_bounds_the_second_moment_as_m2po_does_and_keeps_no_token_that_it_masks() -> None:
-    limit, rng = 0.04, np.random.default_rng(1)
-    bound = np.exp(np.sqrt(limit))
-    for _ in range(50):
-        log_ratio = rng.normal(0, 0.3, 9)
-        mine = kept(1 / bound, bound, np.exp(log_ratio))
-        assert not mine.any() or (log_ratio[mine] ** 2).mean() <= limit
-        theirs, order = np.ones(9, bool), np.argsort(-np.abs(log_ratio))
-        for at in order:  # the largest are masked until the mean of the others is small enough
-            if (log_ratio[theirs] ** 2).mean() <= limit:
-                break
-            theirs[at] = False
-        assert (mine <= theirs).all()
 
 
 @pytest.mark.parametrize("loss", LOSSES)
