@@ -94,7 +94,7 @@ def _domains(cfg: Config) -> Iterator[str]:
         for domain in sorted(set(map(str, named)) - there):
             yield f"{key}.{domain}: no dataset is of that domain; {suggestion(domain, there)}"
     mix = cfg.actor.domain_mix
-    for domain in sorted(train - set(mix)) if mix and not cfg.debug.evaluates_only else ():
+    for domain in sorted(train - set(mix)) if mix and played and not cfg.debug.evaluates_only else ():
         yield (
             f"actor.domain_mix: no weight for {domain}, a domain of train_dataset_names; give it one (0: it "
             "is never drawn)"
