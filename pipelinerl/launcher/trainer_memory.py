@@ -1,6 +1,6 @@
 """Memory of a trainer on a GPU, estimated from the model's sizes: which activations have room to be kept.
 
-Estimates lay 1 to 13 % above what was seen, of one dense model 11 % below (`docs/gpu.md`, "Sizes that were run").
+Estimates lay 1 to 13 % above what was seen, of one dense model 11 % below (`docs/gpu.md`).
 """
 
 from pipelinerl.config.finetune import Checkpointing, FinetuneConfig, Sharding
