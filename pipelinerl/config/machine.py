@@ -43,7 +43,7 @@ class WorldConfig(Section):
     any other value starts one engine."""
     finetune_fraction: int | None = Field(None, ge=0)
     """Share of the devices for trainer ranks, which also get the remainder of rounding; null: see
-    `actor_fraction`."""
+    `actor_fraction`, or 0 with `debug.mode=evaluate`."""
     replicas: Literal[1] = 1
     """Kept for old configurations; only 1 is possible."""
     env_replicas: int = Field(1, ge=0)

@@ -284,17 +284,21 @@ class _Planner:
     @property
     def _modes(self) -> tuple[Checkpointing, ...]:
         """What may be recomputed, the least first."""
-        given = self._cfg.finetune.gradient_checkpointing
-        if given != "auto":
-            return (given,)
-        # What experts keep was not measured.
-        return (True,) if self._shape.experts else (False, "selective", True)
+        tune = self._cfg.finetune
+        if tune.gradient_checkpointing != "auto":
+            return (tune.gradient_checkpointing,)
+        # What experts keep was not measured; for the others see `trainer_choice`.
+        all_of_them = self._shape.experts or tune.reentrant_checkpointing or self._never_compiled
+        return (True,) if all_of_them else (False, "selective", True)
+
+    @property
+    def _never_compiled(self) -> bool:
+        without = self._shape.linear is not None and kernel_missing(self._card.hopper) is not None
+        return bool(never_compiled(self._cfg.finetune, without))
 
     def _may_compile(self) -> bool:
-        tune, shape = self._cfg.finetune, self._shape
-        without = shape.linear is not None and kernel_missing(self._card.hopper) is not None
         # Layers with experts are compiled in parts, and counted as if they were not.
-        return tune.compile == "auto" and not shape.experts and not never_compiled(tune, without)
+        return self._cfg.finetune.compile == "auto" and not self._shape.experts and not self._never_compiled
 
     def _ways_of_sharding(self, ranks: int) -> Iterator[tuple[Sharding | None, bool]]:
         """Whole or sharded, and where sharded with the gathered copy on the card or in host memory."""

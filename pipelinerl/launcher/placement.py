@@ -67,7 +67,10 @@ class Layout:
 
 
 def layout(cfg: Config, hosts: Sequence[Host]) -> Layout:
-    """Who gets which devices, as if every role ran. Raises ConfigError if they do not suffice."""
+    """Who gets which devices, as if every role ran, but for a trainer beside an evaluation.
+
+    Raises ConfigError if they do not suffice.
+    """
     world, roles = cfg.world, cfg.debug.roles
     if cfg.hardware.kind == "cpu":
         return _on_cpus(cfg, hosts)
@@ -146,6 +149,8 @@ def _on_gpus(cfg: Config, everything: Sequence[Place], per_engine: int) -> Layou
         raise _all_for_engines(alone, len(everything))
     rest = everything[: len(everything) - (alone or 0)]
     engines, references, ranks = world.fractions
+    if cfg.debug.evaluates_only and world.finetune_fraction is None and not alone:
+        ranks = 0  # no other launch trains beside an evaluation
     fractions = (0 if alone else engines, references, ranks)
     total = sum(len(place.gpus) for place in rest)
     actor, reference, trainer = split_devices(total, fractions, per_engine)

@@ -318,6 +318,19 @@ def test_layers_are_compiled_before_the_first_step_where_only_that_fits(model: P
         planned("4B", 80, 2, finetune={"seq_length": 18432, "compile": False})
 
 
+@pytest.mark.parametrize(
+    "recomputed", [{"reentrant_checkpointing": True}, {"load_as_bf16": False}, {"use_flash_attention": False}]
+)
+def test_shards_save_no_recomputation_where_all_is_recomputed_anyway(recomputed: dict[str, bool]) -> None:
+    """Two ranks of 4B each hold all of it, unless shards make room for what is kept otherwise."""
+    long = {"finetune": {"seq_length": 20000}, "world": {"actor_fraction": 2, "finetune_fraction": 2}}
+    sharded = planned("4B", 141, 4, **long).trainer
+    assert sharded is not None and sharded.sharding is not None and sharded.recomputed is not True
+    long["finetune"] |= recomputed
+    whole = planned("4B", 141, 4, **long).trainer
+    assert whole is not None and whole.sharding is None and whole.recomputed is True
+
+
 def test_only_roles_that_run_are_planned_each_on_its_own_cards() -> None:
     alone = planned("4B", 80, 1, debug={"mode": "finetune"})
     assert alone.engine is None and alone.trainer is not None

@@ -88,6 +88,14 @@ def test_engines_come_first_and_the_trainer_takes_the_rest(
     assert [gpus for kind, gpus in placed if kind == "finetune"] == [trainer]
 
 
+def test_an_evaluation_leaves_no_device_to_a_trainer_that_it_does_not_have() -> None:
+    evaluate = {"debug": {"mode": "evaluate"}}
+    placed = summary(config(**evaluate), 8)
+    assert [gpus for kind, gpus in placed if kind == "actor_llm"] == [[index] for index in range(8)]
+    given = summary(config(**evaluate, world={"actor_fraction": 6, "finetune_fraction": 2}), 8)
+    assert sum(kind == "actor_llm" for kind, _ in given) == 6
+
+
 def test_a_parallel_engine_gets_all_its_devices() -> None:
     kwargs = {"tensor-parallel-size": 2, "pipeline_parallel_size": 2}
     placed = summary(config(vllm_config={"vllm_kwargs": kwargs}), 8)
