@@ -299,7 +299,7 @@ class FinetuneConfig(Section):
     cuda_empty_cache: bool = False
     """Release the unused memory of torch's allocator after each step, before weights are published."""
     log_each_n_steps: int = Field(1, ge=1)
-    """Steps between two records of metrics."""
+    """Steps between two records of metrics; the last step has one too."""
     send_weight_updates: bool = True
     """Send new weights to the engines."""
     weight_update_interval: int = Field(1, ge=1)

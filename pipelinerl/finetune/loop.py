@@ -237,7 +237,9 @@ class Trainer:
         counters.count(total, grad_norm, dropped)
         if (said := self._idle.add(grad_norm, total.texts)) is not None and self.ranks.is_main:
             log.warning(said, extra=REMARK)
-        if self.ranks.is_main and counters.completed_steps % self.finetune.log_each_n_steps == 0:
+        # The last step too: a report has the steps and samples of the last record.
+        due = counters.completed_steps % self.finetune.log_each_n_steps == 0
+        if self.ranks.is_main and (due or self._complete):
             self._log(total, coefficients)
         return total.worked_s, batch
 

@@ -169,12 +169,13 @@ def _asked(leaves: Sequence[Leaf]) -> list[_Text]:
 
 def _own(leaves: Sequence[Leaf], common: Collection[str]) -> list[tuple[str, _Text]]:
     """Texts that say which problem it is, with their keys; the system's only if nobody else says any."""
-    asked = [
+    said = [
         (key, text)
         for key, text in leaves
-        if isinstance(text, _Text) and len(text) >= _TEXT and text not in common and _is_asked(key)
+        if isinstance(text, _Text) and text not in common and _is_asked(key)
     ]
-    return [one for one in asked if one[0] not in _SYSTEM] or asked
+    asked = [one for one in said if one[0] not in _SYSTEM] or said
+    return [(key, text) for key, text in asked if len(text) >= _TEXT]
 
 
 def _by_key(texts: Sequence[tuple[str, _Text]], form: Callable[[_Text], str]) -> dict[str, set[str]]:
@@ -226,8 +227,14 @@ def _divided(text: _Text, ends: frozenset[str]) -> tuple[list[str], str, list[st
 
 
 def _whole(leaves: Sequence[Leaf], same: Collection[str]) -> frozenset[tuple[Leaf, int]]:
-    """What else tells problems apart: short texts but those of all problems, with the numbers beside them."""
+    """What else tells problems apart: short texts but those of all problems, with the numbers beside them.
+
+    A system prompt counts only where there is no other text.
+    """
     asked = [(key, value) for key, value in leaves if not _is_answer(key) and value not in same]
+    without_system = [leaf for leaf in asked if leaf[0] not in _SYSTEM]
+    if any(isinstance(value, _Text) for _, value in without_system):
+        asked = without_system
     if any(isinstance(value, _Text) for _, value in asked):
         leaves = [("" if isinstance(value, _Text) else key, value) for key, value in asked]
     return frozenset(Counter(leaves).items())

@@ -69,10 +69,12 @@ def test_a_failed_update_is_not_announced_and_ends_the_trainer_by_name(
     assert [one.version for one in said if isinstance(one, WeightUpdateSuccess)] == [0, 6]
 
 
-def every_second_record(folder: Path, policy: PreTrainedModel, engines: Engines) -> list[dict[str, Any]]:
-    """Of four steps with `log_each_n_steps=2`."""
-    write_steps(folder, 4, 6)
-    chosen = trainer_config(folder, policy, log_each_n_steps=2)
+def every_second_record(
+    folder: Path, policy: PreTrainedModel, engines: Engines, steps: int = 4
+) -> list[dict[str, Any]]:
+    """Of so many steps with `log_each_n_steps=2`."""
+    write_steps(folder, steps, 6)
+    chosen = trainer_config(folder, policy, log_each_n_steps=2, max_train_steps=steps)
     with MetricsWriter(folder, "finetune") as writer:
         Trainer(chosen, Ranks(), writer, engines).run()
     return [json.loads(line) for line in (folder / "finetune/metrics.jsonl").read_text().splitlines()]
@@ -88,6 +90,12 @@ def test_logging_every_second_step_gives_every_second_record_and_a_full_summary(
     with read_stream(trainer_stream(tmp_path)) as stream:
         times = [record["timestamp"] for record in stream.read_available()]
     assert times == sorted(times) and times[-1] > times[0]
+
+
+def test_the_last_step_has_a_record_whatever_its_number(tmp_path: Path, policy: PreTrainedModel) -> None:
+    """Or the report would count fewer steps and samples than were trained."""
+    rows = every_second_record(tmp_path, policy, Engines(), steps=3)
+    assert [row["stats/completed_steps"] for row in rows] == [2, 3]
 
 
 class ComparedOnce(Engines):

@@ -91,6 +91,8 @@ def test_texts_decide_whatever_they_are_called(test: list[Row], count: int) -> N
         ({"question": "Find $x^3$ where $$x = 4.$$"}, {"question": r"Find \(x^3\) where \[x = 4.\]"}, 1),
         ({"question": "Find $x^3$ where $$x = 4.$$"}, {"question": r"Find \(x^3\) where \[x = 5.\]"}, 0),
         ({"question": "Which of these match ^ab$"}, {"question": "Which of these match ^ab"}, 0),
+        ({"question": "2+3=?"}, {"question": "2+3=?", "system": "Answer with one number."}, 1),
+        ({"system": "Add both.", "of": [2, 3]}, {"system": "Multiply both.", "of": [2, 3]}, 0),
         ({"numbers": [3, 4], "target": 7}, {"numbers": [3.0, 4.0], "target": 7.0}, 1),
         ({"numbers": [3, 4], "target": 7}, {"numbers": [3.5, 4.0], "target": 7.0}, 0),
     ],
