@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils import cached_file
 
 from pipelinerl.base.errors import printable
+from pipelinerl.base.hub import model_folder
 from pipelinerl.base.logs import REMARK
 from pipelinerl.modeling.layer_kinds import cut_short, other_depth
 
@@ -22,8 +23,8 @@ log = logging.getLogger(__name__)
 
 ALIGNMENT = 64
 """Bytes; torch's own allocator gives every tensor an address that is a multiple of it."""
-_ROTATIONS = re.compile("(?!.*rope_parameters).*(rope|rotary)")
-"""Keys of `config.json` about rotary positions that transformers had before version 5."""
+_OF_WEIGHTS = ("dtype", "torch_dtype", "quantization_config")
+"""Keys of `config.json` about the weights beside it, which are others in a checkpoint."""
 
 
 class DamagedModel(ValueError):
@@ -96,43 +97,42 @@ def _owner(name: str) -> str:
     return layer[0] if layer else name.partition(".")[0]
 
 
-def keep_rotations(model: PreTrainedModel, folder: Path) -> None:
-    """Write what the model's own `config.json` says of its rotations into the one that was saved in `folder`.
+def keep_keys(model: PreTrainedModel, folder: Path) -> None:
+    """Add to the `config.json` that was saved in `folder` what the model's own says in keys that it lacks.
 
-    From 5 on transformers has one key in place of `rope_theta`, `rope_scaling` and the like, and saves no
-    other. Earlier ones, and servers built on them, would take their defaults without a word.
+    Versions of transformers differ in names: from 5 on one key stands for `rope_theta`, `rope_scaling` and the
+    like. Earlier ones, and servers built on them, would take their defaults without a word.
     """
-    own = _at(model.name_or_path, "config.json") if model.name_or_path else None
-    if own is None:
-        return
+    of_model = model_folder(model.name_or_path) if model.name_or_path else None
+    if of_model is None or not (own := of_model / "config.json").is_file():
+        return  # built in memory, or its folder was removed meanwhile
     path = folder / "config.json"
     saved = json.loads(path.read_text(encoding="utf-8"))
-    _add_rotations(saved, json.loads(own.read_text(encoding="utf-8")))
+    _add_keys(saved, json.loads(own.read_text(encoding="utf-8")))
     path.write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
 
 
-def _add_rotations(saved: dict[str, Any], own: dict[str, Any]) -> None:
+def _add_keys(saved: dict[str, Any], own: dict[str, Any]) -> None:
     for key, value in own.items():
-        if key not in saved and _ROTATIONS.match(key):
+        if key not in saved and key not in _OF_WEIGHTS:
             saved[key] = value
         elif isinstance(value, dict) and isinstance(inner := saved.get(key), dict):
-            _add_rotations(inner, value)
+            _add_keys(inner, value)
 
 
 def _weight_files(path: str) -> Iterator[Path]:
     """The safetensors files of a folder or of a model in the hub's cache; none where there are none."""
-    if (index := _at(path, "model.safetensors.index.json")) is not None:
+
+    def at(name: str) -> Path | None:
+        known = {"_raise_exceptions_for_missing_entries": False, "local_files_only": True}
+        found = cached_file(path, name, **known)
+        return None if found is None else Path(found)
+
+    if (index := at("model.safetensors.index.json")) is not None:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        yield from (one for name in names if (one := _at(path, name)) is not None)
-    elif (whole := _at(path, "model.safetensors")) is not None:
+        yield from (one for name in names if (one := at(name)) is not None)
+    elif (whole := at("model.safetensors")) is not None:
         yield whole
-
-
-def _at(path: str, name: str) -> Path | None:
-    """A file of a folder or of a model in the hub's cache; None where there is none."""
-    known = {"_raise_exceptions_for_missing_entries": False, "local_files_only": True}
-    found = cached_file(path, name, **known)
-    return None if found is None else Path(found)
 
 
 def _auto_class(path: str | Path, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -38,18 +38,19 @@ LLAMA_3 = {
 """As in the `config.json` that Llama 3.1 is published with."""
 
 
-def test_a_checkpoint_says_its_rotations_as_its_model_does(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_keys_of_its_model_also_if_they_have_new_names(tmp_path: Path) -> None:
     """transformers before 5 reads none of the names that later ones save, and takes other rotations."""
     trainer_config(tmp_path, tiny_model())
     path, checkpoint = tmp_path / "model/config.json", tmp_path / "finetune/current"
     own = json.loads(path.read_text())
     del own["rope_parameters"]
-    path.write_text(json.dumps(own | LLAMA_3))
+    path.write_text(json.dumps(own | LLAMA_3 | {"torch_dtype": "bfloat16"}))
     with pytest.raises(Killed):
         train(tmp_path, Deadly(18))
     train(tmp_path)  # from the checkpoint of step 2
     found = json.loads((checkpoint / "config.json").read_text())
     assert {key: found[key] for key in LLAMA_3} == LLAMA_3
+    assert found["dtype"] == "float32" and "torch_dtype" not in found
     used = AutoConfig.from_pretrained(path.parent).rope_parameters
     assert used["rope_theta"] == 500000.0 and used["rope_type"] == "llama3"
     assert AutoConfig.from_pretrained(checkpoint).rope_parameters == found["rope_parameters"] == used
