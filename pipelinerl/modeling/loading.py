@@ -100,8 +100,8 @@ def _owner(name: str) -> str:
 def keep_keys(model: PreTrainedModel, folder: Path) -> None:
     """Add to the `config.json` that was saved in `folder` what the model's own says in keys that it lacks.
 
-    Versions of transformers differ in names: from 5 on one key stands for `rope_theta`, `rope_scaling` and the
-    like. Earlier ones, and servers built on them, would take their defaults without a word.
+    Versions of transformers differ in names: from 5 on one key stands for `rope_theta`, `rope_scaling` and
+    the like. Earlier ones, and servers built on them, would take their defaults without a word.
     """
     of_model = model_folder(model.name_or_path) if model.name_or_path else None
     if of_model is None or not (own := of_model / "config.json").is_file():
