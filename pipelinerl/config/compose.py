@@ -7,6 +7,7 @@ keys of the command line
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -115,7 +116,8 @@ def compose(
         layers.append(f"+{ON_HARDWARE}={domain}_{hardware}")
     domain_file = _config_file(roots, "domain", domain) if domain else None
     brought = brought_keys(_load(domain_file), domain_file) if domain_file else []
-    asked = _Asked(config_name, f"hardware={hardware}", groups, layers, [o.key_or_group for o in values])
+    given_values = {one.key_or_group: one.value() for one in values}
+    asked = _Asked(config_name, f"hardware={hardware}", groups, layers, given_values)
     tree, of_file, notices, written, foreign = _from_files(roots, asked)
     brought += [key for key in of_file if key not in brought]
     if config_name != asked_for:
@@ -159,8 +161,8 @@ class _Asked:
     """Further choices, as overrides."""
     layers: list[str]
     """The domain, and the domain on this hardware, as overrides."""
-    given: list[str]
-    """Keys that the command line sets."""
+    given: dict[str, Any]
+    """What the command line sets, by key."""
 
 
 _Read = tuple[DictConfig, list[str], list[str], list[Layer], bool]

@@ -6,7 +6,7 @@ the same composition takes.
 
 import importlib.util
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -342,7 +342,7 @@ def _of_fast_llm(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
     yield f"fast_llm: left out, {REMOVED['fast_llm'].why}{remedy}"
 
 
-def as_upstream_reads(tree: DictConfig, given: Collection[str]) -> list[str]:
+def as_upstream_reads(tree: DictConfig, given: Mapping[str, Any]) -> list[str]:
     """Write into a whole tree of upstream's what its programs make of values that mean another thing here.
 
     Its trainer lets the entropy bonus fall to 0 if no final one is given. Its launcher passes a flag of vLLM
@@ -526,10 +526,10 @@ def _other_texts(tree: DictConfig) -> Iterator[str]:
             )
 
 
-def _other_updates(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
+def _other_updates(tree: DictConfig, given: Mapping[str, Any]) -> Iterator[str]:
     """Keys of the optimizer that mean another thing under upstream's trainer; their values are kept."""
     plain = FinetuneConfig()
-    optim = _value(tree, "finetune.optim") or plain.optim
+    optim = given.get("finetune.optim") or _value(tree, "finetune.optim") or plain.optim
     if optim == "adafactor" and "finetune.optim" not in given:
         yield (
             "finetune.optim=adafactor: moves a weight by learning_rate times its matrix's root mean square, "
@@ -538,7 +538,8 @@ def _other_updates(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
     # DeepSpeed's engine divides each loss by the accumulation steps and averages over ranks, although the
     # loss is divided by the step's samples already. Adam's update differs by what is compared with a size.
     passes, slices = (
-        _value(tree, f"finetune.{key}") for key in ("gradient_accumulation_passes", "seq_parallel")
+        given.get(key, _value(tree, key))
+        for key in ("finetune.gradient_accumulation_passes", "finetune.seq_parallel")
     )
     if _value(tree, "use_deepspeed") is not True or not isinstance(passes, int):
         return

@@ -28,7 +28,7 @@ from pipelinerl.base.tokenizing import copy_tokenizer
 from pipelinerl.finetune.state import PARTS
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.types import TrainingMetrics
-from pipelinerl.modeling.loading import left_out
+from pipelinerl.modeling.loading import keep_keys, left_out
 from pipelinerl.modeling.lora import FOLDER as ADAPTER_FOLDER
 from pipelinerl.modeling.lora import adapter_tensors, save_adapters
 from pipelinerl.modeling.model import distinct_parameters, persistent_buffers
@@ -109,6 +109,7 @@ def save_checkpoint(
         root.mkdir(parents=True, exist_ok=True)
         beside = _fresh(root / f"~{MODEL}")
         learner.model.save_pretrained(beside, state_dict=left_out(learner.model) | tensors.model)
+        keep_keys(learner.model, beside)
         if tokenizer_from is not None:
             copy_tokenizer(tokenizer_from, beside)
         if tensors.adapters:

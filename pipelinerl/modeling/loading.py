@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils import cached_file
 
 from pipelinerl.base.errors import printable
+from pipelinerl.base.hub import model_folder
 from pipelinerl.base.logs import REMARK
 from pipelinerl.modeling.layer_kinds import cut_short, other_depth
 
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 ALIGNMENT = 64
 """Bytes; torch's own allocator gives every tensor an address that is a multiple of it."""
+_OF_WEIGHTS = ("dtype", "torch_dtype", "quantization_config")
+"""Keys of `config.json` about the weights beside it, which are others in a checkpoint."""
 
 
 class DamagedModel(ValueError):
@@ -92,6 +95,29 @@ def _owner(name: str) -> str:
     """The layer that a tensor belongs to, or the outermost module."""
     layer = re.match(r".*?\.\d+(?=\.)", name)
     return layer[0] if layer else name.partition(".")[0]
+
+
+def keep_keys(model: PreTrainedModel, folder: Path) -> None:
+    """Add to the `config.json` that was saved in `folder` what the model's own says in keys that it lacks.
+
+    Versions of transformers differ in names: from 5 on one key stands for `rope_theta`, `rope_scaling` and
+    the like. Earlier ones, and servers built on them, would take their defaults without a word.
+    """
+    of_model = model_folder(model.name_or_path) if model.name_or_path else None
+    if of_model is None or not (own := of_model / "config.json").is_file():
+        return  # built in memory, or its folder was removed meanwhile
+    path = folder / "config.json"
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    _add_keys(saved, json.loads(own.read_text(encoding="utf-8")))
+    path.write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
+
+
+def _add_keys(saved: dict[str, Any], own: dict[str, Any]) -> None:
+    for key, value in own.items():
+        if key not in saved and key not in _OF_WEIGHTS:
+            saved[key] = value
+        elif isinstance(value, dict) and isinstance(inner := saved.get(key), dict):
+            _add_keys(inner, value)
 
 
 def _weight_files(path: str) -> Iterator[Path]:

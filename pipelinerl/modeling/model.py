@@ -88,7 +88,6 @@ def prepare_model(
     checkpoint_layers(model, gradient_checkpointing, reentrant_checkpointing)
     if compile:
         compile_layers(model)
-    model.config.use_cache = False
     return model.train()
 
 

@@ -8,6 +8,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 FILE = "value_head.pt"
+_OF_UPSTREAM = "output."
+"""Before the names of both tensors in the file, so that upstream's scripts load it; earlier files lack it."""
 
 
 def build_value_head(model: PreTrainedModel) -> nn.Linear:
@@ -32,19 +34,16 @@ def load_tensors(path: Path) -> Any:
 
 
 def save_value_head(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Write the head's state dict."""
-    torch.save({name: tensor.cpu() for name, tensor in tensors.items()}, folder / FILE)
+    """Write the head's state dict, which upstream's trainer reads too."""
+    torch.save({_OF_UPSTREAM + name: tensor.cpu() for name, tensor in tensors.items()}, folder / FILE)
 
 
 def load_value_head(head: nn.Linear, folder: Path) -> bool:
-    """Read a saved head; False when the folder has none. Raises ValueError for one of another kind or model.
-
-    Upstream's trainer names the same two tensors `output.weight` and `output.bias`.
-    """
+    """Read a saved head; False if the folder has none. Raises ValueError for one of another kind or model."""
     path = folder / FILE
     if not path.is_file():
         return False
-    state = {name.removeprefix("output."): tensor for name, tensor in load_tensors(path).items()}
+    state = {name.removeprefix(_OF_UPSTREAM): tensor for name, tensor in load_tensors(path).items()}
     if state.keys() != {"weight", "bias"}:
         raise ValueError(f"{path}: no linear head, it holds {', '.join(sorted(state))}; remove the file")
     found, expected = tuple(state["weight"].shape), tuple(head.weight.shape)

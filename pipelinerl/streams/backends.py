@@ -20,7 +20,10 @@ _current = FilesBackend()
 
 
 def set_streams_backend(backend: str = "files", **settings: Any) -> None:
-    """Choose the backend of this process, `files` or `redis`; ValueError if the name is not known."""
+    """Choose the backend of this process, `files` or `redis`; ValueError if the name is not known.
+
+    Scripts pass the section of a run's file, as `**cfg.streams`: what another backend reads is left out.
+    """
     global _current
     if backend not in STREAM_BACKENDS.places:
         allowed = ", ".join(STREAM_BACKENDS.places)

@@ -23,7 +23,7 @@ class StreamsKind(Variant):
     """Whether records are files below `output_dir`; otherwise a server has them, which outlives processes."""
 
     def make(self, **settings: Any) -> FilesBackend:
-        """The back-end of this process, with what `settings` gives."""
+        """The back-end of this process, with what `settings` gives: its own, or a run's section `streams`."""
         raise NotImplementedError
 
     def settings(self, streams: StreamsConfig) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class Files(StreamsKind):
     on_disk = True
 
     def make(self, **settings: Any) -> FilesBackend:
-        return FilesBackend(**settings)
+        return FilesBackend(**{name: value for name, value in settings.items() if name not in OF_A_SERVER})
 
     def problems(self, cfg: Config, dry_run: bool) -> Iterator[str]:
         for key in OF_A_SERVER:
@@ -66,6 +66,9 @@ class Redis(StreamsKind):
     def make(self, **settings: Any) -> FilesBackend:
         from pipelinerl.streams.redis_streams import RedisBackend  # the client is an extra
 
+        settings.pop("save", None)  # the server's own
+        if settings.get("host") is None:
+            settings.pop("host", None)
         return RedisBackend(**settings)
 
     def settings(self, streams: StreamsConfig) -> dict[str, Any]:

@@ -403,6 +403,10 @@ def test_limits_that_deepspeed_applies_to_a_smaller_gradient_are_said_with_what_
     assert lines(*(f"{key}={value}" for key, value in use.items())) == [], "decided by the command line"
     (about_one,) = lines("finetune.gradient_clipping_threshold=null")
     assert about_one.startswith("finetune.adam_epsilon=1e-08:")
+    (fewer,) = lines("finetune.gradient_accumulation_passes=8", "finetune.seq_parallel=2")
+    assert "finetune.gradient_clipping_threshold=4.8 " in fewer, "0.3 times the 16 that DeepSpeed divides by"
+    (without_epsilon,) = lines("finetune.optim=lion")
+    assert "adam_epsilon" not in without_epsilon
     for more in ("use_deepspeed: false\n", "use_fast_llm: true\n"):
         (conf / "mine.yaml").write_text("defaults: [guessing, _self_]\n" + sizes + more)
         assert lines() == [], more

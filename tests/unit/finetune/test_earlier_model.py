@@ -1,10 +1,12 @@
 """What a run leaves is a model that the next one starts from: with those weights only, and a tokenizer."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 pytest.importorskip("peft")
 
@@ -17,10 +19,41 @@ from pipelinerl.modeling.value_head import save_value_head
 from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
 from tests.support.policy import tiny_model
 from tests.support.tiny_model import hub_snapshot, save_model
-from tests.support.training import saved, train
+from tests.support.training import Deadly, Killed, saved, train
 
 RANK = 4
 LORA = LoraConfig(enabled=True, r=RANK, alpha=8.0)
+
+
+LLAMA_3 = {
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+}
+"""As in the `config.json` that Llama 3.1 is published with."""
+
+
+def test_a_checkpoint_has_the_keys_of_its_model_also_if_they_have_new_names(tmp_path: Path) -> None:
+    """transformers before 5 reads none of the names that later ones save, and takes other rotations."""
+    trainer_config(tmp_path, tiny_model())
+    path, checkpoint = tmp_path / "model/config.json", tmp_path / "finetune/current"
+    own = json.loads(path.read_text())
+    del own["rope_parameters"]
+    path.write_text(json.dumps(own | LLAMA_3 | {"torch_dtype": "bfloat16"}))
+    with pytest.raises(Killed):
+        train(tmp_path, Deadly(18))
+    train(tmp_path)  # from the checkpoint of step 2
+    found = json.loads((checkpoint / "config.json").read_text())
+    assert {key: found[key] for key in LLAMA_3} == LLAMA_3
+    assert found["dtype"] == "float32" and "torch_dtype" not in found
+    used = AutoConfig.from_pretrained(path.parent).rope_parameters
+    assert used["rope_theta"] == 500000.0 and used["rope_type"] == "llama3"
+    assert AutoConfig.from_pretrained(checkpoint).rope_parameters == found["rope_parameters"] == used
 
 
 @pytest.mark.parametrize("rank", [RANK, 2])

@@ -58,7 +58,7 @@ def test_a_model_without_dropout_is_left_as_it_is(caplog: pytest.LogCaptureFixtu
     model = random_model("Llama")
     before = model.config.to_dict()
     prepare_model(model)
-    kept = {"use_cache", "_attn_implementation"}
+    kept = {"_attn_implementation"}
     assert {k: v for k, v in model.config.to_dict().items() if k not in kept} == {
         k: v for k, v in before.items() if k not in kept
     }

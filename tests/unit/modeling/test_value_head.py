@@ -23,7 +23,8 @@ def test_a_run_learns_values_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     straight, resumed = assert_resumes_bit_for_bit(tmp_path, rl=RL, model_class=VALUE_HEAD)
     found, expected = (torch.load(f / "finetune/current" / FILE) for f in (resumed, straight))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert bool(expected["weight"].abs().max() > 0)
+    assert expected.keys() == {"output.weight", "output.bias"}  # of upstream's module `ValueHead`
+    assert bool(expected["output.weight"].abs().max() > 0)
     rows = [json.loads(line) for line in (straight / "finetune/metrics.jsonl").read_text().splitlines()]
     for row in rows:
         assert names(FINETUNE) | names(FINETUNE_WITH_VALUES) <= set(row)
@@ -64,6 +65,9 @@ def test_a_head_of_upstream_is_read_and_one_with_more_layers_is_refused(tmp_path
     head = build_value_head(tiny_model())
     assert load_value_head(head, tmp_path)
     assert head(torch.ones(16)).tolist() == [122.0]  # the sum of 0 to 15, and 2
+    torch.save({"weight": torch.ones(1, 16), "bias": torch.zeros(1)}, tmp_path / FILE)
+    assert load_value_head(head, tmp_path)  # as earlier versions of this project saved it
+    assert head(torch.ones(16)).tolist() == [16.0]
     torch.save({"dense.weight": torch.zeros(4, 16), **theirs}, tmp_path / FILE)
     with pytest.raises(ValueError, match=r"value_head\.pt: no linear head, it holds .*dense\.weight"):
         load_value_head(head, tmp_path)

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from pipelinerl.base.waits import WaitExpired, current_waits
+from pipelinerl.config.machine import StreamsConfig
 from pipelinerl.streams import (
     EARLIEST,
     CorruptRecord,
@@ -165,6 +167,17 @@ def test_statistics_are_json_lines(tmp_path: Path, topic: str) -> None:
             file.write(b"not json\n")
         with pytest.raises(CorruptRecord, match=r"record 3 of stream .* is corrupt"):
             r.read_available()
+
+
+def test_a_script_passes_the_whole_section_of_a_run(tmp_path: Path, choose: Choose) -> None:
+    chosen = {name: value for name, value in choose().items() if name != "use_inotify"}
+    section = OmegaConf.create(StreamsConfig().model_dump() | chosen)  # as in conf/exp_config.yaml
+    assert {"host", "save", "namespace"} <= set(section)
+    set_streams_backend(**section)
+    spec = SingleStreamSpec(exp_path=tmp_path, topic="actor")
+    fill(spec, {"reward": 1.0})
+    with read_stream(spec) as reader:
+        assert next(reader.read()) == {"reward": 1.0}
 
 
 def test_unknown_backends_modes_and_names_are_one_line(tmp_path: Path) -> None:
