@@ -159,7 +159,7 @@ def load_tree(output_dir: str | Path, job: int | None = None) -> DictConfig:
     tree.me = {
         "job_idx": job,
         **{key: jobs[job][key] for key in ("kind", "name", "replica_idx", "node_rank", "port")},
-        "llm_urls": [str(entry.url) for entry in tree.jobs if entry.kind == "actor_llm"],
+        "llm_urls": "+".join(str(entry.url) for entry in tree.jobs if entry.kind == "actor_llm"),
     }
     return tree
 

@@ -257,6 +257,7 @@ def test_saving_and_loading_keeps_the_tree_and_says_who_reads_it(composed: Compo
     tree.jobs = [
         {"kind": "actor_llm", "idx": 0, "url": "http://127.0.0.1:1", "port": 1, "name": "actor_vllm_0"},
         {"kind": "actor", "idx": 1, "name": "actor"},
+        {"kind": "actor_llm", "idx": 2, "url": "http://127.0.0.1:2", "port": 2, "name": "actor_vllm_1"},
     ]
     tree.jobs = [job.model_dump() for job in typed(tree).jobs]
     save(tree, tmp_path)
@@ -269,7 +270,8 @@ def test_saving_and_loading_keeps_the_tree_and_says_who_reads_it(composed: Compo
     with pytest.raises(ValueError, match="frozen"):
         loaded.seed = 1  # type: ignore[misc]
     me = load_tree(tmp_path, job=1).me
-    assert me.llm_urls == ["http://127.0.0.1:1"] and me.kind == "actor"
+    assert me.llm_urls == "http://127.0.0.1:1+http://127.0.0.1:2", "as upstream's launcher writes them"
+    assert me.kind == "actor"
     with pytest.raises(ConfigError, match="no such job"):
         load_tree(tmp_path, job=5)
     with pytest.raises(ConfigError, match="not found"):

@@ -33,6 +33,7 @@ VALUES = {
     "finetune.rl.algo": "reinforce",
     "finetune.rl.epsilon": 3,  # not that of the file below
     "curriculum.enabled": True,
+    "weight_broadcast": False,
     "finetune.objective": "nll",
 }
 """Another value than upstream's default, of the key's own type; any other key gets a word."""
