@@ -530,7 +530,8 @@ def test_the_host_that_upstreams_launcher_writes_over_starts_a_server_here_too(
 SEVERAL = """
 defaults: [base, _self_]
 use_fast_llm: true
-fast_llm: {optimizer: {learning_rate: {base: 1.0e-05}}, pretrained: {format: "${fast_llm_finetune.model_format}"}}
+fast_llm: {optimizer: {learning_rate: {base: 1.0e-05}},
+  pretrained: {format: "${fast_llm_finetune.model_format}"}}
 fast_llm_finetune: {model_type: gpt, model_format: qwen2, torchrun_port: 29500}
 weight_broadcast: true
 world: {run_id: job-7}

@@ -372,7 +372,8 @@ def test_a_file_without_a_key_for_wandb_is_said(
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_API_KEY_PATH", str(tmp_path / "key"))
     line = refused()
-    assert line.startswith(f"launcher: WANDB_API_KEY_PATH={tmp_path / 'key'}: no key there (") and said in line
+    assert line.startswith(f"launcher: WANDB_API_KEY_PATH={tmp_path / 'key'}: no key there (")
+    assert said in line
 
 
 def test_devices_can_be_named_for_a_dry_run(placed: Placed) -> None:
