@@ -179,7 +179,9 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> _Read:
     plain, said = None, list[str]()
     if own is not None:
         whole = whole_tree(own)
-        if whole is None:
+        if whole is not None and "hydra" in _load(own):
+            said += of_hydras_launcher(for_hydras_launcher(roots, name, []))
+        elif whole is None:
             plain = _with_hardware(roots, asked)
             with_choices = choices if plain is not None else [*asked.groups, *asked.layers]
             said += of_hydras_launcher(for_hydras_launcher(roots, name, with_choices))

@@ -198,7 +198,12 @@ REMOVED: dict[str, Gone] = {
     "vllm_config.vllm_kwargs.disable-log-requests": Gone(why="is no flag of vLLM 0.26 or newer"),
     "use_fast_llm": Gone(why="Fast-LLM is not here; finetune.* says how this trainer trains", usual=False),
     "fast_llm": Gone(why="only Fast-LLM reads it"),
-    "weight_broadcast": Gone(why="no longer exists; weights.transport says how weights reach the engines"),
+    "fast_llm_finetune": Gone(why="only Fast-LLM reads it"),
+    "debug.log_data_pipeline": Gone(why="only Fast-LLM reads it", usual=False),
+    "world.run_id": Gone(why="only a launcher on each host reads it; here one starts everything"),
+    "weight_broadcast": Gone(
+        why=_GONE, instead="finetune.send_weight_updates={value}", usual=True, matters=True
+    ),
     "vllm_config.quantization": Gone(
         why=_GONE,
         instead="+vllm_config.vllm_kwargs.quantization={value}",

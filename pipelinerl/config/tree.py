@@ -46,8 +46,8 @@ class Config(OpenSection):
     validate_: bool = Field(False, alias="validate")
     """Stop after validation."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), KEPT] = 42
-    """Seed of Python's `random` in the loader, of the drawn problems, evaluations and the trainer; with
-    `max_lag=0` also of training samples."""
+    """Seed of Python's `random` in the loader, of the drawn problems, evaluations and the trainer, and, plus
+    their index, of vLLM's engines; with `max_lag=0` also of training samples."""
     model_path: Annotated[str, KEPT] = "Qwen/Qwen2.5-7B"
     """Folder or hub name of the policy with which training starts."""
     fp32_layer_prefix: Literal["lm_head"] | None = "lm_head"

@@ -164,8 +164,12 @@ def _on_gpus(cfg: Config, everything: Sequence[Place], per_engine: int) -> Layou
     shares = {place.host: len(place.gpus) for place in places.trainer}
     if trains and len(set(shares.values())) != 1:
         shown = ", ".join(f"{count} on host {rank}" for rank, count in shares.items()) or "none"
+        reserved = "world.actor_hosts"
+        if alone is None and not reference and len({len(place.gpus) for place in everything}) == 1:
+            nearest = round(len(everything) * engines / (engines + ranks))
+            reserved += f"={min(max(1, nearest), len(everything) - 1)}"
         raise ConfigError(
-            f"world: trainer ranks must be equal in number on each host, not {shown}; set world.actor_hosts, "
+            f"world: trainer ranks must be equal in number on each host, not {shown}; set {reserved}, "
             "the fractions or hardware.devices"
         )
     on_their_own = _slots(everything[len(rest) :], per_engine)

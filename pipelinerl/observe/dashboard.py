@@ -15,7 +15,7 @@ import yaml  # comes with hydra
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
 from pipelinerl.base.errors import CommandParser, leave, printable
-from pipelinerl.observe.wandb_run import wandb_mode
+from pipelinerl.observe.wandb_run import take_key, wandb_mode
 
 DEFINITION = Path(__file__).with_name("dashboard.yaml")
 _PLACEHOLDER = re.compile(r"<[a-z]+>")
@@ -113,6 +113,7 @@ def publish(dashboard: Dashboard, entity: str, project: str) -> str:
     """Save the view; its address. Raises ImportError, or RuntimeError with what wandb said."""
     import wandb
 
+    take_key()
     view = workspace(dashboard, entity, project)
     try:
         view.save()

@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,6 +29,7 @@ from pipelinerl.base.files import write_whole
 from pipelinerl.base.heartbeat import heartbeat_path
 from pipelinerl.base.line_file import LineTail
 from pipelinerl.base.logs import setup_logging
+from pipelinerl.base.masking import keep_secret
 from pipelinerl.config.files import load, read_secrets
 from pipelinerl.config.machine import WandbConfig
 from pipelinerl.config.secrets import masked
@@ -36,6 +38,7 @@ from pipelinerl.observe.history import metrics_record
 
 log = logging.getLogger(__name__)
 
+KEY_FILE = "WANDB_API_KEY_PATH"
 _LONGEST_NAME = 128
 _PROGRESS = "texts"
 ROLE = "wandb"
@@ -44,13 +47,32 @@ SENDERS = ("actor", "preprocess", "finetune")
 EVERY_S = 1.0
 
 
+def key_of(environ: Mapping[str, str]) -> str:
+    """The key in the file that WANDB_API_KEY_PATH names, else WANDB_API_KEY. Raises OSError, ValueError."""
+    if file := environ.get(KEY_FILE):
+        if key := Path(file).read_text(encoding="utf-8").strip():
+            return key
+        raise ValueError("the file is empty")
+    return environ.get("WANDB_API_KEY", "")
+
+
+def take_key() -> None:
+    """Let wandb, which reads WANDB_API_KEY alone, find the key of a file. Raises as `key_of`."""
+    if os.environ.get(KEY_FILE):
+        os.environ["WANDB_API_KEY"] = key_of(os.environ)
+        keep_secret([os.environ["WANDB_API_KEY"]])
+
+
 def wandb_mode(environ: Mapping[str, str] = os.environ) -> str:
     """`WANDB_MODE` if set, else online where wandb can log in without asking, and offline elsewhere.
 
-    It can with WANDB_API_KEY, or an entry for its host in netrc.
+    It can with a key (`key_of`), or an entry for its host in netrc.
     """
-    if environ.get("WANDB_MODE") or environ.get("WANDB_API_KEY"):
-        return environ.get("WANDB_MODE") or "online"
+    if given := environ.get("WANDB_MODE"):
+        return given
+    with suppress(OSError, ValueError):
+        if key_of(environ):
+            return "online"
     host = urlsplit(environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     path = Path(environ.get("NETRC", Path(environ.get("HOME", "/")) / ".netrc"))
     try:
@@ -94,6 +116,7 @@ class WandbRun(Closing):
     """Sends what is new in the metric files of a run."""
 
     def __init__(self, output_dir: Path, cfg: Config) -> None:
+        take_key()
         os.environ["WANDB_MODE"] = wandb_mode()  # wandb's telemetry does not see the mode of `init`
         import wandb
 

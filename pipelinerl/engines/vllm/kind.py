@@ -108,6 +108,7 @@ class Vllm(EngineKind):
             transport=cfg.weights.transport + (AHEAD if start.ahead else ""),
             version=version,
             kwargs=vllm.vllm_kwargs | ({ATTENTION: FREE_PLACE} if vllm.shared_prompts else {}),
+            seed=(cfg.seed + job.replica_idx) % 2**32,
             fp32_head=bool(cfg.fp32_layer_prefix),
             api_server_count=http_processes(cfg, job, start.host),
             trust_remote_code=cfg.finetune.trust_remote_code,

@@ -134,6 +134,8 @@ class VllmOptions:
     """Version the flags are written for."""
     kwargs: Mapping[str, Any]
     """`vllm_config.vllm_kwargs`."""
+    seed: int = 0
+    """What the engine draws tokens of requests without a seed from, in [0, 2^32)."""
     fp32_head: bool = True
     """Compute logits in float32."""
     api_server_count: int | None = None
@@ -195,6 +197,8 @@ def serve_argv(options: VllmOptions) -> list[str]:
         "host": options.host,
         "port": options.port,
         "max-model-len": options.max_model_len,
+        # Left out, it is 0 in every engine, so that engines whose batches are alike draw the same tokens.
+        "seed": options.seed,
         # vLLM's default is the log-probability before temperature and filters. The trainer needs that of the
         # distribution a token was drawn from, or unmoved weights would not give a ratio of 1.
         "logprobs-mode": "processed_logprobs",

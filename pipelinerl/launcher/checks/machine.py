@@ -3,10 +3,11 @@
 import os
 from collections.abc import Iterator, Sequence
 
+from pipelinerl.base.errors import first_line
 from pipelinerl.config.hosts import Host
 from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import REGISTRIES
-from pipelinerl.observe.wandb_run import wandb_mode
+from pipelinerl.observe.wandb_run import KEY_FILE, key_of, wandb_mode
 
 WANDB_MODES = ("online", "offline", "disabled", "dryrun", "run", "shared")
 
@@ -28,6 +29,10 @@ def check(cfg: Config, hosts: Sequence[Host], dry_run: bool) -> Iterator[str]:
 
 def _wandb() -> Iterator[str]:
     mode = wandb_mode()
+    try:
+        key_of(os.environ if mode != "disabled" else {})
+    except (OSError, ValueError) as error:
+        yield f"{KEY_FILE}={os.environ[KEY_FILE]}: no key there ({first_line(error)}); correct or unset it"
     if mode not in WANDB_MODES:
         yield f"WANDB_MODE={mode}: no such mode; use one of {', '.join(WANDB_MODES)}"
     elif mode == "online" and wandb_mode({**os.environ, "WANDB_MODE": ""}) != "online":

@@ -142,6 +142,7 @@ def test_an_upstream_file_is_taken_and_what_is_left_out_is_said(composed: Compos
             True,
             "ensure_boxed_answers=True: no longer exists; say it in actor.system_prompt",
         ),
+        ("weight_broadcast", False, "weight_broadcast=False: .*; use finetune.send_weight_updates=false"),
         ("finetune.max_lag", 512, "finetune.max_lag=512: stands at the top level; use max_lag"),
         (
             "actor.rollout_polcy",

@@ -36,6 +36,10 @@ Compose = Callable[..., Composition]
 
 ONLY_IN_BASE = """
 defaults: [finetune: base, rewards: pure_success, streams: files, _self_]
+world: {run_id: null}
+debug: {log_data_pipeline: false}
+use_fast_llm: false
+weight_broadcast: true
 fp32_lm_head: false
 mm_processor_kwargs: {}
 output_dir: ???
@@ -546,8 +550,12 @@ def test_the_host_that_upstreams_launcher_writes_over_starts_a_server_here_too(
 SEVERAL = """
 defaults: [base, _self_]
 use_fast_llm: true
-fast_llm: {optimizer: {learning_rate: {base: 1.0e-05}}}
+fast_llm: {optimizer: {learning_rate: {base: 1.0e-05}},
+  pretrained: {format: "${fast_llm_finetune.model_format}"}}
+fast_llm_finetune: {model_type: gpt, model_format: qwen2, torchrun_port: 29500}
 weight_broadcast: true
+world: {run_id: job-7}
+debug: {log_data_pipeline: true}
 finetune: {rl: {policy_loss: reinforce, epsilon_low: 0.2, epsilon_high: 0.2}}
 llm: {parameters: {max_tokens: 50}}
 test_llm: {parameters: {max_tokens: 50}}
@@ -576,7 +584,8 @@ def test_what_upstreams_folder_has_for_every_run_is_left_out_with_a_line(
     made = composed("hardware=cpu", *small, **options)
     check(made)
     left = {notice.partition(": left out")[0].partition("=")[0] for notice in made.notices}
-    unread = {"use_fast_llm", "fast_llm", "weight_broadcast", "finetune.rl.epsilon_low"}
+    unread = {"use_fast_llm", "fast_llm", "fast_llm_finetune", "finetune.rl.epsilon_low"}
+    unread |= {"world.run_id", "debug.log_data_pipeline"}
     unread |= {f"actor.domain_rollouts.{name}" for name in ("miniwob", "chartqa")}
     loader = "dataset_loader_params"
     unread |= {f"{loader}.per_domain_params.coding", f"{loader}.domain_loaders.logic"}
@@ -623,7 +632,7 @@ def test_servers_of_environments_are_left_out_of_a_file_without_one(
 ) -> None:
     """Upstream's mixtures of domains that judge by themselves say how their environments would be served."""
     (conf / "several.yaml").write_text(
-        SEVERAL + "environment: null\nworld: {env_replicas_per_actor: 0, environment_mode: embedded}\n"
+        SEVERAL.replace("run_id: job-7", "env_replicas_per_actor: 0, environment_mode: embedded")
     )
     small = ("use_deepspeed=false", "finetune.load_as_bf16=false", f"model_path={model}")
     options = {"config_dir": conf, "config_name": "several"}
@@ -638,8 +647,8 @@ def test_servers_of_environments_are_left_out_of_a_file_without_one(
     with pytest.raises(ConfigError, match=f"{given}: there is no environment"):
         check(composed("hardware=cpu", *small, given, **options), "world.environment_mode")
     (conf / "several.yaml").write_text(
-        SEVERAL
-        + "world: {env_replicas_per_actor: 2}\nenvironment:\n  _target_: domains.logic.LogicEnvironment\n"
+        SEVERAL.replace("run_id: job-7", "env_replicas_per_actor: 2")
+        + "environment:\n  _target_: domains.logic.LogicEnvironment\n"
     )
     made = composed("hardware=cpu", *small, **options)
     assert made.tree.world.env_replicas_per_actor == 2, "a file with an environment keeps it"
@@ -681,18 +690,17 @@ def test_a_broken_interpolation_is_one_line(composed: Compose, conf: Path) -> No
         assert len(refused.value.problems) == 1
 
 
-@pytest.mark.parametrize("base", ["guessing", "base"])
+@pytest.mark.parametrize("base", ["guessing", "base", None])
 def test_what_a_file_asks_of_hydras_launcher_is_said_or_refused(
-    composed: Compose, conf: Path, tmp_path: Path, base: str
+    composed: Compose, conf: Path, tmp_path: Path, base: str | None
 ) -> None:
     """hydra's own launcher sets variables that all processes inherit, moves, calls, and starts many runs."""
     folder = conf if base == "guessing" else tmp_path / "alone"  # alone: over this repository's base
     folder.mkdir(exist_ok=True)
 
     def lines(section: str) -> list[str]:
-        (folder / "mine.yaml").write_text(
-            f"defaults: [{base}, override hydra/job_logging: disabled, _self_]\nhydra: {{{section}}}\n"
-        )
+        whole = "" if base is None else f"defaults: [{base}, override hydra/job_logging: disabled, _self_]\n"
+        (folder / "mine.yaml").write_text(f"{whole}hydra: {{{section}}}\n")
         notices = composed("hardware=gpu", config_dir=folder, config_name="mine").notices
         return [line for line in notices if line.startswith("hydra")]
 

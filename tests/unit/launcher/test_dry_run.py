@@ -352,6 +352,30 @@ def test_a_gpu_profile_dry_runs_on_a_machine_without_one(placed: Placed, tmp_pat
     assert "export CUDA_VISIBLE_DEVICES=4,5,6,7" in trainer
 
 
+@pytest.mark.parametrize(("seed", "first"), [("42", 42), ("7", 7), ("-1", 2**32 - 1)])
+def test_engines_draw_from_seeds_of_their_own_as_upstreams_do(
+    seed: str, first: int, placed: Placed, tmp_path: Path
+) -> None:
+    """Upstream's launcher gives each the run's seed plus its index; without a flag vLLM takes 0 for all."""
+    placed(*ON_GPUS, f"seed={seed}", "hardware.devices=4")
+    commands = [(tmp_path / f"run/actor_vllm_{index}/start.sh").read_text() for index in range(2)]
+    found = [int(command.split(" --seed ")[1].split()[0]) for command in commands]
+    assert found == [first, (first + 1) % 2**32]
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "No such file"), ("\n", "the file is empty")])
+def test_a_file_without_a_key_for_wandb_is_said(
+    content: str | None, said: str, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "key").write_text(content)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_API_KEY_PATH", str(tmp_path / "key"))
+    line = refused()
+    assert line.startswith(f"launcher: WANDB_API_KEY_PATH={tmp_path / 'key'}: no key there (")
+    assert said in line
+
+
 def test_devices_can_be_named_for_a_dry_run(placed: Placed) -> None:
     cfg, _ = placed(*ON_GPUS, "hardware.devices=2")
     assert [job.gpus for job in cfg.jobs_of("finetune")] == [[1]]

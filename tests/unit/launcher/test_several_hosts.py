@@ -57,8 +57,12 @@ def test_engines_fill_hosts_from_the_last_one_and_the_trainer_gets_the_rest(
     trainer: list[tuple[int, list[int]]] | str,
 ) -> None:
     if trainer == "unequal":
-        with pytest.raises(ConfigError, match=r"equal in number on each host, not .* set world\.actor_hosts"):
+        with pytest.raises(ConfigError, match=r"equal in number on each host, not ") as refused:
             placed_on(sizes, **groups)
+        found = re.search(r"set world\.actor_hosts=(\d+), ", str(refused.value))
+        assert found, "the remedy has its number"
+        more = {"world": {**groups["world"], "actor_hosts": int(found[1])}}  # type: ignore[dict-item]
+        assert placed_on(sizes, **{**groups, **more})[1] > 0, "with which the run is placed"
         return
     jobs, ranks = placed_on(sizes, **groups)
     assert [jobs[name] for name in jobs if name.startswith("actor_vllm")] == engines

@@ -47,7 +47,7 @@ def test_the_flags_of_0_26() -> None:
     assert serve_argv(options("0.26.1")) == [
         *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", "/models/x"),
         *("--served-model-name", "x", "--host", "127.0.0.1", "--port", "8080"),
-        *("--max-model-len", "4096", "--logprobs-mode", "processed_logprobs"),
+        *("--max-model-len", "4096", "--seed", "0", "--logprobs-mode", "processed_logprobs"),
         *("--generation-config", "vllm", "--weight-transfer-config", '{"backend": "nccl"}'),
         *("--disable-uvicorn-access-log", "--middleware", "pipelinerl.base.access.GuardedApp"),
         *("--hf-overrides", '{"head_dtype": "float32"}'),

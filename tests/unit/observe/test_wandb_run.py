@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from pipelinerl.base.masking import without_secrets
 from pipelinerl.config import Config, save
 from pipelinerl.config.machine import WandbConfig
 from pipelinerl.launcher.placement import derive
 from pipelinerl.observe.metrics import MetricsWriter, histogram
-from pipelinerl.observe.wandb_run import run_arguments, run_names, wandb_mode
+from pipelinerl.observe.wandb_run import KEY_FILE, run_arguments, run_names, take_key, wandb_mode
 from tests.support.processes import DEADLINE_S, until
 
 
@@ -27,6 +28,20 @@ def test_wandb_is_offline_unless_there_is_a_key(tmp_path: Path) -> None:
     assert wandb_mode(home) == "online"
     assert wandb_mode({**home, "WANDB_BASE_URL": "https://wandb.example.org"}) == "offline"
     assert wandb_mode({**home, "NETRC": str(tmp_path / "absent")}) == "offline"
+
+
+def test_the_key_may_be_in_a_file_as_for_upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's roles log in with what the file that WANDB_API_KEY_PATH names holds, stripped."""
+    file = tmp_path / "key"
+    home = {"HOME": str(tmp_path), KEY_FILE: str(file)}
+    assert wandb_mode(home) == "offline"
+    file.write_text("0123abcd\n")
+    assert wandb_mode(home) == "online" and wandb_mode({**home, "WANDB_MODE": "offline"}) == "offline"
+    monkeypatch.setenv("WANDB_API_KEY", "another")
+    monkeypatch.setenv("WANDB_API_KEY_PATH", str(file))
+    take_key()
+    assert os.environ["WANDB_API_KEY"] == "0123abcd"
+    assert "0123abcd" not in without_secrets("refused: 0123abcd")
 
 
 @pytest.mark.parametrize(
