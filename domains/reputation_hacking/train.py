@@ -19,7 +19,7 @@ QUICK_TEST = False
 def arguments() -> argparse.ArgumentParser:
     parser = CommandParser(prog="python -m domains.reputation_hacking.train", description=__doc__)
     add = parser.add_argument
-    add("--quick", action="store_true", default=QUICK_TEST, help=f"{QUICK_STEPS:,} steps")
+    add("--quick", action="store_true", default=QUICK_TEST, help=f"{QUICK_STEPS:,} steps at most")
     add("--out", type=Path, default=console.DEFAULT_OUT, metavar="DIR")
     add("--c-signal", type=float, metavar="F", help="price of a SIGNAL")
     add("--c-help", type=float, metavar="F", help="price of a HELP")
@@ -62,8 +62,9 @@ def params_of(options: argparse.Namespace) -> Params:
 def recipe_of(options: argparse.Namespace) -> Recipe:
     """The recipe with the command line's changes. Raises ValueError for numbers that PPO cannot use."""
     recipe = RECIPES[options.recipe]
+    quick = min(QUICK_STEPS, recipe.total_steps)
     given = {
-        "total_steps": QUICK_STEPS if options.quick and options.steps is None else options.steps,
+        "total_steps": quick if options.quick and options.steps is None else options.steps,
         "n_envs": options.n_envs,
         "epochs": options.epochs,
         "minibatches": options.minibatches,

@@ -59,4 +59,4 @@ PUBLIC = Recipe(
 here 20 play one episode each, 1,000 steps in minibatches of 250, so that no episode is cut by an update."""
 RECIPES = {"base": BASE, "strong": STRONG, "public": PUBLIC}
 QUICK_STEPS = 153_600
-"""Training steps of `--quick`."""
+"""Most training steps of `--quick`."""

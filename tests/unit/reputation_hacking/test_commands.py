@@ -232,6 +232,12 @@ def test_the_originals_game_and_training_are_two_options(tmp_path: Path) -> None
     assert [shape[1][name] for name in names] == [1e-3, 1e-5, 0.02, 0.01]
 
 
+@pytest.mark.parametrize(("recipe", "steps"), [("public", 100_000), ("base", 153_600), ("strong", 153_600)])
+def test_quick_training_is_not_longer_than_the_recipe(recipe: str, steps: int) -> None:
+    told = train.arguments().parse_args(["--quick", "--recipe", recipe])
+    assert train.recipe_of(told).total_steps == steps
+
+
 def test_a_constant_bonus_stays_and_no_folder_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
