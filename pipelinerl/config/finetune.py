@@ -246,7 +246,7 @@ class FinetuneConfig(Section):
     learning_rate: float = Field(1e-6, ge=0)
     """Peak learning rate."""
     weight_decay: float = Field(0.01, ge=0)
-    """Decoupled weight decay, on matrices of linear, embedding and convolution layers only."""
+    """Decoupled weight decay, on matrices; not on biases and in normalisation layers."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of the mean of gradients (`adamw_torch`, `adamw_8bit`)."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)

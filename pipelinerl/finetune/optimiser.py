@@ -15,8 +15,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from pipelinerl.config.finetune import FinetuneConfig
 from pipelinerl.finetune.lion import Lion
 
-_DECAYED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention)
-
 
 @runtime_checkable
 class OwnStates(Protocol):
@@ -34,16 +32,17 @@ class OwnStates(Protocol):
 
 
 def decayed_parameters(model: nn.Module) -> set[int]:
-    """Ids of the parameters that are decayed: matrices of linear and embedding layers, decided by type.
+    """Ids of the parameters that are decayed: those of two or more dimensions.
 
-    Biases and every parameter of a normalisation layer are left alone whatever they are called.
+    Biases, which experts have in two dimensions, and every parameter of a normalisation layer, of which those
+    of a head have two, are left alone. Experts and routers are parameters without a layer of torch.
     """
     return {
         id(parameter)
         for module in model.modules()
-        if isinstance(module, _DECAYED)
+        if "norm" not in type(module).__name__.lower()
         for name, parameter in module.named_parameters(recurse=False)
-        if not name.endswith("bias")
+        if parameter.dim() >= 2 and not name.endswith("bias")
     }
 
 

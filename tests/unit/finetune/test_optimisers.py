@@ -12,11 +12,23 @@ from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    GptOssConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from pipelinerl.config.finetune import FinetuneConfig
 from pipelinerl.finetune.lion import Lion
-from pipelinerl.finetune.optimiser import OwnStates, build_optimiser, learning_rate_factor
+from pipelinerl.finetune.optimiser import (
+    OwnStates,
+    build_optimiser,
+    decayed_parameters,
+    learning_rate_factor,
+)
 from tests.support.builders import VALUE_HEAD
 from tests.support.policy import VOCAB
 from tests.support.tiny_model import causal_lm
@@ -32,6 +44,30 @@ def test_decay_skips_norms_and_biases(model: PreTrainedModel, name: str) -> None
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
     assert all(p.dim() == 2 for p in decayed["params"]) and all(p.dim() == 1 for p in plain["params"])
     assert sum(len(g["params"]) for g in optimiser.param_groups) == len(list(model.parameters()))
+
+
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 16, "head_dim": 4}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0, "eos_token_id": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "plain"),
+    [
+        (MixtralConfig(**SIZES, **HEADS, num_local_experts=2), {"norm"}),
+        (GptOssConfig(**SIZES, **HEADS, num_local_experts=2), {"norm", "bias", "sinks"}),
+        (CohereConfig(**SIZES, **HEADS, use_qk_norm=True), {"norm"}),  # a matrix for each head
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_decay_takes_experts_and_routers_and_skips_their_biases_and_norms_of_heads(
+    config: PretrainedConfig, plain: set[str]
+) -> None:
+    model = AutoModelForCausalLM.from_config(config)
+    taken = decayed_parameters(model)
+    for name, parameter in model.named_parameters():
+        assert (id(parameter) not in taken) == any(part in name for part in plain), name
+    experts = [name for name, one in model.named_parameters() if id(one) in taken and "experts" in name]
+    assert bool(experts) == hasattr(config, "num_local_experts")
 
 
 @pytest.mark.parametrize("name", ["adafactor", "lion"])
