@@ -1,7 +1,8 @@
 """Check a dataset: `python -m domains.privacy_hopqa.validate DIR`.
 
 DIR holds `chains*.jsonl`, `tasks/` and `web.jsonl`; each can be named on its own instead. Prints one line
-with file and line number for each thing that is wrong and exits with 1 if there is any.
+with file and line number for each thing that is wrong (of a chain that cannot be read, for the first) and
+exits with 1 if there is any.
 """
 
 import argparse
