@@ -324,7 +324,8 @@ def test_files_and_keys_that_a_page_names_exist(page: str) -> None:
     quoted = set(re.findall(r"`([^`\s]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)))
     files = {name for name in quoted if re.match(r"(pipelinerl|domains|conf|docs|benchmarks)/", name)}
     files -= example_files().keys()
-    assert files and not [name for name in files if not (ROOT / name).exists()]
+    assert files or page == "docs/small_models.md"  # which names folders of models only
+    assert not [name for name in files if not (ROOT / name).exists()]
     keys = {name.split("=")[0] for name in quoted if re.match(r"[a-z]+_?[a-z]*\.[\w.]+(=|$)", name)}
     keys -= {name for name in keys if re.search(r"\.(py|md|json|jsonl|yaml|sh)$", name)}
     assert keys and not [key for key in keys if OmegaConf.select(tree, key, default=tree) is tree]
