@@ -20,7 +20,7 @@ from pipelinerl.extras.sandbox.host import Limits, Sandbox
 log = logging.getLogger(__name__)
 
 CPU_S = 10.0
-"""Of one test, in seconds of processor time; twice that on the clock."""
+"""Of each process of a test, in seconds of processor time; twice that on the clock."""
 EMPTY = "pass"
 NAMED = 20
 """Rows that the log names; all are counted."""

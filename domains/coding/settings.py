@@ -17,11 +17,11 @@ class CodingSettings(Block):
     """How a completion's code is run."""
 
     timeout_s: float = Field(10.0, gt=0)
-    """Of one test, in seconds of its own; twice that on the clock, for a machine that is busy."""
+    """Of each process of a test, in seconds of its own; twice that on the clock, for a busy machine."""
     max_tests: int = Field(5, ge=0)
     """Of one problem, the first ones; 0: all."""
     memory_mb: int = Field(512, ge=128)
-    """Address space of one test."""
+    """Address space of each process of a test."""
     at_once: int = Field(2, ge=1)
     """Tests that run at a time, of each actor worker."""
     packages: tuple[str, ...] = ()

@@ -198,7 +198,8 @@ async def test_a_token_is_needed_for_searches_and_for_details(data: Path) -> Non
                 assert health == {"status": "ok", "version": health["version"], "authorized": False}
             async with client.get("/ready", headers=headers) as response:
                 assert response.status == 200
-        headers = {"Authorization": f"Bearer {token}"}
+        # Under a proxy's name too: a web page does not have the token.
+        headers = {"Authorization": f"Bearer {token}", "Host": "proxy.example"}
         async with client.post(WEB, json={"query": "cold"}, headers=headers) as response:
             assert response.status == 200
         async with client.get("/health", headers=headers) as response:
