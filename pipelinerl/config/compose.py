@@ -126,6 +126,7 @@ def compose(
             "a file of upstream is found with --config-dir FOLDER"
         )
     apply(tree, values, brought)
+    _one_spelling(tree)
     _check_sections(tree)
     check_interpolations(tree)  # before anything below reads a value
     with open_dict(tree):
@@ -188,6 +189,7 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> _Read:
             if plain is None:  # upstream's, with its own base
                 whole, choices = files(roots, name, with_choices), [asked.hardware]
         if whole is not None:
+            _one_spelling(whole)
             notices = [*said, *as_upstream_reads(whole, asked.given), *settle(whole, asked.given)]
             bundled = [root for root in roots if not _has_base(root)]
             below = [*bundled, conf_dir()]
@@ -391,8 +393,26 @@ def _over(tree: DictConfig, above: DictConfig, source: str = "") -> DictConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{source}{first_line(error)}") from None
     assert isinstance(merged, DictConfig)
+    _one_spelling(merged)
     OmegaConf.set_struct(merged, True)
     return merged
+
+
+def _one_spelling(tree: DictConfig) -> None:
+    """Join flags of vLLM that are there with `-` and with `_`, which vLLM takes for the same.
+
+    The later one counts, as on vLLM's command line, under the name of the first, which other keys refer to.
+    """
+    flags = OmegaConf.select(tree, "vllm_config.vllm_kwargs", throw_on_resolution_failure=False)
+    if not isinstance(flags, DictConfig):
+        return
+    names: dict[str, Any] = {}
+    with open_dict(flags):
+        for name, value in list(flags.items_ex(resolve=False)):
+            first = names.setdefault(str(name).replace("_", "-"), name)
+            if first != name:
+                flags[first] = value
+                del flags[name]
 
 
 def _written(roots: Sequence[Path], asked: _Asked) -> DictConfig:

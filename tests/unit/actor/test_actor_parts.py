@@ -18,6 +18,8 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from pydantic import Field, computed_field
 from safetensors.numpy import save_file
 
@@ -424,6 +426,21 @@ async def test_a_request_of_a_policy_may_take_as_long_as_its_rollout():
     async with server, policies_session(0.05) as session:
         with pytest.raises(asyncio.TimeoutError):
             await session.get(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+
+async def test_a_policy_passes_cookies_on_itself():
+    async def asked(request: web.Request) -> web.Response:
+        response = web.json_response(dict(request.cookies))
+        response.set_cookie("login", "7")
+        return response
+
+    app = web.Application()
+    app.router.add_get("/", asked)
+    async with TestServer(app) as server, policies_session(9) as session:
+        url = f"http://localhost:{server.port}"  # aiohttp never keeps cookies of addresses
+        first = await session.get(url)
+        assert await (await session.get(url)).json() == {}
+        assert await (await session.get(url, cookies=first.cookies)).json() == {"login": "7"}
 
 
 def test_a_place_is_known_in_any_folder_and_of_an_installed_domain(tmp_path: Path):

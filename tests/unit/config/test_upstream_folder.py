@@ -801,3 +801,29 @@ def test_every_key_of_the_page_is_there_or_has_its_line(composed: Compose) -> No
     for key in keys:
         known = key in REMOVED or OmegaConf.select(tree, key) is not None
         assert known or key.removeprefix("actor.") in OWN_KEYS, key
+
+
+def test_a_flag_of_vllm_in_its_other_spelling_is_the_same_flag(conf: Path, composed: Compose) -> None:
+    # vLLM takes `_` for `-`, and of a flag that is given twice the later one.
+    (conf / "own.yaml").write_text(
+        "defaults: [guessing, _self_]\n"
+        "vllm_config: {vllm_kwargs: {max-model-len: 4096, max_num_seqs: 16, gpu_memory_utilization: 0.7,\n"
+        "  num_scheduler_steps: 8}}\n"
+    )
+    made = composed("hardware=gpu", config_name="own", config_dir=conf)
+    flags = {name.replace("_", "-"): value for name, value in made.tree.vllm_config.vllm_kwargs.items()}
+    assert len(flags) == len(made.tree.vllm_config.vllm_kwargs)
+    assert (flags["max-model-len"], flags["max-num-seqs"], flags["gpu-memory-utilization"]) == (4096, 16, 0.7)
+    assert (made.tree.engine.max_model_len, made.tree.engine.max_num_seqs) == (4096, 16)
+    assert "num-scheduler-steps" not in flags
+    given = composed(
+        "hardware=gpu",
+        "vllm_config.vllm_kwargs.gpu-memory-utilization=0.6",
+        "+vllm_config.vllm_kwargs.tensor_parallel_size=2",
+        config_name="own",
+        config_dir=conf,
+    )
+    flags = given.tree.vllm_config.vllm_kwargs
+    assert flags["gpu-memory-utilization"] == 0.6
+    assert flags["tensor-parallel-size"] == 2
+    assert typed(given.tree).vllm_config.parallel_size("tensor") == 2

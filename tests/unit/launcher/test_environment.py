@@ -1,5 +1,6 @@
 """Environment servers: found by key, started from their target, named when they cannot be; `PerTree`."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,28 @@ def test_what_cannot_be_made_is_named_in_one_line(target: str, key: str, message
     with pytest.raises(ConfigError, match=message) as caught:
         make_environment(tree(environments={"a": {"_target_": target}}), key)
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import absent_package", "no module named absent_package; check the spelling or install it"),
+        ("raise RuntimeError('no licence')", "importing it failed: RuntimeError: no licence"),
+        ("class Wrong:\n    pass", "of_a_user has no Game"),
+        ("class Game:\n    def __init__(self): raise OSError('no levels.json')", "OSError('no levels.json')"),
+    ],
+)
+def test_the_line_says_why_an_environment_cannot_be_made(
+    source: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_a_user.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "of_a_user", raising=False)
+    with pytest.raises(ConfigError) as caught:
+        make_environment(tree(environments={"a": {"_target_": "of_a_user.Game"}}), "a")
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith("environment a: ")
+    assert reason in caught.value.problems[0]
 
 
 def test_what_cannot_be_made_is_not_started_again(
