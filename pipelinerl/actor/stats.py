@@ -264,7 +264,7 @@ def _tokens_read(sample: Sample) -> float:
 
     A joined dialogue is read token by token: what stands between its answers is before the later ones only.
     """
-    labelled = np.flatnonzero(sample.labels != MASKED_TOKEN_ID)
+    (labelled,) = (sample.labels != MASKED_TOKEN_ID).nonzero()
     if len(labelled) == sample.output_tokens:
         return float(labelled.sum())
     # Where the domain masked some of an answer, its tokens are the last ones.
