@@ -7,8 +7,8 @@ tokens, answers of 512), for which engine and trainer were measured; a larger mo
 less of everything else. Costs come from `results/*.json`: `gpu_engine`, `gpu_trl`, and `unit_costs` for the
 processes that there is one of. A group of eight rollouts is a customer of a closed queueing network: actor,
 rollout workers, engines, redis (both streams at once), preprocess, trainer. The first row repeats the
-measured run on two GPUs. Engine and trainer have the rates that they had in that run, each by itself, so the
-row tests what the network adds to them: waiting and pauses.
+measured run on two GPUs. The engine limited that run, and its rate there, pauses included, is the one that it
+has here: the row shows what the network takes from this rate, and is no test of the network.
 """
 
 import heapq

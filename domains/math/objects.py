@@ -73,7 +73,7 @@ _SCALED = re.compile(
 )
 """A number before a matrix."""
 _SIGNED = re.compile(r"\\(pm|mp)(?![A-Za-z])")
-_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 _POINT, _COMMA = re.compile(r"\d\.\d"), re.compile(r"(?<![\d,])(\d+),(?!\d{3}(?!\d))(\d+)(?![\d,])")
 _NAME = re.compile(
     r"(?:\\?[A-Za-z]+(?:_(?:\w|\{[^{}]*\}))?'*|\\(?:angle|triangle|overline|vec|bar)\{?[A-Z]+\}?|\|[A-Z]+\||"

@@ -13,6 +13,8 @@ import numpy as np
 from pipelinerl.actor.known_rates import DifficultySampler, measured_rate
 from pipelinerl.actor.messages import Ending, FinishedRollout
 from pipelinerl.config.card_limit import mean_context
+from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 SUCCESS, REWARD, OVERLONG, NO_ANSWER = "success", "reward", "overlong", "no_answer"
 _TIMED = ("latency", "model_version")
@@ -257,6 +259,18 @@ class InfiniteWatch:
         )
 
 
+def _tokens_read(sample: Sample) -> float:
+    """The tokens before each sampled token of a sample, in all.
+
+    A joined dialogue is read token by token: what stands between its answers is before the later ones only.
+    """
+    (labelled,) = (sample.labels != MASKED_TOKEN_ID).nonzero()
+    if len(labelled) == sample.output_tokens:
+        return float(labelled.sum())
+    # Where the domain masked some of an answer, its tokens are the last ones.
+    return sample.output_tokens * mean_context(sample.prompt_tokens, sample.output_tokens)
+
+
 class Throughput:
     """Rates over the last `window` groups."""
 
@@ -272,7 +286,7 @@ class Throughput:
             self._before_s = self._groups[0][0]
         samples = [sample for rollout in rollouts for sample in rollout.samples]
         prompt, output = sum(s.prompt_tokens for s in samples), sum(s.output_tokens for s in samples)
-        read = sum(s.output_tokens * mean_context(s.prompt_tokens, s.output_tokens) for s in samples)
+        read = sum(map(_tokens_read, samples))
         self._groups.append((now_s, len(samples), prompt, output, read))
 
     def rates(self, now_s: float) -> dict[str, float]:

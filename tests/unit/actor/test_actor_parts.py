@@ -232,6 +232,24 @@ def test_rates_are_over_the_window():
     assert rates["context_tokens"] == pytest.approx(sum(attended) / len(attended))
 
 
+def test_the_context_of_a_dialogue_does_not_hold_what_comes_later():
+    throughput = Throughput(2, start_s=0.0)
+    dialogue, masked = sampled(), -100
+    dialogue.labels = np.array([masked, masked, 5, 5, masked, masked, masked, masked, masked, 5])
+    dialogue.prompt_tokens, dialogue.output_tokens = 7, 3  # two tokens of the question, five of a tool
+    throughput.add_group([rollout(1.0, samples=[dialogue])], 1.0)
+    assert throughput.rates(1.0)["context_tokens"] == pytest.approx((2 + 3 + 9) / 3)
+
+
+def test_the_context_of_an_answer_of_which_some_is_masked_is_that_of_all_of_it():
+    throughput = Throughput(2, start_s=0.0)
+    answer = sampled()
+    answer.labels = np.array([-100, -100, -100, -100, 5, 5])
+    answer.prompt_tokens, answer.output_tokens = 2, 4
+    throughput.add_group([rollout(1.0, samples=[answer])], 1.0)
+    assert throughput.rates(1.0)["context_tokens"] == pytest.approx((2 + 3 + 4 + 5) / 4)
+
+
 @pytest.mark.parametrize(
     ("error", "again"),
     [

@@ -211,6 +211,8 @@ TABLE = [
     ("3.14", "3,15", "wrong"),
     ("1,2", "1.2", "wrong"),  # a list
     ("1,234", "1.234", "wrong"),
+    ("2,000, 1,000", "1000, 2000", "correct"),
+    ("2,000, 1,000", "2000", "wrong"),
     ("2.5", "2 1/2", "correct"),
     ("2 1/2", "1", "wrong"),
     ("2½", r"\frac{5}{2}", "correct"),
@@ -753,6 +755,7 @@ async def test_a_gold_answer_in_a_box_or_behind_its_solution_is_its_result(
         (r"\boxed{1}, \boxed{2}, and \boxed{3}", r"\{1, 2, 3\}", "correct"),
         (r"\boxed{x=2}, \boxed{y=3}", "x=2, y=3", "correct"),
         (r"\boxed{5}, \boxed{5}", "5", "correct"),
+        (r"\boxed{5}, \boxed{5}", "5, 5", "wrong"),
         (r"\boxed{2} and \boxed{3}", "3", "wrong"),
         (r"\boxed{3}", "2, 3", "wrong"),
         (r"\boxed{2} is no root, and \boxed{3} is", "3", "correct"),
