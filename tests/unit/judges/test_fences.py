@@ -203,7 +203,6 @@ def test_where_a_block_ends() -> None:
     text = f"a\n{block('python', 'b')}\nc"
     (one,) = fenced(text)
     assert (one.info, one.text, text[one.end :]) == ("python", "b", "c")
-    assert fenced(f"{text}\n```python\nd") == [one], "one that does not end is none"
 
 
 ENDS = ("\r", "\r\n", "\v", "\f", "\x85", "\u2028", "\u2029")
