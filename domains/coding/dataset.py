@@ -71,7 +71,7 @@ def load_problems(
     problems: list[Problem] = []
     for name in map(str, names):
         if name.split("_")[0] == TINY:
-            made = list(_tiny(name, test_count if "test" in name else count))
+            made = list(_tiny(name, test_count if name.startswith(f"{TINY}_test") else count))
             found = split_rows(made, split or "all", train_ratio)
         else:
             split_of = splits.get(name)

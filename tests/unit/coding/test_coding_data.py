@@ -351,6 +351,7 @@ def test_of_many_tests_of_livecodebench_half_are_public_and_the_others_drawn(tmp
 def test_problems_made_here_are_the_same_for_a_name_and_never_shared_by_the_parts() -> None:
     train = load_problems(["tiny_train"], count=500)
     assert train == load_problems(["tiny_train"], count=500) != load_problems(["tiny_train_2"], count=500)
+    assert len(load_problems(["tiny_train_contest"], count=70, test_count=7)) == 70
     test = load_problems(["tiny_test"], test_count=10_000)
     asked = {problem["task"] for problem in test}
     assert len(asked) == len(test) > 300 and asked.isdisjoint(problem["task"] for problem in train)
