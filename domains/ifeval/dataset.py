@@ -105,10 +105,10 @@ def _part(name: str, subset: str | None) -> str:
         return "test"
     if subset is not None or name in TRAIN:
         return subset or "train"
-    places = ", ".join(sorted(PUBLISHED))
+    others = ", ".join(sorted(PUBLISHED.keys() - {name}))
     raise ValueError(
         f"dataset {name!r}: give a file, set dataset_loader_params.data_dir to the folder of {name}, or use "
-        f"one of {places}"
+        f"one of {others}"
     )
 
 

@@ -106,6 +106,11 @@ def test_prompts_with_unknown_instructions_are_refused_or_left_out(tmp_path: Pat
     assert len(load_problems(["google_ifeval"], data_dir=str(tmp_path), skip_unknown=True)) == 1
 
 
+def test_a_name_that_needs_files_is_not_proposed_for_itself() -> None:
+    with pytest.raises(ValueError, match=r"folder of google_ifeval, or use one of ifeval, ifeval_test, "):
+        load_problems(["google_ifeval"])
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
