@@ -24,9 +24,10 @@ logger = logging.getLogger(__name__)
 Problem = dict[str, Any]
 DOMAIN = "ifeval"
 TRAIN, TEST = ("train", "ifeval", "ifeval_train"), ("test", "ifeval_test")
+EVALUATION = "google_ifeval"
 PUBLISHED = {
     **dict.fromkeys((*TRAIN, *TEST), "IF_multi_constraints_upto5"),
-    "google_ifeval": "input_data",
+    EVALUATION: "input_data",
 }
 """File, without its ending, in which a name's rows are published."""
 PATIENCE = 10_000
@@ -79,12 +80,14 @@ def load_problems(
     problems: list[Problem] = []
     for name in map(str, names):
         if data_dir is None and Path(name).suffix not in ENDINGS:
+            if name == EVALUATION:  # generated prompts would be another evaluation
+                raise _no_data(name)
             most, of = max_constraints or 3, (split or _part(name, subset))
             found = list(_generated(name, of, chosen, count if of != "test" else test_count, held_out, most))
             logger.info(GENERATED, name, len(found), "test_size, train_ratio and seed")
         else:
             path = find_file(name, data_dir, _NO_FILE, *filter(None, [PUBLISHED.get(name)]))
-            divided = name != "google_ifeval" and Path(name).suffix not in ENDINGS
+            divided = name != EVALUATION and Path(name).suffix not in ENDINGS
             part = split or (_part(name, subset) if divided else "all")
             read = list(_from_file(path, name, max_constraints or None, skip_unknown))
             found = split_rows(read, part, train_ratio, test_size)
@@ -105,8 +108,12 @@ def _part(name: str, subset: str | None) -> str:
         return "test"
     if subset is not None or name in TRAIN:
         return subset or "train"
-    others = ", ".join(sorted(PUBLISHED.keys() - {name}))
-    raise ValueError(
+    raise _no_data(name)
+
+
+def _no_data(name: str) -> ValueError:
+    others = ", ".join(sorted(PUBLISHED.keys() - {name, EVALUATION}))
+    return ValueError(
         f"dataset {name!r}: give a file, set dataset_loader_params.data_dir to the folder of {name}, or use "
         f"one of {others}"
     )

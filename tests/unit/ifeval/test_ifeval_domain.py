@@ -107,8 +107,9 @@ def test_prompts_with_unknown_instructions_are_refused_or_left_out(tmp_path: Pat
 
 
 def test_a_name_that_needs_files_is_not_proposed_for_itself() -> None:
-    with pytest.raises(ValueError, match=r"folder of google_ifeval, or use one of ifeval, ifeval_test, "):
-        load_problems(["google_ifeval"])
+    for part in (None, "test"):
+        with pytest.raises(ValueError, match=r"folder of google_ifeval, or use one of ifeval, ifeval_test, "):
+            load_problems(["google_ifeval"], split=part)
 
 
 @pytest.mark.parametrize(
