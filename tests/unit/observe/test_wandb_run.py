@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -15,7 +16,7 @@ from pipelinerl.config import Config, save
 from pipelinerl.config.machine import WandbConfig
 from pipelinerl.launcher.placement import derive
 from pipelinerl.observe.metrics import MetricsWriter, histogram
-from pipelinerl.observe.wandb_run import KEY_FILE, run_arguments, run_names, take_key, wandb_mode
+from pipelinerl.observe.wandb_run import KEY_FILE, WandbRun, run_arguments, run_names, take_key, wandb_mode
 from tests.support.processes import DEADLINE_S, until
 
 
@@ -63,6 +64,31 @@ def test_what_is_configured_reaches_wandb(tmp_path: Path) -> None:
     assert found["notes"].endswith(f"{tmp_path}/report/index.html")
     expected = {"id": "x", "group": "g", "dir": "/d", "tags": ["t"], "resume": "never", "mode": wandb_mode()}
     assert expected.items() <= found.items()
+
+
+def test_curves_run_over_the_axis_that_the_pages_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = Config(output_dir=str(tmp_path))
+    cfg = cfg.model_copy(update={"derived_": derive(cfg, [])})
+    save(OmegaConf.create(cfg.model_dump(mode="json", by_alias=True)), tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")  # which the process sets for itself
+    axes: dict[str, str] = {}
+    shown: list[dict[str, object]] = []
+    fake = SimpleNamespace(
+        define_metric=lambda name, step_metric: axes.update({name: step_metric}),
+        log=shown.append,
+    )
+    monkeypatch.setitem(
+        sys.modules, "wandb", SimpleNamespace(Settings=lambda **_: None, init=lambda **_: fake)
+    )
+    with MetricsWriter(tmp_path, "finetune") as trainer:
+        trainer.log({"stats/completed_steps": 2}, step=32)
+    WandbRun(tmp_path, cfg).send_news()
+    assert axes == {"*": "texts"} and shown == [{"texts": 32, "stats/completed_steps": 2}]
+    for page in ("from_upstream", "metrics"):
+        text = (Path(__file__).resolve().parents[3] / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        assert "`texts`" in text and "`stats/completed_steps`" in text
 
 
 LOCAL_ONLY = """
