@@ -258,6 +258,17 @@ def resolve_dotted(path: str, key: str) -> Any:
         raise ConfigError(f"{key}={path}: {module_name} has no {attribute}; {hint}") from None
 
 
+def import_dotted(path: str, key: str) -> Any:
+    """`resolve_dotted` for a report: whatever the module does while it is imported is a ConfigError."""
+    try:
+        return resolve_dotted(path, key)
+    except ConfigError:
+        raise
+    except Exception as error:
+        why = f"importing it failed: {type(error).__name__}: {error}"
+        raise ConfigError(f"{key}={path}: {why}") from None
+
+
 def _class_at(path: str) -> type | None:
     """A class of a module, whose static and class methods a dotted path may name; None for anything else."""
     above, _, name = path.rpartition(".")

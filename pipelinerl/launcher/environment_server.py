@@ -17,7 +17,7 @@ from pipelinerl.base.errors import CommandParser, printable
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.config import ConfigError, load_tree
 from pipelinerl.config.environments import OWN_KEYS, environment_specs
-from pipelinerl.domain import resolve_dotted
+from pipelinerl.domain import import_dotted
 
 
 def make_environment(cfg: DictConfig, key: str) -> Any:
@@ -30,7 +30,8 @@ def make_environment(cfg: DictConfig, key: str) -> Any:
         raise ConfigError(f"environment {key}: not configured; there is {', '.join(specs) or 'none'}")
     target = {name: value for name, value in specs[key].items() if name not in OWN_KEYS}
     if "_target_" in target:
-        _import(key, str(target["_target_"]))
+        # hydra would not say which module is missing.
+        import_dotted(str(target["_target_"]), f"environment {key}: _target_")
     try:
         made = instantiate(target)
     except HydraException as error:
@@ -38,17 +39,6 @@ def make_environment(cfg: DictConfig, key: str) -> Any:
     if not callable(getattr(made, "launch", None)):
         raise ConfigError(f"environment {key}: {type(made).__name__} has no launch(port)")
     return made
-
-
-def _import(key: str, path: str) -> None:
-    """Import a target. hydra would not say which module is missing. Raises ConfigError that does."""
-    try:
-        resolve_dotted(path, f"environment {key}: _target_")
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever the module does while it is imported
-        said = f"importing it failed: {type(error).__name__}: {error}"
-        raise ConfigError(f"environment {key}: _target_={path}: {said}") from None
 
 
 def main() -> int:

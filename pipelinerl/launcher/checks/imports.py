@@ -15,7 +15,7 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.base.guard import ask
 from pipelinerl.config.environments import OWN_KEYS, located_specs
 from pipelinerl.config.tree import Config
-from pipelinerl.domain import no_module, resolve_dotted
+from pipelinerl.domain import import_dotted, no_module
 from pipelinerl.launcher.checks.dotted import LOADER, POLICY, missing_import, refused_call, refused_kind
 
 DEADLINE_S = 300.0
@@ -62,11 +62,9 @@ def calls(cfg: Config) -> Iterator[Call]:
 def problem(key: str, path: str, positional: Sequence[str], named: Sequence[str]) -> str | None:
     """Why a run could not call what stands at `path`, or None. Imports it."""
     try:
-        function = resolve_dotted(path, key)
+        function = import_dotted(path, key)
     except ConfigError as error:
         return str(error)
-    except Exception as error:  # whatever the module does while it is imported
-        return f"{key}={path}: importing it failed: {type(error).__name__}: {error}"
     if not callable(function):
         return f"{key}={path}: a {type(function).__name__} is no function"
     if missing := missing_import(path):
