@@ -223,6 +223,12 @@ def _mode_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
         yield (
             f"{KEY}.training_reward_mode=hop_step_situational needs finetune.rl.step_reward_advantages=true"
         )
+    if settings.privacy_reward_weight > 0 and not settings.situational:
+        yield (
+            f"{KEY}.privacy_reward_weight={settings.privacy_reward_weight:g} lowers the rewards of plans, which "
+            "have none of their own with training_reward_mode=outcome; "
+            "set it to 0, or choose hop_step_situational"
+        )
     if OmegaConf.select(cfg, "test_dataset_names"):
         for switch, on in settings.gold_switches.items():
             if on:

@@ -99,6 +99,10 @@ def test_it_is_a_domain():
             "anchor_stages=true training_reward_mode=outcome",
             "anchor_stages=true needs training_reward_mode=hop_step_situational",
         ),
+        (
+            "training_reward_mode=outcome privacy_reward_weight=1",
+            "privacy_reward_weight=1 lowers the rewards of plans, which have none of their own",
+        ),
         ("finetune.rl.role_weights.policy=1", "only with privacy_hopqa.anchor_stages=true"),
         ("helper_service_url=localhost:8700", "helper_service_url=localhost:8700: no address of a service"),
         ("helper_service_url=http://h:x", "helper_service_url=http://h:x: no address"),
