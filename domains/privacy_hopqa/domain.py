@@ -225,8 +225,8 @@ def _mode_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
         )
     if settings.privacy_reward_weight > 0 and not settings.situational:
         yield (
-            f"{KEY}.privacy_reward_weight={settings.privacy_reward_weight:g} lowers the rewards of plans, which "
-            "have none of their own with training_reward_mode=outcome; "
+            f"{KEY}.privacy_reward_weight={settings.privacy_reward_weight:g} lowers the rewards of plans, "
+            "which have none of their own with training_reward_mode=outcome; "
             "set it to 0, or choose hop_step_situational"
         )
     if OmegaConf.select(cfg, "test_dataset_names"):
