@@ -3,11 +3,9 @@
 Each takes a function that reads a result by its file's name and returns what that file could have held.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,18 +14,11 @@ from benchmarks._by_metric import means_of_tenths
 from benchmarks._intervals import ratio_of_means, t_interval
 from pipelinerl.config.card_limit import SPEEDS, EngineReads, mean_context
 
-PRIVACY = Path(__file__).resolve().parents[1] / "domains" / "privacy_hopqa" / "checkpoint"
 Read = Callable[[str], Any]
 
 
 def _interval(mean: float, low: float | None, high: float | None) -> dict[str, float | None]:
     return {"mean": mean, "low": low, "high": high}
-
-
-def privacy_gates(read: Read) -> Any:
-    """What the recipe of the privacy agent's bundled model says of its skills."""
-    recipe = json.loads((PRIVACY / "recipe.json").read_text(encoding="utf-8"))
-    return {gate["kind"]: gate for gate in recipe["gates"]}
 
 
 def capacity_first(read: Read) -> Any:
@@ -274,7 +265,6 @@ def served(read: Read) -> Any:
 VALUES: Mapping[str, Callable[[Read], Any]] = {
     one.__name__: one
     for one in (
-        privacy_gates,
         capacity_first,
         from_scratch,
         sharing_changes,
