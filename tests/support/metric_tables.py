@@ -31,7 +31,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Every row of the document, in its order."""
+    """Every metric of the document, in its order; a line may have several, each with its own reducer."""
     found, role, section = [], "", ""
     for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
@@ -39,31 +39,32 @@ def rows() -> list[Row]:
         elif line.startswith("*Only "):
             section = line
         elif line.startswith("| `"):
-            name, how, said = (cell.strip() for cell in line.strip("|").split("|"))
+            cell, how, said = (cell.strip() for cell in line.strip("|").split("|"))
+            names = re.findall(r"`([^`]+)`", cell)
             unit, _, reducer = how.partition(", ")
+            each = reducer.split(", ")
+            reducers = each if len(each) == len(names) else [reducer] * len(names)
             condition = _CONDITION.match(said)
             when, definition = (condition[1], said[condition.end() :]) if condition else (section, said)
-            found.append(Row(role, name.strip("`"), unit, reducer, when, definition))
+            found += [Row(role, name, unit, one, when, definition) for name, one in zip(names, reducers)]
     return found
 
 
 def unknown(key: str, domain_metrics: Iterable[str] = ()) -> bool:
     """Whether no row describes this key, given by name or with a row's own placeholders.
 
-    What stands in place of a placeholder must be a word that the row's definition names, or a metric of the
-    domain; a misspelt metric would otherwise pass as a value of some rollout.
+    What stands in place of a placeholder must be the placeholder, a word that the row's definition names, or
+    a metric of the domain; a misspelt metric would otherwise pass as a value of some rollout.
     """
     return not any(_describes(row, key, set(domain_metrics)) for row in rows())
 
 
 def _describes(row: Row, key: str, domain_metrics: set[str]) -> bool:
-    if row.name == key:
-        return True
     pattern = "(.+)".join(re.escape(part) for part in _PLACEHOLDER.split(row.name))
     found = re.fullmatch(pattern, key)
-    if found is None or not found.groups() or "<" in key:
+    if found is None:
         return False
-    named = _words(row) | domain_metrics
+    named = _words(row) | domain_metrics | set(_PLACEHOLDER.findall(row.name))
     if "as above" in row.definition:
         named |= {name for one in rows() if one.name == "actor/<metric>_mean" for name in _words(one)}
     return named.issuperset(found.groups())
