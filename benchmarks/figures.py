@@ -17,6 +17,7 @@ from matplotlib.ticker import ScalarFormatter
 
 from benchmarks import _learning_figure, capacity
 from benchmarks._figures import RESULTS, command_line
+from benchmarks._intervals import t_interval
 from benchmarks._spec import SPECS, read
 from benchmarks.experiment import panels
 from domains.reputation_hacking.game import transition
@@ -75,41 +76,47 @@ def arms(found: Found, path: Path) -> None:
 
 
 def success_over_leakage(found: Found, figure: Any) -> None:
-    """Where the arms began and ended: success over leakage with 95 % intervals, each seed as a small mark."""
+    """Where the arms began and ended: success over leakage, each seed as a small mark.
+
+    Bars are 95 % intervals over seeds (Student's t), cut at 0 and 1: seeds differ more than chains do.
+    """
     figure.set_size_inches(WIDTH, 4.4)
     axes, table = figure.subplots(), found["table"]
-    start = table["start"]
     names = [name for name in table if name in found["curves"]]
     for index, name in enumerate(["start", *names], -1):
-        success, leak = table[name]["success"], table[name]["leak"]
         seeds = found["curves"].get(name) or found["curves"][names[0]]
         # Every arm of a seed begins with the same start.
         at = 0 if name == "start" else -1
         ends = [(seed["leak"][at], seed["success"][at]) for seed in seeds.values()]
+        (leak, across), (success, along) = (_over_seeds(values) for values in zip(*ends, strict=True))
         look = {"color": colour(index), "marker": MARKERS[index]}
         axes.scatter(*zip(*ends, strict=True), alpha=0.4, s=22, **look)
         axes.errorbar(
-            leak["mean"],
-            success["mean"],
-            xerr=_beside(leak),
-            yerr=_beside(success),
+            leak,
+            success,
+            xerr=across,
+            yerr=along,
             capsize=3,
             markersize=8,
             linestyle="none",
             label=f"{name} ({len(ends)} seeds)",
             **look,
         )
-        if name != "start":
+        if name == "start":
+            start = leak, success
+        else:
             arrow = {"arrowstyle": "->", "color": colour(index), "alpha": 0.6}
-            begin = start["leak"]["mean"], start["success"]["mean"]
-            axes.annotate("", (leak["mean"], success["mean"]), begin, arrowprops=arrow)
+            axes.annotate("", (leak, success), start, arrowprops=arrow)
     axes.set(xlim=(0, None), ylim=(0, 1), ylabel="chains answered (share)")
     axes.set_xlabel("rollouts that leak an answer or the full information (share)")
     axes.legend(loc="lower right")
 
 
-def _beside(interval: Mapping[str, float]) -> list[list[float]]:
-    return [[interval["mean"] - interval["low"]], [interval["high"] - interval["mean"]]]
+def _over_seeds(values: Sequence[float]) -> tuple[float, list[list[float]]]:
+    """Mean, and how far its 95 % interval over seeds reaches below and above it within 0 and 1."""
+    mean, half = t_interval(values)
+    assert half is not None
+    return mean, [[min(half, mean)], [min(half, 1 - mean)]]
 
 
 def share_of_margin(found: Found, figure: Any) -> None:
