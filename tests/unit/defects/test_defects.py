@@ -1,4 +1,4 @@
-"""Defects known from upstream that no other room's tests catch; `docs/guarantees.md` lists all of them."""
+"""Defects known from upstream that no other room's tests catch; `docs/guarantees.md` says where all are listed."""
 
 import asyncio
 import gc
