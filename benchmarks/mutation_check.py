@@ -1,8 +1,7 @@
 """Puts known defects back, one at a time, into a copy of the tree, and shows the test that fails.
 
-`python -m benchmarks.mutation_check [NUMBER ...]`; the numbers are those of `docs/guarantees.md`, what is
-replaced is in mutation_check.yaml. Every test must pass in the untouched copy and fail with the defect; exit
-status 1 if one does not.
+`python -m benchmarks.mutation_check [NUMBER ...]`; numbers and what is replaced are in mutation_check.yaml.
+Every test must pass in the untouched copy and fail with the defect; exit status 1 if one does not.
 """
 
 import json

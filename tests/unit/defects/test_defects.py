@@ -1,4 +1,4 @@
-"""Defects known from upstream that no other room's tests catch; `docs/guarantees.md` lists all of them."""
+"""Defects known from upstream that no other room's tests catch; see `docs/guarantees.md` for all of them."""
 
 import asyncio
 import gc

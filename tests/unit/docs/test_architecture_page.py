@@ -9,9 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-HOP = re.compile(
-    r"^\d+\. `(?P<path>[\w/]+\.py)::(?P<name>\w+)`(?: → (?P<calls>`\w+`(?:,\s+`\w+`)*))?", re.MULTILINE
-)
+HOP = re.compile(r"^(?P<path>[\w/]+\.py)::(?P<name>\w+)(?: → (?P<calls>\w+(?:, \w+)*))?$", re.MULTILINE)
 KEY, SAMPLE = "One key", "One sample"
 MOST_FILES, MOST_FILES_OF_A_KEY = 30, 16
 FIRST = "domains/guessing/stepwise.py"
@@ -35,8 +33,10 @@ class Hop:
 def hops(title: str) -> list[Hop]:
     section = PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
     found = []
-    for process in section.split("\n### ")[1:]:
-        for number, line in enumerate(HOP.finditer(process)):
+    for process in section.split("\n```text\n")[1:]:
+        block = process.partition("\n```")[0]
+        assert len(block.splitlines()) == len(HOP.findall(block)), block
+        for number, line in enumerate(HOP.finditer(block)):
             calls = tuple(re.findall(r"\w+", line["calls"] or ""))
             found.append(Hop(line["path"], line["name"], calls, first=number == 0))
     return found
