@@ -26,6 +26,7 @@ from pipelinerl.observe.plots import smooth
 
 Found = Mapping[str, Any]
 _TOGETHER = {"success": "success, held-out chains", "leak": "leakage, held-out chains"}
+_ARMS = {"penalty": "situational + penalty"}
 _RARO = {
     "sft": "more SFT",
     "raro": "RARO",
@@ -99,7 +100,7 @@ def success_over_leakage(found: Found, figure: Any) -> None:
             capsize=3,
             markersize=8,
             linestyle="none",
-            label=f"{name} ({len(ends)} seeds)",
+            label=f"{_ARMS.get(name, name)} ({len(ends)} seeds)",
             **look,
         )
         if name == "start":
