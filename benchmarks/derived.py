@@ -116,16 +116,6 @@ def start_of_penalty(read: Read, seed: str) -> float:
     return float(np.mean(read("gpu_privacy_language_rows")[f"penalty_{seed}"]["evaluations"][0][1]["leak"]))
 
 
-def optimum(read: Read) -> Any:
-    """Of the reputation game's best policy: share and actions by file."""
-    files = {
-        "language": read("reputation_language")["ladder"],
-        "smollm2": read("gpu_reputation")["rows"]["0"]["ladder"],
-    }
-    best = {name: next(one for one in ladder if one["policy"] == "optimum") for name, ladder in files.items()}
-    return {name: one | {"signal": 50 - one["help"]} for name, one in best.items()}
-
-
 def later_rates(read: Read) -> Any:
     """By result and arm: tokens of the steps behind the first by their time, with waiting and updates.
 
@@ -264,7 +254,6 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         smollm2_over_seeds,
         smollm2_costs,
         pretrained_over_seeds,
-        optimum,
         on_cards,
         served,
         commands_run,
