@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._by_metric import means_of_tenths
 from benchmarks._intervals import ratio_of_means, t_interval
 from pipelinerl.config.card_limit import SPEEDS, EngineReads, mean_context
 
@@ -53,12 +52,6 @@ def pretrained_minutes(read: Read) -> Any:
     """Of training, by hardware and seed."""
     rows = {hardware: read(f"pretrained_{hardware}")["rows"] for hardware in ("cpu", "gpu")}
     return {hardware: [row["training_s"] / 60 for row in found] for hardware, found in rows.items()}
-
-
-def raro_behind(read: Read) -> Any:
-    """Points behind verifier RL at the reference values, at the end, by seed."""
-    ends = {(run["arm"], run["seed"]): [*run["curve"].values()][-1] for run in read("raro_reference")["runs"]}
-    return [ends["rlvr", n] - ends["raro", n] for n in range(3)]
 
 
 def smollm2_by_seed(read: Read) -> Any:
@@ -112,27 +105,6 @@ def pretrained_over_seeds(read: Read) -> Any:
 def start_of_penalty(read: Read, seed: str) -> float:
     """Leakage in the first evaluation of the penalty's run."""
     return float(np.mean(read("gpu_privacy_language_rows")[f"penalty_{seed}"]["evaluations"][0][1]["leak"]))
-
-
-def highest_tenths(read: Read) -> Any:
-    """By file and figure of RARO's game, the highest mean of a tenth of training, by seed."""
-    found: dict[str, Any] = {}
-    for file in ("raro", "raro_reference", "gpu_raro"):
-        games = [run["game"] for run in read(file)["runs"] if run["arm"] == "raro"]
-        found[file] = {
-            name: [max(means_of_tenths([*game[name].values()])) for game in games] for name in games[0]
-        }
-    return found
-
-
-def optimum(read: Read) -> Any:
-    """Of the reputation game's best policy: share and actions by file."""
-    files = {
-        "language": read("reputation_language")["ladder"],
-        "smollm2": read("gpu_reputation")["rows"]["0"]["ladder"],
-    }
-    best = {name: next(one for one in ladder if one["policy"] == "optimum") for name, ladder in files.items()}
-    return {name: one | {"signal": 50 - one["help"]} for name, one in best.items()}
 
 
 def later_rates(read: Read) -> Any:
@@ -269,12 +241,9 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         from_scratch,
         sharing_changes,
         pretrained_minutes,
-        raro_behind,
         smollm2_over_seeds,
         smollm2_costs,
         pretrained_over_seeds,
-        highest_tenths,
-        optimum,
         on_cards,
         served,
         commands_run,

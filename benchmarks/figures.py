@@ -226,7 +226,7 @@ def _whole(draw: Callable[[Found, Any], None], found: Found, path: Path) -> None
 
 def drawers() -> dict[str, Callable[[Found, Path], None]]:
     """By name, how each figure is drawn from its JSON."""
-    own = {"arms": arms, "raro": raro, "raro_reference": raro, "gpu_raro": raro}
+    own = {"arms": arms, "raro_reference": raro, "gpu_raro": raro}
     whole = {
         "capacity": capacity.draw,
         "gpu_privacy_language": success_over_leakage,
