@@ -38,16 +38,6 @@ def from_scratch(read: Read) -> Any:
     return found
 
 
-def sharing_changes(read: Read) -> Any:
-    """What sharing everything changes in a quickstart's success and leakage."""
-    figures = read("sharing")["figures"]
-    names = {metric: f"{metric} after, shared - nothing" for metric in ("success", "leak")}
-    ends = ("", ", lower end", ", upper end")
-    return {
-        one: _interval(*(figures[f"{name}{end}"]["value"] for end in ends)) for one, name in names.items()
-    }
-
-
 def pretrained_minutes(read: Read) -> Any:
     """Of training, by hardware and seed."""
     rows = {hardware: read(f"pretrained_{hardware}")["rows"] for hardware in ("cpu", "gpu")}
@@ -239,7 +229,6 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
     for one in (
         capacity_first,
         from_scratch,
-        sharing_changes,
         pretrained_minutes,
         smollm2_over_seeds,
         smollm2_costs,
