@@ -167,13 +167,6 @@ def later_rates(read: Read) -> Any:
     return found
 
 
-def commands_run(read: Read) -> Any:
-    """Documented commands that were run on cards, and those of them that did what their page says."""
-    rows = read("gpu_commands")["commands"]
-    held = {one["command"]: False for one in rows} | {one["command"]: True for one in rows if one["held"]}
-    return {"all": len(held), "held": sum(held.values())}
-
-
 ON_CARDS = ("gpu_sizes", "gpu_sizes_newest", "gpu_models")
 """What `benchmarks.gpu.sizes` writes; the last appears with the first run for it."""
 MODELS = {
@@ -287,7 +280,6 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         optimum,
         on_cards,
         served,
-        commands_run,
         later_rates,
         engine_shares,
         tried_architectures,
