@@ -5,7 +5,6 @@ Each takes a function that reads a result by its file's name and returns what th
 
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -120,49 +119,6 @@ def later_rates(read: Read) -> Any:
     return found
 
 
-def commands_run(read: Read) -> Any:
-    """Documented commands that were run on cards, and those of them that did what their page says."""
-    rows = read("gpu_commands")["commands"]
-    held = {one["command"]: False for one in rows} | {one["command"]: True for one in rows if one["held"]}
-    return {"all": len(held), "held": sum(held.values())}
-
-
-ON_CARDS = ("gpu_sizes", "gpu_sizes_newest", "gpu_models")
-"""What `benchmarks.gpu.sizes` writes; the last appears with the first run for it."""
-MODELS = {
-    "slice": ("Qwen3", "six layers of the width of 30B-A3B"),
-    "1.7B": ("Qwen3", "1.7B"),
-    "4B": ("Qwen3", "4B"),
-    "8B": ("Qwen3", "8B"),
-    "experts": ("Qwen3Moe", "six layers of 30B-A3B"),
-    "hybrid": ("Qwen3_5", "4B"),
-    "windows": ("Gemma3", "4B"),
-    "llama": ("Llama", "1B"),
-    "mistral": ("Mistral", "eight layers of 7B"),
-    "caps": ("Gemma2", "2B"),
-    "sinks": ("GptOss", "two layers of 20B"),
-    "latent": ("DeepseekV3", "four layers with the widths of DeepSeek-V2-Lite"),
-}
-"""Shapes of `benchmarks.gpu.shapes`, smaller ones first: architecture and size."""
-
-
-def on_cards(read: Read) -> Any:
-    """By architecture: the largest size and the longest text of a run on cards, and their cards."""
-    ran: dict[str, list[tuple[int, int, int, str]]] = {}
-    for name in ON_CARDS:
-        with suppress(FileNotFoundError):
-            for row in read(name)["rows"].values():
-                if row.get("steps") or row.get("figures"):
-                    card = row["machine"]["cards"][0].removeprefix("NVIDIA ")
-                    one = ([*MODELS].index(row["model"]), row["cards"], row.get("tokens", 0), card)
-                    ran.setdefault(MODELS[row["model"]][0], []).append(one)
-    tried = [
-        *(row["name"] for row in read("architectures")["rows"]),
-        *(family for family, _ in MODELS.values()),
-    ]
-    return {family: _on_cards(ran.get(family, [])) for family in tried}
-
-
 def engine_shares(read: Read) -> Any:
     """Share of the card's limit that an engine with the 1.7B model reached, by card, in percent.
 
@@ -193,35 +149,18 @@ def tried_architectures(read: Read) -> int:
     return len(read("architectures")["rows"])
 
 
-def _on_cards(rows: list[tuple[int, int, int, str]]) -> str:
-    """Of rows with the place of their shape, number of cards, tokens of a long text or 0, and card."""
-    sizes = [size for _, size in MODELS.values()]
-    whole, long = ([row for row in rows if bool(row[2]) is is_long] for is_long in (False, True))
-    named = [max(whole)] if whole else []
-    said = [f"{sizes[shape]} on {cards}" for shape, cards, *_ in named]
-    if long:
-        named.append(max(long, key=lambda row: (row[2], row[0])))
-        shape, cards, tokens, _ = named[-1]
-        said.append(f"a text of {tokens:,} tokens, {sizes[shape]} on {cards}")
-    names = ", ".join(sorted({card for *_, card in named}))
-    return f"{'; '.join(said)} ({names})" if rows else ""
+def architectures_of(read: Read) -> Any:
+    """By what its layers have, the architectures that were tried, each with models of it."""
+    found: dict[str, list[str]] = {}
+    for row in read("architectures")["rows"]:
+        kinds = [kind for kind in ("windows", "experts") if kind in row["special"].split(", ")]
+        found.setdefault(" and ".join(kinds) or "neither", []).append(f"`{row['name']}` ({row['examples']})")
+    return {kinds: ", ".join(names) for kinds, names in found.items()}
 
 
-SERVED_EXACTLY = 1e-4
-"""Nats; whole runs on a CPU are allowed as much."""
-
-
-def served(read: Read) -> Any:
-    """By architecture: the largest difference of vLLM, before and after updates, or what kept it from one."""
-    found = {}
-    with suppress(FileNotFoundError):
-        for row in read("vllm_architectures")["rows"]:
-            said = [f"{row[state]:.0e}" for state in ("before", "after", "again") if state in row]
-            exact = all(row.get(state, 1.0) <= SERVED_EXACTLY for state in ("before", "after", "again"))
-            worst = max(said, key=float) if said else ""
-            failed = "no update" if said else "not served"
-            found[row["name"]] = worst if exact else f"{failed if 'error' in row else worst}, see below"
-    return {row["name"]: found.get(row["name"], "not tried") for row in read("architectures")["rows"]}
+def not_embedded(read: Read) -> str:
+    """Those that the embedded engine refuses."""
+    return ", ".join(f"`{row['name']}`" for row in read("architectures")["rows"] if row["engine"] == "no")
 
 
 VALUES: Mapping[str, Callable[[Read], Any]] = {
@@ -233,11 +172,10 @@ VALUES: Mapping[str, Callable[[Read], Any]] = {
         smollm2_over_seeds,
         smollm2_costs,
         pretrained_over_seeds,
-        on_cards,
-        served,
-        commands_run,
         later_rates,
         engine_shares,
         tried_architectures,
+        architectures_of,
+        not_embedded,
     )
 }

@@ -41,9 +41,9 @@ class DocumentError(ValueError):
 def table(spec: Mapping[str, Any], results: Path) -> str:
     """Markdown of one table.
 
-    `rows` are lines with templates in their cells; or they fill `$label` and `$row` of the template `row`; or
-    they are a template for each label, whose `$column` are the `columns`. Every other `$word` is a key of the
-    table.
+    `rows` are lines with templates in their cells; or they fill `$label` and `$row` of the template `row`,
+    or instead of `$row` each `$name` of a mapping; or they are a template for each label, whose `$column` are
+    the `columns`. Every other `$word` is a key of the table.
     """
     rows = "\n".join(_rows(spec))
     for key, value in spec.items():
@@ -65,7 +65,14 @@ def _rows(spec: Mapping[str, Any]) -> list[str]:
     if "columns" in spec:
         return [" | ".join([label, *_cells(one, spec["columns"])]) for label, one in rows.items()]
     labels = rows.items() if isinstance(rows, dict) else [(row, str(row).strip("`")) for row in rows]
-    return [spec["row"].replace("$label", str(label)).replace("$row", str(key)) for label, key in labels]
+    return [_row(spec["row"].replace("$label", str(label)), value) for label, value in labels]
+
+
+def _row(template: str, value: Any) -> str:
+    """`$row` stands for the value, or, if that is a mapping, `$name` for each of its values."""
+    for name, one in (value if isinstance(value, dict) else {"row": value}).items():
+        template = template.replace(f"${name}", str(one))
+    return template
 
 
 def _cells(templates: str | list[str], columns: list[Any]) -> list[str]:

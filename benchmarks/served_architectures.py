@@ -6,7 +6,7 @@
 `architectures` is saved with random weights, loaded by vLLM in a process of its own and given two versions
 through the file transport, under the names in which versions travel. Log-probabilities of prompts and of
 what vLLM samples behind them are compared with transformers' eager attention in float32, before and after
-the updates. Rows of `results/vllm_architectures.json` and the table of `docs/models.md` are replaced.
+the updates. Rows of `results/vllm_architectures.json` are replaced; `docs/models.md` explains what differs.
 """
 
 import json
@@ -24,7 +24,6 @@ from transformers import PreTrainedModel
 
 from benchmarks._figures import RESULTS, command_line, write_json
 from benchmarks.architectures import ARCHITECTURES, BY_NAME, SPREAD, VOCAB, Architecture
-from benchmarks.documents import stale
 from pipelinerl.engines.vllm.installed import installed_version
 from pipelinerl.engines.vllm.options import serve_env
 from pipelinerl.engines.vllm.weight_names import vllm_names
@@ -145,7 +144,6 @@ def main() -> int:
         kept = json.loads(RECORD.read_text()) if RECORD.exists() else {"rows": []}
         rows = {each["name"]: each for each in [*kept["rows"], row]}
         write_json(RECORD, kept | {"rows": [rows[name] for name in BY_NAME if name in rows]})
-    stale(write=True)
     return 0
 
 

@@ -64,6 +64,14 @@ def test_nothing_rounds_to_a_negative_zero() -> None:
     assert shown(-0.0001, ".3f") == "0.000"
 
 
+def test_a_row_fills_its_template_by_a_value_or_by_the_names_of_a_mapping(results: Results) -> None:
+    spec = {"head": "a | b", "rows": {"x": {"file": "one", "key": "64"}, "y": {"file": "one", "key": "0"}}}
+    written = documents.table(spec | {"row": "$label | {$file[curve][$key]:.1f}"}, results.folder)
+    assert written.splitlines() == ["| a | b |", "| --- | --- |", "| x | 7.5 |", "| y | 5.0 |"]
+    plain = {"head": "a", "file": "one", "rows": {"x": "64"}, "row": "{t[curve][$row]:.1f}"}
+    assert documents.table(plain, results.folder).endswith("| 7.5 |\n")
+
+
 def test_a_stale_an_unused_and_an_unknown_block_are_told_and_writing_mends_the_first(tmp_path: Path) -> None:
     page = tmp_path / "README.md"
     page.write_text("a\n<!-- numbers: table -->\n| old |\n<!-- end -->\nof <!--n:one-->1<!--/n--> b\n")

@@ -233,6 +233,5 @@ def test_the_plan_of_eight_gpus_is_the_page_s(
     chosen = " ".join(row[2].strip() for row in cells if len(row) == 6)  # the second column, line by line
     table = page.partition("a dry run shows these choices:")[2].partition("No run on eight")[0]
     rows = [row.split(" | ")[-1].removesuffix(" |") for row in table.strip().splitlines()[2:]]
-    assert len(rows) == 6
-    for said in rows:
-        assert said.removesuffix(" for each engine") in chosen, said
+    assert len(rows) == 3
+    assert not [said for said in rows if said not in chosen]
