@@ -142,7 +142,7 @@ def test_a_recording_without_a_whole_step_is_not_blamed_on_the_number_of_steps(b
     """A run has at least one step."""
     bench.preprocess.take_groups([group(0)])
     assert not bench.preprocess.write_steps()
-    with pytest.raises(ValueError, match=r"ends after 0 of .*; give one with more samples, or lower finetune"):
+    with pytest.raises(ValueError, match=r"ends after 0 of .*; give one with more samples, or lower"):
         _recording_ends(bench.preprocess, Path("recorded"))
     bench.preprocess.take_groups([group(1)])
     assert bench.preprocess.write_steps()
