@@ -364,7 +364,9 @@ def _recording_ends(preprocess: Preprocess, recording: Path) -> None:
     last_step = preprocess.cfg.finetune.last_step
     said = f"the recording {recording} ends after {preprocess.step} of {last_step} steps"
     if preprocess.cfg.jobs_of("finetune"):
-        raise ValueError(f"{said}; set finetune.max_train_steps={preprocess.step} or lower")
+        lower = f"set finetune.max_train_steps={preprocess.step} or lower"
+        none = "give one with more samples, or lower finetune.gradient_accumulation_passes"
+        raise ValueError(f"{said}; {lower if preprocess.step else none}")
     log.warning("%s; %d samples are left over", said, preprocess.gauges()["queue/output_samples"])
 
 

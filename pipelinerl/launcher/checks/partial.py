@@ -191,3 +191,15 @@ def _recording(cfg: Config) -> Iterator[str]:
         yield f"debug.streams_from={source}: has no streams/{topic}; give the folder of a run"
     elif theirs := sorted((Path(source) / "streams" / topic).glob(f"*/*/{UPSTREAM_NAME}")):
         yield f"debug.streams_from={source}: {theirs[0]} is upstream's; give a run of this project"
+    elif topic == "actor" and (attempts := _recorded_attempts(Path(source))) not in (None, cfg.attempts):
+        yield (
+            f"finetune.attempts={cfg.attempts}: the groups of debug.streams_from={source} have {attempts} "
+            f"rollouts; set finetune.attempts={attempts}"
+        )
+
+
+def _recorded_attempts(source: Path) -> int | None:
+    """Rollouts of a group in the recording of a run, or None where its configuration cannot be read."""
+    with suppress(ConfigError, OSError):
+        return OmegaConf.select(read_started(source), "attempts")
+    return None

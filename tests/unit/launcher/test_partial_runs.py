@@ -199,6 +199,23 @@ def test_what_a_mode_cannot_do_is_refused_in_one_line(
     assert message in refused(*filled)
 
 
+@pytest.mark.parametrize("mode", ["preprocessor", "finetune+preprocessor", "finetune"])
+def test_groups_of_another_size_than_recorded_are_refused(
+    refused: Refused, placed: Placed, recording: Path, mode: str
+) -> None:
+    """Upstream ends with "Invalid group sizes". Its prepared samples (`finetune`) have their advantages."""
+    (recording / "conf").mkdir()
+    (recording / "conf/exp_config.yaml").write_text("attempts: 4\n")
+    words = (f"debug.mode={mode}", f"debug.streams_from={recording}", FREE)
+    placed(*words, "finetune.attempts=4")
+    if mode == "finetune":
+        placed(*words, "finetune.attempts=8", "force_restart=true")
+        return
+    said = refused(*words, "finetune.attempts=8", "force_restart=true")
+    assert f"finetune.attempts=8: the groups of debug.streams_from={recording} have 4 rollouts" in said
+    assert "set finetune.attempts=4" in said
+
+
 def test_a_stand_in_announces_counts_and_ends_like_a_trainer(tmp_path: Path) -> None:
     finetune = {"train_batch_size": 2, "gradient_accumulation_passes": 1, "max_train_steps": 2}
     jobs = [Job(kind="actor", idx=0), Job(kind="preprocessor", idx=1)]

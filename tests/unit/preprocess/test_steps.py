@@ -14,6 +14,7 @@ from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.preprocess.buffer import SampleBuffer
 from pipelinerl.preprocess.chunk import process_chunk
+from pipelinerl.preprocess.loop import _recording_ends
 from tests.support.builders import group, ready, record, samples
 from tests.support.policy import VOCAB, learner, tiny_model
 from tests.unit.preprocess.conftest import Bench
@@ -125,6 +126,28 @@ def test_a_replay_waits_for_its_trainer_and_drops_nothing(bench: Bench) -> None:
     bench.trainer.samples_processed = 0
     assert bench.preprocess.write_steps() and not bench.preprocess.is_full
     assert bench.discarded.counts == {}
+
+
+@pytest.mark.parametrize(
+    "bench",
+    [
+        {
+            "debug": {"mode": "finetune+preprocessor", "streams_from": "recorded"},
+            "jobs": [{"kind": "finetune", "idx": 0}],
+        }
+    ],
+    indirect=True,
+)
+def test_a_recording_without_a_whole_step_is_not_blamed_on_the_number_of_steps(bench: Bench) -> None:
+    """A run has at least one step."""
+    bench.preprocess.take_groups([group(0)])
+    assert not bench.preprocess.write_steps()
+    with pytest.raises(ValueError, match=r"ends after 0 of .*; give one with more samples, or lower"):
+        _recording_ends(bench.preprocess, Path("recorded"))
+    bench.preprocess.take_groups([group(1)])
+    assert bench.preprocess.write_steps()
+    with pytest.raises(ValueError, match=r"ends after 1 of .*; set finetune\.max_train_steps=1 or lower"):
+        _recording_ends(bench.preprocess, Path("recorded"))
 
 
 @pytest.mark.parametrize(
