@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 _FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja")
+_FILES_OF_PROCESSOR = ("*processor_config.json", "chat_template.json")
+"""Of a model that also sees; engines that serve it as such do not start without them."""
 _PICTURES = ("image", "image_url", "input_image", "video", "video_url")
 _HALF_EMOJI = re.compile("[\ud800-\udfff]")
 _PLACEHOLDER = "zqxAssistantReplyxqz"
@@ -66,13 +68,16 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
 
 
 def tokenizer_folder(name: str) -> Path:
-    """Where the tokenizer's files of a model are. Raises as `with_files`."""
-    return with_files(name, _FILES)
+    """Where the tokenizer's and the processor's files of a model are. Raises as `with_files`."""
+    return with_files(name, _FILES + _FILES_OF_PROCESSOR)
 
 
 def copy_tokenizer(source: str, folder: Path) -> None:
-    """The tokenizer's files of a folder or hub name into a folder, byte for byte, with the chat template."""
-    for file in chain.from_iterable(map(tokenizer_folder(source).glob, _FILES)):
+    """The tokenizer's files of a folder or hub name into a folder, byte for byte, with the chat template.
+
+    Those of the processor of pictures, if there is one, go along.
+    """
+    for file in chain.from_iterable(map(tokenizer_folder(source).glob, _FILES + _FILES_OF_PROCESSOR)):
         shutil.copy2(file, folder / file.name)
 
 

@@ -92,6 +92,24 @@ def test_a_step_changes_the_text_and_a_checkpoint_has_all_of_it(folder: Path, tm
     assert all(torch.equal(again[name], tensor) for name, tensor in after.items())
 
 
+def test_a_checkpoint_can_be_given_pictures(folder: Path, tmp_path: Path) -> None:
+    """Its processor is that of the model, also in the checkpoint of a run that was resumed from one."""
+    files = {
+        "preprocessor_config.json": b'{"size": 28}',
+        "processor_config.json": b'{"image_seq_length": 4}',
+        "video_preprocessor_config.json": b'{"fps": 2}',
+        "chat_template.json": b'{"chat_template": "{{ messages }}"}',
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    source = folder
+    for _ in range(2):
+        trained = learner(RLConfig(), load_model(source))
+        save_checkpoint(tmp_path / "root", trained, TrainingMetrics(), {}, tokenizer_from=str(source))
+        source = tmp_path / "root/current"
+        assert {name: (source / name).read_bytes() for name in files} == files
+
+
 def with_predictors(folder: Path, prefix: str = "mtp.") -> dict[str, torch.Tensor]:
     """Puts tensors into a folder that transformers passes over, as published ones have."""
     more = {
