@@ -50,15 +50,17 @@ class Gone:
     off_here: str = ""
     """What a run does if false is left out: the default of upstream's files, but not of this project."""
 
-    def remedy(self, value: object) -> str:
-        """What to do, for one value of the key."""
-        instead = "" if self.is_usual(value) else self._override(value)
+    def remedy(self, value: object, below: str = "") -> str:
+        """What to do, for one value of the key or of the one `below` it, such as `.enable_thinking`."""
+        instead = "" if self.is_usual(value) else self._override(value, below)
         return f"{self.why}; {f'use {instead}' if instead else 'remove it'}"
 
-    def _override(self, value: object) -> str:
+    def _override(self, value: object, below: str = "") -> str:
         if self.other is not None and value == self.other[0]:
             return self.other[1]
-        return self.instead.format(value=_written(value))
+        key, _, means = self.instead.partition("=")
+        instead = f"+{key}{below}={means}" if below and means == "{value}" else self.instead
+        return instead.format(value=_written(value))
 
     def instead_of_it(self, value: object) -> str:
         """The key that is set instead, empty without one."""
@@ -93,6 +95,7 @@ _FP32_HEAD = Gone(
 )
 _OF_GAE = Gone(why="is read beside use_policy_gae alone, which is not available")
 _LENGTH = "is called max_tokens here"
+_TEMPLATE = "stands beside parameters, so that trained prompts are rendered with it too"
 REMOVED: dict[str, Gone] = {
     "actor.log_each_n_secs": _NO_EFFECT,
     "actor.task_prompt": Gone(
@@ -120,6 +123,12 @@ REMOVED: dict[str, Gone] = {
     ),
     "test_llm.parameters.max_completion_tokens": Gone(
         why=_LENGTH, instead="test_llm.parameters.max_tokens={value}", matters=True
+    ),
+    "llm.parameters.chat_template_kwargs": Gone(
+        why=_TEMPLATE, instead="llm.chat_template_kwargs={value}", matters=True
+    ),
+    "test_llm.parameters.chat_template_kwargs": Gone(
+        why=_TEMPLATE, instead="test_llm.chat_template_kwargs={value}", matters=True
     ),
     "curriculum.enabled": Gone(
         why="there is no curriculum of categories",
@@ -247,13 +256,15 @@ EVALUATIONS = {"livecodebench": "coding", "google_ifeval": "ifeval"}
 
 def _written(value: object) -> str:
     """A value as an override writes it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_written(part)}" for name, part in value.items()) + "}"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def remedy_for(key: str, value: object) -> str | None:
     """What to do about a removed key or a key below it; None for any other."""
-    gone = (entry for old, entry in REMOVED.items() if key == old or key.startswith(old + "."))
-    return next((entry.remedy(value) for entry in gone), None)
+    gone = ((old, entry) for old, entry in REMOVED.items() if key == old or key.startswith(old + "."))
+    return next((entry.remedy(value, key[len(old) :]) for old, entry in gone), None)
 
 
 def whole_tree(path: Path) -> DictConfig | None:

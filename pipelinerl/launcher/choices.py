@@ -138,10 +138,13 @@ def _training(plan: RunPlan, why: Why) -> Iterator[Row]:
         because += f"; {copy}"
     if cfg.updates_engines:
         yield Row("weight updates", sent, because, "weights.kv=keep|recompute")
-    elif cfg.debug.mode == "":
+    elif cfg.debug.mode in ("", "open_loop"):
         # An evaluation after N trained samples is of the first weights as well.
-        key = "finetune.send_weight_updates"
-        yield Row("weight updates", "none: the engines keep model_path", f"{key}=false", f"{key}=true")
+        sends = "finetune.send_weight_updates"
+        because, change = "debug.mode=open_loop", "debug.mode=''"
+        if not cfg.debug.mode:
+            because, change = f"{sends}=false", f"{sends}=true"
+        yield Row("weight updates", "none: the engines keep model_path", because, change)
     if cfg.finetune.lora.enabled and cfg.updates_engines:
         sent = "sent alone" if adapters_alone(cfg) else "sent merged"
         because = why_merged(cfg) or "engines add them to their weights, so that no token costs more"

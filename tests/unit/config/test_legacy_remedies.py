@@ -30,6 +30,8 @@ VALUES = {
     "vllm_config.quantization": "fp8",
     "llm.parameters.max_completion_tokens": 128,
     "test_llm.parameters.max_completion_tokens": 128,
+    "llm.parameters.chat_template_kwargs": {"enable_thinking": False},
+    "test_llm.parameters.chat_template_kwargs": {"enable_thinking": False},
     "finetune.rl.algo": "reinforce",
     "finetune.rl.epsilon": 3,  # not that of the file below
     "curriculum.enabled": True,
@@ -68,7 +70,7 @@ def test_the_remedy_of_a_key_is_never_refused_next(composed: Compose, tmp_path: 
         checked(made.tree, BaseDomain(), one_host(2), dry_run=True, given=given)
 
     with pytest.raises(ConfigError) as on_the_command_line:
-        passes(f"{key}={str(value).lower()}")
+        passes(f"{key}={str(value).lower()}".replace("'", ""))
     if (wanted := remedy(on_the_command_line.value)) is not None:
         passes(wanted)
 
@@ -93,6 +95,11 @@ def test_the_remedy_of_a_key_is_never_refused_next(composed: Compose, tmp_path: 
         ("finetune.objective=rl", "finetune.objective: no longer exists; remove it"),
         ("finetune.rl.algo=grpo", "finetune.rl.algo: no longer exists; use finetune.rl.policy_loss=ppo"),
         ("curriculum.enabled=false", "curriculum.enabled: there is no curriculum of categories; remove it"),
+        (
+            "+llm.parameters.chat_template_kwargs.enable_thinking=false",
+            "llm.parameters.chat_template_kwargs.enable_thinking: stands beside parameters, so that trained "
+            "prompts are rendered with it too; use +llm.chat_template_kwargs.enable_thinking=false",
+        ),
         (
             "vllm_config.quantization=bf16_last_layer_fp32",  # upstream's own, which vLLM does not know
             "vllm_config.quantization: no longer exists; use fp32_layer_prefix=lm_head",
