@@ -31,9 +31,9 @@ def arguments() -> argparse.ArgumentParser:
     add("--model", type=Path, metavar="ZIP", help=f"default: {console.MODEL_FILE} in --out")
     add("--policy", metavar="NAME", help="a scripted policy, cem or optimum instead of a model")
     add("--language-model", type=Path, metavar="DIR", help="a checkpoint of a small language model")
-    add("--preset", choices=sorted(PRESETS), help="parameters of the game, without a --model")
-    add("--c-signal", type=float, metavar="F", help="price of a SIGNAL, without a --model")
-    add("--set", action="append", default=[], metavar="param=value", help="any parameter, without a --model")
+    add("--preset", choices=sorted(PRESETS), help="parameters of the game, unless a --model holds its own")
+    add("--c-signal", type=float, metavar="F", help="price of a SIGNAL, likewise")
+    add("--set", action="append", default=[], metavar="param=value", help="any parameter, likewise")
     add("--seeds", type=console.seed_list, metavar="10000:11000")
     add("--mode", choices=MODES, default="calibrated", help="memory of the Workers (from_zero: chained)")
     add("--burn-in", type=int, metavar="N", help=f"chained pairs that do not count ({BURN_IN})")
@@ -49,11 +49,7 @@ def subjects(options: argparse.Namespace) -> tuple[Params, Mitigation, float, di
     """(params, reward variant, L at the start, policies by name). Raises ValueError."""
     if options.policy is None and options.language_model is None:
         return saved_model(options)
-    changes: dict[str, Any] = dict(parse_setting(text) for text in options.set)
-    if options.c_signal is not None:
-        changes["c_signal"] = options.c_signal
-    params = preset(options.preset or "default", **changes)
-    start = options.l0 if options.l0 is not None else initial_effort(params)
+    params, start = named_game(options)
     if options.language_model is not None:
         from domains.reputation_hacking.language.policy import LanguagePolicy
 
@@ -61,18 +57,31 @@ def subjects(options: argparse.Namespace) -> tuple[Params, Mitigation, float, di
     return params, Mitigation(), start, {options.policy: named_policy(options.policy, params)}
 
 
-def saved_model(options: argparse.Namespace) -> tuple[Params, Mitigation, float, dict[str, Policy]]:
-    """The game that a model was trained in, and its two policies. Raises ValueError."""
-    from domains.reputation_hacking.ppo.models import ModelPolicy, load_model, model_params
+def named_game(options: argparse.Namespace) -> tuple[Params, float]:
+    """(params, L at the start) of the command line. Raises ValueError."""
+    changes: dict[str, Any] = dict(parse_setting(text) for text in options.set)
+    if options.c_signal is not None:
+        changes["c_signal"] = options.c_signal
+    params = preset(options.preset or "default", **changes)
+    return params, options.l0 if options.l0 is not None else initial_effort(params)
 
-    if options.set or options.c_signal is not None or options.preset is not None:
-        raise ValueError(
-            "--preset, --set and --c-signal go with --policy or --language-model; "
-            "a model is evaluated in the game it was trained in"
-        )
+
+def saved_model(options: argparse.Namespace) -> tuple[Params, Mitigation, float, dict[str, Policy]]:
+    """The game that a model holds or else the command line names, and its two policies. Raises ValueError."""
+    from domains.reputation_hacking.ppo.models import ModelPolicy, holds_game, load_model, model_params
+
     path = options.model or options.out / console.MODEL_FILE
     model = load_model(path)
-    return *model_params(model, path, options.l0), both_ways(partial(ModelPolicy, model))
+    policies = both_ways(partial(ModelPolicy, model))
+    if not (options.set or options.c_signal is not None or options.preset is not None):
+        return *model_params(model, path, options.l0), policies
+    if holds_game(model):
+        raise ValueError(
+            f"{path}: the model is evaluated in the game that it was trained in and holds; "
+            "leave --preset, --set and --c-signal out"
+        )
+    params, start = named_game(options)
+    return params, Mitigation(), start, policies
 
 
 def named_policy(name: str, params: Params) -> Policy:

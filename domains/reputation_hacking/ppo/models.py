@@ -139,18 +139,24 @@ def load_model(path: Path) -> PPO:
     return model
 
 
+def holds_game(model: PPO) -> bool:
+    """Whether `train` saved the model; one of other programs has weights alone."""
+    return isinstance(getattr(model, "reputation", None), dict)
+
+
 def model_params(model: PPO, path: Path, l0: float | None = None) -> tuple[Params, Mitigation, float]:
     """Parameters, reward variant and L* stored with a model.
 
     A model without the stored state is accepted with an explicit `l0` only. Raises ValueError.
     """
-    state = getattr(model, "reputation", None)
-    if not isinstance(state, dict):
+    if not holds_game(model):
         if l0 is None:
             raise ValueError(
-                f"{path}: no game is stored in the model; give the expected effort with --l0 NUMBER"
+                f"{path}: no game is stored in the model; name one with --preset, "
+                "or give --l0 NUMBER, the expected effort, for that of default"
             )
         return Params(l0=l0), Mitigation(), l0
+    state: dict[str, Any] = model.reputation  # type: ignore[attr-defined]
     if state.get("version") != STATE_VERSION:
         raise ValueError(
             f"{path}: state version {state.get('version')}, this code reads {STATE_VERSION}; train again"

@@ -110,6 +110,13 @@ class ChatFields(SharedFields, kw_only=True):
         """Raises BadRequest for what this engine does not do."""
         kind = (self.response_format or {}).get("type", "text")
         require(
+            *(
+                (
+                    tool.get("type") in (None, "function"),
+                    f"tools[{at}].type {tool.get('type')!r} is not supported; only functions are",
+                )
+                for at, tool in enumerate(self.tools or ())
+            ),
             (bool(self.messages), "messages is empty; at least one is needed"),
             (self.logprobs in (None, 0, 1), f"logprobs {self.logprobs} is not supported; send true"),
             (not self.top_logprobs, f"top_logprobs {self.top_logprobs} is not supported; send 0 or null"),

@@ -99,8 +99,8 @@ def _chat(fields: ResponsesFields, turns: list[dict[str, Any]]) -> dict[str, Any
     chat: dict[str, Any] = {"messages": system + turns, "max_tokens": fields.max_output_tokens}
     if fields.tools:
         chat["tools"] = [_tool(one, f"tools[{at}]") for at, one in enumerate(fields.tools)]
-        chat |= {"tool_choice": fields.tool_choice, "parallel_tool_calls": fields.parallel_tool_calls}
-    return chat
+    # Without tools as well: a chat refuses the values that it does not keep.
+    return chat | {"tool_choice": fields.tool_choice, "parallel_tool_calls": fields.parallel_tool_calls}
 
 
 def _turns(given: str | list[Item]) -> list[dict[str, Any]]:

@@ -423,6 +423,7 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "owned kwargs": ({"chat_template_kwargs": {"tokenize": True}}, "'tokenize'"),
     "top_logprobs": ({"logprobs": True, "top_logprobs": 3}, "top_logprobs 3"),
     "tool_choice": ({"tool_choice": "required"}, "tool_choice 'required'"),
+    "tool": ({"tools": [{"type": "web_search"}]}, "tools[0].type 'web_search'"),
     "format": ({"response_format": {"type": "json_object"}}, "'json_object'"),
     "arguments": (
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]},

@@ -179,6 +179,8 @@ async def test_responses_refuse_in_one_line_what_is_not_the_policys(llm: Trainab
         ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type 'web_search' is not supported"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, r"input\[0\].type 'item_reference'"),
         ({"tools": [FUNCTION], "tool_choice": "required"}, "tool_choice 'required' is not supported"),
+        ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls: false is not supported"),
         ({"background": True}, "background: true is not supported"),
         ({"conversation": "c"}, "conversation"),
     ]

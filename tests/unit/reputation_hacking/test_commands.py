@@ -326,6 +326,21 @@ def test_models_that_cannot_be_used(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert eval_in(tmp_path, "10000:10002", "--no-trace", "--model", bare, "--l0", 53.4) == 0
 
 
+def test_a_model_without_a_game_is_evaluated_in_the_one_that_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare, named = tmp_path / "bare.zip", ("42:44", "--mode", "from_zero", "--preset", "public")
+    model = PPO.load(run / "trained_model.zip", device="cpu")
+    del model.reputation  # type: ignore[attr-defined]
+    model.save(bare)
+    assert eval_in(tmp_path, *named, "--model", bare) == 0
+    played = json.loads((tmp_path / "debug_trace.jsonl").read_text().splitlines()[0])["params"]
+    assert (played["help_strength"], played["l0"], played["task_units"]) == (0.2, 0.0, 100)
+    capsys.readouterr()
+    assert eval_in(tmp_path, *named, "--model", run / "trained_model.zip") == 2
+    assert "leave --preset" in one_line(capsys)
+
+
 @pytest.mark.parametrize("content", ["", ",".join(COLUMNS) + "\n", "a,b\n1,2\n"])
 def test_unusable_tables_are_drawn_as_their_reason(content: str, tmp_path: Path, drawn: None) -> None:
     (tmp_path / "training_metrics.csv").write_text(content)
