@@ -255,7 +255,9 @@ ARCHITECTURES: Sequence[Architecture] = (
     Architecture("FlexOlmo", "FlexOlmo", EXPERTS, special="experts"),
     Architecture("Jais2", "Jais 2", HEAD),
     Architecture("DiffLlama", "DiffLlama", special="difference of two attentions"),
-    Architecture("GPTBigCode", "StarCoder 1", special="dropout"),
+    Architecture(
+        "GPTBigCode", "StarCoder 1", {"num_key_value_heads": 1}, special="dropout"
+    ),  # as its `multi_query` has
 )
 BY_NAME = {one.family: one for one in ARCHITECTURES}
 
