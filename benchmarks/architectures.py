@@ -255,7 +255,8 @@ ARCHITECTURES: Sequence[Architecture] = (
     Architecture("FlexOlmo", "FlexOlmo", EXPERTS, special="experts"),
     Architecture("Jais2", "Jais 2", HEAD),
     Architecture("DiffLlama", "DiffLlama", special="difference of two attentions"),
-    Architecture("GPTBigCode", "StarCoder 1", special="dropout"),
+    # Its `multi_query` has one head of keys and values, whatever its configuration is told.
+    Architecture("GPTBigCode", "StarCoder 1", {"num_key_value_heads": 1}, special="dropout"),
 )
 BY_NAME = {one.family: one for one in ARCHITECTURES}
 

@@ -161,7 +161,8 @@ class EngineConfig(Section):
     """Longest time to open a connection."""
     max_restarts: int = Field(3, ge=0)
     """Most restarts of an engine or server; redis has none. Then the run goes on without one that was ready
-    once, if `min_alive` inference engines, or another replica of the service, are left; otherwise it ends."""
+    once, if `min_alive` inference engines, or another replica of a domain's service, are left; otherwise it
+    ends."""
     min_alive: int = Field(1, ge=1)
     """Inference engines that must remain when one is given up or lost with its host; with fewer, the run
     ends."""

@@ -1,7 +1,7 @@
 """The figures of a whole run: RATES has a row for each, in the order of the report.
 
-Called by `summary.summarise`. Every metric of a role is in `metrics.jsonl` and wandb; one with a row
-here is also in the report.
+Called by `summary.summarise`. Every metric of a role is in `metrics.jsonl` and wandb; one of actor or trainer
+with a row here is also in the report.
 """
 
 from bisect import bisect_right

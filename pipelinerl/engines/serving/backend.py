@@ -208,6 +208,7 @@ def default_model_len(model: Path) -> int:
     try:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         text = config.get("text_config") or config
-        return min(DEFAULT_MODEL_LEN, int(text.get("max_position_embeddings") or DEFAULT_MODEL_LEN))
+        positions = text.get("max_position_embeddings") or text.get("n_positions")  # as GPT-2's kin say it
+        return min(DEFAULT_MODEL_LEN, int(positions or DEFAULT_MODEL_LEN))
     except (OSError, ValueError, AttributeError, TypeError):
         return DEFAULT_MODEL_LEN

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.usefixtures("forked")
 def test_the_default_length_is_one_that_the_model_has(tmp_path: Path) -> None:
     for config, length in (
         ('{"max_position_embeddings": 256}', 256),
+        ('{"n_positions": 256}', 256),
         ("{}", 1024),
         ("[]", 1024),
         ("torn", 1024),

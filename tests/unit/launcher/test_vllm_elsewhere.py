@@ -8,6 +8,7 @@ import pytest
 
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
+from pipelinerl.config.installed import conf_dir
 from pipelinerl.engines.vllm.installed import Installation, has_command, installation, installed_version
 from pipelinerl.engines.vllm.options import CPU_ENVIRONMENT, serve_env
 from pipelinerl.launcher.checks import machine
@@ -49,14 +50,16 @@ def test_a_cpu_build_shares_the_cores_unless_told_otherwise(monkeypatch: pytest.
     assert not serve_env(["0"]).keys() & CPU_ENVIRONMENT.keys()
 
 
-def problems(*overrides: str) -> list[str]:
+def problems(*overrides: str, domain: str = "guessing") -> list[str]:
     """What is wrong with engines and devices of a run on a machine without a GPU."""
-    tree = compose(["+domain=guessing", "hardware=cpu", "+preset=vllm_cpu", *overrides]).tree
+    tree = compose([f"+domain={domain}", "hardware=cpu", "+preset=vllm_cpu", *overrides]).tree
     return list(machine.check(typed(tree), one_host(), dry_run=False))
 
 
-def test_a_run_on_the_cpu_may_use_it(tmp_path: Path) -> None:
-    assert problems(f"vllm_config.python={interpreter(tmp_path, '0.32.0', True)}") == []
+@pytest.mark.parametrize("domain", sorted(path.stem for path in conf_dir().glob("domain/*.yaml")))
+def test_a_run_on_the_cpu_may_use_it(domain: str, tmp_path: Path) -> None:
+    python = interpreter(tmp_path, "0.32.0", True)
+    assert problems(f"vllm_config.python={python}", "model_path=MODEL", domain=domain) == []
 
 
 @pytest.mark.parametrize(
