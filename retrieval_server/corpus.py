@@ -25,7 +25,7 @@ TEXT_SUFFIXES = (".md", ".txt", ".csv")
 ORIGINAL_SUFFIXES = (".pdf", ".docx", ".pptx", ".xlsx", ".html", ".jsonl")
 _OF_ANSWERS = re.compile(
     r"(?:.*[^a-z])?(?:qa[_.]?dict|file[_.]?dict|dr[_.]?question)s?(?:[^a-z].*)?"
-    r"|(?:copy_of_)?eval(?:_*(?:copy|copy_\d+|backup|bak|old|orig|v\d+|\(\d+\)|\((?:\w+_)?copy(?:_\d+)?\)))*_*(?:\..*)?"
+    r"|(?:copy_(?:\(\d+\)_)?of_)*eval(?:_*(?:copy|copy_\d+|backup|bak|old|orig|v\d+|\(\d+\)|\((?:\w+_)?copy(?:_\d+)?\)))*_*(?:\..*)?"
 )
 """Names of answer files and of their copies; `eval` is a common word, so only with what marks a copy."""
 _DESCRIBES = re.compile(r"file[_.]?dict")

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -133,17 +134,15 @@ class Reporter:
         self._metrics.log({f"actor/{name}": value for name, value in record.items()}, step=scheduler.version)
 
     def _request_totals(self) -> dict[str, float]:
-        """Counters are sums over workers; shares and sizes per token their mean."""
-        totals: dict[str, float] = {}
+        """Counters are sums over workers; shares and sizes per token the mean of those that have one."""
+        values = defaultdict[str, list[float]](list)
         for requests in self._requests.values():
             for name, value in requests.items():
-                totals[name] = totals.get(name, 0.0) + value
+                values[name].append(value)
         # These are ratios: summed like counters they would grow with the number of workers.
         ratios = ("bytes_per_token", "exact_versions", "prefix_cache_share")
-        for name in (*ratios, "engine_idle_share", "engine_running"):
-            if name in totals:
-                totals[name] /= len(self._requests)
-        return totals
+        means = (*ratios, "engine_idle_share", "engine_running")
+        return {name: sum(of) / (len(of) if name in means else 1) for name, of in values.items()}
 
     def finished_evaluation(self, evaluation: EvaluationPass, version: int) -> None:
         """One record: means under `test_`, and the values of each problem."""

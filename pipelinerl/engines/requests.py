@@ -142,12 +142,14 @@ class RequestCounts:
     """Of these, how many they found."""
 
     def as_dict(self) -> dict[str, float]:
-        """Flat numbers for a metrics record."""
+        """Flat numbers for a metrics record; a ratio of nothing is absent."""
         flat = {name: getattr(self, name) for name in ("sent", "completed", "refused", "cancelled", "failed")}
         flat.update({f"retries/{reason}": count for reason, count in sorted(self.retries.items())})
-        flat["bytes_per_token"] = self.answer_bytes / max(1, self.tokens)
-        flat["exact_versions"] = self.exact_tokens / max(1, self.tokens)
-        flat["engine_idle_share"] = self.idle_checks / max(1, self.checks)
-        flat["engine_running"] = self.running / max(1, self.checks)
-        flat["prefix_cache_share"] = self.cache_hits / max(1, self.cache_queries)
-        return flat
+        ratios = {
+            "bytes_per_token": (self.answer_bytes, self.tokens),
+            "exact_versions": (self.exact_tokens, self.tokens),
+            "engine_idle_share": (self.idle_checks, self.checks),
+            "engine_running": (self.running, self.checks),
+            "prefix_cache_share": (self.cache_hits, self.cache_queries),
+        }
+        return flat | {name: above / below for name, (above, below) in ratios.items() if below}

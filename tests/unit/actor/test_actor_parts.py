@@ -26,8 +26,9 @@ from safetensors.numpy import save_file
 from pipelinerl.actor.difficulty import scale_penalties
 from pipelinerl.actor.failures import FailureMonitor
 from pipelinerl.actor.loop_lag import LoopLag, stood_still
-from pipelinerl.actor.messages import Ending, FinishedRollout
+from pipelinerl.actor.messages import Ending, FinishedRollout, Pulse
 from pipelinerl.actor.publishing import StreamWriterThread
+from pipelinerl.actor.reporting import Reporter
 from pipelinerl.actor.retries import backoff_s, reason_of, retryable
 from pipelinerl.actor.run import _remark_keys, _remark_model, _remark_others
 from pipelinerl.actor.runner import metric_values
@@ -49,6 +50,7 @@ from pipelinerl.config import Config
 from pipelinerl.config.base import leaves_of
 from pipelinerl.domain_sampling import DomainWeightedSampler
 from pipelinerl.engines.client import EngineRequestError, EngineUnavailable
+from pipelinerl.engines.requests import RequestCounts
 from pipelinerl.finetune.rl.sample import BadSample, Sample, samples_of
 from pipelinerl.rollouts import BaseMetrics, RolloutOrigin, TrainingText
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, kind_of
@@ -1023,3 +1025,14 @@ def test_a_damaged_note_of_keys_is_remarked_and_ends_nothing(
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "actor/keys_digest is damaged"
     ]
+
+
+def test_a_worker_without_tokens_does_not_lower_the_mean_over_workers(tmp_path: Path) -> None:
+    reporter = Reporter(tmp_path, Config(), 0)
+    found = [RequestCounts(sent=3, tokens=10, exact_tokens=10, answer_bytes=40), RequestCounts(sent=1)]
+    for worker, counts in enumerate(found):
+        reporter.pulse(Pulse(worker, [], [], counts.as_dict()))
+    totals = reporter._request_totals()
+    reporter.close()
+    assert (totals["exact_versions"], totals["bytes_per_token"], totals["sent"]) == (1.0, 4.0, 4)
+    assert "prefix_cache_share" not in totals, "no engine was looked at"

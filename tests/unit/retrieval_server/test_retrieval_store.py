@@ -135,14 +135,16 @@ def test_answer_files_binaries_and_outside_files_are_never_found(data: Path) -> 
         ),
         # How file managers and word processors write such names.
         *("eval (copy).md", "eval (another copy)/page.md", "eval (3rd copy).txt", "qa\u2010dict.md"),
+        *("Copy of eval.csv", "Copy of Copy of eval.csv", "Copy (2) of eval.md"),
         *("ｑａ＿ｄｉｃｔ.md", "qa\u200b_dict.md", "qa\u00a0dict.md", "qa.dict.md", "\ufeffeval.md"),
     ],
 )
 def test_answers_under_other_extensions_and_in_folders_are_never_found(name: str, data: Path) -> None:
+    """By their names alone: no answer file of the task has this text."""
     path = data / "tasks" / "DR90001" / "files" / "IN009" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("canaryanswer shared", encoding="utf-8")
-    assert Store.load(data / "tasks", None).search_local("DR90001", "canaryanswer", 50) == []
+    path.write_text("canaryalone shared", encoding="utf-8")
+    assert Store.load(data / "tasks", None).search_local("DR90001", "canaryalone", 50) == []
 
 
 @pytest.mark.parametrize(
