@@ -1,7 +1,7 @@
 """Remove what killed runs left in shared memory: `python -m pipelinerl.clean [--dry-run]`.
 
-After a power cut, or when launcher and guard were killed together, the weights of a run stay in /dev/shm. A
-folder whose owner lives is locked and left alone. Every launcher does the same before it starts.
+When launcher and guards were killed together, the weights of a run stay in /dev/shm. A folder whose owner
+lives is locked and left alone. Every launcher does the same before it starts.
 """
 
 from collections.abc import Sequence

@@ -184,7 +184,7 @@ class Chaos:
                 return
             try:
                 if "guard.py" in self._stopped:
-                    # With the launcher gone as well, nobody was left to clear up: as after a power cut.
+                    # With the launcher gone as well, nobody was left to clear up.
                     subprocess.run([sys.executable, "-m", "pipelinerl.clean"], check=True, timeout=PEACE_S)
                 run.leaves_nothing(everyone)
                 if (output_dir / "accounting" / "actor.jsonl").exists():

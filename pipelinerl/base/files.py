@@ -52,6 +52,14 @@ def write_whole(
     os.replace(beside, path)
 
 
+def sync_files(folder: Path) -> None:
+    """Wait until the disk has each file of `folder`: a power cut may leave a rename without what it moved."""
+    for below, _, names in os.walk(folder):
+        for name in names:
+            with open(Path(below, name), "rb") as file:
+                os.fsync(file.fileno())
+
+
 def let_others_read(folder: Path) -> None:
     """Give safetensors files below `folder` the mode that any new file gets, which the umask decides.
 

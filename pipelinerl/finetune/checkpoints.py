@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from pipelinerl.base import faults
 from pipelinerl.base.digests import damaged_file, digests
-from pipelinerl.base.files import let_others_read, naming
+from pipelinerl.base.files import let_others_read, naming, sync_files
 from pipelinerl.base.tokenizing import copy_tokenizer
 from pipelinerl.finetune.state import PARTS
 from pipelinerl.finetune.step import Learner
@@ -214,6 +214,7 @@ def _mark(folder: Path, step: int) -> None:
     """Complete: from here on every change of a file in it is damage."""
     let_others_read(folder)
     (folder / MARKER).write_text(json.dumps({"step": step, "files": digests(folder)}))
+    sync_files(folder)  # before it takes the place of one that the disk has
 
 
 def _fresh(folder: Path) -> Path:

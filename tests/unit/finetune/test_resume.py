@@ -115,6 +115,37 @@ def test_a_save_may_die_anywhere_and_leaves_one_step_in_both_folders(
     assert seen == ({2, 4} if with_state else {2})
 
 
+def test_the_disk_has_a_checkpoint_before_it_takes_the_place_of_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut may keep a rename and lose what was written before it, of which the disk was not asked."""
+    one, root = trainer(tmp_path), tmp_path / "saved"
+    fsync, replace = os.fsync, os.replace
+    on_disk: dict[int, tuple[int, int]] = {}
+    renamed: list[str] = []
+
+    def state(found: os.stat_result) -> tuple[int, int]:
+        return found.st_size, found.st_mtime_ns
+
+    def syncs(file: int) -> None:
+        fsync(file)
+        on_disk[os.fstat(file).st_ino] = state(os.fstat(file))
+
+    def replaces(source: Path, target: Path) -> None:
+        if source.is_dir() and target.name in ("current", "training_state"):
+            files = [path for path in source.rglob("*") if path.is_file()]
+            assert files and all(on_disk.get(one.stat().st_ino) == state(one.stat()) for one in files)
+            renamed.append(target.name)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", syncs)
+    monkeypatch.setattr(os, "replace", replaces)
+    for step in (2, 4):
+        one.counters.completed_steps = step
+        save_checkpoint(root, one.learner, one.counters, {})
+    assert renamed == ["current", "training_state"] * 2
+
+
 @pytest.mark.parametrize("lost", ["moved away", "a link to nothing", "a file"])
 @pytest.mark.parametrize("half", ["current", "training_state"])
 def test_half_a_checkpoint_is_no_new_run(tmp_path: Path, half: str, lost: str) -> None:
