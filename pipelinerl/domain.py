@@ -138,6 +138,10 @@ class BaseDomain:
         """
         return {}
 
+    def makes_data(self, cfg: DictConfig) -> bool:
+        """Whether `prepare` makes what the loader reads, so that a validation cannot load it yet."""
+        return type(self).prepare is not BaseDomain.prepare
+
     def start_over(self, cfg: DictConfig, output_dir: Path) -> None:
         """Remove what earlier runs of this folder keep elsewhere: `force_restart`, before `prepare`.
 
@@ -302,6 +306,9 @@ class CombinedDomain(BaseDomain):
             for key, value in values.items():
                 OmegaConf.update(cfg, key, value, force_add=True)
         return found
+
+    def makes_data(self, cfg: DictConfig) -> bool:
+        return any(part.makes_data(cfg) for part in self.parts.values())
 
     def start_over(self, cfg: DictConfig, output_dir: Path) -> None:
         for part in self.parts.values():

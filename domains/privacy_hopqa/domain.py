@@ -78,6 +78,10 @@ class PrivacyHopQADomain(BaseDomain):
         generate(world_config(**settings.world), world)
         return world_paths(world)
 
+    def makes_data(self, cfg: DictConfig) -> bool:
+        """Whether a world is generated."""
+        return not has_data(cfg, settings_of(cfg))
+
     def services(self, cfg: DictConfig) -> list[ServiceSpec]:
         """The retrieval server unless an address is configured; a scoring server if one is asked for."""
         settings = settings_of(cfg)

@@ -52,6 +52,10 @@ class RaroDomain(BaseDomain):
             recover(replay_path(settings, output_dir), backup_path(output_dir))
         return {}
 
+    def makes_data(self, cfg: DictConfig) -> bool:
+        """No: the loader does not read the buffer."""
+        return False
+
     def validate(self, cfg: DictConfig) -> list[str]:
         """Problems of the domain's block and of its fit with the rest, one line each."""
         try:

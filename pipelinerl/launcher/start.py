@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from pipelinerl.base.errors import ConfigError, printable
 from pipelinerl.config.files import forget_started, keep_started, save
 from pipelinerl.config.machine import roles_of
-from pipelinerl.domain import BaseDomain, Domain, NamedService, parts_of
+from pipelinerl.domain import Domain, NamedService
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.checks.rehearsal import START_DEADLINE_S, VALIDATE_DEADLINE_S, Looked, look
 from pipelinerl.launcher.commands import write_accelerate_config
@@ -44,7 +44,7 @@ def prepare(
     `named` is what `asked_services` gave, `changed` what `resumed.compared` did. Streams of an earlier
     attempt are set aside, except in a dry run.
     """
-    if _makes_data(domain):
+    if domain.makes_data(resolved(chosen.tree)):
         print(f"preparing the data of {_name(chosen.tree)}", flush=True)
     try:
         prepared = dict(domain.prepare(resolved(chosen.tree), folder.path))
@@ -101,11 +101,7 @@ def validated(
     made = plan(chosen, backend.hosts, facts, domain, backend.free)
     if dry_run:
         return made
-    return _with_problems(made, VALIDATE_DEADLINE_S, _makes_data(domain))
-
-
-def _makes_data(domain: Domain) -> bool:
-    return any(type(part).prepare is not BaseDomain.prepare for part in parts_of(domain))
+    return _with_problems(made, VALIDATE_DEADLINE_S, domain.makes_data(resolved(chosen.tree)))
 
 
 def _with_problems(made: RunPlan, deadline_s: float, may_fail: bool = False) -> RunPlan:

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("forked")
 
 COUNTING = ROOT / "domains/counting/checkpoint"
 GUESSING = ROOT / "domains/guessing/checkpoint"
+CHAINS = ROOT / "domains/privacy_hopqa/examples"
 PLAY = """
 async def play(cfg, llm, problem, session):
     raise NotImplementedError
@@ -149,6 +150,34 @@ def test_problems_that_nobody_can_play(
         monkeypatch.setattr(start, "look", looked_here)
         monkeypatch.setattr(imports, "check", imported_here)
     assert message in refused(*own(source), *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["+domain=raro_sft"],
+        [
+            "+domain=privacy_hopqa",
+            f"privacy_hopqa.final_train_dataset_path={CHAINS}/chains_train.jsonl",
+            f"privacy_hopqa.final_test_dataset_path={CHAINS}/chains_val.jsonl",
+            f"privacy_hopqa.task_data_root={CHAINS}/tasks",
+            "privacy_hopqa.no_web=true",
+        ],
+    ],
+    ids=["raro", "privacy_hopqa"],
+)
+def test_a_loader_that_fails_beside_hooks_that_make_no_data(
+    arguments: list[str],
+    own: Callable[[str], list[str]],
+    refused: Started,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What raro prepares is its buffer, and a run of `privacy_hopqa` with data of its own makes no world."""
+    monkeypatch.setattr(start, "look", looked_here)
+    monkeypatch.setattr(imports, "check", imported_here)
+    loader, *_ = own("def load(names, **params): raise ValueError('line 3 is broken')")
+    said = refused(*arguments, loader)
+    assert said.endswith("load: line 3 is broken\n")
 
 
 @pytest.mark.parametrize(
