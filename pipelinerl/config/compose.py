@@ -19,6 +19,7 @@ from yaml import YAMLError
 
 from pipelinerl.base.errors import ConfigError, first_line, suggestion
 from pipelinerl.base.masking import MASK
+from pipelinerl.config.base import leaves_of
 from pipelinerl.config.choice import Choice
 from pipelinerl.config.detect import visible_devices
 from pipelinerl.config.hydra_files import (
@@ -47,6 +48,8 @@ from pipelinerl.config.variants import HOST_BACKENDS
 BASE = "base"
 ON_HARDWARE = "domain_hardware"
 """Group of what a domain has for one kind of hardware; chosen by both, never by the user."""
+_SHOWN = 12
+"""Most keys that one line names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +189,7 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> _Read:
             plain = _with_hardware(roots, asked)
             with_choices = choices if plain is not None else [*asked.groups, *asked.layers]
             said += of_hydras_launcher(for_hydras_launcher(roots, name, with_choices))
+            said += _laid_over(roots, asked, own)
             if plain is None:  # upstream's, with its own base
                 whole, choices = files(roots, name, with_choices), [asked.hardware]
         if whole is not None:
@@ -210,6 +214,32 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> _Read:
     )
     brought = brought_keys(tree, own) if own is not None and named else []
     return tree, brought, notices, _layers(roots, asked, choices, own), False
+
+
+def _laid_over(roots: Sequence[Path], asked: _Asked, own: Path) -> list[str]:
+    """A line about values of the user's file that `+domain`, which hydra puts over it, replaces."""
+    if asked.config_name == BASE or not asked.layers:
+        return []
+    below = file_order(roots, asked.config_name, [])
+    domain, theirs = list[Layer](), list[Layer]()
+    for one in file_order(roots, asked.config_name, asked.layers):
+        path = _config_file(roots, "", str(one.config_path).removesuffix(".yaml"))
+        if path is not None and (one not in below or not path.is_relative_to(conf_dir())):
+            into = theirs if one in below else domain
+            into.append(layer(path.name, _load(path), one.package or ""))
+    # Of several files of each the strongest, which is the last, counts.
+    wanted, put = ({k: v for one in some for k, v in leaves_of(one.content)} for some in (theirs, domain))
+    both = wanted.keys() & put.keys() - asked.given.keys()
+    lost = sorted(key for key in both if put[key] != wanted[key])
+    if not lost:
+        return []
+    shown, hooks = ", ".join(lost[:_SHOWN]), put.get("domain_hooks")
+    more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+    instead = f" and give domain_hooks={hooks}" if hooks else ""
+    return [
+        f"{asked.layers[0]} lies over {own.name} and replaces its values of {shown}{more}; to keep these, "
+        f"leave it out{instead}"
+    ]
 
 
 def _layers(roots: Sequence[Path], asked: _Asked, choices: list[str], own: Path | None) -> list[Layer]:

@@ -85,6 +85,29 @@ def test_the_order_is_base_then_hardware_then_domain_then_both_then_user(
     assert composed("+domain=x", "seed=5", config_dir=tmp_path).tree.seed == 5
 
 
+def test_values_of_a_users_file_that_the_domain_replaces_are_said(composed: Compose, tmp_path: Path) -> None:
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part/p.yaml").write_text("max_iterations: 7\nmax_examples: null\n")
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [base, part@privacy_hopqa: p, _self_]\nseed: 5\n"
+        "dataset_loader: domains.privacy_hopqa.dataset.load_problems\n"
+    )
+    options: dict[str, Any] = {"config_dir": tmp_path, "config_name": "mine"}
+    made = composed("+domain=privacy_hopqa", "hardware=gpu", **options)
+    assert (made.tree.privacy_hopqa.max_iterations, made.tree.seed) == (14, 5)
+    (line,) = (one for one in made.notices if "lies over" in one)
+    hooks = "domains.privacy_hopqa.domain.PrivacyHopQADomain"
+    assert line == (
+        "+domain=privacy_hopqa lies over mine.yaml and replaces its values of privacy_hopqa.max_iterations; "
+        f"to keep these, leave it out and give domain_hooks={hooks}"
+    )
+    made = composed("+domain=privacy_hopqa", "privacy_hopqa.max_iterations=7", **options)
+    assert not any("lies over" in one for one in made.notices)
+    made = composed(f"domain_hooks={hooks}", **options)
+    assert made.tree.privacy_hopqa.max_iterations == 7 and made.tree.domain_hooks == hooks
+    assert not any("lies over" in one for one in made.notices)
+
+
 def test_a_chosen_group_wins_over_the_domain_and_loses_to_a_key(composed: Compose, tmp_path: Path) -> None:
     (tmp_path / "domain").mkdir()
     (tmp_path / "domain/x.yaml").write_text(

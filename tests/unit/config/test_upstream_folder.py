@@ -675,6 +675,14 @@ def test_a_bundled_domain_is_played_with_upstreams_defaults(composed: Compose, c
     cfg = typed(made.tree)
     assert cfg.environment is not None and cfg.domain_name == "math" and cfg.use_deepspeed
     assert (cfg.finetune.seq_length, cfg.domain_keys) == (12000, ["mm_processor_kwargs"])
+    assert not any("lies over" in line for line in made.notices)
+
+
+def test_values_of_upstreams_file_that_the_domain_replaces_are_said(composed: Compose, conf: Path) -> None:
+    made = composed("+domain=math", "hardware=gpu", config_dir=conf, config_name="guessing")
+    (line,) = (one for one in made.notices if "lies over" in one)
+    assert "+domain=math lies over guessing.yaml" in line and "actor.rollout_policy, dataset_loader" in line
+    assert made.tree.dataset_loader == "domains.math.load_problems"
 
 
 def test_a_broken_interpolation_is_one_line(composed: Compose, conf: Path) -> None:
