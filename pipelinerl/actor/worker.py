@@ -155,7 +155,14 @@ class Worker:
             except Exception as error:
                 # Text or metadata that no record can hold, whatever the encoder says of it, costs this
                 # rollout and not the run, as it would if the stream's writer met it.
-                failed = FinishedRollout(key=assignment.key, ending=Ending.FAILED, reason=reason_of(error))
+                failed = FinishedRollout(
+                    key=assignment.key,
+                    ending=Ending.FAILED,
+                    reason=reason_of(error),
+                    latency_s=rollout.latency_s,
+                    retries=rollout.retries,
+                    retried=rollout.retried,
+                )
                 self._channel.send(failed)
         finally:
             overdue.cancel()

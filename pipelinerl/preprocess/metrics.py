@@ -167,6 +167,6 @@ def _add_labels(
     order = np.argsort(code, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(code[order])) + 1):
         name = distinct[code[rows[0]]]
-        if name not in labels and len(labels) >= MAX_FAMILIES:
+        if name not in labels and name != UNLABELLED and len(labels.keys() - {UNLABELLED}) >= MAX_FAMILIES:
             name = OTHER_FAMILY
         labels.setdefault(name, _Label()).add(table, advantages, rows)

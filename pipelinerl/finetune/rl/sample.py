@@ -184,6 +184,7 @@ def samples_of(
         sampled = int(np.count_nonzero(text.labels != MASKED_TOKEN_ID))
         if frozen_version is not None:
             text.weight_versions = [(frozen_version, 0, sampled)]
+            text.metadata.pop("exact_versions", None)  # an engine that names no weights still has these
         elif not text.weight_versions or text.weight_versions[-1][2] != sampled:
             # Not made from an engine's answer, or masked or joined since then: every token is at least as new
             # as the rollout's start.

@@ -614,6 +614,13 @@ def test_samples_know_their_origin_and_versions_come_from_the_engine():
     assert records[1]["metadata"]["exact_versions"] is False
 
 
+def test_engines_whose_weights_stay_have_exact_versions_also_where_they_name_none():
+    given = text(weight_versions=[(8, 0, 1)], metadata={"exact_versions": False})
+    (sample,) = samples_of([given], ORIGIN, frozen_version=4)
+    assert sample.weight_versions == [(4, 0, 1)] and sample.exact_versions
+    assert "exact_versions" not in sample.to_record()["metadata"]
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -102,12 +102,15 @@ async def test_a_rollout_that_no_record_can_hold_fails_instead_of_vanishing():
         deadline_s = 100.0
 
         async def run(self, assignment):
-            return finished(assignment.key, n=1 << 70)
+            rollout = finished(assignment.key, n=1 << 70)
+            rollout.retries, rollout.retried, rollout.latency_s = 1, ["TimeoutError"], 2.5
+            return rollout
 
     worker = Worker(0, here, None, Runner(), News())  # type: ignore[arg-type]
     worker._handle(Assignment(7, "g", 2, b"", "http://e", True, None, 3))
     (answer,) = await there.receive()
     assert (answer.key, answer.ending, answer.samples) == (7, Ending.FAILED, [])
+    assert (answer.retries, answer.retried, answer.latency_s) == (1, ["TimeoutError"], 2.5)
     assert answer.reason.startswith("UnsupportedValue: ")
     await asyncio.gather(here.close(), there.close())
 

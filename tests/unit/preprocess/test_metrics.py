@@ -140,6 +140,9 @@ def test_at_most_32_families_are_named() -> None:
     counts = {name: v for name, v in found.items() if name.endswith("/count")}
     assert len(counts) == MAX_FAMILIES + 1 and sum(counts.values()) == 60
     assert counts["adv/situation/other/count"] == 60 - MAX_FAMILIES
+    mixed = [text(0, 0, 1.0, situation="last"), text(0, 1, 1.0)]
+    metrics.add_chunk(process_chunk(samples(mixed), BUCKETS))
+    assert metrics.summary()["adv/situation/none/count"] == 1
 
     labels = {f"situation/{i}": TextStatistics(texts=float(i)) for i in range(1, 41)}
     labels["role/policy"] = TextStatistics(texts=5.0)
