@@ -6,6 +6,7 @@ Every other kind would pass something on from token to token, and so from sample
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 TRAINED = ("full_attention", "sliding_attention")
 """As `layer_types` of a configuration names them. A sliding window is cut inside of each sample."""
@@ -43,8 +44,15 @@ Many configurations, above all older ones, do not name the kinds of their layers
 """
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of configurations for the experts of a layer."""
+ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
+"""Names of configurations for the experts that one token goes to."""
 OF_LAYER = re.compile(r"(?:(?:model|language_model|transformer)\.)*(?:layers|h)\.(\d+)\.(.+)")
 """A tensor of a decoder's layer: which layer, and which tensor of it."""
+
+
+def stated(config: Any, names: Iterable[str]) -> int:
+    """What a configuration says under the first of `names` that it has; 0 where it has none."""
+    return next((int(value) for name in names if (value := getattr(config, name, None))), 0)
 
 
 def unknown_kinds(kinds: Iterable[str], with_states: bool = False) -> list[str]:

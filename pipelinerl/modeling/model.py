@@ -19,7 +19,7 @@ from pipelinerl.modeling.adapters import is_adapter
 from pipelinerl.modeling.attention import ATTENTION_NAME, PER_TEXT_NAME, tell_attention
 from pipelinerl.modeling.capped_attention import capped
 from pipelinerl.modeling.delta_net import delta_nets, use_packed_delta_nets
-from pipelinerl.modeling.layer_kinds import TRAINED, refusal, type_refusal, unknown_kinds
+from pipelinerl.modeling.layer_kinds import ACTIVE, TRAINED, refusal, stated, type_refusal, unknown_kinds
 from pipelinerl.modeling.loading import load_causal_lm
 from pipelinerl.modeling.lora import Exact, merged_name, merged_weight
 from pipelinerl.modeling.segments import Segments
@@ -325,9 +325,9 @@ def active_parameters(model: nn.Module) -> int:
     """Numbers that one token passes through, the whole embedding included, adapters and ties left out.
 
     A part that sees is left out as well. Of a layer's experts those that its router chooses for a token; all
-    of them where the configuration does not say how many that is (`num_experts_per_tok`).
+    of them where the configuration does not say how many that is (`ACTIVE`).
     """
-    chosen = getattr(model.config.get_text_config(decoder=True), "num_experts_per_tok", None)
+    chosen = stated(model.config.get_text_config(decoder=True), ACTIVE)
     total, beside = 0, _beside_text(model)
     for name, parameter in model.named_parameters():
         if is_adapter(name) or id(parameter) in beside:

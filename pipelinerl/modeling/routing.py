@@ -22,11 +22,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from pipelinerl.modeling.activations import decoder_layers
-from pipelinerl.modeling.layer_kinds import EXPERTS
+from pipelinerl.modeling.layer_kinds import ACTIVE, EXPERTS, stated
 from pipelinerl.modeling.tensors import to_device
 
-ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
-"""Names of configurations for the experts that one token goes to."""
 MOST_EXPERTS = 2**15
 """Expert ids travel to a device as 16 bits with a sign."""
 _ROUTERS = ("gate", "router")
@@ -138,7 +136,7 @@ class Routers:
         To be called once for a model, whose layers may have been compiled, and before it is sharded.
         """
         config = model.config.get_text_config(decoder=True)
-        experts, active = (_first(config, names) for names in (EXPERTS, ACTIVE))
+        experts, active = (stated(config, names) for names in (EXPERTS, ACTIVE))
         blocks = _blocks(model) if experts > 1 else {}
         if not blocks:
             return None
@@ -302,10 +300,6 @@ class Routers:
         table = np.array(loads).reshape(len(self.choices), self.experts)
         known = [] if math.isnan(aux) else [aux]
         return RoutingCounts(table, int(tokens), int(replayed), differing, choices, aux=known)
-
-
-def _first(config: Any, names: tuple[str, ...]) -> int:
-    return next((int(value) for name in names if (value := getattr(config, name, None))), 0)
 
 
 def _blocks(model: PreTrainedModel) -> dict[int, nn.Module]:

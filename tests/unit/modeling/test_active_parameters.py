@@ -62,6 +62,14 @@ def test_shared_experts_are_passed_by_every_token() -> None:
     assert active_parameters(model) == ENDS + 2 * (ATTENTION + NORMS + 8 * 16 + shared + 2 * 3 * 16 * 5)
 
 
+def test_a_configuration_that_calls_the_experts_of_a_token_otherwise() -> None:
+    fields = {"enable_moe_block": True, "num_experts": 8, "moe_intermediate_size": 5}
+    sizes = {"head_dim": 4, "global_head_dim": 4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
+    models = [mixture("gemma4_text", top_k_experts=active, **fields, **sizes) for active in (2, 3)]
+    two, three = map(active_parameters, models)
+    assert three - two == 2 * 3 * 16 * 5  # one expert more in each of two layers
+
+
 @pytest.mark.parametrize(("chosen", "expected"), [(2, 30 + 2 * 12), (None, 30 + 4 * 12)])
 def test_experts_that_are_modules_of_their_own(chosen: int | None, expected: int) -> None:
     model: Any = nn.Module()
