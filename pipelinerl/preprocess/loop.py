@@ -120,9 +120,7 @@ class Preprocess:
         read = read_groups(groups, self._limits)
         for group in read:
             self.accounting.dropped(group.dropped)
-            if group.error:
-                self._rejections.rejected(group.error)
-        result = self._process(self._scored([group.samples for group in read]))
+        result = self._process(self._scored([group.samples for group in read]), [g.error for g in read])
         self.metrics.add_chunk(result)
         self._signal.chunk(read, result)
         self.accounting.dropped((sample.rollout, reason) for sample, reason in result.dropped)
@@ -179,13 +177,20 @@ class Preprocess:
         filled = 0 if self._due else min(self.cfg.preprocess.dataset_buffer_size, left * texts)
         return len(self.buffer) >= max(texts, filled)
 
-    def _process(self, groups: list[list[Sample]]) -> ChunkResult:
-        """Value the groups together; one whose samples cannot be compared is dropped and named."""
+    def _process(self, groups: list[list[Sample]], errors: Sequence[str]) -> ChunkResult:
+        """Value the groups together; one whose samples cannot be compared is dropped and named.
+
+        `errors`: why a group was refused as it was read, else empty.
+        """
         result, bad = process_groups(groups, self.cfg.finetune.rl, self._eos_token_ids)
-        for group, message in bad:
-            self._drop(group, "bad_labels")
-            self._rejections.rejected(message)
-        self._rejections.accepted(sum(map(bool, groups)) - len(bad))
+        messages = {id(group): message for group, message in bad}
+        for group, error in zip(groups, errors, strict=True):
+            if message := messages.get(id(group)):
+                self._drop(group, "bad_labels")
+            if message or error:
+                self._rejections.rejected(message or error)
+            elif group:
+                self._rejections.accepted()
         if self.cfg.teacher.alone:
             for sample in result.ready:
                 sample.advantage = 0.0

@@ -154,9 +154,9 @@ class Rejections:
     def __init__(self) -> None:
         self._recent: deque[bool] = deque(maxlen=WINDOW)
 
-    def accepted(self, groups: int) -> None:
-        """Note groups that are in order."""
-        self._recent.extend([False] * groups)
+    def accepted(self) -> None:
+        """Note one group that is in order."""
+        self._recent.append(False)
 
     def rejected(self, message: str) -> None:
         """Note one group and its first error.

@@ -228,10 +228,22 @@ def test_a_domain_that_is_wrong_throughout_ends_the_run_with_its_reason(bench: B
     assert bench.discarded.counts == {"bad_labels": 4 * LEAST}
 
 
+def test_groups_read_together_are_weighed_in_their_order(bench: Bench) -> None:
+    good = [group(number) for number in range(LEAST)]
+    bad = [group(number, steps=2) for number in range(LEAST, 2 * LEAST + 1)]
+    for at, texts in enumerate(bad):
+        texts[1] |= {"role": ""} if at % 2 else {"reward": 9.0}  # found on reading, or on comparing
+    bench.preprocess.take_groups([*good, *bad[:-1]])
+    assert bench.discarded.counts == {"bad_labels": 8 * LEAST}
+    with pytest.raises(ValueError, match=f"{LEAST + 1} of the last {2 * LEAST + 1} groups"):
+        bench.preprocess.take_groups(bad[-1:])
+
+
 def test_now_and_then_a_bad_group_does_not_end_a_run() -> None:
     rejections = Rejections()
     for _ in range(50):
-        rejections.accepted(2)
+        rejections.accepted()
+        rejections.accepted()
         rejections.rejected("sample g/0/0: reward=nan must be finite")
     with pytest.raises(ValueError, match="groups cannot be trained on"):
         for _ in range(50):
