@@ -199,7 +199,8 @@ class WeightsConfig(Section):
     it has room, otherwise `output_dir`."""
     ahead: bool | Literal["auto"] = "auto"
     """vLLM: receive a version into a second copy of the weights, so that the engine pauses only to load it.
-    `auto`: true if that leaves enough room for requests; over NCCL, never with engines of several cards."""
+    `auto`: true if that leaves enough room for requests; over NCCL, never with tensor or
+    pipeline parallelism."""
     buffer_mb: int = Field(256, ge=1)
     """NCCL: packets are broadcast when they exceed this size, in MiB."""
     buffers: int = Field(2, ge=1)

@@ -357,7 +357,7 @@ class _Planner:
             trainer = self.trainer(1, float(given) * card.total + UNCOUNTED)
             engine = self.engine(1, 1, sum(trainer.parts.values()))
             return MemoryPlan(card=card, engines=1, engine=engine, trainer=trainer, shared=True)
-        wanted, modes = self._wanted(1), self._modes
+        wanted, modes = self._asked.in_flight or self._wanted(1), self._modes
         sharding = next(one for one, _ in self._ways_of_sharding(1))
         problem: DoesNotFit | None = None
         for mode in modes:

@@ -349,6 +349,16 @@ def test_what_is_given_is_planned_on_a_shared_card_too() -> None:
     assert offloaded.trainer is not None and offloaded.trainer.sharding is not None
 
 
+def test_a_shared_card_recomputes_for_no_more_rollouts_than_were_asked_for() -> None:
+    """By hand: a token is 28,672 bytes of keys and values, so that 64 rollouts of 5,000 hold 9 GB of a card
+    on which a trainer without recomputation leaves some 18 GiB to the engine, and 400 hold 57 GB.
+    """
+    config, one = configured(weights={"transport": "file"}), [card(80)]
+    few, many = (memory_plan(config, shape("1.5B"), one, Asked(1024, in_flight=n)) for n in (64, 400))
+    assert few.engine is not None and few.trainer is not None and many.trainer is not None
+    assert (few.engine.requests, few.trainer.recomputed, many.trainer.recomputed) == (64, False, True)
+
+
 def test_the_division_is_that_of_the_placement_where_it_is_given(model: Path) -> None:
     given = ("world.actor_fraction=1", "world.preprocessor_fraction=1", "world.finetune_fraction=2")
     with pytest.raises(DoesNotFit, match="a trainer on 2 cards"):
