@@ -752,6 +752,8 @@ async def test_a_gold_answer_in_a_box_or_behind_its_solution_is_its_result(
     [
         (r"$\boxed{2}$ and $\boxed{3}$", "2, 3", "correct"),
         (r"$x = \boxed{3}, \boxed{2}$.", "2, 3", "correct"),
+        (r"$\boxed{2} \text{ and } \boxed{3}$", "2, 3", "correct"),
+        (r"$\boxed{2}\quad\text{and}\quad\boxed{3}$", "2, 3", "correct"),
         (r"\boxed{1}, \boxed{2}, and \boxed{3}", r"\{1, 2, 3\}", "correct"),
         (r"\boxed{x=2}, \boxed{y=3}", "x=2, y=3", "correct"),
         (r"\boxed{5}, \boxed{5}", "5", "correct"),
