@@ -25,8 +25,11 @@ def filled(template: str, task: str) -> str:
 def question_messages(cfg: DictConfig, task: str, domain: str = "") -> list[dict[str, Any]]:
     """`actor.system_prompt` if there is one, then `actor.task_template` with the task in it.
 
-    Without one, `actor.domain_system_prompts` may have one for `domain`, as files of upstream do.
+    Without one, `actor.domain_system_prompts` may have one for `domain`, as files of upstream do. Raises
+    ValueError for a template that leaves the task out: a file of upstream has no hooks that refuse it.
     """
+    for problem in template_problems(cfg):
+        raise ValueError(problem)
     system = str(cfg.actor.get("system_prompt") or "")
     if not system and domain:
         system = str((cfg.actor.get("domain_system_prompts") or {}).get(domain) or "")
@@ -53,6 +56,7 @@ def check_bare(cfg: DictConfig, domain: str) -> None:
 
 def template_problems(cfg: DictConfig) -> list[str]:
     """What is wrong with `actor.task_template`, one line each."""
-    if cfg.actor.task_template and "{task}" not in cfg.actor.task_template:
-        return [f"actor.task_template={cfg.actor.task_template!r}: put {{task}} where the question goes"]
+    template = cfg.actor.get("task_template")
+    if template and filled(str(template), "1") == filled(str(template), "2"):
+        return [f"actor.task_template={template!r}: put {{task}} where the question goes"]
     return []

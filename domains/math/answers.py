@@ -120,12 +120,12 @@ def extracted(prediction: str, max_prediction_length: int = MAX_PREDICTION_LENGT
 
 
 def stated(gold: str) -> str:
-    """The result of a gold answer: behind GSM8K's mark, in its last box, or the answer as it stands.
+    """The result of a gold answer: behind GSM8K's mark, in its last box, behind "the answer is", or all.
 
-    Loaders written for other trainers box the gold answer or give the whole solution.
+    Loaders written for other trainers box the gold answer, give the whole solution or say it in a sentence.
     """
     said = gold.rpartition(GSM8K_MARK)[2]
-    return last_boxed(said) or said
+    return last_boxed(said) or bare(plain(said)) or said
 
 
 def quick_status(answer: str, gold: str) -> AnswerStatus | None:

@@ -38,3 +38,14 @@ def test_a_system_prompt_of_the_domain_stands_in_for_none() -> None:
     assert system("coding") == system("coding", system_prompt="") == ["Write Python."]
     assert system("coding", system_prompt="Be brief.") == ["Be brief."]
     assert system("math") == system("logic") == []
+
+
+@pytest.mark.parametrize("template", ["{question}", "Solve it.", "{}", "{tasks}"])
+def test_a_template_that_leaves_the_question_out_asks_nothing(template: str) -> None:
+    with pytest.raises(ValueError, match=r"put \{task\} where the question goes"):
+        question_messages(tree(task_template=template), "1 + 1?")
+
+
+@pytest.mark.parametrize("template", ["", "{task}", "{task!s:>9}", r"\boxed{} {task}", "a{{b}} {task}"])
+def test_a_template_with_the_question_asks_it(template: str) -> None:
+    assert "1 + 1?" in question_messages(tree(task_template=template), "1 + 1?")[0]["content"]

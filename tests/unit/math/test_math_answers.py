@@ -748,6 +748,32 @@ async def test_a_gold_answer_in_a_box_or_behind_its_solution_is_its_result(
 
 
 @pytest.mark.parametrize(
+    ("gold", "boxed", "status"),
+    [
+        ("The answer is 72.", "72", "correct"),
+        ("The answer is 72.", "27", "wrong"),
+        ("The final answer is $72$", "72", "correct"),
+        ("Answer: 72", "72", "correct"),
+        ("<answer>72</answer>", "72", "correct"),
+        ("The answer is no.", "no", "correct"),
+        ("The answer is no.", r"\text{The answer is no}", "correct"),
+        ("The answer is no.", "yes", "wrong"),
+        ("3 + 5 = 8", "8", "correct"),
+        ("3 + 5 = 8", "3+5=8", "correct"),
+        ("3 + 5 = 8", "9", "wrong"),
+        ("8 = 3 + 5", "8", "correct"),
+        (r"48 \div 2 = 24", "24", "correct"),
+        ("3 + 5 = 9", "9", "wrong"),
+        ("5x = 25", "25", "wrong"),
+        ("5x = 25", "5", "wrong"),
+        ("y = 2x + 1", "2x + 1", "correct"),
+    ],
+)
+def test_a_gold_answer_may_be_said_in_words_or_as_a_calculation(gold: str, boxed: str, status: str) -> None:
+    assert verify_answer(rf"\boxed{{{boxed}}}", gold) == status
+
+
+@pytest.mark.parametrize(
     ("said", "gold", "status"),
     [
         (r"$\boxed{2}$ and $\boxed{3}$", "2, 3", "correct"),
