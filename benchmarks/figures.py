@@ -108,8 +108,8 @@ def success_over_leakage(found: Found, figure: Any) -> None:
         else:
             arrow = {"arrowstyle": "->", "color": colour(index), "alpha": 0.6}
             axes.annotate("", (leak, success), start, arrowprops=arrow)
-    axes.set(xlim=(0, None), ylim=(0, 1), ylabel="chains answered (share)")
-    axes.set_xlabel("rollouts that leak an answer or the full information (share)")
+    axes.set(xlim=(0, None), ylim=(0, 1), ylabel="success (share of chains answered)")
+    axes.set_xlabel("leakage (share of rollouts that reveal an answer or a fact)")
     axes.legend(loc="lower right")
 
 
