@@ -100,6 +100,7 @@ class RayBackend(Backend):
         try:
             nodes = _nodes(world.hosts, gpus is not None, deadline_s)
             if len(nodes) == 1 and gpus is None:  # nothing that Ray would have to count or reach
+                ray.shutdown()  # else it would end this process some time after its head
                 super().__init__([this_host()])
                 return
             addresses = [_address(node, alone=len(nodes) == 1) for node in nodes]

@@ -1,5 +1,7 @@
 """What is asked of a real Ray cluster, and what is said when it is not there or too small."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,16 @@ from pipelinerl.base.waits import WaitExpired
 from pipelinerl.launch import main
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
+
+
+ONE_CPU_HOST = """
+import sys
+import ray
+from pipelinerl.config.machine import WorldConfig
+from pipelinerl.launcher.ray_backend import RayBackend
+with RayBackend(WorldConfig(backend="ray", ray_address=sys.argv[1]), None, 60.0) as backend:
+    print(len(backend.hosts), ray.is_initialized())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +43,13 @@ def test_what_no_host_can_give_is_refused_at_once_and_missing_hosts_by_name(one_
     with pytest.raises(WaitExpired, match=r"3 hosts in the Ray cluster \(world\.hosts\): there are 1"):
         _nodes(3, False, 0.3)
     assert len(_nodes(None, False, 0.3)) == 1
+
+
+def test_a_run_on_one_host_without_gpus_does_not_stay_in_the_cluster(one_node: None) -> None:
+    """Ray ends a process that is connected some time after the cluster's head has gone."""
+    command = [sys.executable, "-c", ONE_CPU_HOST, ray.get_runtime_context().gcs_address]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert told.stdout.split() == ["1", "False"], told.stderr
 
 
 def test_a_cluster_that_is_not_there_is_refused(
