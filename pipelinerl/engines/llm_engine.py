@@ -97,6 +97,14 @@ class EngineLLM(BaseModel):
         copy._use = _Use(fleet, runner, seed, dict(self.parameters))
         return copy
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy with parameters of its own, on the same engine, as `copy.deepcopy` makes upstream's."""
+        # The run's engines and event loop cannot be copied. Calls stay counted in one place, because the n-th
+        # of a rollout has the n-th seed, whichever copy makes it.
+        memo = {} if memo is None else memo
+        memo |= {id(shared): shared for shared in (self._use, self.tokenizer)}
+        return super().__deepcopy__(memo)
+
     @property
     def fleet(self) -> Fleet | None:
         """The run's engines; None outside a run."""

@@ -1,5 +1,7 @@
 """Calls to an engine: ids in, ids out, nothing tokenised twice."""
 
+import copy
+
 import aiohttp
 import numpy as np
 import pytest
@@ -153,6 +155,21 @@ async def test_the_context_limits_the_answer(llm, session, engine):
     assert llm.model_copy(update={"parameters": {"max_tokens": None}}).sampling(4).max_tokens == 6
     with pytest.raises(ValueError, match="prompt has 12 tokens, the context 10"):
         await llm_async_generate(llm, Prompt.from_user_message("123456789"), session)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda llm: llm.model_copy(deep=True)])
+async def test_a_policy_may_deep_copy_its_model(llm, session, engine, copied):
+    async with Fleet([llm.base_url], session, Deadlines()) as fleet:
+        bound = llm.bind(fleet, llm.base_url, seed=7, runner=lambda ask: ask(session))
+        bound.load_tokenizer()
+        other = copied(bound)
+        other.parameters["max_tokens"] = 1
+        for asked in (bound, other, bound):
+            await llm_async_generate(asked, Prompt.from_user_message("hi"), session)
+    before, between, after = engine.sampling[-3:]
+    assert between["max_tokens"] == 1 and before["max_tokens"] == after["max_tokens"] != 1
+    assert len({one["seed"] for one in (before, between, after)}) == 3
+    assert bound.get_stats()["calls"] == 3
 
 
 @pytest.mark.parametrize("name", ["model", "messages", "logprobs", "n"])
