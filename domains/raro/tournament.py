@@ -178,7 +178,7 @@ def summary(runs: Sequence[Mapping[str, Sequence[float]]]) -> Means:
 
 def configuration(dataset: str) -> DictConfig:
     """The tree of a run's folder, or of `+domain=raro` with overrides between commas."""
-    if Path(dataset).is_dir():
+    if dataset and Path(dataset).is_dir():  # `Path("")` is the current folder
         return load_tree(Path(dataset))
     # A comma inside of a value, as of `target=[10,50]`, is followed by no key.
     overrides = [part for part in re.split(r",(?=[+~]*[\w./@-]+=)", dataset.strip(",")) if part]
@@ -223,6 +223,7 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     """All questions of the split, for every model and seed; the report as plain data."""
     cfg = configuration(args.dataset)
     settings = settings_of(cfg)
+    args.context = args.context or cfg.engine.max_model_len
     problems = load_problems([args.split], settings.data)[: args.limit or None]
     if not all(map(verifiable, problems)):
         raise ValueError(
@@ -299,7 +300,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--seeds", type=numbers, default="0", help="of the brackets; each samples anew")
     found.add_argument("--limit", type=int, default=0, help="first questions only; 0 = all")
     found.add_argument("--parallel", type=int, default=16, help="questions at a time")
-    found.add_argument("--context", type=int, default=256, help="the engine's context in tokens")
+    found.add_argument("--context", type=int, help="the engine's context in tokens; default: of --dataset")
     found.add_argument("--threads", type=int, default=1, help="of an embedded engine")
     found.add_argument("--out", type=Path, help="JSON file: the table, and every question of every seed")
     return found

@@ -1,5 +1,6 @@
 """The tournament with critics whose behaviour is known."""
 
+import argparse
 import asyncio
 import json
 import random
@@ -189,6 +190,26 @@ def test_a_folder_is_served_and_every_seed_is_kept(
     assert all(len(run["sizes"][n]["tournament"]) == 2 for run in found["runs"] for n in ("2", "3"))
     assert found["table"]["3"]["best_of_n"]["mean"] >= found["table"]["2"]["best_of_n"]["mean"]
     assert "n=3   tournament - majority" in capsys.readouterr().out
+
+
+def test_the_context_is_that_of_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def served(model: str, args: argparse.Namespace) -> None:
+        asked.append(args.context)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("domains.raro.tournament.served", served)
+    model = ["--model", "domains/raro/checkpoint"]
+    preset = ["--dataset", "hardware=cpu,+preset=raro_pretrained"]
+    assert [main([*model, *preset]), main([*model, *preset, "--context", "200"])] == [2, 2]
+    assert asked == [384, 200] and capsys.readouterr().err == "tournament: enough\n" * 2
+
+
+def test_without_a_dataset_the_configuration_is_the_domains() -> None:
+    assert configuration("").domain_hooks == "domains.raro.domain.RaroDomain"
 
 
 def test_commas_in_the_value_of_an_override_do_not_end_it() -> None:
