@@ -4,6 +4,7 @@ Called by `answers.py` with what `objects.py` read. Objects are compared part by
 `units.py` compares.
 """
 
+import re
 from itertools import pairwise
 
 from domains.math.objects import (
@@ -19,10 +20,12 @@ from domains.math.objects import (
     numbers_of,
     renamed,
 )
+from domains.math.texts import is_word
 from domains.math.units import counted, expression, same_measured, same_numbers
 from domains.math.values import Expression, Unreadable, difference, proportional, quotient, value_of
 
 _BOUNDS = ("<", r"\le")
+_PRODUCT = re.compile(r"[a-z](?:\s*[a-z])+")
 
 
 def same(gold: Node, given: Node) -> bool:
@@ -189,12 +192,18 @@ def _same_equation(gold: Node, given: Node) -> bool:
     ours, theirs = _named(gold), _named(given)
     if ours and theirs and same(ours[0], theirs[0]):
         return _is_consistent(given) and same(ours[1], theirs[1])
-    if any(one and not _names_of(one[1]) for one in (ours, theirs)):  # `2x = 10` has yet to be solved
+    if any(one and _is_solved(*one) for one in (ours, theirs)):  # and `2x = 10` has yet to be
         return False
     if any(one.sign for one in (*gold.parts, *given.parts)) or len(gold.parts + given.parts) > 4:
         return False
     one, other = (difference(*map(_plain, node.parts)) for node in (gold, given))
     return proportional(one, other)
+
+
+def _is_solved(name: Node, value: Node) -> bool:
+    """Whether an equation tells the value of a name, as `x = 5` does; `xy = 1` is one of two variables."""
+    is_product = _PRODUCT.fullmatch(name.text.strip()) is not None and not is_word(bare(name))
+    return not _names_of(value) and not is_product
 
 
 def _same_value_of(gold: Node, given: Node) -> bool:

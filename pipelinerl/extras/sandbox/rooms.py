@@ -50,25 +50,32 @@ def build(packages: list[str], folders: list[str] | None = None) -> str:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", _NEW_ROOT, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     os.umask(0o022)
-    visible = [*(folders or library()), *packages]
-    for path in visible:
-        os.makedirs(_NEW_ROOT + path, exist_ok=True)
-        kernel.mount(path, _NEW_ROOT + path, None, kernel.MS_BIND)
-        _read_only(_NEW_ROOT + path)
-    for path in folders or library():
-        for foreign in _FOREIGN:
-            if os.path.isdir(f"{path}/{foreign}"):
-                flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
-                kernel.mount("tmpfs", f"{_NEW_ROOT}{path}/{foreign}", "tmpfs", flags, "size=4k,mode=755")
+    own = folders or library()
+    _show(own)
+    foreign = [at for path in own for name in _FOREIGN if os.path.isdir(at := f"{_NEW_ROOT}{path}/{name}")]
+    for at in foreign:
+        kernel.mount("tmpfs", at, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=4k,mode=755")
+    _show(packages)  # which may lie in one of these
+    for at in foreign:
+        _read_only(at)
     os.makedirs(_NEW_ROOT + "/dev")
     for device in DEVICES:
         Path(_NEW_ROOT + device).touch()
         kernel.mount(device, _NEW_ROOT + device, None, kernel.MS_BIND)
-    scratch = next(name for name in _SCRATCH if not any(path.startswith(f"{name}/") for path in visible))
+    scratch = next(
+        name for name in _SCRATCH if not any(path.startswith(f"{name}/") for path in (*own, *packages))
+    )
     os.mkdir(_NEW_ROOT + scratch)
     kernel.pivot_root(_NEW_ROOT)
     _read_only("/")
     return scratch
+
+
+def _show(paths: list[str]) -> None:
+    for path in paths:
+        os.makedirs(_NEW_ROOT + path, exist_ok=True)
+        kernel.mount(path, _NEW_ROOT + path, None, kernel.MS_BIND)
+        _read_only(_NEW_ROOT + path)
 
 
 def _read_only(target: str) -> None:

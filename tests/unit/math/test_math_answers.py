@@ -137,6 +137,9 @@ TABLE = [
     ("p-q", "-q + p", "correct"),
     ("p-q", "P-Q", "wrong"),
     ("p-q", "q-p", "wrong"),
+    *(("xy=1", boxed, "correct") for boxed in ("xy-1=0", "2xy=2", "1=yx")),
+    *(("xy=1", boxed, "wrong") for boxed in ("xy=2", "xy+1=0", "x=1", r"y=\frac{1}{x}")),
+    *((f"{name}=5", f"{name}-5=0", "wrong") for name in ("x", "AB", "speed")),  # which has yet to be solved
     ("x y", "xy", "correct"),
     ("xy", "yx", "correct"),
     ("abc", "c a b", "correct"),

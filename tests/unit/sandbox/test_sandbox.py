@@ -206,6 +206,37 @@ async def test_a_package_below_the_usual_folder_of_programs_is_not_covered_by_it
         assert outcome.stdout == "3 from . import part\n", outcome.stderr
 
 
+IN_THE_LIBRARY = """
+import os, sys
+from pathlib import Path
+from pipelinerl.extras.sandbox import kernel, rooms
+library, user, group = sys.argv[1], os.geteuid(), os.getegid()
+packages = library + "/site-packages"
+kernel.unshare(kernel.CLONE_NEWNS | (kernel.CLONE_NEWUSER if user else 0))
+if user:
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+rooms.build([packages + "/named"], [library])
+print(os.listdir(packages), Path(packages + "/named/part.py").read_text())
+try: os.mkdir(packages + "/more")
+except OSError as error: print(error.strerror)
+"""
+
+
+def test_a_package_inside_of_the_library_is_shown_and_its_neighbours_are_not(tmp_path: Path) -> None:
+    """As where an interpreter has its own `site-packages`, with no environment beside it."""
+    if mechanism() != "namespaces":
+        pytest.skip("this machine mounts nothing")
+    for name in ("named", "neighbour"):
+        (tmp_path / "site-packages" / name).mkdir(parents=True)
+    (tmp_path / "site-packages/named/part.py").write_text("VALUE = 3")
+    said = subprocess.run(
+        [sys.executable, "-c", IN_THE_LIBRARY, str(tmp_path)], capture_output=True, text=True
+    )
+    assert said.stdout == "['named'] VALUE = 3\nRead-only file system\n", said.stderr
+
+
 def test_the_ways_are_tried_in_order_and_all_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"namespaces": "namespaces: unshare: no", "landlock": "landlock: none\nof it"}
     monkeypatch.setattr(host._Template, "hello", lambda self: said[self.mode])
