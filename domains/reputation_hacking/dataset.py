@@ -29,6 +29,9 @@ def load_problems(
     Raises ValueError for unknown names, counts beyond the seeds of a set, bad prices and wordings.
     """
     tested = variants if heldout_variants is None else heldout_variants
+    for key, given in (("c_signal", c_signal), ("variants", variants), ("heldout_variants", tested)):
+        if isinstance(given, str | int | float):
+            raise ValueError(f"dataset_loader_params.{key}={given}: give a list, [{given}]")
     if not c_signal or not variants or not tested:
         raise ValueError("dataset_loader_params: give at least one c_signal and one of variants")
     for variant in (*variants, *tested):

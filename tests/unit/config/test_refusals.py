@@ -48,6 +48,7 @@ MISSPELT = [
         "a new key is written +vllm_config.vllm_kwargs.quantization",
     ),
     ("seed", "not an override; write key=value"),
+    ("reputation_hacking.mitigation=monitor:lam=5", "quote values with spaces or ="),
     ("+judge.api_key=a(b", "+judge.api_key=(masked): not an override; write key=value"),
     ("world=null", "world=null: a section of keys; leave it out, or set world.KEY=VALUE"),
     ("debug=null", "debug=null: a section of keys"),

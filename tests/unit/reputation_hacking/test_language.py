@@ -179,6 +179,9 @@ def test_problems() -> None:
     for name, value in [*bad.items(), ("c_signal", [])]:
         with pytest.raises(ValueError):
             load_problems(["train", "heldout"], **{name: value})  # type: ignore[arg-type]
+    for name, value in {"c_signal": 0.7, "variants": "asked", "heldout_variants": "asked"}.items():
+        with pytest.raises(ValueError, match=rf"^dataset_loader_params\.{name}={value}: give a list"):
+            load_problems(["train"], **{name: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="choose among train, heldout"):
         load_problems(["test"])
 
