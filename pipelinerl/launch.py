@@ -166,6 +166,7 @@ def _checked_run(composition: Composition, backend: Backend, dry_run: bool, plai
     for remark in chain(training.remarks(cfg), recorded, said):
         print(printable(f"launcher: {remark}"), flush=True)
     if cfg.validate_:
+        _refuse_lost_training(cfg, RunFolder(output_dir))
         if unusable := imports.check(cfg):
             raise ConfigError(unusable)
         print_choices(validated(chosen, domain, RunFolder(output_dir), backend, dry_run, changed))
@@ -194,9 +195,7 @@ def _run(
         print(f"this run completed its {completed}; {further}, force_restart=true starts over", flush=True)
         _report(folder.path, domain)
         return COMPLETED
-    trains = "finetune" in cfg.debug.roles and not cfg.force_restart
-    if trains and (lost := half_checkpoint(folder.path / "finetune") or folder.lost_training()) is not None:
-        raise ConfigError(lost)
+    _refuse_lost_training(cfg, folder)
     named = asked_services(chosen.tree, domain, dry_run)  # before anything of an earlier run is removed
     if cfg.force_restart and not dry_run:
         folder.start_over(domain.folders)
@@ -216,6 +215,14 @@ def _run(
         folder.mark_completed(*limits)
     _report(folder.path, domain)
     return COMPLETED
+
+
+def _refuse_lost_training(cfg: Config, folder: RunFolder) -> None:
+    """Raises ConfigError for a folder whose training cannot go on and would begin anew over what is there."""
+    if "finetune" not in cfg.debug.roles or cfg.force_restart:
+        return
+    if (lost := half_checkpoint(folder.path / "finetune") or folder.lost_training()) is not None:
+        raise ConfigError(lost)
 
 
 def _supervised(plan: RunPlan, folder: RunFolder, backend: Backend, plain: bool, log: logging.Logger) -> None:

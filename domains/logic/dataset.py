@@ -76,8 +76,9 @@ def load_problems(
     name's file there is read: `test_size` rows, or the share that `train_ratio` leaves, are the evaluation's
     by a fixed order; of both parts, those outside of the difficulties or of `tasks_to_skip` are left out.
     `seed` shuffles, `max_examples` cuts. `split=test`, by which a loader of several domains asks for it, is
-    the evaluation's part. The other last arguments name the published data set on its hub, which has no split
-    but `train`; `dataset_id` without `data_dir` is refused. Raises ValueError in one line.
+    the evaluation's part; of a file that is named with its ending, `split=train` is the other. The other last
+    arguments name the published data set on its hub, which has no split but `train`; `dataset_id` without
+    `data_dir` is refused. Raises ValueError in one line.
     """
     names = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or ["logic"])
     skipped = set(tasks_to_skip or ())
@@ -117,7 +118,7 @@ load_datasets = load_problems
 
 def _part(name: str, split: str | None, subset: str | None = None) -> str:
     if Path(name).suffix in ENDINGS:
-        return "all"
+        return split or "all"
     if name in TRAIN or name in TEST:
         return "test" if name in TEST or split == "test" else subset or "train"
     raise ValueError(f"dataset {name!r}: name {', '.join((*TRAIN, *TEST))}, or a file")

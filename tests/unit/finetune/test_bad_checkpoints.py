@@ -312,6 +312,22 @@ def test_a_predictor_behind_the_last_layer_is_no_further_layer(
     assert said.__dict__["remark"], "the launcher prints it"
 
 
+def test_a_validation_refuses_the_folder_of_another_program_as_the_start_does(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    given = ["+domain=guessing", f"model_path={model}", f"output_dir={tmp_path / 'run'}"]
+    monkeypatch.setenv("DRY_RUN", "1")
+    assert launch(given) == 0  # writes the tree with which a resume is compared
+    monkeypatch.delenv("DRY_RUN")
+    shutil.copytree(model, tmp_path / "run" / MODEL)
+    capsys.readouterr()
+    for further in ("validate=true", "validate=false"):
+        assert launch([*given, further]) == 2
+        check_one_line(capsys.readouterr().err, "was written by another program", further)
+    assert launch([*given, "validate=true", "force_restart=true"]) == 0
+
+
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     """A run that has saved step 2 and has a recording to go on with."""

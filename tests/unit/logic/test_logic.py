@@ -99,6 +99,10 @@ def test_published_rows_are_read_split_and_left_out(tmp_path: Path) -> None:
     path = str(tmp_path / "INTELLECT-3-RL.jsonl")
     assert len(load_problems([path], max_difficulty=0.5)) == 12  # those without a difficulty stay
     assert len(load_problems([path], tasks_to_skip=["object_counting"])) == 1
+    parts = (
+        [p["task"] for p in load_problems([path], test_size=5, split=part)] for part in ("train", "test")
+    )
+    assert list(map(len, parts)) == [16, 5]
 
 
 def test_rows_that_are_left_out_move_no_other_row_to_the_other_part(tmp_path: Path) -> None:
