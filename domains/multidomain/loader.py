@@ -71,7 +71,8 @@ def load_datasets(
     that have none by convention. What `for_all` holds, such as a `seed`, goes to each loader that takes it,
     unless its domain has a value of its own. A loader with a parameter of `PART` is asked for the part. Of
     another one's problems a tenth, drawn by the dataset's name alone, is `@test` and the rest `@train`.
-    Raises ValueError for an entry that cannot be read, or a parameter that no loader it is for takes.
+    Raises ValueError for an entry that cannot be read or has no problems, and for a parameter that is missing
+    or that no loader it is for takes.
     """
     entries = [dataset_names] if isinstance(dataset_names, str) else dataset_names or []
     grouped: dict[tuple[str, Split | None], list[str]] = {}
@@ -136,8 +137,18 @@ def _loaded(
         key = f"per_domain_params.{domain}.{foreign[0]}"
         raise ValueError(f"{key}: its loader has no such parameter; it takes {takes}")
 
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needed = [p.name for p in list(accepted.values())[1:] if p.default is p.empty and p.kind in named]
+    if missing := [name for name in needed if name not in params]:
+        raise ValueError(f"per_domain_params.{domain}.{missing[0]}: its loader has no default for it; set it")
+
+    at = f"@{split}" if split is not None and part is not None else ""
+
     def asked(names: list[str]) -> list[Problem]:
-        return problem_list(loader(names, **params), f"dataset {domain}::{', '.join(names)}: its loader")
+        what = f"dataset {domain}::{', '.join(names)}{at}: its loader"
+        if not (found := problem_list(loader(names, **params), what)):
+            raise ValueError(f"{what} found no problems; leave it out, or change what its loader is given")
+        return found
 
     here = split if part is None else None  # what is left to divide; "all" is nothing
     if here in (None, "all"):

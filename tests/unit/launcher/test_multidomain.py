@@ -168,6 +168,12 @@ def test_parts_of_generated_calls_share_no_problem() -> None:
             "dataset x::a: its loader .*must return a list of dicts, got int",
         ),
         (["reputation_hacking::a"], {}, "has no load_problems or load_datasets; set dataset_loader_params"),
+        (["reasoning_gym::train"], {}, "per_domain_params.reasoning_gym.tasks: its loader has no default"),
+        (
+            ["x::a", "x::b@test"],
+            {"domain_loaders": {"x": lambda names, split=None: [] if split else [{"task": "1"}]}},
+            "dataset x::b@test: its loader found no problems",
+        ),
     ],
 )
 def test_what_cannot_be_loaded_is_named(entries: list[str], options: dict[str, Any], message: str) -> None:
@@ -359,10 +365,10 @@ def test_parameters_beside_those_of_a_domain_go_to_each_loader_that_takes_them()
 
     def seeded(names: list[str], seed: int) -> list[dict[str, Any]]:
         asked[names[0]] = seed
-        return []
+        return [{}]
 
     def plain(names: list[str]) -> list[dict[str, Any]]:
-        return []
+        return [{}]
 
     loaders = {"one": seeded, "two": seeded, "three": plain}
     entries = [f"{name}::{name}" for name in loaders]
