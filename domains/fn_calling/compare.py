@@ -84,7 +84,16 @@ def _fits(value: Any, allowed: Sequence[Any], schema: Mapping[str, Any]) -> bool
     # An answer may be of another type than the schema says: a variable's name instead of its value.
     if types is not None and not _is_of(value, types) and not any(_is_of(value, (type(o),)) for o in typed):
         return False
+    if isinstance(value, list) and isinstance(items := schema.get("items"), Mapping):
+        return any(isinstance(option, list) and _fit_each(value, option, items) for option in allowed)
     return any(_is_same(value, option) for option in allowed)
+
+
+def _fit_each(values: Sequence[Any], options: Sequence[Any], schema: Mapping[str, Any]) -> bool:
+    """Items one by one: each of the type that the list's schema says of its items, as BFCL checks them."""
+    return len(values) == len(options) and all(
+        _fits(value, [option], schema) for value, option in zip(values, options)
+    )
 
 
 def _is_of(value: Any, types: tuple[type, ...]) -> bool:

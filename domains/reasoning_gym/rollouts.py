@@ -71,8 +71,13 @@ async def generate_reasoning_gym_rollout(
 def gold_rollout(
     llm: TrainableLLM, prompt: Prompt, problem: dict[str, Any], settings: ReasoningGymSettings
 ) -> RolloutResult:
-    """The question with the family's own answer as one text to imitate (`finetune.rl.policy_loss=sft`)."""
+    """The question with the family's own answer as one text to imitate (`finetune.rl.policy_loss=sft`).
+
+    Raises ValueError for a family without answers, which a run of several domains finds only here.
+    """
     found = entry(problem["task"], problem["options"], problem["seed"], problem["index"])
+    if found["answer"] is None:
+        raise ValueError(f"family {problem['task']}: has no answer that {KEY}.reward=gold could imitate")
     text = text_to_imitate(llm, prompt, in_format(str(found["answer"]), settings.answer_format))
     metrics = ReasoningGymMetrics(reward=1.0, success=True, no_error=True, no_answer=False, verify_s=0.0)
     return RolloutResult(training_texts=[text], metrics=metrics, dataset_name=problem["dataset"])

@@ -64,6 +64,8 @@ WANTED: dict[str, Any] = {
         ({"item": "shoe", "count": 2, "gift": 1}, False),
         ({"item": "shoe", "count": 2, "price": 11}, False),
         ({"item": "shoe", "count": 2, "sizes": [2, 1]}, False),
+        ({"item": "shoe", "count": 2, "sizes": [1.0, 2]}, False),
+        ({"item": "shoe", "count": 2, "sizes": [1, 2, 3]}, False),
         ({"item": "shoe", "count": 2, "to": {"street": "Mill Rd."}}, False),
         ({"item": "shoe", "count": 2, "to": {"city": "Bern", "zip": 1}}, False),
         ({"item": "shoe", "count": 2, "colour": "red"}, False),

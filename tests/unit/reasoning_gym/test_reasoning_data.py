@@ -1,6 +1,7 @@
 """Questions: the same for the same name, disjoint between training and evaluation, refused in one line."""
 
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from domains.reasoning_gym.data import chosen, load_problems
-from domains.reasoning_gym.families import HASHED, NO_DATA, known
+from domains.reasoning_gym.families import HASHED, NO_DATA, entry, known
 from domains.reasoning_gym.scoring import judge
 from domains.split import is_held_out
 
@@ -130,6 +131,18 @@ def test_questions_do_not_depend_on_the_hash_seed_of_a_process() -> None:
         env = os.environ | {"PYTHONHASHSEED": seed}
         told.append(subprocess.run([sys.executable, "-c", HASHES], env=env, capture_output=True, check=True))
     assert told[0].stdout == told[1].stdout and len(told[0].stdout) > 1000
+
+
+@pytest.mark.usefixtures("families")
+def test_questions_do_not_depend_on_what_a_process_drew_before() -> None:
+    """`list_functions` draws some inputs from the process-wide generator."""
+    told = []
+    for before in (1, 2):
+        entry.cache_clear()
+        random.seed(before)
+        told.append([entry("list_functions", "{}", 7, index) for index in (13, 22, 47)])
+        assert random.random() == random.Random(before).random()
+    assert told[0] == told[1]
 
 
 @pytest.mark.usefixtures("families")

@@ -180,3 +180,13 @@ async def test_with_gold_answers_training_imitates_them_and_evaluations_are_samp
         assert (await ask(cfg, problem, "the")).metrics.no_answer
     finally:
         ROLLOUT_ORIGIN.reset(evaluating)
+
+
+@pytest.mark.usefixtures("families")
+async def test_a_family_without_answers_is_not_imitated(ask: Callable[..., Any]) -> None:
+    given = ["reasoning_gym.reward=gold", "finetune.rl.policy_loss=sft"]
+    cfg = compose(["+domain=reasoning_gym", "hardware=cpu", *given]).tree
+    problem, right = problem_and_answer(rush_hour={})
+    assert right is None
+    with pytest.raises(ValueError, match="family rush_hour: has no answer that reasoning_gym"):
+        await ask(cfg, problem, "the")
