@@ -25,7 +25,8 @@ class CodingSettings(Block):
     at_once: int = Field(2, ge=1)
     """Tests that run at a time, of each actor worker."""
     packages: tuple[str, ...] = ()
-    """Installed packages that programs may import besides the standard library."""
+    """Installed packages that programs may import besides the standard library, with those that these
+    import."""
 
     def sandbox(self) -> Sandbox:
         """One with these limits."""

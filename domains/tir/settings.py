@@ -33,7 +33,8 @@ class TirSettings(Block):
     at_once: int = Field(2, ge=1)
     """Programs that run at a time, of each actor worker."""
     packages: tuple[str, ...] = ()
-    """Installed packages that programs may import besides the standard library, such as sympy and mpmath."""
+    """Installed packages that programs may import besides the standard library, with those that these import:
+    sympy and mpmath."""
     join: bool = True
     """A dialogue is one text with several sampled spans; false: a text for each answer."""
 

@@ -35,6 +35,8 @@ from pipelinerl.rollouts import TrainingText
 
 END_DEADLINE_S = 10.0
 """For calls and programs that were given up to be gone."""
+LEFT_S = 1.0
+"""For what a program left running to end by itself, as `tee` does behind its last line."""
 ENGINE_FAILURES = (EngineUnavailable, AbortedCompletion, RetryableAbortedCompletionError)
 """What is no fault of the program; the rollout may be tried again."""
 
@@ -306,8 +308,36 @@ async def _talk(process: asyncio.subprocess.Process, stdin: str, out: bytearray,
             await stream.drain()
         stream.close()
 
-    talk = feed(process.stdin), collect(process.stdout, out), collect(process.stderr, err)
-    await asyncio.gather(*talk, process.wait())
+    async def release() -> None:
+        """End what holds the pipes of a program that has ended, which would keep its output open."""
+        await _ended(process.pid)
+        await asyncio.wait(heard, timeout=LEFT_S)
+        if not all(one.done() for one in heard):
+            await _kill_left(process.pid)
+
+    heard = [asyncio.ensure_future(collect(*one)) for one in ((process.stdout, out), (process.stderr, err))]
+    await asyncio.gather(feed(process.stdin), *heard, release())
+    await process.wait()
+
+
+async def _ended(pid: int) -> None:
+    """Until a child has ended: `wait` of asyncio's processes may wait for everybody who holds its pipes."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def _kill_left(pid: int) -> None:
+    kill = asyncio.to_thread(kill_marked, [pid])
+    await wait_for(kill, "what a program left running to be killed", END_DEADLINE_S)
 
 
 async def _gone(process: asyncio.subprocess.Process) -> None:
@@ -316,8 +346,7 @@ async def _gone(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await wait_for(process.wait(), "a program that was killed", END_DEADLINE_S)
-    kill = asyncio.to_thread(kill_marked, [process.pid])
-    await wait_for(kill, "what a program left running to be killed", END_DEADLINE_S)
+    await _kill_left(process.pid)
 
 
 def dialogue_key(template_kwargs: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> DialogueKey:

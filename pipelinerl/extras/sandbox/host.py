@@ -111,7 +111,10 @@ class _Template:
         theirs.close()
 
     def hello(self) -> str | None:
-        """None where it is ready, else what the kernel refused. Waits for it."""
+        """None where it is ready, else what the kernel refused. Waits for it.
+
+        Raises ValueError for a package that cannot be imported.
+        """
         self.control.settimeout(START_S)
         try:
             said = json.loads(self.control.recv(4096) or b"{}")
@@ -121,6 +124,8 @@ class _Template:
             self.control.settimeout(None)
         if "mode" in said:
             return None
+        if "package" in said:
+            raise ValueError(said["package"])
         return str(said.get("failed", f"{self.mode}: the process ended at its start"))
 
     def close(self) -> None:
@@ -133,7 +138,11 @@ def _start(packages: dict[str, str], modes: Sequence[str]) -> _Template:
     refused = []
     for mode in modes:
         template = _Template(mode, packages)
-        said = template.hello()
+        try:
+            said = template.hello()
+        except ValueError:
+            template.close()
+            raise
         if said is None:
             return template
         template.close()
@@ -155,7 +164,9 @@ class Sandbox:
     """Runs programs for one event loop; an async context manager, or `close` it.
 
     `at_once` programs run at a time. `packages` are installed packages that programs may import besides the
-    standard library. Raises SandboxUnavailable at the first program where the kernel offers nothing.
+    standard library, with those that these import. Raises ValueError for one that is not installed; at the
+    first program, ValueError for one that cannot be imported and SandboxUnavailable where the kernel offers
+    nothing.
     """
 
     def __init__(

@@ -40,6 +40,10 @@ class Refused(Exception):
     """The kernel does not offer what the mode needs."""
 
 
+class NotImported(Exception):
+    """A named package cannot be imported; one line."""
+
+
 def main(control: int, mode: str, packages: dict[str, str]) -> None:
     """Set up, report on `control`, serve until it is closed."""
     os.environ.clear()
@@ -49,6 +53,9 @@ def main(control: int, mode: str, packages: dict[str, str]) -> None:
     try:
         template = Template(connection, mode, packages)
         template.take_away()
+    except NotImported as error:
+        connection.send(json.dumps({"package": str(error)}).encode())
+        return
     except (OSError, Refused) as error:
         reason = getattr(error, "strerror", None) or error
         connection.send(json.dumps({"failed": f"{mode}: {reason}"}).encode())
@@ -71,7 +78,7 @@ class Template:
                 importlib.import_module(name)
         rooms.Packages(packages).install()
         for name in packages:
-            importlib.import_module(name)
+            _import(name)
         for name in ("exit", "quit"):  # those of the module site, which is not loaded
             setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
         kernel.one_arena()
@@ -169,6 +176,17 @@ class Template:
                     os._exit(1)
             for descriptor in descriptors:
                 os.close(descriptor)
+
+
+def _import(name: str) -> None:
+    """Raises NotImported, as where a package that it imports was not named."""
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        missing = isinstance(error, ImportError)
+        hint = "; name the packages that it imports as well" if missing else ""
+        raise NotImported(f"sandbox package {name!r} cannot be imported here: {said}{hint}") from error
 
 
 def _write(path: str, text: str) -> None:

@@ -139,6 +139,25 @@ async def test_what_a_program_left_running_in_another_session_ends_with_the_prog
         assert not running(mark)
 
 
+@pytest.mark.parametrize("session", ["", ", start_new_session=True"])
+async def test_what_holds_the_output_of_a_program_that_has_ended_ends_too(
+    fake_llm: TrainableLLM, tmp_path: Path, session: str
+) -> None:
+    mark = str(tmp_path / f"mark-{os.getpid()}")
+    sleeps = f"[sys.executable, '-c', 'import time; time.sleep(600)', {mark!r}]"
+    program = f"import subprocess, sys; subprocess.Popen({sleeps}{session}); print('done')"
+    async with recorder.session(fake_llm) as recorded:
+        assert await recorded.run([sys.executable, "-c", program], deadline_s=200) == "done\n"
+        assert not running(mark)
+
+
+async def test_what_a_program_left_running_may_end_its_output(fake_llm: TrainableLLM) -> None:
+    later = "import time; time.sleep(0.2); print('later')"
+    program = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {later!r}])"
+    async with recorder.session(fake_llm) as recorded:
+        assert await recorded.run([sys.executable, "-c", program], deadline_s=200) == "later\n"
+
+
 async def test_what_a_program_started_ends_with_a_worker_that_is_killed(tmp_path: Path) -> None:
     """By kill -9, so that the worker itself does nothing any more."""
     mark = str(tmp_path / f"mark-{os.getpid()}")

@@ -187,6 +187,27 @@ async def test_packages_are_what_was_named_and_no_more() -> None:
         Sandbox(packages=["no_such"])
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import other_one", r"No module named 'other_one'; name the packages that it imports as well"),
+        ("raise RuntimeError('not\\ntoday')", "RuntimeError: not today"),
+    ],
+)
+def test_a_package_that_cannot_be_imported_is_named(
+    source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what it lacks, and not as a kernel that offers nothing."""
+    for name, text in (("needs_another", source), ("other_one", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        ValueError, match=rf"sandbox package 'needs_another' cannot be imported here: .*{said}$"
+    ):
+        mechanism(["needs_another"])
+
+
 async def test_a_package_below_the_usual_folder_of_programs_is_not_covered_by_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
