@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from domains.verifiers.environments import EnvironmentRefused, configured, library
+from domains.verifiers.environments import EnvironmentRefused, configured, taskset_of
 
 DOMAIN = "verifiers"
 PARTS = ("train", "test")
@@ -30,10 +30,8 @@ def load_problems(
         if name not in PARTS:
             raise EnvironmentRefused(f"dataset {name!r}: this domain has train and test; name one of them")
         config = configured(given[name])
-        taskset = library().load_environment(config).taskset
         skipped, wanted = (0, test_count) if name == "test" else (0 if test_env else test_count, count)
-        if wanted is None and not taskset.bounded:
-            raise EnvironmentRefused(f"count: {config.taskset.id} has no end; say how many tasks are used")
+        taskset = taskset_of(config, wanted)
         stop = None if wanted is None else skipped + wanted
         tasks = list(itertools.islice(taskset, skipped, stop))
         if not tasks:

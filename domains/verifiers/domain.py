@@ -4,7 +4,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from domains.verifiers.environments import EnvironmentRefused, configured, has_tools
+from domains.verifiers.environments import EnvironmentRefused, configured, has_tools, taskset_of
 from domains.verifiers.settings import KEY, VerifiersSettings, settings_of
 from pipelinerl.domain import BaseDomain, ReportFocus
 
@@ -20,7 +20,7 @@ class VerifiersDomain(BaseDomain):
     report_focus = ReportFocus(headline=("success", "reward", "truncated", "no_answer"))
 
     def validate(self, cfg: DictConfig) -> list[str]:
-        """The package is installed, the taskset is there and takes its settings, tools have a renderer."""
+        """The package and the taskset are there, settings fit, tools have a renderer, tasks an end."""
         if not str(cfg.dataset_loader).endswith(LOADER):
             return []
         given: Any = OmegaConf.to_container(cfg.dataset_loader_params, resolve=True)
@@ -31,6 +31,8 @@ class VerifiersDomain(BaseDomain):
                         f"verifiers.renderer is null and {block['taskset']['id']} has tools: a chat template "
                         "does not say how calls are read; name your model's renderer, such as qwen3"
                     ]
+            if given.get("count") is None and "train" in (cfg.train_dataset_names or ()):
+                taskset_of(configured(given.get("env") or {}), None)
         except EnvironmentRefused as error:
             return [str(error)]
         return []

@@ -96,6 +96,14 @@ def has_tools(config: Any) -> bool:
     return bool(taskset.toolsets(config.taskset) or taskset.task_type().toolsets(config.taskset.task))
 
 
+def taskset_of(config: Any, count: int | None) -> Any:
+    """The taskset of an environment. Raises EnvironmentRefused for all its tasks (null) if it has no end."""
+    taskset = library().load_environment(config).taskset
+    if count is None and not taskset.bounded:
+        raise EnvironmentRefused(f"count: {config.taskset.id} has no end; say how many tasks are used")
+    return taskset
+
+
 def task_of(env: Any, data: str) -> Any:
     """A task from its row, JSON text, as verifiers' own servers of environments make it."""
     task_type = type(env.taskset).task_type()

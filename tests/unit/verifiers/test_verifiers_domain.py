@@ -75,10 +75,12 @@ def test_a_start_is_refused_in_one_line(dry_run: Callable[..., Any]) -> None:
         NAME,
         ("env.taskset.id names no taskset",),
         (f"{ID}=none_such", "taskset 'none_such' not found"),
+        (f"{ID}=dialogue_v1", "count: dialogue_v1 has no end"),
         (f"{ID}=tools_v1", "verifiers.renderer is null and tools_v1 has tools"),
         (f"{ID}=numbers_v1", "verifiers.render=qwen3", "did you mean verifiers.renderer?"),
     )
     check_starts(dry_run, NAME, f"{ID}=tools_v1", "verifiers.renderer=qwen3")
+    check_starts(dry_run, NAME, f"{ID}=dialogue_v1", "dataset_loader_params.count=4")
 
 
 def test_the_missing_package_is_one_line(
