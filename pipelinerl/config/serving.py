@@ -25,7 +25,7 @@ class SamplingParameters(Section):
     """Drop tokens below this share of the likeliest one's probability; 0 = off (evaluation only)."""
     min_tokens: int = Field(0, ge=0)
     """Tokens that must be sampled before the end token is allowed; 0 = off (evaluation only)."""
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    seed: int | None = None
     """Seed of each request, the same for all (evaluation, or training with one attempt at a problem). Null:
     requests of evaluations, and of training with `max_lag=0`, get seeds that follow from the run's `seed`;
     others are drawn by the engine."""
