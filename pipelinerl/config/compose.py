@@ -282,7 +282,9 @@ def _parse(texts: Sequence[str]) -> list[Override]:
     except OverrideParseException as error:
         key, given, _ = error.override.partition("=")
         told = f"{key}={MASK}" if given and names_secret(key) else repr(error.override)
-        raise ConfigError(f"{told}: not an override; write key=value, and quote values with spaces or =") from None
+        raise ConfigError(
+            f"{told}: not an override; write key=value, and quote values with spaces or ="
+        ) from None
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: sweeps are not supported; start one run per value")

@@ -3,6 +3,7 @@
 The launcher asks it, and `set_streams_backend` lets it make the back-end of a process.
 """
 
+import re
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.config.variants import STREAM_BACKENDS, Variant
 from pipelinerl.streams.files import FilesBackend
 
+_SAVE = r"([1-9]\d* \d+( [1-9]\d* \d+)*)?"
 OF_A_SERVER = ("host", "port", "save", "password", "namespace")
 
 
@@ -87,6 +89,11 @@ class Redis(StreamsKind):
             yield "streams.backend=redis: the Python client is not installed; pip install 'pipelinerl[redis]'"
         if self.starts_server(streams) and not dry_run and shutil.which("redis-server") is None:
             yield "streams.backend=redis: no redis-server on this machine; install it or set streams.host"
+        if not re.fullmatch(_SAVE, streams.save, re.ASCII):
+            yield (
+                f"streams.save={streams.save}: redis takes pairs of seconds and changes, such as '3600 1'; "
+                "'' is never"
+            )
         empty = streams.password is not None and not streams.password.get_secret_value()
         if self.starts_server(streams) and empty:
             yield "streams.password='': a run's redis-server asks for one; leave it null, and one is made"

@@ -87,6 +87,7 @@ WRONG_VALUES = [
     ("test_llm.parameters.stop=END", "input should be a valid list"),
     ("test_llm.parameters.stop=['']", "at least 1 character"),
     ("test_llm.parameters.stop_token_ids=[-1]", "greater than or equal to 0"),
+    ("finetune.also_save_steps=[2,0]", "finetune.also_save_steps.1=0: input should be greater than or equal"),
 ]
 
 CONTRADICTIONS = [
@@ -226,6 +227,10 @@ def test_a_bad_override_is_refused_with_its_remedy(
         ),
         (["streams=redis", "streams.host=10.0.0.1"], "set streams.password"),
         (["streams=redis", "streams.password=''"], "leave it null, and one is made"),
+        *(
+            (["streams=redis", f"streams.save={save}"], "redis takes pairs of seconds and changes")
+            for save in ("hourly", "'0 1'", "'3600 1 60'")
+        ),
         (
             ["actor.sampling=difficulty", "actor.difficulty.low=0.95"],
             "actor.difficulty.low=0.95: above actor.difficulty.high=0.9; lower the first",
