@@ -76,6 +76,8 @@ class Trainer:
         self._recording = cfg.streams_source("finetune")
         # False: `training_data` is a recording, which a resumed trainer goes on reading where it stopped.
         self._follows_preprocess = bool(cfg.jobs_of("preprocessor"))
+        # False: the samples are recorded ones, so their versions are those of another trainer's weights.
+        self._follows_actor = bool(cfg.jobs_of("actor"))
         self.counters = TrainingMetrics()
         step = ranks.gather(resume_step(self.folder) if ranks.is_main else None)[0]
         source = Path(cfg.policy_path) if step is None else self.folder / MODEL
@@ -207,7 +209,7 @@ class Trainer:
         announced = counters.last_broadcasted_version
         for batch in self._micro_batches(feed):
             targets = targets_of(batch, rl, announced, self.cfg.staleness, counters.samples)
-            if self._follows_preprocess:  # a recording may be one of a run that came further
+            if self._follows_actor:  # a recording may be one of a run that came further
                 check_announced(batch, targets, announced)
             micro = self.learner.accumulate(batch, targets, coefficients)
             if self.ranks.leads:  # of the ranks that compute a row one counts it
@@ -272,8 +274,7 @@ class Trainer:
         rl = {name: value for name, value in measured.items() if name.startswith("rl/")}
         self._last_rl = rl | {"completed_steps": counters.completed_steps}
         values = counters.metrics() | measured | step.memory | self._update_metrics | self._rounding
-        # The versions of a recording are those of another trainer's weights.
-        if self._follows_preprocess and (said := self._arithmetic.add(values)) is not None:
+        if self._follows_actor and (said := self._arithmetic.add(values)) is not None:
             log.warning(said, extra=REMARK)
         if self._writer is not None:
             self._writer.log(values, counters.samples)

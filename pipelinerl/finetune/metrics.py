@@ -176,7 +176,7 @@ def _lag_mean(step: Step) -> float | None:
 
 
 def _lag_histogram(step: Step) -> dict[str, list[float]] | None:
-    """Trained tokens by lag, in bins that grow with it."""
+    """Trained tokens by lag, in bins that grow with it; those below 0 (in a replay) share the first."""
     lags = step.counts.lags
     if not lags:
         return None
@@ -184,6 +184,8 @@ def _lag_histogram(step: Step) -> dict[str, list[float]] | None:
     counts = np.array([lags[int(v)] for v in values], np.float64)
     edges = np.unique(np.concatenate([[0, 1], np.geomspace(1, max(2, values.max() + 1), 16).astype(int)]))
     edges = np.append(edges, max(int(edges[-1]), int(values.max())) + 1)
+    if values[0] < 0:
+        edges = np.append(values[0], edges)
     return histogram(values, edges, counts)
 
 

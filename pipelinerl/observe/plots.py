@@ -143,8 +143,10 @@ def lag_histogram(
     found = [one for one in found if sum(one["counts"])]
     if not found:
         return np.zeros(0), np.zeros(0)
+    lowest = min(0, *(one["edges"][0] for one in found))
     highest = max(end for one in found for end, count in zip(one["edges"][1:], one["counts"]) if count)
-    edges = np.arange(0, highest + (width := max(1, int(np.ceil(highest / bins)))), width, dtype=np.float64)
+    width = max(1, int(np.ceil((highest - lowest) / bins)))
+    edges = np.arange(lowest, highest + width, width, dtype=np.float64)
     counts = np.zeros(len(edges) - 1)
     for one in found:
         counts += np.diff(np.interp(edges, one["edges"], np.concatenate([[0.0], np.cumsum(one["counts"])])))

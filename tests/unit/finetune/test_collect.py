@@ -1,5 +1,6 @@
 """What the trainer counts beside its own work."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,13 @@ def test_throughput_counts_a_shared_token_once_and_as_often_as_it_is_read(peak: 
         expected |= {"mfu": 6 * 100 * 48 / (2 * 2 * 1e6), "mfu_unique": 6 * 100 * 20 / (2 * 2 * 1e6)}
     assert {name: found[f"throughput/{name}"] for name in expected} == pytest.approx(expected)
     assert ("throughput/mfu" in found) == (peak is not None)
+
+
+@pytest.mark.parametrize("lags", [{0: 5, 64: 2}, {-64: 3, 0: 2, 32: 1}, {-64: 4}])
+def test_the_histogram_of_lags_has_every_token_also_those_of_a_recording_that_came_further(
+    lags: dict[int, int],
+) -> None:
+    counts = StepStatistics(lags=Counter(lags))
+    found = step_metrics(counts, Coefficients(), 1, Hardware(64, 0, None))["stats/lag_histogram"]
+    assert sum(found["counts"]) == sum(lags.values())
+    assert found["edges"] == sorted(set(found["edges"])) and found["edges"][0] == min(0, *lags)

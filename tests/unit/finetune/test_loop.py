@@ -260,7 +260,7 @@ def test_samples_that_the_newest_weights_cannot_have_drawn_so_are_remarked(
     monkeypatch.setattr(mismatch, "LEAST_TOKENS", 20)
     monkeypatch.setattr(Trainer, "_first_record", lambda *_: 0)
     one = trainer(tmp_path, Compared())
-    one._follows_preprocess = follows
+    one._follows_actor = follows
     with MetricsWriter(tmp_path, "finetune") as one._writer:
         one.run()
     rows = lines(tmp_path / "finetune/metrics.jsonl")
@@ -269,3 +269,18 @@ def test_samples_that_the_newest_weights_cannot_have_drawn_so_are_remarked(
     said = [r.getMessage() for r in caplog.records if getattr(r, "remark", False)]
     assert len(said) == (1 if follows else 0)
     assert all("nats apart on" in line and "rounding explains 0.01" in line for line in said)
+
+
+@pytest.mark.parametrize("actor", [True, False])
+def test_only_beside_an_actor_a_version_has_to_be_announced_before_it_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, actor: bool
+) -> None:
+    """The steps were sampled by versions 0, 6, 12 and 18; this trainer announces 0, 12 and 24."""
+    monkeypatch.setattr(Trainer, "_first_record", lambda *_: 0)
+    roles = ("actor", "preprocess") if actor else ("preprocess",)
+    if actor:
+        with pytest.raises(ValueError, match="weight version 6, which was never announced"):
+            train(tmp_path, roles=roles, texts_per_update=12)
+        return
+    train(tmp_path, roles=roles, texts_per_update=12)
+    assert [row["stats/lag"] for row in metrics(tmp_path).values()] == [0, -6, 0, -6]

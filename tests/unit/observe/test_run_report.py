@@ -468,6 +468,17 @@ def test_a_wide_bin_of_lags_is_spread_over_its_width() -> None:
     assert np.flatnonzero(counts)[-1] == len(counts) - 1, "the largest lag is shown"
 
 
+def test_lags_below_zero_of_a_replay_are_shown() -> None:
+    behind = {"stats/lag_histogram": {"edges": [-64, 0, 1, 2], "counts": [8, 0, 0]}}
+    edges, counts = lag_histogram([behind])
+    assert edges[0] == -64 and counts.sum() == pytest.approx(8)
+    edges, counts = lag_histogram(
+        [behind, {"stats/lag_histogram": {"edges": [0, 100, 200], "counts": [0, 4]}}]
+    )
+    assert counts[edges[:-1] < 0].sum() == pytest.approx(8)
+    assert counts[edges[:-1] >= 96].sum() == pytest.approx(4, rel=0.1)
+
+
 def test_the_pace_of_training_is_over_all_time_that_passed() -> None:
     """One slow step in two: the mean of the two rates would be five times too high."""
     records = [
