@@ -286,7 +286,7 @@ class FinetuneConfig(Section):
     trainer's ranks and the attention heads; not for models with linear attention."""
     save_checkpoint_steps: int = Field(100, ge=1)
     """Steps between two checkpoints."""
-    also_save_steps: list[int] = []
+    also_save_steps: list[Annotated[int, Field(ge=1)]] = []
     """Further steps with a checkpoint."""
     keep_intermediate_checkpoints: bool = True
     """Keep a copy of the model of each checkpoint."""
