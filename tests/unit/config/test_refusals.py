@@ -82,10 +82,6 @@ WRONG_VALUES = [
     ("actor.on_rollout_error=ignore", "'drop_rollout'"),
     ("debug.mode=everything", "'open_loop'"),
     ("max_lag=-1", "greater than or equal to 0"),
-    (
-        "finetune.also_save_steps=[0]",
-        "finetune.also_save_steps.0=0: input should be greater than or equal to 1",
-    ),
     ("finetune.learning_rate=null", "finetune.learning_rate: missing; set finetune.learning_rate=VALUE"),
     ("train_dataset_names=train", "input should be a valid list"),
     ("test_llm.parameters.stop=END", "input should be a valid list"),
