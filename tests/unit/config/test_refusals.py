@@ -6,7 +6,9 @@ import pytest
 
 from pipelinerl.config import typed
 from pipelinerl.config.compose import Composition
+from pipelinerl.finetune.rl.advantages import ESTIMATORS
 from pipelinerl.finetune.rl.advantages.situation import situation
+from pipelinerl.finetune.rl.losses import LOSSES
 from pipelinerl.launcher.checks import training
 
 MISSPELT = [
@@ -124,11 +126,14 @@ CONTRADICTIONS = [
     ("finetune.rl.pad_step_rewards_for_advantage=true", "set finetune.rl.step_reward_advantages=true"),
     (
         "finetune.rl.policy_loss=grpo",
-        "finetune.rl.policy_loss=grpo: no such loss; use cispo, gspo, ppo, reinforce, sft or the dotted path",
+        f"finetune.rl.policy_loss=grpo: no such loss; use {', '.join(LOSSES)} or the dotted path",
     ),
     ("finetune.rl.policy_loss=no.where.loss", "finetune.rl.policy_loss=no.where.loss: no module no.where"),
     ("finetune.rl.policy_loss=domains.guessing.los", "domains.guessing has no los; "),
-    ("finetune.rl.advantage_estimator=grpo", "no such estimator; use rollout, situation or the dotted path"),
+    (
+        "finetune.rl.advantage_estimator=grpo",
+        f"no such estimator; use {', '.join(ESTIMATORS)} or the dotted path",
+    ),
     ("finetune.rl.advantage_estimator=json.nothing", "json has no nothing"),
     ("finetune.rl.value_loss_coef=0.1", "there is no value head"),
     ("finetune.attempts=1", "a lone rollout has advantage 0"),
