@@ -150,7 +150,7 @@ ARCHITECTURES: Sequence[Architecture] = (
     Architecture("Olmoe", "OLMoE", EXPERTS, special="experts"),
     Architecture("Granite", "Granite 3", {"logits_scaling": 6.0}, special="scaled logits"),
     Architecture("GraniteMoe", "Granite 3 MoE", EXPERTS, special="experts"),
-    Architecture("GraniteMoeShared", "Granite 4 tiny preview", EXPERTS, special="experts"),
+    Architecture("GraniteMoeShared", "MoE-7B-1B of IBM Research", EXPERTS, special="experts"),
     Architecture("Cohere", "Command R", {"logit_scale": 0.25}, special="scaled logits"),
     Architecture(
         "Cohere2", "Command R7B and A", {**BOTH, "logit_scale": 0.25}, special="windows, scaled logits"
