@@ -180,7 +180,7 @@ ARCHITECTURES: Sequence[Architecture] = (
     ),
     Architecture(
         "DeepseekV3",
-        "DeepSeek V3, Kimi K2",
+        "DeepSeek V3",
         {
             **EXPERTS,
             "num_key_value_heads": 4,
