@@ -9,7 +9,7 @@ that Python does not know, such as U+2028, are text that a string may hold, unle
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _FENCE = re.compile(r"`{3,}|~{3,}")
 _ITEM = re.compile(r"\s*(?:(?:[-*+>]|\d+[.)])\s+)*")
@@ -32,7 +32,7 @@ _LONGEST = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block: what is written behind its opening fence, its lines, and where the line behind it begins."""
+    """One block: what is written behind its opening fence, its lines, and where the text behind it begins."""
 
     info: str
     text: str
@@ -53,11 +53,14 @@ class _Open:
     lines: list[str]
     ends: str = "\n"
     """What ends the line of its fence, and so further lines."""
+    starts: list[int] = field(default_factory=list)
+    """Where each of the lines begins in the text."""
 
-    def add(self, line: str, before: str) -> None:
+    def add(self, line: str, before: str, start: int) -> None:
         """A line of the block, or what goes on behind a character `before` that ends none in it."""
         if not self.lines or before in (*_PYTHONS, self.ends):
             self.lines.append(line)
+            self.starts.append(start)
         else:
             self.lines[-1] += before + line
 
@@ -87,12 +90,13 @@ class _Open:
         """The block so far, if Python reads it as a program."""
         return block if _likeness((block := self.block(end)).text) else None
 
-    def cut_short(self, end: int) -> Block | None:
+    def cut_short(self) -> Block | None:
         """The block up to the first line that ends with its fence, as in `f()````, or begins with it."""
         for at, line in enumerate(self.lines):
             if (shown := line.rstrip()).endswith(self.fence) or shown.lstrip().startswith(self.fence):
-                self.lines[at:] = [shown.partition(self.fence)[0]]
-                return self.block(end)
+                kept = shown.partition(self.fence)[0]
+                self.lines[at:] = [kept]
+                return self.block(self.starts[at] + len(kept) + len(self.fence))
         return None
 
 
@@ -105,7 +109,8 @@ def fenced(text: str) -> list[Block]:
         start, at = at, at + len(line) + len(ends)
         before, ended = ended, ends
         if open_ is not None and open_.quoted:
-            line = _QUOTED.sub("", line, count=1)
+            whole, line = line, _QUOTED.sub("", line, count=1)
+            start += len(whole) - len(line)
         if open_ is not None and open_.ended_by(line):
             found.append(open_.block(at))
             open_ = None
@@ -116,12 +121,12 @@ def fenced(text: str) -> list[Block]:
         elif opened is not None and opened.fence == open_.fence and open_.names(opened, line):
             # Another language is named before the block has ended: its end was forgotten, or ends a line.
             # "``` So it is done." is such an end too: what stands before it is a program.
-            found.append(open_.cut_short(start) or open_.program(start))
+            found.append(open_.cut_short() or open_.program(start))
             open_ = opened
         else:
-            open_.add(line, before)
+            open_.add(line, before, start)
     if open_ is not None:
-        found.append(open_.cut_short(len(text)))
+        found.append(open_.cut_short())
     return [block for block in found if block is not None and block.text.strip()]
 
 

@@ -208,6 +208,9 @@ def _check_config(config: transformers.PreTrainedConfig, settings: EngineSetting
         raise UnsupportedModel(
             f"layers of type {', '.join(unknown)}: only {' and '.join(TRAINED)} are supported"
         )
+    # RWKV and xLSTM do not name the kinds of their layers.
+    if not any(getattr(config, f"num_{name}_heads", None) for name in ("key_value", "attention")):
+        raise UnsupportedModel(f"layers without attention: only {' and '.join(TRAINED)} are supported")
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and settings.max_model_len > longest:
         raise UnsupportedModel(

@@ -27,6 +27,8 @@ from transformers import (
     MistralForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
 )
 
 from pipelinerl.engines.client import Generation, SamplingParams
@@ -222,6 +224,10 @@ def test_an_architecture_that_cannot_be_served_right_is_refused_at_start(tmp_pat
     LlamaForCausalLM(LlamaConfig(hidden_size=64, **SIZES | chunks)).save_pretrained(tmp_path / "chunks")
     with pytest.raises(UnsupportedModel, match="layers of type chunked_attention: only full_attention and"):
         PackedModel(EngineSettings(model=tmp_path / "chunks"))
+    recurrent = RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32)
+    RwkvForCausalLM(recurrent).save_pretrained(tmp_path / "recurrent")
+    with pytest.raises(UnsupportedModel, match="layers without attention: only full_attention and"):
+        PackedModel(EngineSettings(model=tmp_path / "recurrent"))
     config = BloomConfig(hidden_size=64, vocab_size=VOCAB, n_layer=2, n_head=4)
     BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
     with pytest.raises(UnsupportedModel, match=r"packed forward differs from the model.s own"):

@@ -94,6 +94,9 @@ async def test_the_last_answer_runs_nothing_and_may_be_wrong_or_missing(tmp_path
         (ASKS, "print(6 * 7)"),
         (f"{ENDS} or\n{ASKS}", "print(6 * 7)"),
         (ASKS + ENDS, None),
+        (f"```python\nprint(1)\n``` {ENDS}", None),  # behind a fence, on its line or below it
+        (f"> ```python\n> f()\n> ``` It is\n> {ENDS}", None),
+        ("```python\nf(r'\\boxed{1}')\n``` Well", "f(r'\\boxed{1}')"),
         ("```\nprint(1)\n```", None),
         ("```py\na\n```\n```python\nb\n```", "b"),
         ("```python\n\n```", None),
