@@ -25,7 +25,7 @@ class ReputationSettings(Block):
     reward_scale: float = Field(0.05, gt=0)
     """Factor on the rewards of texts; metrics stay unscaled."""
     invalid_penalty: float = Field(0.2, ge=0)
-    """Taken from the reward for every answer that names no action."""
+    """Taken from the reward for every answer without a line that names an action."""
     trace_fraction: float = Field(0.02, ge=0, le=1)
     """Share of the rollouts whose steps are logged; every rollout's sums are."""
 

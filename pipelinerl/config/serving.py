@@ -146,8 +146,8 @@ class EngineConfig(Section):
     max_waiting: int = Field(1024, ge=1)
     """Queued requests of an embedded engine before it answers 503."""
     prefix_cache: bool | None = None
-    """Embedded engine: compute common prefixes of prompts once; null = true, except with `max_lag=0` and
-    `actor.llm_max_rollouts=1`."""
+    """Embedded engine: compute common prefixes of prompts once, but for models with gated DeltaNets; null =
+    true, except with `max_lag=0` and `actor.llm_max_rollouts=1`."""
     start_deadline_s: float = Field(900, gt=0)
     """Longest time until the first successful health check of an engine or environment server, or the first
     sign of life of another role."""

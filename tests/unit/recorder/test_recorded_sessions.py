@@ -72,6 +72,24 @@ async def test_a_reply_that_the_program_altered_is_rendered_anew(llm: TrainableL
     assert f"{text}!<|end|>" in second.prompt_text and first.output_tokens + second.output_tokens > 2
 
 
+async def test_ids_of_replies_before_one_that_a_stop_string_cut_stay(llm: TrainableLLM) -> None:
+    llm.parameters |= {"max_tokens": 60, "seed": 1}
+    more: Any = {"role": "user", "content": "More."}
+    async with recorded(llm) as (session, client):
+        whole = await client.chat.completions.create(model="m", messages=SAY)
+        messages: list[Any] = [*SAY, whole.choices[0].message.model_dump(), more]
+        free = await client.chat.completions.create(model="m", messages=messages)
+        stop = next(one for one in str(free.choices[0].message.content)[5:] if one.isascii())
+        cut = await client.chat.completions.create(model="m", messages=messages, stop=[stop])
+        messages += [cut.choices[0].message.model_dump(), more]
+        await client.chat.completions.create(model="m", messages=messages)
+        first, _, ended, last = session.calls
+    known = [*first.prompt_token_ids.tolist(), *first.output_token_ids.tolist()]
+    assert last.prompt_token_ids[: len(known)].tolist() == known
+    known = [*ended.prompt_token_ids.tolist(), *ended.output_token_ids.tolist()]
+    assert last.prompt_token_ids[: len(known)].tolist() != known
+
+
 async def test_routes_answer_in_the_shape_of_the_engine(engine: RunningEngine, llm: TrainableLLM) -> None:
     ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
     async with recorded(llm) as (session, client):
