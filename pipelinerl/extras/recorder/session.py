@@ -311,8 +311,8 @@ async def _talk(process: asyncio.subprocess.Process, stdin: str, out: bytearray,
     async def release() -> None:
         """End what holds the pipes of a program that has ended, which would keep its output open."""
         await _ended(process.pid)
-        await asyncio.wait(heard, timeout=LEFT_S)
-        if not all(one.done() for one in heard):
+        _, open_still = await asyncio.wait(heard, timeout=LEFT_S)
+        if open_still:
             await _kill_left(process.pid)
 
     heard = [asyncio.ensure_future(collect(*one)) for one in ((process.stdout, out), (process.stderr, err))]
